@@ -31,8 +31,7 @@ class Sending:
 
     async def is_taken(self) -> bool:
         """Whether the server has taken all that was sent into a body; what only waits is lost with the request."""
-        source = self.source._source
-        return self._messages.empty() and (source is None or source.waiting_bytes == 0)
+        return self._messages.empty() and self.source.source.waiting_bytes == 0
 
     def end(self) -> None:
         self._messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})

@@ -20,7 +20,7 @@ from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, Stor
 from uploader.http.bodies import intake as intake_module
 from uploader.http.bodies import intake as pace_module
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments
-from uploader.http.bodies.intake import Intake, MessageBody
+from uploader.http.bodies.intake import Incoming, Intake, MessageBody
 from uploader.service.chunk import ConcurrentBodies
 from uploader.settings import Settings
 from uploader.storage.base import Body
@@ -279,7 +279,7 @@ def an_intake(spool: Spool, **settings: Any) -> Intake:
 
 
 async def test_a_body_is_received_whole(spool: Spool) -> None:
-    body = await an_intake(spool).receive(MessageBody(Sender(b"ab", b"", b"cd").receive), "alice", 4)
+    body = await Incoming(an_intake(spool), MessageBody(Sender(b"ab", b"", b"cd").receive)).receive("alice", 4)
     assert (body.length, content_of(body)) == (4, b"abcd")
     body.close()
 
@@ -287,14 +287,14 @@ async def test_a_body_is_received_whole(spool: Spool) -> None:
 async def test_a_body_that_is_too_long_is_cut_off_at_the_limit(spool: Spool) -> None:
     sender = Sender(b"abcd", b"e", b"f")
     with pytest.raises(ChunkLengthMismatch) as caught:
-        await an_intake(spool).receive(MessageBody(sender.receive), "alice", 4)
+        await Incoming(an_intake(spool), MessageBody(sender.receive)).receive("alice", 4)
     assert caught.value.fields == {"expected": 4, "received": 5}
     assert sender.asked == 2
 
 
 async def test_a_body_that_is_too_short_is_refused(spool: Spool) -> None:
     with pytest.raises(ChunkLengthMismatch) as caught:
-        await an_intake(spool).receive(MessageBody(Sender(b"abc").receive), "alice", 4)
+        await Incoming(an_intake(spool), MessageBody(Sender(b"abc").receive)).receive("alice", 4)
     assert caught.value.fields == {"expected": 4, "received": 3}
 
 
@@ -302,8 +302,8 @@ async def test_a_body_that_is_too_short_is_refused(spool: Spool) -> None:
 async def test_a_body_without_a_length_may_have_any_up_to_the_limit(spool: Spool, content: bytes) -> None:
     for budget_bytes in (4, 512 * MIB):
         source = MessageBody(Sender(content[:3], b"", content[3:]).receive)
-        body = await an_intake(spool, body_budget_bytes=budget_bytes).receive_up_to(
-            source, "alice", max(len(content), 4)
+        body = await Incoming(an_intake(spool, body_budget_bytes=budget_bytes), source).receive_up_to(
+            "alice", max(len(content), 4)
         )
         assert (body.length, content_of(body)) == (len(content), content)
         body.close()
@@ -313,7 +313,7 @@ async def test_a_body_without_a_length_may_have_any_up_to_the_limit(spool: Spool
 async def test_a_body_that_ends_where_its_memory_does_has_no_empty_pieces(spool: Spool, size: int) -> None:
     for budget_bytes in (4, 512 * MIB):
         source = MessageBody(Sender(Content(size).data, b"").receive)
-        body = await an_intake(spool, body_budget_bytes=budget_bytes).receive_up_to(source, "alice", 4 * MIB)
+        body = await Incoming(an_intake(spool, body_budget_bytes=budget_bytes), source).receive_up_to("alice", 4 * MIB)
         assert all(len(piece) for piece in body.pieces())
         assert content_of(body) == Content(size).data
         body.close()
@@ -324,7 +324,7 @@ async def test_a_body_without_a_length_is_cut_off_at_the_limit(spool: Spool, tmp
         sender = Sender(b"abcd", b"e", b"f")
         intake = an_intake(spool, body_budget_bytes=budget_bytes)
         with pytest.raises(FileTooLarge) as caught:
-            await intake.receive_up_to(MessageBody(sender.receive), "alice", 4)
+            await Incoming(intake, MessageBody(sender.receive)).receive_up_to("alice", 4)
         assert caught.value.fields == {"limit": 4}
         assert sender.asked == 2
         assert charged(intake._budget) == 0
@@ -354,14 +354,14 @@ async def test_a_client_that_goes_away_leaves_nothing(spool: Spool, tmp_path: Pa
     sender = Sender(b"ab", b"cd", last=False)
     sender.messages[1] = {"type": "http.disconnect"}
     with pytest.raises(ClientDisconnect):
-        await an_intake(spool, body_budget_bytes=4).receive(MessageBody(sender.receive), "alice", 4)
+        await Incoming(an_intake(spool, body_budget_bytes=4), MessageBody(sender.receive)).receive("alice", 4)
     assert open_files_under(tmp_path) == []
 
 
 async def test_a_body_that_stands_still_is_given_up(spool: Spool, tmp_path: Path) -> None:
     intake = an_intake(spool, body_idle_timeout_seconds=0.02, body_budget_bytes=4)
     with pytest.raises(BodyTimeout):
-        await intake.receive(MessageBody(Sender(b"ab", last=False).receive), "alice", 4)
+        await Incoming(intake, MessageBody(Sender(b"ab", last=False).receive)).receive("alice", 4)
     assert open_files_under(tmp_path) == []
 
 
@@ -369,7 +369,7 @@ async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(spool: Spoo
     intake = an_intake(spool, body_idle_timeout_seconds=0.5, body_budget_bytes=4)
     sender = Sender(b"a" * 256 * KIB, b"b" * 8, delay_seconds=0.01)
     with paused_call("pwrite") as pause:
-        receiving = asyncio.create_task(intake.receive(MessageBody(sender.receive), "alice", 256 * KIB + 8))
+        receiving = asyncio.create_task(Incoming(intake, MessageBody(sender.receive)).receive("alice", 256 * KIB + 8))
         assert await asyncio.to_thread(pause.reached.wait, 10)
         await asyncio.sleep(0.7)
         pause.go_on.set()
@@ -384,7 +384,7 @@ async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds
     monkeypatch.setattr(pace_module, "GRACE_SECONDS", 0.02)
     intake = an_intake(spool, min_body_rate_bytes=10**9)
     with pytest.raises(BodyTimeout):
-        await intake.receive(MessageBody(Sender(b"ab", last=False).receive), "alice", 4)
+        await Incoming(intake, MessageBody(Sender(b"ab", last=False).receive)).receive("alice", 4)
 
 
 async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memory(
@@ -392,7 +392,9 @@ async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memo
 ) -> None:
     monkeypatch.setattr(pace_module, "GRACE_SECONDS", 0.02)
     intake = an_intake(spool, min_body_rate_bytes=1)
-    body = await intake.receive(MessageBody(Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05).receive), "alice", 64)
+    body = await Incoming(intake, MessageBody(Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05).receive)).receive(
+        "alice", 64
+    )
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert content_of(body) == b"x" * 60 + b"y" * 4
     body.close()
@@ -410,7 +412,7 @@ class Waiting(MessageBody):
 
 async def test_a_body_that_is_there_is_charged_until_the_last_who_keeps_it_closes_it(spool: Spool) -> None:
     intake = an_intake(spool, body_budget_bytes=16)
-    body = await intake.receive(Waiting(b"abcd"), "alice", 4)
+    body = await Incoming(intake, Waiting(b"abcd")).receive("alice", 4)
     body.keep()
     assert (body.length, content_of(body), content_of(body)) == (4, b"abcd", b"abcd")
     body.close()
@@ -420,7 +422,7 @@ async def test_a_body_that_is_there_is_charged_until_the_last_who_keeps_it_close
 
 
 async def test_a_body_that_is_there_moves_to_a_file_where_there_is_no_budget(spool: Spool, tmp_path: Path) -> None:
-    body = await an_intake(spool, body_budget_bytes=4).receive(Waiting(b"abcd"), "alice", 4)
+    body = await Incoming(an_intake(spool, body_budget_bytes=4), Waiting(b"abcd")).receive("alice", 4)
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert content_of(body) == b"abcd"
     body.close()
@@ -430,7 +432,7 @@ async def test_a_body_that_is_there_moves_to_a_file_where_there_is_no_budget(spo
 async def test_a_body_that_is_there_in_another_length_is_refused(spool: Spool, content: bytes) -> None:
     intake = an_intake(spool, body_budget_bytes=32)
     with pytest.raises(ChunkLengthMismatch) as caught:
-        await intake.receive(Waiting(content), "alice", 4)
+        await Incoming(intake, Waiting(content)).receive("alice", 4)
     assert caught.value.fields == {"expected": 4, "received": len(content)}
     assert charged(intake._budget) == 0
 
@@ -438,7 +440,9 @@ async def test_a_body_that_is_there_in_another_length_is_refused(spool: Spool, c
 async def test_a_part_of_a_stream_waits_for_memory_that_others_give_back(spool: Spool, tmp_path: Path) -> None:
     intake = an_intake(spool, body_budget_bytes=64)
     assert intake._budget.charge("alice", 16)
-    receiving = asyncio.create_task(intake.receive_part(MessageBody(Sender(b"abcd").receive), "alice", 4, lambda: True))
+    receiving = asyncio.create_task(
+        Incoming(intake, MessageBody(Sender(b"abcd").receive)).receive_part("alice", 4, lambda: True)
+    )
     await asyncio.sleep(0.01)
     assert not receiving.done()
     intake._budget.release("alice", 16)
@@ -453,7 +457,7 @@ async def test_a_part_of_a_stream_does_not_wait_for_memory_for_long(
     monkeypatch.setattr(intake_module, "_PATIENCE_SECONDS", 0.01)
     intake = an_intake(spool, body_budget_bytes=64)
     assert intake._budget.charge("alice", 16)
-    part = await intake.receive_part(MessageBody(Sender(b"abcd").receive), "alice", 4, lambda: True)
+    part = await Incoming(intake, MessageBody(Sender(b"abcd").receive)).receive_part("alice", 4, lambda: True)
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert (content_of(part.body), part.error) == (b"abcd", None)
     part.body.close()

@@ -6,8 +6,9 @@ client is refused for lack of memory, and no slow one holds it.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -42,8 +43,6 @@ _LOOK_SECONDS = 0.25
 _PATIENCE_SECONDS = 0.25
 
 
-# What is wrong with a body of a length, where another one was expected, or that is the most.
-_FaultOf = Callable[[int, int], errors.UploaderError | None]
 _Receiving = Coroutine[Any, Any, ReceivedBody | WholeBody]
 
 
@@ -223,74 +222,72 @@ class Drain:
         self.length += count
 
 
+@dataclass(frozen=True, slots=True)
 class Incoming:
-    def __init__(self, intake: "Intake", request: Request) -> None:
-        """Raises BadRequest for a length that is no number."""
-        self._intake = intake
-        self._request = request
-        self._source: BodySource | None = None
-        length = request.headers.get("content-length")
-        if length is not None and not re.fullmatch(r"[0-9]{1,19}", length.strip()):
-            raise errors.BadRequest("Content-Length is not a number.")
-        self.declared_bytes = None if length is None else int(length)
+    """The body of one request, to be received."""
 
-    def receive(self, user_id: str, expected_bytes: int) -> _Receiving:
-        """As `Intake.receive`."""
-        return self._intake.receive(source_of(self._request), user_id, expected_bytes)
-
-    async def receive_up_to(self, user_id: str, limit_bytes: int) -> ReceivedBody | WholeBody:
-        """As `Intake.receive_up_to`, and of the length that was told, if one was."""
-        source = source_of(self._request)
-        if self.declared_bytes is None:
-            return await self._intake.receive_up_to(source, user_id, limit_bytes)
-        if self.declared_bytes > limit_bytes:
-            raise errors.FileTooLarge(limit=limit_bytes)
-        return await self._intake.receive(source, user_id, self.declared_bytes)
-
-    def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
-        """As `Intake.receive_part`; the next part goes on where this one ended."""
-        if self._source is None:
-            self._source = source_of(self._request)
-        return self._intake.receive_part(self._source, user_id, limit_bytes, goes_on)
-
-    def stored(self, offset: int) -> None:
-        """Its client hears of it at the end."""
-
-
-class Intake:
-    def __init__(self, settings: Settings, spool: Spool) -> None:
-        self._spool = spool
-        self._budget = BodyBudget(settings.body_budget_bytes)
-        self._segments = Segments(settings.body_budget_bytes)
-        self._json_budget = BodyBudget(_JSON_BUDGET_BYTES)
-        self._idle_timeout_seconds = settings.body_idle_timeout_seconds
-        self._min_rate_bytes = settings.min_body_rate_bytes
-
-    def body_of(self, request: Request) -> "Incoming":
-        """Raises BadRequest for a length that is no number."""
-        return Incoming(self, request)
+    intake: "Intake"
+    source: BodySource
+    declared_bytes: int | None = None
 
     # No coroutines of their own: a body that is waited for resumes all of them each time.
-    def receive(self, source: BodySource, user_id: str, expected_bytes: int) -> _Receiving:
+    def receive(self, user_id: str, expected_bytes: int) -> _Receiving:
         """Receive exactly `expected_bytes`. Raises ChunkLengthMismatch, BodyTimeout, StorageFull, and ClientDisconnect if
         the client went away."""
-        return self._gather(source, user_id, expected_bytes, _length_fault)
+        return self._gather(user_id, expected_bytes, exactly=True)
 
-    def receive_up_to(self, source: BodySource, user_id: str, limit_bytes: int) -> _Receiving:
-        """Receive a body whose length nobody told. Raises FileTooLarge, BodyTimeout, StorageFull, ClientDisconnect."""
-        return self._gather(source, user_id, limit_bytes, _size_fault)
+    def receive_up_to(self, user_id: str, limit_bytes: int) -> _Receiving:
+        """Receive the length that was told, if one was. Raises FileTooLarge, and as `receive`."""
+        if self.declared_bytes is None:
+            return self._gather(user_id, limit_bytes, exactly=False)
+        if self.declared_bytes > limit_bytes:
+            raise errors.FileTooLarge(limit=limit_bytes)
+        return self._gather(user_id, self.declared_bytes, exactly=True)
 
-    async def receive_part(
-        self, source: BodySource, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]
-    ) -> Part:
-        """Receive what comes of a body up to the limit, and say why no more came: whatever ends it, the bytes stay.
-        `goes_on` is asked again and again whether anybody wants more. Raises StorageFull."""
-        is_here = source.is_whole and source.waiting_bytes <= limit_bytes
-        if is_here and self._budget.charge(user_id, source.waiting_bytes):
-            return Part(WholeBody(self._budget, user_id, source.take()), ended=True)
-        body = self.gathering(user_id, limit_bytes)
+    async def _gather(self, user_id: str, most_bytes: int, *, exactly: bool) -> ReceivedBody | WholeBody:
+        source, budget = self.source, self.intake._budget
+        if source.is_whole and budget.charge(user_id, source.waiting_bytes):
+            whole = WholeBody(budget, user_id, source.take())
+            try:
+                _check_length(whole.length, most_bytes, exactly=exactly)
+            except errors.UploaderError:
+                whole.close()
+                raise
+            return whole
+        body = self.intake.gathering(user_id, most_bytes)
         try:
-            error = await self._fill_part(body, source, limit_bytes, goes_on)
+            _check_length(await self._fill(body, most_bytes), most_bytes, exactly=exactly)
+            await body.end()
+        except BaseException:
+            body.close()
+            raise
+        return body
+
+    async def _fill(self, body: ReceivedBody, most_bytes: int) -> int:
+        """Return how long the body is, as far as is known."""
+        loop, source = asyncio.get_running_loop(), self.source
+        pace, excess = self.intake.pace(), Drain(1)  # room for the byte that is too many
+        while not source.ended:
+            if body.length == most_bytes:
+                await source.pour(excess, pace.late_at(source.progressed_at, body.length))
+            else:
+                await source.pour(body, await self._make_room(body, pace))
+            if excess.length:
+                return body.length + excess.length + source.waiting_bytes
+            if loop.time() >= pace.late_at(source.progressed_at, body.length):
+                raise errors.BodyTimeout()
+        return body.length
+
+    async def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+        """Receive what comes of a body up to the limit, and say why no more came: whatever ends it, the bytes stay, and the
+        next part goes on there. `goes_on` is asked again and again whether anybody wants more. Raises StorageFull."""
+        source, budget = self.source, self.intake._budget
+        is_here = source.is_whole and source.waiting_bytes <= limit_bytes
+        if is_here and budget.charge(user_id, source.waiting_bytes):
+            return Part(WholeBody(budget, user_id, source.take()), ended=True)
+        body = self.intake.gathering(user_id, limit_bytes)
+        try:
+            error = await self._fill_part(body, limit_bytes, goes_on)
             if not body.in_memory:
                 ending = asyncio.create_task(body.end())
                 try:
@@ -303,17 +300,20 @@ class Intake:
             raise
         return Part(body, ended=source.ended, error=error)
 
+    def stored(self, offset: int) -> None:
+        """Its client hears of it at the end."""
+
     async def _fill_part(
-        self, body: ReceivedBody, source: BodySource, limit_bytes: int, goes_on: Callable[[], bool]
+        self, body: ReceivedBody, limit_bytes: int, goes_on: Callable[[], bool]
     ) -> BaseException | None:
-        loop = asyncio.get_running_loop()
-        pace, is_wanted = self.pace(), True
+        loop, source = asyncio.get_running_loop(), self.source
+        pace, is_wanted = self.intake.pace(), True
         try:
             while not source.ended and body.length < limit_bytes:
                 if not is_wanted:  # what was here already was taken, and is not all
                     return a_newer_one()
                 is_wanted = goes_on()
-                look_again_at = await self._make_room(body, source, pace, _PATIENCE_SECONDS)
+                look_again_at = await self._make_room(body, pace, _PATIENCE_SECONDS)
                 await source.pour(body, min(look_again_at, loop.time() + (_LOOK_SECONDS if is_wanted else 0.0)))
                 if loop.time() >= pace.late_at(source.progressed_at, body.length):
                     return errors.BodyTimeout("The body came too slowly; what came of it is kept.")
@@ -321,16 +321,31 @@ class Intake:
             return ending
         return None
 
-    async def _make_room(
-        self, body: ReceivedBody, source: BodySource, pace: Pace, patience_seconds: float = 0.0
-    ) -> float:
+    async def _make_room(self, body: ReceivedBody, pace: Pace, patience_seconds: float = 0.0) -> float:
         """Return when to look how fast the body comes. Raises StorageFull."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         await body.make_room(slow=began >= pace.slow_at, patience_seconds=patience_seconds)
         pace.excuse(began, loop.time())
-        late_at = pace.late_at(source.progressed_at, body.length)
+        late_at = pace.late_at(self.source.progressed_at, body.length)
         return min(late_at, pace.slow_at) if body.in_memory and loop.time() < pace.slow_at else late_at
+
+
+class Intake:
+    def __init__(self, settings: Settings, spool: Spool) -> None:
+        self._spool = spool
+        self._budget = BodyBudget(settings.body_budget_bytes)
+        self._segments = Segments(settings.body_budget_bytes)
+        self._json_budget = BodyBudget(_JSON_BUDGET_BYTES)
+        self._idle_timeout_seconds = settings.body_idle_timeout_seconds
+        self._min_rate_bytes = settings.min_body_rate_bytes
+
+    def body_of(self, request: Request) -> Incoming:
+        """Raises BadRequest for a length that is no number."""
+        length = request.headers.get("content-length")
+        if length is not None and not re.fullmatch(r"[0-9]{1,19}", length.strip()):
+            raise errors.BadRequest("Content-Length is not a number.")
+        return Incoming(self, source_of(request), None if length is None else int(length))
 
     async def receive_json(self, receive: Receive, user_id: str, most_bytes: int = MAX_JSON_BYTES) -> bytes:
         """Receive a small body, within the idle time-out as a whole. Raises InvalidRequest if it is not small,
@@ -354,25 +369,6 @@ class Intake:
             self._json_budget.release(user_id, len(content))
         return bytes(content)
 
-    async def _gather(
-        self, source: BodySource, user_id: str, limit_bytes: int, fault_of: _FaultOf
-    ) -> ReceivedBody | WholeBody:
-        if source.is_whole and self._budget.charge(user_id, source.waiting_bytes):
-            whole = WholeBody(self._budget, user_id, source.take())
-            fault = fault_of(whole.length, limit_bytes)
-            if fault is not None:
-                whole.close()
-                raise fault
-            return whole
-        body = self.gathering(user_id, limit_bytes)
-        try:
-            await self._fill(body, source, limit_bytes, fault_of)
-            await body.end()
-        except BaseException:
-            body.close()
-            raise
-        return body
-
     def whole(self, user_id: str, content: memoryview) -> WholeBody | None:
         """Copy bytes that are here; None where there is no budget for that."""
         if not self._budget.charge(user_id, len(content)):
@@ -387,29 +383,13 @@ class Intake:
         now = asyncio.get_running_loop().time()
         return Pace(now, self._idle_timeout_seconds, self._min_rate_bytes)
 
-    async def _fill(self, body: ReceivedBody, source: BodySource, limit_bytes: int, fault_of: _FaultOf) -> None:
-        loop = asyncio.get_running_loop()
-        pace, excess = self.pace(), Drain(1)  # room for the byte that is too many
-        while not source.ended:
-            if body.length == limit_bytes:
-                await source.pour(excess, pace.late_at(source.progressed_at, body.length))
-            else:
-                await source.pour(body, await self._make_room(body, source, pace))
-            if excess.length:
-                break
-            if loop.time() >= pace.late_at(source.progressed_at, body.length):
-                raise errors.BodyTimeout()
-        fault = fault_of(body.length + (excess.length and excess.length + source.waiting_bytes), limit_bytes)
-        if fault is not None:
-            raise fault
 
-
-def _length_fault(length: int, expected_bytes: int) -> errors.UploaderError | None:
-    return None if length == expected_bytes else errors.ChunkLengthMismatch(expected=expected_bytes, received=length)
-
-
-def _size_fault(length: int, limit_bytes: int) -> errors.UploaderError | None:
-    return None if length <= limit_bytes else errors.FileTooLarge(limit=limit_bytes)
+def _check_length(length: int, most_bytes: int, *, exactly: bool) -> None:
+    """Raises ChunkLengthMismatch, FileTooLarge."""
+    if exactly and length != most_bytes:
+        raise errors.ChunkLengthMismatch(expected=most_bytes, received=length)
+    if length > most_bytes:
+        raise errors.FileTooLarge(limit=most_bytes)
 
 
 def source_of(request: Request) -> BodySource:
