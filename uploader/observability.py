@@ -163,11 +163,9 @@ def _printable(text: str) -> str:
 
 
 class LineHandler(logging.Handler):
-    """Writes lines to a stream: those of one turn of the event loop together, warnings and all that is worse at once.
-
-    With each write a thread may take the interpreter's lock, and the loop has to get it back: one for each request cost more
-    than all else about its line. A kill takes the lines of its turn along, none of which told of anything wrong.
-    """
+    """Writes lines to a stream: those of one turn of the event loop together, warnings and all that is worse at once. With
+    each write a thread may take the interpreter's lock, and the loop has to get it back: one for each request cost more
+    than all else about its line. A kill takes the lines of its turn along, none of which told of anything wrong."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -207,7 +205,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def configure_logging(level: str, log_format: str) -> None:
-    """Send all logs of the process to standard error."""
     # What no line shows need not be found out (https://docs.python.org/3/howto/logging.html#optimization).
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -306,7 +303,6 @@ class Exposition:
     # Figures
 
     def _collected(self) -> tuple[Figures, Figures]:
-        """What is added over processes, and of what the largest counts."""
         figures, gauges = {}, {}
         for family in self.registry.collect():
             for sample in family.samples if family.name.startswith(_PREFIX) else ():
@@ -380,7 +376,7 @@ def _order(key: Sample) -> tuple[object, ...]:
 
 
 def _try_lock(path: Path, kind: int) -> int | None:
-    """The descriptor that holds the lock, or None if another process does."""
+    """Return None if another process holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -391,7 +387,6 @@ def _try_lock(path: Path, kind: int) -> int | None:
 
 
 def _is_held(slot: Path) -> bool:
-    """Whether a process that lives has this slot."""
     descriptor = _try_lock(slot.with_suffix(".lock"), fcntl.LOCK_SH)
     if descriptor is not None:
         os.close(descriptor)
@@ -403,7 +398,7 @@ def _spell(figures: Figures) -> list[Any]:
 
 
 def _read(path: Path) -> tuple[Figures, Figures]:
-    """The figures and gauges of a slot; none where there is no file, a broken one, or one of another version."""
+    """Return nothing where there is no file, a broken one, or one of another version."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads(path.read_text())
         if content["version"] == __version__:

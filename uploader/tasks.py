@@ -57,7 +57,7 @@ async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class OnePerKey(Generic[T]):
-    """Work of which there is one at a time for each key: whoever asks meanwhile waits for the same."""
+    """One piece of work at a time for each key: whoever asks meanwhile waits for the same."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Future[T]] = {}
@@ -143,8 +143,6 @@ def run_in(
 
 
 class Pool:
-    """Threads that work for the event loop."""
-
     def __init__(
         self,
         threads: int,
@@ -167,8 +165,8 @@ class Pool:
 
 @dataclass(eq=False, repr=False)
 class Batches:
-    """Short work that waits for nothing: what comes in one turn of the event loop, or while the thread is busy with what
-    came before, goes to a thread together and comes back together."""
+    """Short work that waits for nothing: what comes in one turn of the event loop, or while the thread is busy, goes to a
+    thread together and comes back together."""
 
     pool: ThreadPoolExecutor
     _: KW_ONLY

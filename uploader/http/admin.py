@@ -391,13 +391,11 @@ def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) 
 
 
 def wants_csv(call: Call) -> bool:
-    """Raises InvalidRequest."""
     form = call.query_word("format", "", ("csv", "json"))
     return form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", ""))
 
 
 def user_in(call: Call) -> str:
-    """Raises InvalidRequest."""
     return checked_user_id(call.in_path("user_id"))
 
 
@@ -410,7 +408,7 @@ def checked_user_id(text: str) -> str:
 
 
 def csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[Any]]) -> StreamingResponse:
-    """Stream a download of the fields `columns` of all rows. One batch is in memory at a time."""
+    """Stream a download of the fields `columns`, one batch in memory at a time."""
 
     async def lines() -> AsyncIterator[str]:
         yield csv_lines([columns])
@@ -423,8 +421,6 @@ def csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[An
 
 @dataclass(frozen=True, slots=True)
 class TokenHandlers:
-    """Tokens, as far as callers are known by them: `auth` is how this server knows its callers."""
-
     accounts: Accounts
     auth: str
 

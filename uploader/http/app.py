@@ -111,7 +111,6 @@ class Application:
         return response
 
     def _actor(self, came_by: Scope, identity: Identity | None) -> Actor:
-        """Return who acts; nobody by name before it is known who calls."""
         address = self.proxies.client_address(Request(came_by))
         if identity is None:
             return Actor(Via.REQUEST, None, address=address)

@@ -100,8 +100,6 @@ class HealthSchema(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file that is served as it is."""
-
     content: bytes
     media_type: str
     etag: str
@@ -167,8 +165,6 @@ async def _answer(request: Request, name: str, policy: str) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class OpsHandlers:
-    """What is open to everybody."""
-
     settings: Settings
     openings: Openings
     health: Health
@@ -215,7 +211,6 @@ class OpsHandlers:
 
 
 def ops_operations(handlers: OpsHandlers, pages: PageHandlers, settings: Settings) -> list[Operation]:
-    """With metrics for everybody, where the settings have it so."""
     found = operations_of(handlers, pages)
     if settings.metrics != "open":
         return found

@@ -120,7 +120,6 @@ class TrashKeeper:
         self._walked_at = float("-inf")
 
     async def run_once(self) -> float:
-        """Give way where the disk is short; and now and then look at all that is there."""
         # After a jump of the clock all of it seems to be old. Asked each time, or a pause itself looks like an outage.
         paused = self._pause.active()
         with suppress(Stopping):
@@ -166,8 +165,8 @@ _MAX_LINES = 100
 
 @dataclass(eq=False, repr=False)
 class Reconciler:
-    """Reports, once an hour, what `uploader reconcile` would. It mends nothing: a drift is a fault that somebody has to
-    see. Several at once are safe, and say the same."""
+    """Reports, once an hour, what `uploader reconcile` would, and mends nothing: a drift is a fault that somebody has to
+    see."""
 
     reconciling: Reconciling
 
@@ -192,7 +191,7 @@ class Reconciler:
 @dataclass(eq=False, repr=False)
 class Snapshot:
     """Takes one snapshot of the totals on every UTC day, for the history and the growth in reports. Several at once are
-    safe: a day has one row, and the first one stands. A day on which no worker runs has none."""
+    safe: the first one stands."""
 
     overview: Overview
     clock: Clock

@@ -104,12 +104,11 @@ _JUMP_SECONDS = 60.0
 
 
 class Pause:
-    """Holds back what goes by age: after a start or an outage, when clients could not have sent a chunk, and after a
-    jump of the clock. Ask `active` before every run. A pause lasts `grace_seconds` from its last cause on."""
+    """Holds back what goes by age: after a start or an outage, when clients could not have sent a chunk, and after a jump
+    of the clock. Ask `active` before every run. It lasts `grace_seconds` from its last cause on."""
 
     def __init__(self, what: str, clock: Clock, *, grace_seconds: float, interval_seconds: float) -> None:
-        """`what` it holds back, for the log. `interval_seconds`: how often a run is to be expected; many missed ones were
-        an outage."""
+        """`interval_seconds`: how often a run is to be expected; many missed ones were an outage."""
         self._what = what
         self._clock = clock
         self._grace_seconds = grace_seconds

@@ -21,8 +21,6 @@ _REST_SECONDS = 0.2
 
 @dataclass(eq=False, repr=False)
 class Flusher:
-    """Writes what is due of one shard into the accounts of the database."""
-
     queue: UploadQueue
     flushing: Flushing
 
@@ -58,10 +56,8 @@ class Merger:
         return Job(f"merger {self.queue.shard}", self.run_once, wake_channel=self.queue.wake_channel)
 
     async def run_once(self) -> float:
-        """Claim as many due merges as there is room for; sleep until the next is due or one here has ended.
-
-        A long merge holds up no other, and a stop does not wait for any: they end by themselves.
-        """
+        """Sleep until the next is due or one here has ended. A long merge holds up no other, and a stop does not wait for
+        any: they end by themselves."""
         room = _MAX_MERGES - len(self._running)
         for task in await self.merging.start_due(self.queue, room) if room else []:
             self._running.add(task)
@@ -78,7 +74,7 @@ _JOIN_INTERVAL_SECONDS = 1.0
 @dataclass(eq=False, repr=False)
 class Joiner:
     """Takes up wholes whose worker died, and those whose parts were completed where nobody saw it. Several at once are
-    safe: parts are joined under their locks, and one process fills a whole."""
+    safe."""
 
     concatenations: Concatenations
 
@@ -127,8 +123,6 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass(eq=False, repr=False)
 class Sweeper:
-    """Looks whether Redis was lost, and has the shard swept if so."""
-
     shard: int
     sweeping: Sweeping
 

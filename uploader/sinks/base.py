@@ -30,15 +30,13 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """An event as it goes out: whole, and in its parts."""
-
     message: Message
     source: str
     body: bytes
 
 
 def envelope_of(message: Message, source: str) -> Envelope:
-    """Encode an event: the same bytes at each attempt."""
+    """The same bytes at each attempt."""
     about = (message.id, source, message.type, message.subject, message.created_at)
     return Envelope(
         message, source, _encode(_CloudEvent(SPEC_VERSION, *about, DATA_CONTENT_TYPE, msgspec.Raw(message.data)))
@@ -47,8 +45,7 @@ def envelope_of(message: Message, source: str) -> Envelope:
 
 @dataclass(frozen=True, slots=True)
 class NotTaken:
-    """Why a sink has not taken an event. `answered`: it is there, and did not want this one. `gone`: it wants no more of
-    them, ever."""
+    """`answered`: the sink is there, and did not want this event. `gone`: it wants no more of them, ever."""
 
     error: str
     answered: bool = False
@@ -56,7 +53,6 @@ class NotTaken:
 
 
 def not_taken(error: BaseException) -> NotTaken:
-    """What an error says of an event that was to be told."""
     return NotTaken(f"{type(error).__name__}: {error}")
 
 

@@ -77,8 +77,6 @@ class WebhookTable(_Table, tag="webhook", tag_field="type"):
 
 
 class RedisTable(_Table, tag="redis", tag_field="type"):
-    """A stream of Redis; `url_file` for a URL with a password."""
-
     url: str | None = None
     url_file: str | None = None
     stream: _Word = "uploader:events"
@@ -118,7 +116,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """A stream; of the Redis of the server itself, if no URL says otherwise."""
+    """Of the Redis of the server itself, if no URL says otherwise."""
 
     url: str | None = field(repr=False)
     stream: str
@@ -144,8 +142,6 @@ SinkSettings = WebhookSettings | StreamSettings | KafkaSettings
 
 @dataclass(frozen=True, slots=True)
 class EventSettings:
-    """Who is told, by the names of the sinks, and who is asked."""
-
     sinks: Mapping[str, SinkSettings] = field(default_factory=dict)
     pre_create: PreCreateSettings | None = None
 
@@ -175,8 +171,6 @@ class _Mistake(Exception):
 
 
 class _Reader:
-    """Reads one document, and gathers what is wrong with it."""
-
     def __init__(self, path: Path) -> None:
         self._directory = path.absolute().parent
         self.problems: list[str] = []

@@ -19,7 +19,7 @@ _AT_ONCE = 500
 
 @dataclass(eq=False, repr=False)
 class StreamSink:
-    """One stream, trimmed to about as many entries as it may hold."""
+    """Trimmed to about as many entries as it may hold."""
 
     batch = _AT_ONCE
 

@@ -28,15 +28,11 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, as far as it was read."""
-
     status: int
     body: bytes
 
 
 class _Wire(asyncio.Protocol):
-    """One connection, with one exchange at a time."""
-
     def __init__(self) -> None:
         self.is_open = False
         self.idle_since = 0.0
@@ -126,11 +122,9 @@ class _Wire(asyncio.Protocol):
 
 
 class Poster:
-    """POSTs to one address over kept connections, HTTP/1.1 as it is needed for that and no more.
-
-    A general client takes five times the CPU for each, and would have to be told not to follow redirects, not to ask
-    proxies of the environment, and not to unpack what comes back. Here is nothing that does.
-    """
+    """HTTP/1.1 over kept connections as it is needed for POSTs, and no more. A general client takes five times the CPU for
+    each, and would have to be told not to follow redirects, not to ask proxies of the environment, and not to unpack what
+    comes back."""
 
     def __init__(self, url: str, *, timeout_seconds: float) -> None:
         self._parts = urlsplit(url)
@@ -216,8 +210,6 @@ class SignedPost:
 
 
 class WebhookSink:
-    """An HTTP server that is told, many at once."""
-
     batch = _AT_ONCE
 
     def __init__(self, to: Signed, clock: Clock) -> None:

@@ -66,14 +66,13 @@ class Origins:
         return origin is not None and (self._all or origin in self._allowed)
 
     def preflight(self, request: Request) -> Response | None:
-        """Answer what a browser asks before a call of an allowed page; None to all else."""
+        """Return None to all else than what a browser asks before a call of an allowed page."""
         asks = request.method == "OPTIONS" and "access-control-request-method" in request.headers
         if not asks or not self.allows(request.headers.get("origin")):
             return None
         return Response(status_code=204, headers=_PREFLIGHT)
 
     def mark(self, request: Request, response: Response) -> None:
-        """Say in an answer which pages may read it."""
         if not self._all:
             response.headers.add_vary_header("Origin")
         origin = request.headers.get("origin")
@@ -121,7 +120,7 @@ class WrongTokens:
         return left_seconds + self._seconds_for_one > _MINUTE_SECONDS + _ROUNDING_SECONDS
 
     async def slow_down(self, party: str) -> None:
-        """Return after a while if there were too many. Raises TooManyRequests where others of the party wait already."""
+        """Wait if there were too many. Raises TooManyRequests where others of the party wait already."""
         if not self.are_too_many(party):
             return
         if self._waiting[party] >= _MAX_WAITING:
@@ -144,8 +143,6 @@ class WrongTokens:
 
 
 class Authenticator:
-    """Tells who is calling, as the settings have it."""
-
     def __init__(
         self, settings: Settings, accounts: Accounts, links: Links, origins: Origins, verifier: "Verifier | None"
     ) -> None:
@@ -178,7 +175,6 @@ class Authenticator:
         return identity
 
     async def _by_link(self, request: Request) -> Identity:
-        """Return whose file or selection a signed link is to."""
         query = request.query_params
         values = [query.getlist(name) for name in ("user", "expires", "signature")]
         if any(len(given) != 1 for given in values):
@@ -222,7 +218,6 @@ class Authenticator:
         return verified.identity
 
     def _named_by_proxy(self, request: Request) -> str | None:
-        """Return None where the header is not there, or comes from anybody else."""
         if self._trusted_header is None or not self._proxies.sent(request):
             return None
         values = request.headers.getlist(self._trusted_header)

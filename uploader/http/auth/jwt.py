@@ -117,7 +117,7 @@ class KeySet:
         return tuple(key for key in self._keys if kid is None or key.kid == kid)
 
     async def _read_again(self) -> None:
-        """Wait for the set to be read, unless that was tried a moment ago."""
+        """Do nothing if that was tried a moment ago."""
         self._start_reading()
         if self._reading is not None:
             await asyncio.shield(self._reading)
@@ -286,8 +286,6 @@ class Payload(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a token says of its bearer, until when, and by which key."""
-
     identity: Identity
     total_space: int | None
     expires_at: float
@@ -295,7 +293,7 @@ class Verified:
 
 
 class Verifier:
-    """Verifies tokens, and remembers those that it has verified while the key that signed them is in force."""
+    """Remembers tokens that it has verified while the key that signed them is in force."""
 
     def __init__(self, settings: Settings, keys: Keys, clock: Clock) -> None:
         self._algorithms = settings.jwt_algorithms

@@ -73,8 +73,7 @@ _TURN_MEMBERS = 32
 
 @dataclass(slots=True)
 class Member:
-    """A file of an archive. `path` is as it stands there, up to MAX_VALUE_BYTES; `size` bytes of it follow unless `refused`
-    says what it is."""
+    """`path` is as it stands there, up to MAX_VALUE_BYTES; `size` bytes follow unless `refused` says what it is."""
 
     path: bytes
     size: int
@@ -129,7 +128,6 @@ class ArchiveReader:
             raise InvalidArchive("The archive breaks off: it has to end with two blocks of zeros.")
 
     def _add(self, part: memoryview) -> Member | None:
-        """Take a part of the block that is wanted. Return its member, if it is whole now and has one."""
         if len(part) == self._wanted:
             return self._take(bytes(part))
         self._held += part
@@ -219,7 +217,6 @@ class ArchiveReader:
 
 
 def _check_sum(block: bytes) -> None:
-    """Sum up a header's bytes, with blanks in its own place."""
     if sum(block) - sum(block[148:156]) + 8 * ord(" ") != _number(block[148:156]):
         raise InvalidArchive("This is no tar archive, or a header of it is damaged.")
 
@@ -307,8 +304,7 @@ def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
 
 class Unpacking(Generic[T]):
     def __init__(self, intake: Intake, source: BodySource, user_id: str, admit: Callable[[Member], T]) -> None:
-        """`admit` is asked for each member, in order: it says what the file is to be, or raises why there will be none, and
-        then its bytes are skipped."""
+        """`admit` says what each file is to be, in order, or raises why there will be none: then its bytes are skipped."""
         self._intake = intake
         self._source = PieceReader(source, intake.pace(), _TOO_SLOW)
         self._user_id = user_id
@@ -324,7 +320,6 @@ class Unpacking(Generic[T]):
 
     @property
     def failure(self) -> UploaderError | ClientDisconnect | None:
-        """Return why there is no more, where the archive did not end."""
         return self._failure or self._source.failure
 
     async def entries(self) -> AsyncGenerator[tuple[T, Body] | UploaderError, None]:
@@ -377,7 +372,7 @@ class Unpacking(Generic[T]):
         return self._file, body
 
     async def _gather(self, content: memoryview) -> ReceivedBody:
-        """Take in a file that comes in several pieces, or for which there was no memory. Raises StorageFull."""
+        """Raises StorageFull."""
         if self._body is None:
             self._body = self._intake.gathering(self._user_id, self._size)
             self._slow_at = self._loop.time() + GRACE_SECONDS

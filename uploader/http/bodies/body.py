@@ -53,7 +53,7 @@ class BodyBudget:
         self._released.set()
 
     async def wait_for_release(self, own_bytes: int, until: float) -> bool:
-        """Return whether others than who holds `own_bytes` give memory back before the loop's clock says `until`."""
+        """Return whether others than who holds `own_bytes` give memory back by then, by the loop's clock."""
         if self._total - self._free <= own_bytes:
             return False
         self._released.clear()
@@ -68,7 +68,6 @@ class Segments:
     """Free segments of two sizes, the one that was used last on top, because it is warm."""
 
     def __init__(self, budget_bytes: int) -> None:
-        """`budget_bytes`: what all of them may hold together."""
         self._budget_bytes = budget_bytes
         self._made_bytes = 0
         self._free: dict[int, list[memoryview]] = defaultdict(list)
@@ -111,7 +110,7 @@ class ReceivedBody:
         self.length = 0
 
     async def make_room(self, *, slow: bool, patience_seconds: float = 0.0) -> None:
-        """Make room, in memory, for which it waits for so long, or not. The body is not whole. Raises StorageFull."""
+        """Make room, in memory, for which it waits for so long, or not. Raises StorageFull."""
         if self._spooled is None and (slow or not await self._wait_for_segment(patience_seconds)):
             await uninterrupted(self._move_to_spool(_SLOW_BATCH_BYTES if slow else _BATCH_BYTES))
         elif self._spooled is not None and self._batched == len(self._batch):
@@ -133,7 +132,7 @@ class ReceivedBody:
             self._batched += count
 
     async def append(self, content: memoryview, *, slow: bool) -> None:
-        """Add bytes that are here, of which there are no more than may be. Raises StorageFull."""
+        """Raises StorageFull."""
         while content:
             await self.make_room(slow=slow)
             room = self.room()
@@ -205,7 +204,6 @@ class ReceivedBody:
         return True
 
     def _move_to_large(self) -> None:
-        """Go on in a large segment with what began in a small one."""
         small = self._segments.pop(0)
         self._segments[0][: len(small)] = small
         self._give_back(small)
@@ -278,8 +276,6 @@ def _cut(pieces: Iterable[memoryview], start: int, length: int) -> list[memoryvi
 
 @dataclass(frozen=True, slots=True)
 class BodySlice:
-    """Some bytes of a body, which is kept for them. Close it."""
-
     body: ReceivedBody | WholeBody
     start: int
     length: int
@@ -298,8 +294,6 @@ class BodySlice:
 
 
 class Reread:
-    """A stream of bytes that are here."""
-
     def __init__(self, body: ReceivedBody | WholeBody) -> None:
         self._body = body
         self._position = 0

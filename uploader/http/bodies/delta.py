@@ -31,7 +31,6 @@ _TURN_PARTS = 512
 
 class InstructionReader:
     def __init__(self, base_bytes: int, chunk_bytes: int, part_bytes: int) -> None:
-        """Parts are no longer than `part_bytes`."""
         self._base_bytes = base_bytes
         self._chunk_bytes = chunk_bytes
         self._part_bytes = part_bytes
@@ -123,8 +122,6 @@ class DeltaChunk:
             await uninterrupted(base.content.close())
 
     async def _carry_out(self, comparing: Comparing, base: DeltaBase, body: ReceivedBody, expected_bytes: int) -> None:
-        """Raises InvalidDelta, ChunkLengthMismatch, DigestMismatch, BaseUnusable, BodyTimeout, StorageFull,
-        ClientDisconnect."""
         pace = self.intake.pace()
         source, reader = (
             PieceReader(source_of(self.request), pace),
@@ -152,7 +149,6 @@ async def _add(turn: list[Copy | memoryview], base: DeltaBase, body: ReceivedBod
 
 
 def _turns(parts: Iterator[Copy | memoryview]) -> Iterator[list[Copy | memoryview]]:
-    """Gather as many parts at a time as one turn may cost."""
     turn: list[Copy | memoryview] = []
     length = 0
     for part in parts:

@@ -169,7 +169,6 @@ class PieceReader:
     """Reads a body piece by piece: what its taker does with one before the next is not the client's time."""
 
     def __init__(self, source: BodySource, pace: Pace, too_slow: str | None = None) -> None:
-        """`too_slow` is what is said of a body that is."""
         self._source = source
         self._pace = pace
         self._too_slow = too_slow
@@ -370,13 +369,12 @@ class Intake:
         return bytes(content)
 
     def whole(self, user_id: str, content: memoryview) -> WholeBody | None:
-        """Copy bytes that are here; None where there is no budget for that."""
+        """Return None where there is no budget for a copy."""
         if not self._budget.charge(user_id, len(content)):
             return None
         return WholeBody(self._budget, user_id, bytes(content))
 
     def gathering(self, user_id: str, limit_bytes: int) -> ReceivedBody:
-        """Return a body that has no bytes yet, and may have so many."""
         return ReceivedBody(self._budget, self._segments, self._spool, user_id, limit_bytes)
 
     def pace(self) -> Pace:

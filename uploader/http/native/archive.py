@@ -28,8 +28,8 @@ Files = AsyncIterator[File]
 
 
 def archive(files: Files, names: Sequence[str], kind: str, open_file: OpenFile) -> StreamingResponse:
-    """Answer with the files; `names` are those asked for, and the prefixes. A file that can't be read ends it before its
-    end, which every reader of such an archive notices."""
+    """`names` are those asked for, and the prefixes. A file that can't be read ends the archive before its end, which every
+    reader notices."""
     above = common_folder(names)
     title = PurePosixPath(names[0] if len(names) == 1 else above).name or "files"
     make = _zip if kind == "zip" else _tar

@@ -64,7 +64,7 @@ Range = tuple[int, int]  # offset and length in bytes
 
 
 def preview_type_of(name: str) -> str | None:
-    """Return the media type as which a file of this name may be shown; None: it is only ever saved."""
+    """Return None where a file of this name is only ever saved."""
     _, dot, ending = name.rpartition(".")
     return _PREVIEW_TYPES.get(ending.lower()) if dot else None
 
@@ -142,8 +142,8 @@ def _matches_etag(header: str, etag: str) -> bool:
 async def download(
     request: Request, file: File, files: Files, *, inline: bool = False, sends_on: bool = False
 ) -> Response:
-    """Answer `GET` or `HEAD` of a file's content; `inline`: for a browser to show, where it may; `sends_on`: to where the
-    bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
+    """Answer `GET` or `HEAD`; `inline`: for a browser to show, where it may; `sends_on`: to where the bytes are, where that
+    can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
     preview_type = preview_type_of(file.name) if inline else None
     headers = _headers(file)
     if preview_type is not None:
@@ -238,7 +238,7 @@ class Download(StreamingResponse):
         super().__init__(self._pieces(), status_code, {**headers, "Content-Length": str(total)}, media_type)
 
     async def begin(self, scope: Scope, read: Callable[[OpenBlob, int, int], Awaitable[bytes]]) -> None:
-        """Read the first bytes, so that what can't be read is no answer that breaks off. Raises as `read` does."""
+        """Read the first bytes, so that what can't be read is no answer that breaks off."""
         _, (offset, length) = self._parts[0]
         self._choose_way(scope)
         if length:

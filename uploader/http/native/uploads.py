@@ -63,7 +63,6 @@ uploading = partial(Operation, tag="uploading")
 
 
 def _of_upload(route: str, summary: str, **declared: Any) -> Callable[[H], H]:
-    """Declare an operation of one upload, which is found by its id or by its MD5."""
     by_id = uploading(route, summary, **declared)
     by_md5 = replace(
         by_id, route=route.replace("/uploads/{id}", "/files/{md5}"), parameters=(_ID_OF_UPLOAD, *by_id.parameters)
@@ -208,7 +207,6 @@ def _opening(call: Call, md5: str | None, body: schemas.OpenUpload) -> Opening:
 
 
 def _target(call: Call) -> Target:
-    """Raises InvalidMd5, InvalidRequest, UploadNotFound."""
     parameters, user_id = call.request.path_params, call.identity.user_id
     if "md5" not in parameters:
         if not ID.fullmatch(parameters["id"]):
@@ -248,7 +246,6 @@ def answer(call: Call, result: Result) -> Response:
 
 
 def _place(call: Call, status: UploadStatus) -> str:
-    """Return where the upload is, in the words of the request."""
     return f"/files/{call.md5()}" if "md5" in call.request.path_params else f"/uploads/{status.upload.id}"
 
 

@@ -116,7 +116,7 @@ class WholeFileHandlers:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What all members of an archive have in common, and the name there of each that was not answered yet."""
+    """What all members of an archive have in common, and the names there of those that were not answered yet."""
 
     user_id: str
     folder: str

@@ -92,7 +92,7 @@ def speaks_tus(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResumableHandlers:
-    """For clients that speak tus 1.0.0 or resumable uploads of HTTP: each request goes to the handler of its protocol."""
+    """For clients of both protocols: each request goes to the handler of its own."""
 
     tus: TusHandlers
     rufh: RufhHandlers
@@ -100,8 +100,7 @@ class ResumableHandlers:
     # Of every request and answer
 
     def begin(self, request: Request) -> Response | None:
-        """Look at a request before anything else does, and perhaps answer it: its method and path may be others after
-        this."""
+        """Perhaps answer a request before anything else looks at it: its method and path may be others after this."""
         override = request.headers.get("x-http-method-override")
         if override:  # some clients and proxies know GET and POST alone
             # Not for the server: what it sends is framed by the method that the client knows of.
@@ -117,7 +116,6 @@ class ResumableHandlers:
         return self._of(request).refuse(request, error, headers)
 
     def mark(self, request: Request, response: Response) -> None:
-        """Say in an answer what every answer says."""
         self._of(request).mark(request, response)
 
     # Uploads

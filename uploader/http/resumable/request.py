@@ -81,8 +81,7 @@ def parse_metadata(text: str) -> dict[str, str]:
 
 
 def name_of(metadata: dict[str, str], upload_id: str) -> str:
-    """Return the name that is told, without what no name may have, in its folders, if the client tells of these, too; or
-    one of the upload's id."""
+    """Return the name that is told, without what no name may have, in its folders, or one of the upload's id."""
     told = next((metadata[key] for key in _NAMES if metadata.get(key)), "")
     last = CONTROL.sub("", re.split(r"[/\\]", told)[-1]).encode()[:MAX_SEGMENT_BYTES].decode(errors="ignore")
     path = metadata.get(_PATH, "").strip("/")  # "null" where Uppy knows of none
@@ -98,8 +97,6 @@ BodyCheck = Callable[[Body, Hashing], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """One of tus."""
-
     algorithm: str
     value: bytes
 
@@ -112,8 +109,6 @@ class Checksum:
 
 @dataclass(frozen=True, slots=True)
 class CheckedBody:
-    """A body with its checksum."""
-
     body: Incoming
     check: BodyCheck
 
@@ -133,7 +128,7 @@ class CheckedBody:
 
 
 def checksum_of(request: Request) -> BodyCheck | None:
-    """Return what a request says that its body has, or announces to say. Raises BadRequest."""
+    """Raises BadRequest."""
     text = request.headers.get(_CHECKSUM)
     if text is not None:
         return parse_checksum(text).check

@@ -83,8 +83,6 @@ _PAUSE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A version, and whether the request named it."""
-
     version: int
     is_named: bool
 
@@ -213,7 +211,7 @@ def opening_of(call: Call, complete: bool) -> Opening:
 
 
 def _repr_digests(headers: list[str]) -> dict[str, str]:
-    """In hexadecimal, by algorithm. Raises InvalidRequest."""
+    """In hexadecimal. Raises InvalidRequest."""
     try:
         return {name: digest.hex() for header in headers for name, digest in parse_content_digest(header).items()}
     except ValueError as error:
@@ -221,7 +219,7 @@ def _repr_digests(headers: list[str]) -> dict[str, str]:
 
 
 def _length(call: Call, complete: bool) -> int | None:
-    """As a creation tells it. Raises SizeMismatch, LengthExceeded."""
+    """Raises SizeMismatch, LengthExceeded."""
     content, told = content_length(call), integer_in(call.request.headers, "Upload-Length")
     if complete and content is not None:
         if told not in (None, content):
@@ -233,7 +231,6 @@ def _length(call: Call, complete: bool) -> int | None:
 
 
 def content_length(call: Call) -> int | None:
-    """Return None if it was not told."""
     declared = call.intake.body_of(call.request).declared_bytes
     return 0 if declared is None and "transfer-encoding" not in call.request.headers else declared
 
@@ -251,7 +248,7 @@ async def has_content(call: Call) -> bool:
 
 
 def completes(call: Call, draft: Draft) -> bool:
-    """Return whether what is appended is the last. Raises InvalidRequest."""
+    """Raises InvalidRequest."""
     headers = call.request.headers
     complete = draft.completes(headers)
     if complete is not None or draft.is_inverted:
@@ -419,8 +416,8 @@ class RufhHandlers:
         return _answer(draft, told, 201 if complete else 204, location, complete=complete)
 
     async def _append_to_full(self, call: Call, target: Target, full: Complete, offset: int) -> bool:
-        """Return whether the client has not said yet that an upload is complete which is a file: then it may, and no more.
-        Raises OffsetMismatch, LengthExceeded, SizeMismatch, BadRequest."""
+        """Return whether the client of a whole upload has yet to say so: then it may, and no more. Raises OffsetMismatch,
+        LengthExceeded, SizeMismatch, BadRequest."""
         size = full.file.size
         if offset != size:
             raise errors.OffsetMismatch(offset=size)
@@ -441,7 +438,6 @@ class RufhHandlers:
     async def _append(
         self, call: Call, target: Target, offset: int, interim: Interim | None, facts: dict[str, str], *, complete: bool
     ) -> Appended | StillMerging | Complete:
-        """Raises as `Appends.append`."""
         body, claims = call.intake.body_of(call.request), call.claims()
         length = integer_in(call.request.headers, "Upload-Length")
         try:

@@ -72,7 +72,7 @@ def kind_asked(call: Call) -> UploadKind | None:
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """Return the ids of the parts that a final upload names, by whatever address. Raises InvalidRequest."""
+    """Return the ids of the parts, by whatever address. Raises InvalidRequest."""
     urls = text.removeprefix(_FINAL).split()
     if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_CONCAT_BYTES:
         raise errors.InvalidRequest.field(
@@ -162,7 +162,7 @@ class TusHandlers:
         return Response(status_code=201, headers=facts)
 
     async def _create_final(self, call: Call) -> Response:
-        """Order what is made of partial uploads: of the same ones in the same order it is the same upload."""
+        """Of the same parts in the same order it is the same upload."""
         headers, upload_id = call.request.headers, new_id()
         if "upload-length" in headers:
             raise errors.InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
@@ -249,7 +249,7 @@ def _facts_of(told: Appended | StillMerging | Complete) -> dict[str, str]:
 
 
 def _body(call: Call) -> Incoming | None:
-    """Return the bytes that come with a creation. Raises UnsupportedMediaType."""
+    """Raises UnsupportedMediaType."""
     headers = call.request.headers
     body = call.intake.body_of(call.request)
     if not body.declared_bytes and "transfer-encoding" not in headers:
@@ -272,7 +272,6 @@ def _length(call: Call) -> int | None:
 
 
 def _count(call: Call, name: str) -> int:
-    """Raises InvalidRequest."""
     values = call.request.headers.getlist(name)
     if len(values) != 1 or not re.fullmatch(r"[0-9]{1,18}", values[0]):
         raise errors.InvalidRequest.field(name, "is not one whole number that is not negative")

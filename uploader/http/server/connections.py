@@ -119,7 +119,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 def _raise_descriptor_limit() -> int:
-    """Take as many descriptors as this process may (getrlimit(2)); how many that are."""
+    """Take as many descriptors as this process may (getrlimit(2))."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, _WANTED_DESCRIPTORS) if hard != resource.RLIM_INFINITY else _WANTED_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -216,7 +216,7 @@ class Connections:
         return None
 
     def _dismiss_one(self, waiting: Iterable[Connected], error: UploaderError, limit: str) -> bool:
-        """Return whether one of these could go. Either way somebody is refused."""
+        """Return whether one of these could go."""
         REFUSED_CONNECTIONS.labels(limit).inc()
         found = next((one for one in islice(waiting, _LOOKED_AT) if not one.is_sending()), None)
         if found is None:
@@ -257,7 +257,7 @@ class ReadBatching:
         self._raise(left_bytes)
 
     def received(self, count: int, left_bytes: int) -> None:
-        """So many bytes were read at once. Need not be told while the mark is raised and less than `left_bytes`."""
+        """Need not be told while the mark is raised and less than `left_bytes`."""
         self.progress = True
         if left_bytes < self.mark_bytes:
             self._set(max(left_bytes, 1))
@@ -294,8 +294,8 @@ class ReadBatching:
 
 
 class WriteBatching:
-    """A transport that holds small writes until the end of the turn: the head of an answer and its body are two writes to
-    uvicorn, but one is enough for the kernel and for the client. All else is the transport's own."""
+    """Holds small writes until the end of the turn: the head of an answer and its body are two writes to uvicorn, but one
+    is enough for the kernel and for the client. All else is the transport's own."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -400,13 +400,10 @@ class Senders:
         offset: int,
         count: int,
     ) -> None:
-        """Send all of it, unless the client goes away: `is_drained` waits until the transport has sent what it was given,
-        and says whether the client is still there. Raises EOFError, OSError.
-
-        uvloop has no `loop.sendfile`, and lets nobody but the transport wait for its socket. So a thread sends what the
-        socket takes at once, and when it is full, the next piece goes through the transport as an ordinary one does: that
-        tells when there is room again, and what watches over clients that stand still or vanish keeps watching.
-        """
+        """Send all of it, unless the client goes away, as `is_drained` says once the transport has sent what it was given.
+        Raises EOFError, OSError. uvloop has no `loop.sendfile`, and lets nobody but the transport wait for its socket. So a
+        thread sends what the socket takes at once, and when it is full, the next piece goes through the transport: that
+        tells when there is room again, and what watches over clients that stand still or vanish keeps watching."""
         end = offset + count
         while offset < end and await is_drained():
             try:
@@ -450,7 +447,7 @@ def _there(found: T) -> T:
 
 
 def extent_of(message: Message) -> tuple[int, int, int]:
-    """Return the descriptor, the offset and the count, the latter two as the extension fills them in."""
+    """Fill in the offset and the count as the extension does."""
     file = message["file"]
     descriptor: int = file if isinstance(file, int) else file.fileno()
     offset, count = message.get("offset"), message.get("count")

@@ -90,8 +90,7 @@ class InterimResponses:
 
     @property
     def has_room(self) -> bool:
-        """Return whether the client has taken what was written before. One that does not read yet is not told more and
-        more."""
+        """A client that does not read yet is not told more and more."""
         return not self._cycle.transport.get_write_buffer_size()
 
     def send(self, status: int, headers: dict[str, str]) -> None:
@@ -149,17 +148,14 @@ class DirectBody:
         return self.waiting_bytes == self._length
 
     def take(self) -> bytes:
-        """Return what is waiting, in place of pouring it: no copy of it, if it is all of the body and came in one piece."""
+        """Return what is waiting: without a copy, if it is all of the body and came in one piece."""
         self._invite()
         taken, self._cycle.body = bytes(self._cycle.body), bytearray()
         self._poured += len(taken)
         return taken
 
     async def pour(self, sink: Sink, until: float) -> None:
-        """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
-
-        Raises ClientDisconnect, also if the rest was taken otherwise: it never comes.
-        """
+        """As `BodySource.pour`. Raises ClientDisconnect also if the rest was taken otherwise: it never comes."""
         self._invite()
         self._sink, self.room = sink, sink.room()
         try:
@@ -177,7 +173,6 @@ class DirectBody:
             self._carrier.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _pour_parsed(self) -> None:
-        """Pour what came with the head, or before anybody asked."""
         parsed, start = self._cycle.body, 0
         if not parsed:
             return
@@ -211,7 +206,6 @@ class DirectBody:
             raise ClientDisconnect()
 
     def _give(self, count: int) -> None:
-        """So many bytes are in the sink's room, which asks for another one when it is full."""
         self._poured += count
         self._filled += count
         self.room = self.room[count:]
@@ -233,7 +227,7 @@ class DirectBody:
     # What the connection says
 
     def received(self, count: int) -> None:
-        """So many bytes were put into the room, or dropped if there was none."""
+        """The bytes were put into the room, or dropped if there was none."""
         assert self._batching is not None
         self.progressed_at = self._carrier.loop.time()
         self.on_wire -= count
@@ -281,7 +275,7 @@ class BufferedReads(asyncio.BufferedProtocol):
         self._carrier = carrier
 
     def get_buffer(self, _size_hint: int) -> memoryview:
-        """Return where the next bytes go, never empty, and never for more than a body: what nobody asks for is dropped."""
+        """Never empty, and never for more than a body: what nobody asks for is dropped."""
         direct = self._carrier.direct
         return self._scratch if direct is None else (direct.room or self._scratch)[: direct.on_wire]
 
@@ -295,7 +289,7 @@ class BufferedReads(asyncio.BufferedProtocol):
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """The `send` of one request: uvicorn's, and the message of `http.response.zerocopysend`, the ASGI extension
+    """uvicorn's `send` and `http.response.zerocopysend`, the ASGI extension
     (asgi.readthedocs.io/en/latest/extensions.html)."""
 
     cycle: RequestResponseCycle
@@ -313,7 +307,6 @@ class _Sending:
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_file(self, message: Message) -> None:
-        """As uvicorn does it with bytes."""
         cycle, (file, offset, count) = self.cycle, extent_of(message)
         if not cycle.chunked_encoding:
             if count > cycle.expected_content_length:
@@ -340,7 +333,6 @@ async def _is_drained(cycle: RequestResponseCycle) -> bool:
 
 
 def with_sendfile(app: ASGI3Application, cycle: RequestResponseCycle, senders: Senders | None) -> ASGI3Application:
-    """Let an application send files in its answer to one request, where that can be."""
     if senders is None or cycle.transport.get_extra_info("sslcontext") is not None:
         return app
     cycle.scope.setdefault("extensions", {})[ZERO_COPY_SEND] = {}
@@ -399,8 +391,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.direct.lose()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Answer what the client has asked for, then end the connection: it sends no more, and may still read. Or it is
-        gone: TCP tells that apart no sooner than an answer is sent."""
+        """Answer, then end the connection: the client sends no more, and may still read. Or it is gone: TCP tells that
+        apart no sooner than an answer is sent."""
         self._head_late_at = None
         last = None
         if not self._refused:
@@ -446,8 +438,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(HeadersTooLarge())
 
     def _count_framing(self, length: int, body_bytes: int) -> None:
-        """Of a read that was all of one body: chunks may have extensions, which nobody reads but the parser. Who sends a
-        byte a chunk needs five bytes for each; bound what is far beyond that."""
+        """Chunks may have extensions, which nobody reads but the parser. Who sends a byte a chunk needs five bytes for
+        each; bound what is far beyond that."""
         needed = self._chunk_heads * _CHUNK_FRAMING_BYTES + body_bytes // _BODY_PER_FRAMING
         self._framing_bytes = max(0, self._framing_bytes + length - body_bytes - needed)
         if self._framing_bytes > MAX_FRAMING_BYTES:
@@ -650,6 +642,5 @@ class HttpConnection(BufferedReads):
 
 
 def _abandon(cycle: RequestResponseCycle) -> None:
-    """Tell its application that the client is gone."""
     cycle.disconnected = True
     cycle.message_event.set()

@@ -34,8 +34,6 @@ _ACKED_BYTES = struct.Struct("120xQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """One that was read, and what new connections begin with."""
-
     context: ssl.SSLContext
     valid_from: datetime
     valid_until: datetime
@@ -50,10 +48,8 @@ class Certificate:
 
 
 class CertificateInForce:
-    """That of one process."""
-
     def __init__(self, settings: Settings) -> None:
-        """Raises ConfigurationError, as `read_certificate` does."""
+        """Raises ConfigurationError."""
         self._settings = settings
         self._certificate = read_certificate(settings)
 
@@ -138,11 +134,8 @@ class Handshakes:
 
 
 class Handshake(asyncio.Protocol):
-    """What uvicorn makes of each connection where the server has a certificate.
-
-    An event loop that is given the certificate itself tells nobody of a connection before its handshake has ended, so that
-    nobody could bound how many there are.
-    """
+    """An event loop that is given the certificate itself tells nobody of a connection before its handshake has ended, so
+    that nobody could bound how many there are."""
 
     def __init__(self, **of_uvicorn: Any) -> None:
         self._of_uvicorn = of_uvicorn
@@ -187,8 +180,6 @@ class _SecureProtocol(LimitedProtocol):
 
 
 class SecureConnection(HttpConnection):
-    """A connection after its handshake."""
-
     protocol_class = _SecureProtocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -204,6 +195,6 @@ class _SecureWrites(WriteBatching):
     """TLS has no end of one side alone."""
 
     def write_eof(self) -> None:
-        """End this side: what was written last has told the client that it is the last."""
+        """What was written last has told the client that it is the last."""
         self.flush()
         self._ended = True

@@ -108,7 +108,7 @@ class Exchange:
         return self._received or (self._direct is not None and self._direct.ended)
 
     async def _drain(self) -> bool:
-        """Read what is left of the body. Return whether it has ended."""
+        """Return whether the body has ended."""
         if self.status == _BODY_TIMEOUT:
             return False  # it was waited for long enough
         # A client that waits for 100 Continue has sent nothing yet, and asking for it would invite it to.
@@ -122,7 +122,7 @@ class Exchange:
 
 
 def refusal(error: UploaderError) -> bytes:
-    """Return the whole answer to what never becomes a request of the application; the connection ends with it."""
+    """Return the whole answer to what never becomes a request of the application."""
     identifier = _new_request_id()
     reset = request_id.set(identifier)
     try:
@@ -168,16 +168,14 @@ class ConcurrencyLimit:
         self._by_user = _Limit(settings.max_connections_per_user, "you")
 
     def admit_address(self, request: Request, exchange: Exchange) -> None:
-        """Count a request by where it comes from, if that is behind a proxy: else its connection counts.
-
-        Raises TooManyRequests, but never for a probe.
-        """
+        """Count a request by where it comes from, if that is behind a proxy: else its connection counts. Raises
+        TooManyRequests, but never for a probe."""
         party = self._proxies.party_behind(request) if self._proxies.are_any else None
         if party is not None and exchange.route not in PROBES:
             self._by_address.admit(party, exchange)
 
     def admit_user(self, user_id: str, exchange: Exchange) -> None:
-        """Count a request by whose it is, nobody's excepted. Raises TooManyRequests."""
+        """Nobody's are excepted. Raises TooManyRequests."""
         if user_id:
             self._by_user.admit(user_id, exchange)
 

@@ -77,8 +77,8 @@ async def _unbound(_call: "Call") -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path, declared on its handler: as a decorator. `responses` maps a status to the type of its body, to
-    several, or to None: no JSON. `problems` are those that neither the access nor the body nor the path makes possible."""
+    """Declared on its handler, as a decorator. `responses` maps a status to the type of its body, to several, or to None:
+    no JSON. `problems` are those that neither the access nor the body nor the path makes possible."""
 
     # Its method and its path, as in "GET /me/files".
     route: str
@@ -103,13 +103,12 @@ class Operation:
         return self.route.partition(" ")[2]
 
     def __call__(self, handler: H) -> H:
-        """Declare it on a handler, which may have several."""
         vars(handler).setdefault(_DECLARED, []).insert(0, self)
         return handler
 
 
 def operations_of(*handlers: object) -> list[Operation]:
-    """Return the operations that are declared on the methods of these objects, in order."""
+    """Return the operations that are declared on the methods, in order."""
     return [
         replace(operation, handler=getattr(each, name))
         for each in handlers
@@ -142,7 +141,7 @@ class Call:
             raise InvalidMd5() from error
 
     def query_int(self, parameter: Parameter) -> int:
-        """Return a whole number of the query. Raises InvalidRequest."""
+        """Raises InvalidRequest."""
         name, schema = parameter.name, parameter.schema
         minimum, maximum, default = schema["minimum"], schema["maximum"], schema["default"]
         text = self.query(name)
@@ -153,7 +152,7 @@ class Call:
         return int(text)
 
     def query_word(self, name: str, default: str, words: tuple[str, ...]) -> str:
-        """Return one of some words of the query. Raises InvalidRequest."""
+        """Raises InvalidRequest."""
         text = self.query(name)
         if text is None:
             return default
@@ -169,22 +168,20 @@ class Call:
         return values[0] if values else None
 
     def claims(self) -> ClaimedDigests:
-        """Return what a body of bytes has to be, as the request says. Raises UnsupportedMediaType if it is encoded."""
+        """Raises UnsupportedMediaType for a body that is encoded."""
         headers = self.request.headers
         if any(coding.strip().lower() not in ("", "identity") for coding in headers.getlist("content-encoding")):
             raise UnsupportedMediaType()
         return ClaimedDigests(headers.getlist("content-digest"), headers.getlist("content-md5"))
 
     async def json(self, kind: type[T], *, optional: bool = False) -> T:
-        """Return the body, decoded strictly; with `optional`, an empty one stands for `{}`.
-
-        Raises InvalidRequest, BodyTimeout, TooManyRequests.
-        """
+        """Decode strictly; with `optional`, an empty body stands for `{}`. Raises InvalidRequest, BodyTimeout,
+        TooManyRequests."""
         content = await self.intake.receive_json(self.request.receive, self.user_id)
         return decode_json(content or (b"{}" if optional else b""), kind)
 
     async def json_or_form(self, kind: type[T], field: str) -> T:
-        """As `json`; or that JSON as a field of a form, which is how a browser saves the answer. Raises as `json`."""
+        """As `json`; or that JSON as a field of a form, which is how a browser saves the answer."""
         if not self.request.headers.get("content-type", "").startswith(FORM):
             return await self.json(kind)
         # A form has three bytes for most of JSON's.
@@ -219,7 +216,6 @@ def _decode_form(content: bytes, field: str, kind: type[T]) -> T:
 
 
 def or_none(value: T | UnsetType) -> T | None:
-    """Return a member of a body; None where it was left out."""
     return None if value is UNSET else value
 
 
@@ -277,8 +273,6 @@ class Place:
 
 
 class Match(NamedTuple):
-    """A place, and the parameters that a path has there."""
-
     place: Place
     path_params: dict[str, str]
 

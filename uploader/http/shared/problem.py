@@ -85,7 +85,6 @@ def title_of(code: str) -> str:
 
 
 def problem_of(error: UploaderError, status: int | None = None) -> dict[str, Any]:
-    """Return the members of a problem; with another status, where a protocol has one for it."""
     return {
         "type": f"/problems/{error.code}",
         "title": title_of(error.code),

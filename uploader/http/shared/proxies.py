@@ -43,9 +43,9 @@ class Proxies:
         return self.party_behind(request) or party_of(parsed_address(peer)) or peer
 
     def client_address(self, request: Request) -> str | None:
-        """Return where a request comes from: the nearest address on its way that is none of theirs, or where that way
-        begins. None where it is not known, also because the two headers disagree: a proxy writes one of them, and may let
-        the other one through as the client sent it."""
+        """Return the nearest address on its way that is none of theirs, or where that way begins. None where it is not
+        known, also because the two headers disagree: a proxy writes one of them, and may let the other through as it
+        came."""
         peer = request.client.host if request.client else ""
         if not self.sent(request):
             return str(parsed_address(peer) or peer) or None
@@ -94,7 +94,6 @@ def party_of(address: IPv4Address | IPv6Address | None) -> str | None:
 
 
 def _hops(lines: list[str]) -> list[str]:
-    """List what each proxy on the way has added, in order."""
     return [hop.strip() for line in lines for hop in line.split(",") if hop.strip()]
 
 
