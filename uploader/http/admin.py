@@ -18,18 +18,7 @@ from uploader.domain.audit_log import Act, Action
 from uploader.domain.names import MAX_USER_ID_BYTES, check_user_id
 from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.errors import InvalidRequest, NotFound, TokensUnused
-from uploader.http.shared.operation import (
-    AFTER,
-    LIMIT,
-    PREFIX,
-    STRING,
-    Call,
-    Operation,
-    Parameter,
-    Size,
-    or_none,
-    whole_number,
-)
+from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter, Size, or_none, whole_number
 from uploader.http.shared.responses import Json
 from uploader.service.access import Accounts, Token, new_token
 from uploader.service.audit_log import AuditLogReports, Wanted
@@ -60,7 +49,7 @@ _admin = partial(Operation, tag="administration", access="admin")
 
 
 def _one_of(name: str, words: Iterable[str], about: str, **more: str) -> Parameter:
-    return Parameter(name, {"type": "string", "enum": list(words), **more}, about)
+    return Parameter(name, about, {"type": "string", "enum": list(words), **more})
 
 
 _ORDER = _one_of("order", ("asc", "desc"), "Ascending or descending.")
@@ -70,12 +59,12 @@ _IDLE_FOR = whole_number(
     "idle_for", 0, _MAX_IDLE_SECONDS, 0, "Only those that nothing was accounted for so many seconds."
 )
 _IF_IDLE_FOR = replace(_IDLE_FOR, about="Only if nothing arrived for so many seconds.")
-_OF_UPLOAD = Parameter("upload_id", STRING, "Only that of this upload.")
-_OF_USER = Parameter("user_id", STRING, "Only those of this user.")
+_OF_UPLOAD = Parameter("upload_id", "Only that of this upload.")
+_OF_USER = Parameter("user_id", "Only those of this user.")
 _USAGE_PARAMETERS = (
     _one_of("sort", USER_SORTS, "The column.", default="use_space_finished"),
     _ORDER,
-    Parameter("q", STRING, "Only users whose id contains this."),
+    Parameter("q", "Only users whose id contains this."),
     *(_FORMAT, LIMIT, AFTER),
 )
 _UPLOADS_PARAMETERS = (
@@ -86,9 +75,9 @@ _UPLOADS_PARAMETERS = (
 )
 _MOMENT = {"type": "string", "format": "date-time"}
 _AUDIT_PARAMETERS = (
-    Parameter("since", _MOMENT, "Only what was done from then on."),
-    Parameter("until", _MOMENT, "Only what was done before."),
-    Parameter("user_id", STRING, "Only what this user did, and what was done to them."),
+    Parameter("since", "Only what was done from then on.", _MOMENT),
+    Parameter("until", "Only what was done before.", _MOMENT),
+    Parameter("user_id", "Only what this user did, and what was done to them."),
     _one_of("action", Action, "Only this."),
     *(_FORMAT, LIMIT, AFTER),
 )

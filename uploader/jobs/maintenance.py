@@ -126,15 +126,11 @@ class TrashKeeper:
             await self.admission.keep_floor()
             if self.clock.monotonic() - self._walked_at >= self._walk_seconds:
                 await self.keeping.restore_named()
-                if not paused:
-                    await self._purge()
+                purged = None if paused else await self.keeping.purge_old()
+                if purged is not None and purged.entries:
+                    logger.info("purged from the trash", extra=asdict(purged))
                 self._walked_at = self.clock.monotonic()
         return self._interval_seconds
-
-    async def _purge(self) -> None:
-        purged = await self.keeping.purge_old()
-        if purged.entries:
-            logger.info("purged from the trash", extra=asdict(purged))
 
 
 # What could not be read is tried again within a minute.

@@ -66,7 +66,9 @@ class Runner:
                 if failures:
                     logger.info("job works again", extra={"job": job.name, "failures": failures})
                 failures = 0
-                self._ended(self._waits.get(job))
+                if (reason := self._waits.get(job)) is not None:
+                    # It is there again: others may not know yet, and it is told once more if it goes.
+                    self._waits = {other: why for other, why in self._waits.items() if why != reason}
                 delay *= random.uniform(0.9, 1.0)  # noqa: S311 (jitter)
             except Exception as error:
                 failures += 1
@@ -81,11 +83,6 @@ class Runner:
                 await wake.wait()
         except TimeoutError:
             return
-
-    def _ended(self, reason: str | None) -> None:
-        """What one of them waited for is there again: others may not know yet, and it is told once more if it goes."""
-        if reason is not None:
-            self._waits = {job: why for job, why in self._waits.items() if why != reason}
 
     def _say(self, job: Job, error: Exception) -> None:
         if isinstance(error, Unavailable):

@@ -153,7 +153,9 @@ class Poster:
         return "\r\n".join(lines).encode() + body
 
     async def _send(self, request: bytes) -> Answer:
-        self._drop_old()
+        oldest = asyncio.get_running_loop().time() - _MAX_IDLE_SECONDS
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().close()
         while self._idle:
             wire = self._idle.pop()
             with suppress(ConnectionError):  # it was closed meanwhile; what it had taken all the same comes twice
@@ -166,11 +168,6 @@ class Poster:
             wire.idle_since = asyncio.get_running_loop().time()
             self._idle.append(wire)
         return answer
-
-    def _drop_old(self) -> None:
-        oldest = asyncio.get_running_loop().time() - _MAX_IDLE_SECONDS
-        while self._idle and self._idle[0].idle_since < oldest:
-            self._idle.popleft().close()
 
     async def _connect(self) -> _Wire:
         secure = self._parts.scheme == "https"

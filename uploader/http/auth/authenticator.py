@@ -195,27 +195,28 @@ class Authenticator:
             await self._accounts.admit(named)
             return Identity(named, admin=False)
         if self._mode == "none":
-            return await self._local_user(request)
+            if not is_local_host(request.headers.get("host", ""), self._host):
+                raise Unauthenticated("Without authentication only requests to a local host name are answered.")
+            self._refuse_foreign_pages(request)
+            await self._accounts.admit(LOCAL_USER)
+            return Identity(LOCAL_USER, admin=True)
         token = _bearer_token(request)
         # One that was right here before is let in at once though its neighbours guess; any other one is a question to the
         # database. A JWT is checked without, and only its refusal waits.
         if self._verifier is None and not self._accounts.knows(token):
             await self._wrong_tokens.slow_down(self._proxies.party(request))
         try:
-            return await self._bearer(token)
+            if self._verifier is None:
+                return await self._accounts.authenticate(token)
+            verified = await self._verifier.verify(token)
+            await self._accounts.admit(verified.identity.user_id, verified.total_space)
+            return verified.identity
         except Unauthenticated:
             party = self._proxies.party(request)
             if self._verifier is not None:
                 await self._wrong_tokens.slow_down(party)
             self._wrong_tokens.count(party)
             raise
-
-    async def _bearer(self, token: str) -> Identity:
-        if self._verifier is None:
-            return await self._accounts.authenticate(token)
-        verified = await self._verifier.verify(token)
-        await self._accounts.admit(verified.identity.user_id, verified.total_space)
-        return verified.identity
 
     def _named_by_proxy(self, request: Request) -> str | None:
         if self._trusted_header is None or not self._proxies.sent(request):
@@ -228,13 +229,6 @@ class Authenticator:
             return check_user_id(value.encode("latin-1").decode())
         except ValueError as error:
             raise Unauthenticated("The proxy names no user.") from error
-
-    async def _local_user(self, request: Request) -> Identity:
-        if not is_local_host(request.headers.get("host", ""), self._host):
-            raise Unauthenticated("Without authentication only requests to a local host name are answered.")
-        self._refuse_foreign_pages(request)
-        await self._accounts.admit(LOCAL_USER)
-        return Identity(LOCAL_USER, admin=True)
 
     def _refuse_foreign_pages(self, request: Request) -> None:
         """Who needs no token could be made to call by any page that their browser shows."""

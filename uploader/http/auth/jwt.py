@@ -32,7 +32,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from uploader.clock import Clock
 from uploader.domain.names import check_user_id
 from uploader.errors import ConfigurationError, InvalidRequest, Unauthenticated, Unavailable
-from uploader.http.shared.operation import Size, decode_json
+from uploader.http.shared.operation import Size, decode_json, or_none
 from uploader.service.access import METRICS_SCOPE, Identity
 from uploader.settings import Settings
 
@@ -227,21 +227,17 @@ def _fetch(url: str) -> bytes:
     opener = urllib.request.build_opener(_NoRedirects)
     content = b""
     request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 (its scheme is checked)
-    with _opened(opener, request) as reply:
-        while piece := reply.read1(64 << 10):
-            content = _bounded(content + piece)
-            if time.monotonic() > deadline:
-                raise TimeoutError("the key set came too slowly")
-    return content
-
-
-def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> HTTPResponse:
     try:
         reply: HTTPResponse = opener.open(request, None, _FETCH_SECONDS)
     except HTTPError as error:
         error.close()  # it is a reply, too
         raise
-    return reply
+    with reply:
+        while piece := reply.read1(64 << 10):
+            content = _bounded(content + piece)
+            if time.monotonic() > deadline:
+                raise TimeoutError("the key set came too slowly")
+    return content
 
 
 def _bounded(content: bytes) -> bytes:
@@ -329,7 +325,7 @@ class Verifier:
         if header.alg not in self._algorithms or not header.is_plain():
             raise _invalid()
         message = f"{parts[0]}.{parts[1]}".encode()
-        for key in await self._keys.find(None if header.kid is UNSET else header.kid):
+        for key in await self._keys.find(or_none(header.kid)):
             if key.algorithm == header.alg and key.signed(message, signature):
                 return self._heed(_decode(parts[1], Payload), key)
         raise _invalid()
@@ -347,26 +343,20 @@ class Verifier:
             raise Unauthenticated("The token is not valid yet.")
         if self._issuer is not None and payload.iss != self._issuer:
             raise Unauthenticated("The token is of another issuer.")
-        if self._audience is not None and self._audience not in _audiences(payload):
+        audiences = [payload.aud] if isinstance(payload.aud, str) else or_none(payload.aud) or []
+        if self._audience is not None and self._audience not in audiences:
             raise Unauthenticated("The token is for another audience.")
         try:
             user_id = check_user_id(payload.sub)
         except ValueError as error:
             raise Unauthenticated(f"The token's subject {error}.") from error
         scopes = [] if payload.scope is UNSET else payload.scope.split(" ")
-        space = None if payload.total_space is UNSET else payload.total_space
         admin = _ADMIN_SCOPE in scopes
         scope = METRICS_SCOPE if METRICS_SCOPE in scopes and not admin else None
-        return Verified(Identity(user_id, admin, scope=scope), space, payload.exp + leeway, key)
+        return Verified(Identity(user_id, admin, scope=scope), or_none(payload.total_space), payload.exp + leeway, key)
 
     def _now(self) -> float:
         return self._clock.now().timestamp()
-
-
-def _audiences(payload: Payload) -> list[str]:
-    if payload.aud is UNSET:
-        return []
-    return [payload.aud] if isinstance(payload.aud, str) else payload.aud
 
 
 def _decode(segment: str, kind: type[T]) -> T:

@@ -1,9 +1,9 @@
-"""Reads a tar archive as it comes, in pieces of any size: ustar, pax, and what GNU tar has of its own (tar(5); POSIX, pax);
-and takes the files out of it, each a body of its own, in memory within the budget or in the spool.
+"""Reads a tar archive as it comes: ustar, pax, and what GNU tar has of its own (tar(5); POSIX, pax); and takes the files out
+of it, each a body of its own.
 
-The reader is pure: pieces in, members and their bytes out. It keeps a block, or a header of at most 64 KiB until it is
-whole, and no more than 4 KiB of a value in it. It believes no figure more than that: what a member says of its size is only
-how far away the next header is. Of the archive itself no more is held than one piece.
+The reader is pure: pieces of any size in, members and their bytes out. It keeps a block, or a header of at most 64 KiB, and
+no more than 4 KiB of a value in it. It believes no more: what a member says of its size is only how far away the next header
+is.
 """
 
 import asyncio
@@ -155,7 +155,9 @@ class ArchiveReader:
         if size < 0:
             raise InvalidArchive("The size of a member is none.")
         if kind in _EXTENSIONS:
-            self._expect_extension(kind, size)
+            if size > MAX_EXTENSION_BYTES:
+                raise InvalidArchive(f"A header is longer than {MAX_EXTENSION_BYTES} bytes.")
+            self._expect(partial(self._take_extension, kind, size), size + -size % _BLOCK_BYTES)
             return None
         return self._begin_member(block, kind, size)
 
@@ -198,11 +200,6 @@ class ArchiveReader:
             self._expect(self._take_header)
 
     # What is said ahead of a member
-
-    def _expect_extension(self, kind: bytes, size: int) -> None:
-        if size > MAX_EXTENSION_BYTES:
-            raise InvalidArchive(f"A header is longer than {MAX_EXTENSION_BYTES} bytes.")
-        self._expect(partial(self._take_extension, kind, size), size + -size % _BLOCK_BYTES)
 
     def _take_extension(self, kind: bytes, size: int, block: bytes) -> None:
         content = block[:size]

@@ -181,7 +181,10 @@ class ReceivedBody:
         if not self._take(self._pool.large_bytes):
             return False
         if self._segment_bytes < self._pool.large_bytes:
-            self._move_to_large()
+            small = self._segments.pop(0)
+            self._segments[0][: len(small)] = small
+            self._give_back(small)
+            self._segment_bytes = self._pool.large_bytes
         return True
 
     async def _wait_for_segment(self, patience_seconds: float) -> bool:
@@ -202,12 +205,6 @@ class ReceivedBody:
             self._budget.release(self._user_id, size_bytes)
             return False
         return True
-
-    def _move_to_large(self) -> None:
-        small = self._segments.pop(0)
-        self._segments[0][: len(small)] = small
-        self._give_back(small)
-        self._segment_bytes = self._pool.large_bytes
 
     def _give_back(self, segment: memoryview) -> None:
         self._pool.give_back(segment)

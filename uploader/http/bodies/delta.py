@@ -1,10 +1,8 @@
-"""Chunks that are made from a delta base, by instructions that are carried out while they arrive
-(`domain/delta.py` says what they are).
+"""Chunks that are made from a delta base, by instructions (`domain/delta.py`) that are carried out while they arrive.
 
-The reader of instructions is pure: pieces in, parts of the chunk out. Whatever an instruction asks for is compared with the
-base and the chunk before anybody does it. What is made gathers as every body does, in memory within the budget or in the
-spool. Beside that no more is held than one piece of what was sent, and as much of the base; while that is compared, some MiB
-of it.
+The reader of instructions is pure: pieces in, parts of the chunk out. What an instruction asks for is compared with the base
+and the chunk before anybody does it. What is made gathers as every body does; beside that no more is held than one piece of
+what was sent, and as much of the base; while that is compared, some MiB of it.
 """
 
 import asyncio

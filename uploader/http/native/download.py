@@ -1,7 +1,7 @@
 """Downloads: the content of a file, whole or in ranges (RFC 9110, sections 13 and 14).
 
-The file is opened before the first byte of the answer, so a file that is deleted meanwhile is still sent whole. Or whoever
-asks is sent on to where the bytes are, if the store can do that, and would answer the same.
+The file is opened before the first byte of the answer, so one that is deleted meanwhile is still sent whole. Or whoever asks
+is sent on to where the bytes are, if the store can do that, and would answer the same.
 """
 
 import base64
@@ -162,7 +162,12 @@ async def download(
         await blob.close()
         return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=media_type)
     if sends_on and not inline and isinstance(blob, PresigningBlob) and _is_simple(request, ranges):
-        return await _sent_on(blob, headers["Content-Disposition"])
+        try:
+            url = await blob.presign(_SENT_ON_SECONDS, headers["Content-Disposition"], MEDIA_TYPE)
+        finally:
+            await uninterrupted(blob.close())
+        # Whoever has the URL has the file: no cache keeps it.
+        return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
     answer = _answer(blob, file, ranges, headers, media_type)
     await answer.begin(request.scope, partial(files.read_first, file))
     return answer
@@ -183,15 +188,6 @@ def _answer(
 def _is_simple(request: Request, ranges: list[Range] | None) -> bool:
     """Return whether S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours."""
     return len(ranges) == 1 if ranges is not None else "range" not in request.headers
-
-
-async def _sent_on(blob: PresigningBlob, content_disposition: str) -> Response:
-    try:
-        url = await blob.presign(_SENT_ON_SECONDS, content_disposition, MEDIA_TYPE)
-    finally:
-        await uninterrupted(blob.close())
-    # Whoever has the URL has the file: no cache keeps it.
-    return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
 
 
 def _ranges_of(request: Request, file: File) -> list[Range] | None:

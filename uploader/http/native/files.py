@@ -22,7 +22,6 @@ from uploader.http.shared.operation import (
     LIMIT,
     PREFIX,
     SEARCH,
-    STRING,
     Call,
     Operation,
     Parameter,
@@ -36,23 +35,23 @@ from uploader.service.files import Files, Folders
 
 FORM_FIELD = "selection"
 
-_SELECTION = Parameter("selection", STRING, "Of a signed link: the digest of what it is to.")
+_SELECTION = Parameter("selection", "Of a signed link: the digest of what it is to.")
 _SHOW = Parameter(
     "show",
-    {"enum": ["inline"]},
     "To be shown, not saved: images, sound, films and PDF have their type then. All else stays a download.",
+    {"enum": ["inline"]},
 )
 _DELIMITER = Parameter(
-    "delimiter", {"enum": ["/"]}, "One level, by name: its files, and what lies deeper as `folders`."
+    "delimiter", "One level, by name: its files, and what lies deeper as `folders`.", {"enum": ["/"]}
 )
-_SOME = Parameter("prefix", STRING, "Files whose names start with this.", required=True)
-_FORMAT = Parameter("format", {"enum": ["zip", "tar"], "default": "zip"}, "What is made of it.")
+_SOME = Parameter("prefix", "Files whose names start with this.", required=True)
+_FORMAT = Parameter("format", "What is made of it.", {"enum": ["zip", "tar"], "default": "zip"})
 
 _files = partial(Operation, tag="files")
 
 
 def _link_parameters(maker: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name, STRING, f"Of a signed link: see `{maker}`.") for name in ("user", "expires"))
+    return tuple(Parameter(name, f"Of a signed link: see `{maker}`.") for name in ("user", "expires"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,8 @@ class FileHandlers:
         page, place = await self.folders.level(call.user_id, prefix, limit=limit, after=after)
         files = [schemas.file_of(found) for found in page if isinstance(found, File)]
         folders = [found for found in page if isinstance(found, Folder)]
-        return Json(schemas.FileList(files, None if place is None else _cursor_of(place), folders))
+        cursor = None if place is None else base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+        return Json(schemas.FileList(files, cursor, folders))
 
     @_files("GET /me/files/{id}", "One file", responses={200: schemas.FileSchema}, problems=("file-not-found",))
     async def get_file(self, call: Call) -> Response:
@@ -250,10 +250,6 @@ def _part_of_name(call: Call, parameter: str) -> str | None:
     """In the form that names have."""
     part = call.query(parameter)
     return None if part is None else unicodedata.normalize("NFC", part)
-
-
-def _cursor_of(place: Place) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
 
 
 def _place_of(cursor: str | None) -> Place | None:

@@ -1,7 +1,7 @@
 """The types of what goes over the wire: they decode the requests, encode the answers and make the OpenAPI document.
 
 Field names are the contract's. Types are strict: a missing field, an unknown one, `null`, `"12"` or `1e3` for a number are
-refused while decoding.
+refused.
 """
 
 import unicodedata

@@ -13,17 +13,7 @@ from uploader.domain.digest import Challenge, ClaimedDigests
 from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UploadNotFound
 from uploader.http.bodies.delta import DeltaChunk
 from uploader.http.native import schemas
-from uploader.http.shared.operation import (
-    MAX_ID_LENGTH,
-    STRING,
-    Call,
-    H,
-    Operation,
-    Parameter,
-    checked_name,
-    header,
-    or_none,
-)
+from uploader.http.shared.operation import MAX_ID_LENGTH, Call, H, Operation, Parameter, checked_name, header, or_none
 from uploader.http.shared.responses import Json
 from uploader.service.chunk import Receiving
 from uploader.service.delta import DeltaBases
@@ -33,14 +23,14 @@ from uploader.service.open import Openings
 from uploader.service.results import Acknowledged, Complete, Opening, Result, StillMerging, Target, UploadStatus
 from uploader.service.status import Uploads
 
-_ID_OF_UPLOAD = Parameter("id", STRING, "The id of the upload that is meant.")
+_ID_OF_UPLOAD = Parameter("id", "The id of the upload that is meant.")
 _IDEMPOTENCY = header(
-    "Idempotency-Key", {"type": "string", "pattern": "^[!-~]{1,128}$"}, "A repeated call with it gives the same upload."
+    "Idempotency-Key", "A repeated call with it gives the same upload.", {"type": "string", "pattern": "^[!-~]{1,128}$"}
 )
-_BASE = Parameter("base", STRING, "A file of yours that the chunk is made from: the body is instructions.")
+_BASE = Parameter("base", "A file of yours that the chunk is made from: the body is instructions.")
 DIGEST_HEADERS = (
-    header("Content-MD5", STRING, "RFC 1864."),
-    header("Content-Digest", STRING, "RFC 9530, `md5` or `sha-256`."),
+    header("Content-MD5", "RFC 1864."),
+    header("Content-Digest", "RFC 9530, `md5` or `sha-256`."),
 )
 
 FILE = {200: schemas.FileState, 201: schemas.FileState}

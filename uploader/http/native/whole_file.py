@@ -19,7 +19,7 @@ from uploader.http.bodies.archive import Member, Unpacking
 from uploader.http.bodies.intake import source_of
 from uploader.http.native import schemas
 from uploader.http.native.uploads import BEGINNING, DIGEST_HEADERS, FILE, FINISHING, answer, uploading
-from uploader.http.shared.operation import SHA256_PATTERN, STRING, Call, Parameter, checked_name
+from uploader.http.shared.operation import SHA256_PATTERN, Call, Parameter, checked_name
 from uploader.http.shared.problem import STATUS, problem_of
 from uploader.http.shared.responses import Json, Results
 from uploader.service.results import Complete, NewFile
@@ -27,15 +27,15 @@ from uploader.service.whole import WholeFiles
 
 _IF_EXISTS = Parameter(
     "if_exists",
-    {"type": "string", "enum": list(IfExists), "default": IfExists.KEEP},
     "What happens to your other files of this name.",
+    {"type": "string", "enum": list(IfExists), "default": IfExists.KEEP},
 )
-_TO = Parameter("to", STRING, "The folder that the names of the members are below.")
+_TO = Parameter("to", "The folder that the names of the members are below.")
 _PARAMETERS = (
-    Parameter("name", {"type": "string", "maxLength": MAX_NAME_BYTES}, "The name of the file.", required=True),
-    Parameter("sha256", {"type": "string", "pattern": SHA256_PATTERN}, "SHA-256 of the file."),
+    Parameter("name", "The name of the file.", {"type": "string", "maxLength": MAX_NAME_BYTES}, required=True),
+    Parameter("sha256", "SHA-256 of the file.", {"type": "string", "pattern": SHA256_PATTERN}),
     _IF_EXISTS,
-    Parameter("modified_at", {"type": "string", "format": "date-time"}, "When the person's own file was changed."),
+    Parameter("modified_at", "When the person's own file was changed.", {"type": "string", "format": "date-time"}),
     *DIGEST_HEADERS,
 )
 _PROBLEMS = ("invalid-request", "chunk-length-mismatch", "digest-mismatch", *BEGINNING, *FINISHING)

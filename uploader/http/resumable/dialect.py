@@ -10,7 +10,7 @@ from uploader.errors import NotFound, UploaderError
 from uploader.http.resumable.request import PREFIX
 from uploader.http.resumable.rufh import MARKS, RufhHandlers
 from uploader.http.resumable.tus import BYTES, TusHandlers
-from uploader.http.shared.operation import STRING, Call, Operation, header
+from uploader.http.shared.operation import Call, Operation, header
 
 # What tus alone has. Its clients are told which version is spoken.
 _OF_TUS = ("Upload-Metadata", "Upload-Defer-Length", "Upload-Concat", "Upload-Checksum")
@@ -19,51 +19,50 @@ _NUMBER = {"type": "integer", "minimum": 0}
 _FLAG = {"type": "string", "enum": ["?0", "?1"]}
 _DIGESTS = {"type": "string", "pattern": "^((md5=:[A-Za-z0-9+/]{22}==:|sha-256=:[A-Za-z0-9+/]{43}=:)(, )?)+$"}
 _VERSIONS = (
-    header("Tus-Resumable", {"const": "1.0.0"}, "With tus, its version."),
+    header("Tus-Resumable", "With tus, its version.", {"const": "1.0.0"}),
     header(
         "Upload-Draft-Interop-Version",
-        {"type": "integer", "minimum": 3, "maximum": 8},
         "With resumable uploads of HTTP, the version of the draft; without it, the current one.",
+        {"type": "integer", "minimum": 3, "maximum": 8},
     ),
 )
-_COMPLETE = header("Upload-Complete", _FLAG, "With resumable uploads of HTTP: whether the body is the last of it.")
-_LENGTH = header("Upload-Length", _NUMBER, "Its size.")
+_COMPLETE = header("Upload-Complete", "With resumable uploads of HTTP: whether the body is the last of it.", _FLAG)
+_LENGTH = header("Upload-Length", "Its size.", _NUMBER)
 _CHECKSUM = header(
     "Upload-Checksum",
+    "With tus: an algorithm, and the checksum of the body in Base64.",
     {
         "type": "string",
         "pattern": "^(md5 [A-Za-z0-9+/]{22}==|sha1 [A-Za-z0-9+/]{27}=|sha256 [A-Za-z0-9+/]{43}=|crc32 [A-Za-z0-9+/]{6}==)$",
     },
-    "With tus: an algorithm, and the checksum of the body in Base64.",
 )
-_CONTENT_DIGEST = header("Content-Digest", _DIGESTS, "What the body has to have; else nothing of it counts.")
+_CONTENT_DIGEST = header("Content-Digest", "What the body has to have; else nothing of it counts.", _DIGESTS)
 _CREATION = (
     *(*_VERSIONS, _COMPLETE, _LENGTH),
-    header("Upload-Defer-Length", {"const": "1"}, "With tus: its size is told later."),
+    header("Upload-Defer-Length", "With tus: its size is told later.", {"const": "1"}),
     # No schema can say that one header goes without another.
     header(
         "Upload-Concat",
-        {"const": "partial"},
         "Of a partial upload. That of a final one is `final;` and the addresses of its partial uploads, with spaces between "
         "them, and goes without `Upload-Length`.",
+        {"const": "partial"},
     ),
     header(
         "Upload-Metadata",
-        {"type": "string", "pattern": r"^([!-+\--~]+( [A-Za-z0-9+/]+=*)?(, ?[!-+\--~]+( [A-Za-z0-9+/]+=*)?)*)?$"},
         "Different keys, each with its value in Base64.",
+        {"type": "string", "pattern": r"^([!-+\--~]+( [A-Za-z0-9+/]+=*)?(, ?[!-+\--~]+( [A-Za-z0-9+/]+=*)?)*)?$"},
     ),
     _CHECKSUM,
     header(
         "Content-Disposition",
-        STRING,
         "With resumable uploads of HTTP: the name of the file, as `filename*` or `filename`.",
     ),
     _CONTENT_DIGEST,
-    header("Repr-Digest", _DIGESTS, "What the file has to have; else there is none."),
+    header("Repr-Digest", "What the file has to have; else there is none.", _DIGESTS),
 )
 _APPENDING = (
     *(*_VERSIONS, _COMPLETE),
-    header("Upload-Offset", _NUMBER, "Where it ends.", required=True),
+    header("Upload-Offset", "Where it ends.", _NUMBER, required=True),
     *(_LENGTH, _CHECKSUM, _CONTENT_DIGEST),
 )
 _ONE = f"{PREFIX}/{{id}}"

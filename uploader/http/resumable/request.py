@@ -1,8 +1,7 @@
 """The parts of requests of both protocols: the upload that is meant, the name of its file, the checksum of its bytes.
 
-`Upload-Metadata` of tus is kept as it was sent; here it is read. Bytes that do not have their `Upload-Checksum` of tus, or
-their `Content-Digest`, count for nothing: so they are received whole, in memory or in the spool, before any of them is
-appended. The checksum may come after them, as a trailer.
+Bytes that do not have their `Upload-Checksum` of tus, or their `Content-Digest`, count for nothing: so they are received
+whole before any of them is appended. The checksum may come after them, as a trailer.
 """
 
 import base64

@@ -1,5 +1,4 @@
-"""Resumable uploads of HTTP (draft-ietf-httpbis-resumable-upload): each request is one call of a use case, and its result
-header fields.
+"""Resumable uploads of HTTP (draft-ietf-httpbis-resumable-upload): each request is one call of a use case.
 
 All bytes that were announced make a file as soon as they are there: some clients never say that they are the last. Whether a
 client has said so is kept beside the upload, because it is asked for.
@@ -24,17 +23,11 @@ from uploader.clock import Clock
 from uploader.domain.digest import parse_content_digest
 from uploader.domain.upload import File, Reason, Upload
 from uploader.http.bodies.intake import Incoming
-from uploader.http.resumable.request import (
-    PREFIX,
-    CheckedBody,
-    end_upload,
-    name_of,
-    parse_metadata,
-    target_of,
-)
+from uploader.http.resumable.request import PREFIX, CheckedBody, end_upload, name_of, parse_metadata, target_of
+from uploader.http.server.http11 import InterimResponses
 from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import problem_response
-from uploader.http.shared.responses import INTERIM, Interim
+from uploader.http.shared.responses import INTERIM
 from uploader.service.append import Appends, Part
 from uploader.service.chunk import check_digests
 from uploader.service.ids import new_id
@@ -148,13 +141,10 @@ def _only(headers: Headers, name: str) -> str:
 def filename_in(headers: Headers) -> str | None:
     """The extended form goes first (RFC 6266, section 4.3)."""
     found = {
-        name.lower(): quoted or token for name, quoted, token in _parameters(headers.get("content-disposition", ""))
+        name.lower(): quoted or token
+        for name, quoted, token in _OF_DISPOSITION.findall(headers.get("content-disposition", ""))
     }
     return _extended(found.get("filename*", "")) or _plain(found)
-
-
-def _parameters(header: str) -> list[tuple[str, str, str]]:
-    return _OF_DISPOSITION.findall(header)
 
 
 def _extended(text: str) -> str | None:
@@ -264,7 +254,7 @@ class ToldBody:
     """A body whose client hears how much of it is acknowledged."""
 
     body: Incoming
-    interim: Interim | None
+    interim: InterimResponses | None
     facts: dict[str, str]
     told_offset: int
     _next_at: float = 0.0
@@ -363,7 +353,7 @@ class RufhHandlers:
                 await uninterrupted(self._end(target))
             raise
 
-    def _interim_of(self, call: Call, draft: Draft) -> Interim | None:
+    def _interim_of(self, call: Call, draft: Draft) -> InterimResponses | None:
         offered = call.request.scope.get("extensions", {}).get(INTERIM)
         return offered["responses"] if offered and self.sends_interim and draft.is_named else None
 
@@ -436,7 +426,14 @@ class RufhHandlers:
         return True
 
     async def _append(
-        self, call: Call, target: Target, offset: int, interim: Interim | None, facts: dict[str, str], *, complete: bool
+        self,
+        call: Call,
+        target: Target,
+        offset: int,
+        interim: InterimResponses | None,
+        facts: dict[str, str],
+        *,
+        complete: bool,
     ) -> Appended | StillMerging | Complete:
         body, claims = call.intake.body_of(call.request), call.claims()
         length = integer_in(call.request.headers, "Upload-Length")

@@ -1,8 +1,4 @@
-"""tus 1.0.0 (https://tus.io/protocols/resumable-upload): each request is one call of a use case, and its result a status.
-
-Extensions: creation, creation-with-upload, creation-defer-length, checksum, checksum-trailer, expiration, termination,
-concatenation, concatenation-unfinished.
-"""
+"""tus 1.0.0 (https://tus.io/protocols/resumable-upload): each request is one call of a use case, and its result a status."""
 
 import re
 from contextlib import suppress

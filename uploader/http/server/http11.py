@@ -1,9 +1,8 @@
 """The protocol that uvicorn is given: its own HTTP/1.1 over buffered reads and batched writes, with limits that neither
-uvicorn nor ASGI has: on connections, on the time and the size of a request's head, on how long an answer may stand still.
+uvicorn nor ASGI has: on connections, on the time and the size of a request's head, on how long an answer may stand still;
+and what they have no word for: bodies past the parser, interim responses, files from the page cache.
 
-The border to uvicorn: no other module touches its private parts (`tests/unit/test_private_parts.py` names them). Owns what
-is decided before the application sees a request, and refuses it in the application's words; and what ASGI or uvicorn has no
-word for: bodies past the parser, interim responses, files from the page cache.
+The border to uvicorn: no other module touches its private parts (`tests/unit/test_private_parts.py` names them).
 """
 
 import asyncio

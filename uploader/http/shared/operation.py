@@ -1,9 +1,8 @@
 """Operations: a method of a path, who may call it, what it takes and what it answers; the call of one; and the routing of a
 path to its operations.
 
-The routing and the OpenAPI document are both made from the operations, so neither can drift from the other. Starlette's
-router tries one path after the other, with a layer of its own around each request; this one looks the first segment up, and
-leaves the request alone.
+The OpenAPI document is made from them, too, so neither can drift from the other. Starlette's router tries one path after the
+other, with a layer of its own around each request; this one looks the first segment up.
 """
 
 import asyncio
@@ -51,24 +50,23 @@ class Parameter:
     """One of the query or of a header."""
 
     name: str
-    schema: dict[str, Any]
     about: str
+    schema: dict[str, Any] = field(default_factory=lambda: {"type": "string"})
     _: KW_ONLY
     place: Literal["query", "header"] = "query"
     required: bool = False
 
 
 def whole_number(name: str, minimum: int, maximum: int, default: int, about: str) -> Parameter:
-    return Parameter(name, {"type": "integer", "minimum": minimum, "maximum": maximum, "default": default}, about)
+    return Parameter(name, about, {"type": "integer", "minimum": minimum, "maximum": maximum, "default": default})
 
 
-STRING = {"type": "string"}
 header = partial(Parameter, place="header")
 # Of lists.
 LIMIT = whole_number("limit", 1, 1000, 100, "How many at the most.")
-AFTER = Parameter("after", STRING, "The cursor: `next` of the page before.")
-SEARCH = Parameter("q", STRING, "Only names that contain this.")
-PREFIX = Parameter("prefix", STRING, "Only names that start with this.")
+AFTER = Parameter("after", "The cursor: `next` of the page before.")
+SEARCH = Parameter("q", "Only names that contain this.")
+PREFIX = Parameter("prefix", "Only names that start with this.")
 
 
 async def _unbound(_call: "Call") -> Response:

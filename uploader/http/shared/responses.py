@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -14,22 +14,11 @@ from uploader.http.bodies.intake import Intake
 # The message of the ASGI extension by which a part of a file is sent
 # (asgi.readthedocs.io/en/latest/extensions.html#zero-copy-send), where the server offers it.
 ZERO_COPY_SEND = "http.response.zerocopysend"
-# Under this name `scope["extensions"]` holds `{"responses": an Interim}`, where the server offers that for a request.
+# Under this name `scope["extensions"]` holds `{"responses": InterimResponses}`, where the server offers that for a request.
 INTERIM = "uploader.interim"
 # Of an answer of many lines: what is sent at a time, and what it gathers before it asks for memory.
 _PIECE_BYTES = 256 << 10
 _TAIL_BYTES = 64 << 10
-
-
-class Interim(Protocol):
-    """Sends interim responses before an answer."""
-
-    @property
-    def has_room(self) -> bool:
-        """Return whether the client has taken what was sent before."""
-
-    def send(self, status: int, headers: dict[str, str]) -> None:
-        """Send one, unless the answer has begun or the client is gone."""
 
 
 class Json(Response):
