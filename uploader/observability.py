@@ -18,7 +18,6 @@ from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
@@ -255,9 +254,7 @@ class Exposition:
         self._publishing = asyncio.create_task(self._publish_on_and_on(), name="exposition")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._publishing is not None
         self._publishing.cancel()
         await asyncio.wait({self._publishing})

@@ -23,7 +23,7 @@ from uploader.http.shared.responses import Json
 from uploader.service.access import Accounts, Token, new_token
 from uploader.service.audit_log import AuditLogReports, Wanted
 from uploader.service.events import Reviewing, SinkFigures, Watching
-from uploader.service.reconcile import Drift, Recounting
+from uploader.service.reconcile import Recounting
 from uploader.service.reports import (
     HistoryDay,
     Idle,
@@ -228,10 +228,6 @@ def token_of(token: Token) -> TokenSchema:
     return TokenSchema(token.token_id, token.admin, token.created_at, token.revoked_at, token.scope, token.made_by)
 
 
-def _drift_of(drift: Drift) -> DriftSchema:
-    return DriftSchema(drift.kind.value, drift.subject, drift.expected, drift.actual)
-
-
 @dataclass(frozen=True, slots=True)
 class AdminHandlers:
     reports: Reports
@@ -286,7 +282,10 @@ class AdminHandlers:
         found = await self.recounting.recount(user_id)
         if user_id is not None and not found.checked["users"] and not found.drifts:
             raise NotFound("There is no such user.")
-        drifts, notes = ([_drift_of(drift) for drift in some] for some in (found.drifts, found.notes))
+        drifts, notes = (
+            [DriftSchema(drift.kind.value, drift.subject, drift.expected, drift.actual) for drift in some]
+            for some in (found.drifts, found.notes)
+        )
         return Json(Recounted(found.checked, drifts, notes, as_of))
 
     @_admin(

@@ -61,6 +61,7 @@ _SENT_ON_SECONDS = 60
 _SPEC = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
 
 Range = tuple[int, int]  # offset and length in bytes
+Parts = list[tuple[bytes, Range]]
 
 
 def preview_type_of(name: str) -> str | None:
@@ -79,10 +80,10 @@ def parse_ranges(header: str, size: int) -> list[Range] | None:
     if not matches or any(match is None or not _is_ordered(match) for match in matches):
         return None
     if len(parts) > _MAX_RANGES:
-        raise RangeNotSatisfiable(f"More than {_MAX_RANGES} ranges.")
+        raise RangeNotSatisfiable(f"More than {_MAX_RANGES} ranges.", size=size)
     ranges = [found for match in matches if match and (found := _within(match, size)) is not None]
     if not ranges:
-        raise RangeNotSatisfiable()
+        raise RangeNotSatisfiable(size=size)
     # Ranges that overlap so much that they exceed the whole are an attack or a mistake (RFC 9110, section 14.2).
     return ranges if sum(length for _, length in ranges) <= size else None
 
@@ -153,10 +154,7 @@ async def download(
     media_type = preview_type or MEDIA_TYPE
     if _matches_etag(request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    try:
-        ranges = _ranges_of(request, file)
-    except RangeNotSatisfiable as error:
-        raise RangeNotSatisfiable(error.detail, size=file.size) from error
+    ranges = _ranges_of(request, file)
     blob = await files.open(file)
     if request.method == "HEAD":
         await blob.close()
@@ -177,12 +175,21 @@ def _answer(
     blob: OpenBlob, file: File, ranges: list[Range] | None, headers: dict[str, str], media_type: str
 ) -> "Download":
     if ranges is None:
-        return Download(blob, [(b"", (0, file.size))], b"", 200, headers, media_type)
+        return Download(blob, [(b"", (0, file.size))], 200, headers, media_type)
     if len(ranges) == 1:
         offset, length = ranges[0]
         headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{file.size}"
-        return Download(blob, [(b"", ranges[0])], b"", 206, headers, media_type)
-    return _multipart(blob, file, ranges, headers, media_type)
+        return Download(blob, [(b"", ranges[0])], 206, headers, media_type)
+    boundary = secrets.token_hex(16)
+    parts = []
+    for number, (offset, length) in enumerate(ranges):
+        head = (
+            f"{'' if number == 0 else chr(13) + chr(10)}--{boundary}\r\nContent-Type: {media_type}\r\n"
+            f"Content-Range: bytes {offset}-{offset + length - 1}/{file.size}\r\n\r\n"
+        )
+        parts.append((head.encode(), (offset, length)))
+    parts.append((f"\r\n--{boundary}--\r\n".encode(), (0, 0)))
+    return Download(blob, parts, 206, headers, f"multipart/byteranges; boundary={boundary}")
 
 
 def _is_simple(request: Request, ranges: list[Range] | None) -> bool:
@@ -199,39 +206,17 @@ def _ranges_of(request: Request, file: File) -> list[Range] | None:
     return parse_ranges(header, file.size)
 
 
-def _multipart(blob: OpenBlob, file: File, ranges: list[Range], headers: dict[str, str], media_type: str) -> "Download":
-    boundary = secrets.token_hex(16)
-    parts = []
-    for number, (offset, length) in enumerate(ranges):
-        head = (
-            f"{'' if number == 0 else chr(13) + chr(10)}--{boundary}\r\nContent-Type: {media_type}\r\n"
-            f"Content-Range: bytes {offset}-{offset + length - 1}/{file.size}\r\n\r\n"
-        )
-        parts.append((head.encode(), (offset, length)))
-    tail = f"\r\n--{boundary}--\r\n".encode()
-    return Download(blob, parts, tail, 206, headers, f"multipart/byteranges; boundary={boundary}")
-
-
 class Download(StreamingResponse):
-    """Parts of an open blob, each with what goes before it, then a tail. Closes it however the answer ends."""
+    """Parts of an open blob, each with what goes before it. Closes it however the answer ends."""
 
-    def __init__(
-        self,
-        blob: OpenBlob,
-        parts: list[tuple[bytes, Range]],
-        tail: bytes,
-        status_code: int,
-        headers: dict[str, str],
-        media_type: str,
-    ) -> None:
+    def __init__(self, blob: OpenBlob, parts: Parts, status: int, headers: dict[str, str], media_type: str) -> None:
         self._blob = blob
         self._parts = parts
-        self._tail = tail
         self._by_sendfile = False
         # Of the first part, read before the answer began.
         self._first = b""
-        total = len(tail) + sum(len(head) + length for head, (_, length) in parts)
-        super().__init__(self._pieces(), status_code, {**headers, "Content-Length": str(total)}, media_type)
+        total = sum(len(head) + length for head, (_, length) in parts)
+        super().__init__(self._pieces(), status, {**headers, "Content-Length": str(total)}, media_type)
 
     async def begin(self, scope: Scope, read: Callable[[OpenBlob, int, int], Awaitable[bytes]]) -> None:
         """Read the first bytes, so that what can't be read is no answer that breaks off."""
@@ -260,9 +245,10 @@ class Download(StreamingResponse):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for head, (offset, length) in self._parts:
             await send({"type": "http.response.body", "body": head, "more_body": True})
-            file = {"file": self._blob.fileno(), "offset": offset, "count": length}
-            await send({"type": ZERO_COPY_SEND, **file, "more_body": True})
-        await send({"type": "http.response.body", "body": self._tail, "more_body": False})
+            if length:
+                file = {"file": self._blob.fileno(), "offset": offset, "count": length}
+                await send({"type": ZERO_COPY_SEND, **file, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         for head, (offset, length) in self._parts:
@@ -277,5 +263,3 @@ class Download(StreamingResponse):
                     raise EOFError("a blob is shorter than its row says")
                 left -= len(piece)
                 yield piece
-        if self._tail:
-            yield self._tail

@@ -17,17 +17,7 @@ from uploader.http.native import schemas
 from uploader.http.native.archive import archive
 from uploader.http.native.download import MEDIA_TYPE, download
 from uploader.http.native.schemas import ArchiveSchema, MoveInto, SelectionSchema, selection_of
-from uploader.http.shared.operation import (
-    AFTER,
-    LIMIT,
-    PREFIX,
-    SEARCH,
-    Call,
-    Operation,
-    Parameter,
-    checked_name,
-    or_none,
-)
+from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, SEARCH, Call, Operation, Parameter, checked_name
 from uploader.http.shared.responses import Json
 from uploader.service.access import Links, selection_subject
 from uploader.service.delta import DeltaBases
@@ -143,7 +133,7 @@ class FileHandlers:
     async def make_link(self, call: Call) -> Response:
         body = await call.json(schemas.MakeLink, optional=True)
         file = await self.files.get(call.user_id, call.in_path("id"))
-        query, end = await self.links.make(call.user_id, file.id, or_none(body.expires_in))
+        query, end = await self.links.make(call.user_id, file.id, body.expires_in or None)
         return Json(schemas.Link(f"/me/files/{file.id}/content?{query}", end))
 
     @_files("GET /me/usage", "Your accounts", responses={200: schemas.UsageSchema})

@@ -8,7 +8,6 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.domain.digest import ALGORITHM, Challenge
@@ -275,11 +274,6 @@ def upload_of(status: UploadStatus) -> UploadSchema:
         merged_bytes=status.merged_bytes if status.merging else UNSET,
         length_known=UNSET if upload.length_known else False,
     )
-
-
-def told_of(status: UploadStatus) -> UploadTold:
-    upload = upload_of(status)
-    return UploadTold(**msgspec.structs.asdict(upload), upload=upload)
 
 
 def file_of(file: File) -> FileSchema:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -145,7 +146,8 @@ class UploadHandlers:
         body = await call.json(schemas.TellDigests)
         match await self.openings.tell(target, body.md5.lower(), _lower(or_none(body.sha256))):
             case UploadStatus() as status:
-                return Json(schemas.told_of(status))
+                upload = schemas.upload_of(status)
+                return Json(schemas.UploadTold(**msgspec.structs.asdict(upload), upload=upload))
             case result:
                 return answer(call, result)
 

@@ -52,12 +52,7 @@ _BOOLEAN = re.compile(r"\?([01])" + _PARAMETERS)
 _OF_DISPOSITION = re.compile(r";\s*([\w!#$%&'*+.^`|~-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\"]+))", re.ASCII)
 _CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "latin-1"}
 
-_STATUS: dict[type[errors.UploaderError], int] = {
-    errors.DigestMismatch: 400,
-    errors.InvalidRequest: 400,
-    errors.LengthExceeded: 400,
-    errors.SizeMismatch: 400,
-}
+_BAD_REQUESTS = (errors.DigestMismatch, errors.InvalidRequest, errors.LengthExceeded, errors.SizeMismatch)
 # What became of an upload that came whole.
 _OF_THE_FILE = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken)
 _TYPES = "https://iana.org/assignments/http-problem-types#"
@@ -163,12 +158,6 @@ def _plain(found: Mapping[str, str]) -> str | None:
         return text.encode("latin-1").decode() or None
     except UnicodeError:
         return text
-
-
-def completed() -> errors.BadRequest:
-    return errors.BadRequest(
-        "The upload is complete already.", type=f"{_TYPES}completed-upload", title="Upload Is Completed"
-    )
 
 
 def opening_of(call: Call, complete: bool) -> Opening:
@@ -291,7 +280,6 @@ class RufhHandlers:
 
     def refuse(self, request: Request, error: errors.UploaderError, headers: dict[str, str]) -> Response:
         draft = draft_of(request.headers)
-        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
         kind = next((kind for kind in _PROBLEMS if isinstance(error, kind)), None)
         members: dict[str, Any] = (
             {} if kind is None else {"type": _TYPES + _PROBLEMS[kind][0], "title": _PROBLEMS[kind][1]}
@@ -305,7 +293,7 @@ class RufhHandlers:
             members["provided-offset"] = integer_in(request.headers, "Upload-Offset")
         if isinstance(error, errors.UnsupportedMediaType):
             headers["Accept-Patch"] = BYTES
-        return problem_response(error, headers, status, **members)
+        return problem_response(error, headers, 400 if isinstance(error, _BAD_REQUESTS) else None, **members)
 
     def mark(self, request: Request, response: Response) -> None:
         draft = draft_of(request.headers)
@@ -413,11 +401,10 @@ class RufhHandlers:
             raise errors.OffsetMismatch(offset=size)
         is_more = await has_content(call)
         if (await self.uploads.known(target)).metadata != INCOMPLETE:
-            raise (
-                errors.SizeMismatch("The upload is complete: it has no more bytes.", size=size)
-                if is_more
-                else completed()
-            )
+            if is_more:
+                raise errors.SizeMismatch("The upload is complete: it has no more bytes.", size=size)
+            said = {"type": f"{_TYPES}completed-upload", "title": "Upload Is Completed"}
+            raise errors.BadRequest("The upload is complete already.", **said)
         if is_more:
             await self.uploads.forget(target)  # the upload is invalid from now on; the file is what was announced
             raise errors.LengthExceeded(limit=size)

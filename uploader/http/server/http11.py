@@ -21,16 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, UploaderError
 from uploader.http.bodies.intake import DIRECT_BODY, TRAILERS, Sink
-from uploader.http.server.connections import (
-    CONNECTIONS_STATE,
-    SENDERS_STATE,
-    Connections,
-    ReadBatching,
-    Senders,
-    StallWatch,
-    WriteBatching,
-    extent_of,
-)
+from uploader.http.server import connections
 from uploader.http.shared.exchange import PROBES, refusal
 from uploader.http.shared.responses import INTERIM, ZERO_COPY_SEND
 
@@ -120,7 +111,7 @@ class DirectBody:
         self._sink: Sink | None = None
         self._filled = 0  # of the sink's room, what it was not told of yet
         self._paused: asyncio.Future[None] | None = None
-        self._batching: ReadBatching | None = None
+        self._batching: connections.ReadBatching | None = None
         # Where the next bytes go; empty if nobody asks for them.
         self.room = _NO_ROOM
         # What of it was not read from the socket yet, once the parser sees no more of it.
@@ -190,7 +181,7 @@ class DirectBody:
         if self._carrier.direct is None:
             self.on_wire = self._length - self._carrier.parsed_body_bytes
             self._carrier.direct = self
-            self._batching = ReadBatching(self._carrier.transport, self._carrier.loop, self.on_wire)
+            self._batching = connections.ReadBatching(self._carrier.transport, self._carrier.loop, self.on_wire)
         self._paused = self._carrier.loop.create_future()
         timer = self._carrier.loop.call_at(until, self._wake)
         self._carrier.flow.resume_reading()
@@ -293,7 +284,7 @@ class _Sending:
 
     cycle: RequestResponseCycle
     send: ASGISendCallable
-    senders: Senders
+    senders: connections.Senders
 
     async def __call__(self, message: Any) -> None:
         cycle = self.cycle
@@ -306,7 +297,7 @@ class _Sending:
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_file(self, message: Message) -> None:
-        cycle, (file, offset, count) = self.cycle, extent_of(message)
+        cycle, (file, offset, count) = self.cycle, connections.extent_of(message)
         if not cycle.chunked_encoding:
             if count > cycle.expected_content_length:
                 raise RuntimeError("Response content longer than Content-Length")
@@ -331,7 +322,9 @@ async def _is_drained(cycle: RequestResponseCycle) -> bool:
     return not (cycle.disconnected or transport.is_closing())
 
 
-def with_sendfile(app: ASGI3Application, cycle: RequestResponseCycle, senders: Senders | None) -> ASGI3Application:
+def with_sendfile(
+    app: ASGI3Application, cycle: RequestResponseCycle, senders: connections.Senders | None
+) -> ASGI3Application:
     if senders is None or cycle.transport.get_extra_info("sslcontext") is not None:
         return app
     cycle.scope.setdefault("extensions", {})[ZERO_COPY_SEND] = {}
@@ -345,8 +338,8 @@ def with_sendfile(app: ASGI3Application, cycle: RequestResponseCycle, senders: S
 class LimitedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _head_late_at: float | None = None  # by the loop's clock, in seconds; None between heads
-    stall_watch: type[StallWatch] = StallWatch
-    stalls: StallWatch
+    stall_watch: type[connections.StallWatch] = connections.StallWatch
+    stalls: connections.StallWatch
     _linger_timer: asyncio.TimerHandle | None = None
     _excess: UploaderError | None = None  # what all but a probe is answered, if the connection is beyond the limits
     _refused = False
@@ -365,9 +358,9 @@ class LimitedProtocol(HttpToolsProtocol):
     _answered: RequestResponseCycle | None = None
 
     @property
-    def _connections(self) -> Connections:
-        connections: Connections = self.app_state[CONNECTIONS_STATE]
-        return connections
+    def _connections(self) -> connections.Connections:
+        found: connections.Connections = self.app_state[connections.CONNECTIONS_STATE]
+        return found
 
     # The connection
 
@@ -489,12 +482,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._trailers = []
             self.scope.setdefault("extensions", {})[TRAILERS] = {"fields": self._trailers}
         self.parsed_body_bytes = self._framing_bytes = 0
-        self._offer_direct_body()
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._content_length = length
+        if length and self.scheme == "http":
+            body = DirectBody(self, self.cycle, length)
+            self.scope.setdefault("extensions", {})[DIRECT_BODY] = {"body": body}
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
         if cycle.scope["method"] in _SENDING_METHODS:
-            app = with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE))
+            app = with_sendfile(app, cycle, self.app_state.get(connections.SENDERS_STATE))
         offer_interim(cycle)
         super()._start_asgi_task(cycle, app)
 
@@ -515,13 +512,6 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     # A body past the parser
-
-    def _offer_direct_body(self) -> None:
-        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self._content_length = length
-        if length and self.scheme == "http":
-            body = DirectBody(self, self.cycle, length)
-            self.scope.setdefault("extensions", {})[DIRECT_BODY] = {"body": body}
 
     def end_direct_body(self) -> None:
         """All of it was read from the socket: what follows is another request, to another parser."""
@@ -622,9 +612,9 @@ class HttpConnection(BufferedReads):
         super().__init__(self._http)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._begin(WriteBatching(transport, self._http.loop))
+        self._begin(connections.WriteBatching(transport, self._http.loop))
 
-    def _begin(self, writes: WriteBatching) -> None:
+    def _begin(self, writes: connections.WriteBatching) -> None:
         self._http.connection_made(cast(asyncio.Transport, writes))
 
     def eof_received(self) -> bool:

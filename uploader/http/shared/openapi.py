@@ -101,6 +101,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
     parameters += [_parameter(parameter) for parameter in operation.parameters]
     if parameters:
         described["parameters"] = parameters
+    content: dict[str, Any] = {"application/octet-stream": {}}
     if operation.takes is not None:
         content = {"application/json": {"schema": schema_of[operation.takes]}}
         if operation.takes_form is not None:
@@ -111,9 +112,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
                 "required": [operation.takes_form],
             }
             content[FORM] = {"schema": form}
-        described["requestBody"] = {"required": not operation.takes_optional, "content": content}
-    elif operation.takes_bytes:
-        content = {"application/octet-stream": {}}
+    if operation.takes is not None or operation.takes_bytes:
         described["requestBody"] = {"required": not operation.takes_optional, "content": content}
     return described
 

@@ -198,8 +198,6 @@ def decode_json(content: bytes, kind: type[T]) -> T:
         json.loads(content, object_pairs_hook=_refuse_duplicates)
     except msgspec.ValidationError as error:
         raise InvalidRequest.field(*_field_and_reason(str(error))) from error
-    except _DuplicateKey as error:
-        raise InvalidRequest.field(str(error), "is given more than once") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise InvalidRequest.field("body", "is not valid JSON in UTF-8") from error
     return decoded
@@ -228,15 +226,12 @@ def _depth(content: bytes) -> int:
     return deepest
 
 
-class _DuplicateKey(ValueError):
-    pass
-
-
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _DuplicateKey(next(name for name in names if names.count(name) > 1))
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest.field(twice, "is given more than once")
     return found
 
 
