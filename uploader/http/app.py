@@ -44,7 +44,6 @@ class Application:
     origins: Origins
     concurrency_limit: ConcurrencyLimit
     intake: Intake
-    # Through which requests come.
     proxies: Proxies
     dialect: ResumableHandlers
     # Whether a pre-create hook is asked, and told from where.

@@ -23,7 +23,6 @@ class Job:
     name: str
     run_once: Callable[[], Awaitable[float]]
     wake_channel: str | None = None
-    # Before its first run.
     first_delay_seconds: float = 0.0
 
 

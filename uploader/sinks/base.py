@@ -63,7 +63,6 @@ Outcomes = list[NotTaken | None]
 class EventSink(Protocol):
     """Somebody who is told of events."""
 
-    # How many it is given at once.
     batch: int
 
     async def deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:

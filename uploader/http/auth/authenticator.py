@@ -58,7 +58,6 @@ class Origins:
 
     def __init__(self, allowed: tuple[str, ...] | None) -> None:
         self._allowed = frozenset(allowed or ())
-        # Whether pages of other origins may call at all.
         self.are_any = bool(self._allowed)
         self._all = "*" in self._allowed
 

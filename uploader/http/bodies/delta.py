@@ -121,10 +121,8 @@ class DeltaChunk:
 
     async def _carry_out(self, comparing: Comparing, base: DeltaBase, body: ReceivedBody, expected_bytes: int) -> None:
         pace = self.intake.pace()
-        source, reader = (
-            PieceReader(source_of(self.request), pace),
-            InstructionReader(base.size, expected_bytes, PIECE_BYTES),
-        )
+        source = PieceReader(source_of(self.request), pace)
+        reader = InstructionReader(base.size, expected_bytes, PIECE_BYTES)
         while not source.ended:
             piece = await source.read()
             if source.failure is not None:

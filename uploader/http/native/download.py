@@ -159,7 +159,9 @@ async def download(
     if request.method == "HEAD":
         await blob.close()
         return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=media_type)
-    if sends_on and not inline and isinstance(blob, PresigningBlob) and _is_simple(request, ranges):
+    # S3 knows one range, and no `If-Range` with an ETag of ours.
+    is_simple = len(ranges) == 1 if ranges is not None else "range" not in request.headers
+    if sends_on and not inline and isinstance(blob, PresigningBlob) and is_simple:
         try:
             url = await blob.presign(_SENT_ON_SECONDS, headers["Content-Disposition"], MEDIA_TYPE)
         finally:
@@ -190,11 +192,6 @@ def _answer(
         parts.append((head.encode(), (offset, length)))
     parts.append((f"\r\n--{boundary}--\r\n".encode(), (0, 0)))
     return Download(blob, parts, 206, headers, f"multipart/byteranges; boundary={boundary}")
-
-
-def _is_simple(request: Request, ranges: list[Range] | None) -> bool:
-    """Return whether S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours."""
-    return len(ranges) == 1 if ranges is not None else "range" not in request.headers
 
 
 def _ranges_of(request: Request, file: File) -> list[Range] | None:

@@ -50,7 +50,6 @@ class FileHandlers:
     folders: Folders
     links: Links
     delta_bases: DeltaBases
-    # Whether downloads are sent on to where the bytes are.
     sends_on: bool = False
 
     @_files(

@@ -180,7 +180,6 @@ def opening_of(call: Call, complete: bool) -> Opening:
         name=name_of(told, upload_id),
         size=length or 0,
         length_known=length is not None,
-        chunk_size=None,
         instant=False,
         id=upload_id,
         metadata=None if complete else INCOMPLETE,
@@ -269,7 +268,6 @@ class RufhHandlers:
     appends: Appends
     uploads: Uploads
     clock: Clock
-    # Whether interim responses are sent.
     sends_interim: bool
     expiry_seconds: float
 

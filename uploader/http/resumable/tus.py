@@ -137,7 +137,6 @@ class TusHandlers:
             sha256=None,
             name=name_of({} if text is None else parse_metadata(text), upload_id),
             size=size or 0,
-            chunk_size=None,
             instant=False,
             id=upload_id,
             metadata=text,

@@ -58,7 +58,6 @@ class Exchange:
         self.outcome = "ok"
         # Which host or file stands behind the outcome, where one does.
         self.reason: str | None = None
-        # Called when nothing more is received or sent.
         self.at_end: list[Callable[[], None]] = []
         headers = dict(reversed(scope["headers"]))  # the first of several
         given = headers.get(b"x-request-id", b"")

@@ -96,7 +96,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         described["security"] = [{"bearer": []}, *([{"link": []}] if operation.access == "reader" else [])]
     parameters = [
         {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS.get(name, {"schema": {"type": "string"}})}
-        for name in re.findall(r"\{(\w+)", operation.path)
+        for name in re.findall(r"\{(\w+)", operation.route)
     ]
     parameters += [_parameter(parameter) for parameter in operation.parameters]
     if parameters:
@@ -169,7 +169,7 @@ def _problems(operation: Operation) -> list[str]:
         *(("unsupported-media-type", "storage-full") if operation.takes_bytes else ()),
         *operation.problems,
         *(("invalid-request",) if takes or asks else ()),
-        *(("invalid-md5",) if "{md5}" in operation.path else ()),
+        *(("invalid-md5",) if "{md5}" in operation.route else ()),
         *(("unavailable",) if 503 not in operation.responses else ()),
     )
     return list(dict.fromkeys(codes))

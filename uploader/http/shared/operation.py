@@ -96,10 +96,6 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     handler: Callable[["Call"], Awaitable[Response]] = _unbound
 
-    @property
-    def path(self) -> str:
-        return self.route.partition(" ")[2]
-
     def __call__(self, handler: H) -> H:
         vars(handler).setdefault(_DECLARED, []).insert(0, self)
         return handler
@@ -281,9 +277,8 @@ class Routing:
             if method == "GET":
                 by_path[path]["HEAD"] = operation
         self._by_first_segment: dict[str, list[Place]] = defaultdict(list)
-        for path, by_method in sorted(
-            by_path.items(), key=lambda place: "{" in place[0]
-        ):  # a word goes before a parameter
+        # A word goes before a parameter.
+        for path, by_method in sorted(by_path.items(), key=lambda place: "{" in place[0]):
             self._by_first_segment[_first_segment(path)].append(Place(path, compile_path(path)[0], by_method))
 
     @property

@@ -55,7 +55,9 @@ class Results:
         self._tail += b"]}"
         length = len(before) + self._body.length + len(self._tail)
         headers = {**headers, "Content-Length": str(length)}
-        return _Streamed(self, self._pieces(before), status, headers, media_type)
+        answer = _Streamed(self._pieces(before), status, headers, media_type)
+        answer.results = self
+        return answer
 
     def close(self) -> None:
         self._body.close()
@@ -71,14 +73,10 @@ class Results:
 class _Streamed(StreamingResponse):
     """Closes the results however the sending ends."""
 
-    def __init__(
-        self, results: Results, pieces: AsyncIterator[bytes], status: int, headers: dict[str, str], media_type: str
-    ) -> None:
-        self._results = results
-        super().__init__(pieces, status, headers, media_type)
+    results: Results
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._results.close()
+            self.results.close()
