@@ -24,7 +24,8 @@ def wake_channel(sink: str) -> str:
 
 
 class EventKeeper:
-    """Forgets. Several at once are safe. After a start, an outage or a jump of the clock the relays have an hour first."""
+    """Forgets. Several at once are safe. After a start, an outage or a jump of the clock, when events seem to be old that
+    nobody could be told of, the relays have an hour first."""
 
     def __init__(self, watching: Watching, clock: Clock) -> None:
         self._watching = watching

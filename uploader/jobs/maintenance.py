@@ -162,7 +162,7 @@ _MAX_LINES = 100
 @dataclass(eq=False, repr=False)
 class Reconciler:
     """Reports, once an hour, what `uploader reconcile` would, and mends nothing: a drift is a fault that somebody has to
-    see."""
+    see. Several at once are safe, and say the same."""
 
     reconciling: Reconciling
 
@@ -187,7 +187,7 @@ class Reconciler:
 @dataclass(eq=False, repr=False)
 class Snapshot:
     """Takes one snapshot of the totals on every UTC day, for the history and the growth in reports. Several at once are
-    safe: the first one stands."""
+    safe: a day has one row, and the first one stands. A day on which no worker runs has none."""
 
     overview: Overview
     clock: Clock

@@ -74,7 +74,7 @@ _JOIN_INTERVAL_SECONDS = 1.0
 @dataclass(eq=False, repr=False)
 class Joiner:
     """Takes up wholes whose worker died, and those whose parts were completed where nobody saw it. Several at once are
-    safe."""
+    safe: parts are joined under their locks, and one process fills a whole."""
 
     concatenations: Concatenations
 

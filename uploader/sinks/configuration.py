@@ -78,7 +78,7 @@ class WebhookTable(_Table, tag="webhook", tag_field="type"):
 
 class RedisTable(_Table, tag="redis", tag_field="type"):
     url: str | None = None
-    url_file: str | None = None
+    url_file: str | None = None  # of a URL with a password
     stream: _Word = "uploader:events"
     maxlen: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     types: _Types = _ALL_TYPES

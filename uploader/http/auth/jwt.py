@@ -248,7 +248,7 @@ def _bounded(content: bytes) -> bytes:
 
 class Header(Struct):
     """The JOSE header (RFC 7515). What would change how a token is checked, or bring a key of its own, is named here to be
-    refused."""
+    refused; other members tell nothing that is used."""
 
     alg: str
     kid: Annotated[str, Meta(max_length=256)] | UnsetType = UNSET

@@ -275,7 +275,8 @@ def _size_of(told: dict[bytes, bytes], in_header: int) -> int:
 
 
 def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
-    """Return those that mean something here; an empty value takes back what was said before (POSIX, pax)."""
+    """Return those that mean something here; an empty value takes back what was said before (POSIX, pax). `of_all`: they
+    are said of all members that follow."""
     found: dict[bytes, bytes] = {}
     at, count, most = 0, 0, len(content)
     while at < most:

@@ -231,8 +231,8 @@ class Incoming:
 
     # No coroutines of their own: a body that is waited for resumes all of them each time.
     def receive(self, user_id: str, expected_bytes: int) -> _Receiving:
-        """Receive exactly `expected_bytes`. Raises ChunkLengthMismatch, BodyTimeout, StorageFull, and ClientDisconnect if
-        the client went away."""
+        """Receive exactly `expected_bytes`; what is longer is cut off there. Raises ChunkLengthMismatch, BodyTimeout,
+        StorageFull, and ClientDisconnect if the client went away."""
         return self._gather(user_id, expected_bytes, exactly=True)
 
     def receive_up_to(self, user_id: str, limit_bytes: int) -> _Receiving:

@@ -71,7 +71,8 @@ def preview_type_of(name: str) -> str | None:
 
 
 def parse_ranges(header: str, size: int) -> list[Range] | None:
-    """Return the ranges within `size` bytes; None if the header is to be ignored. Raises RangeNotSatisfiable."""
+    """Return the ranges within `size` bytes; None if the header is to be ignored. Raises RangeNotSatisfiable if there are
+    none, or more than 100."""
     unit, equals, specs = header.partition("=")
     if unit.strip().lower() != "bytes" or not equals:
         return None
@@ -159,7 +160,7 @@ async def download(
     if request.method == "HEAD":
         await blob.close()
         return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=media_type)
-    # S3 knows one range, and no `If-Range` with an ETag of ours.
+    # S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours that does not match.
     is_simple = len(ranges) == 1 if ranges is not None else "range" not in request.headers
     if sends_on and not inline and isinstance(blob, PresigningBlob) and is_simple:
         try:

@@ -90,7 +90,7 @@ class Draft:
         return self.version >= 5
 
     def completes(self, headers: Headers) -> bool | None:
-        """Return None if a request does not say whether its content is the last."""
+        """Return whether a request says that its content is the last; None if it does not say."""
         name = "Upload-Incomplete" if self.is_inverted else "Upload-Complete"
         match = _BOOLEAN.fullmatch(_only(headers, name))
         return None if match is None else (match[1] == "1") is not self.is_inverted
@@ -123,7 +123,7 @@ def draft_of(headers: Headers) -> Draft:
 
 
 def integer_in(headers: Headers, name: str) -> int | None:
-    """Return None for one that is none, as every structured field (RFC 9651)."""
+    """Return None for what is no number: so it is with every structured field (RFC 9651)."""
     match = _INTEGER.fullmatch(_only(headers, name))
     return None if match is None else int(match[1])
 

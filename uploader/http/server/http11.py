@@ -255,28 +255,6 @@ class DirectBody:
         self._wake()
 
 
-class BufferedReads(asyncio.BufferedProtocol):
-    """The reading side of a connection: into the body that is received, or for the parser."""
-
-    # Shared by all: what is read is handed on before the next read.
-    _scratch = memoryview(bytearray(_SCRATCH_BYTES))
-
-    def __init__(self, carrier: "LimitedProtocol") -> None:
-        self._carrier = carrier
-
-    def get_buffer(self, _size_hint: int) -> memoryview:
-        """Never empty, and never for more than a body: what nobody asks for is dropped."""
-        direct = self._carrier.direct
-        return self._scratch if direct is None else (direct.room or self._scratch)[: direct.on_wire]
-
-    def buffer_updated(self, count: int) -> None:
-        direct = self._carrier.direct
-        if direct is None:
-            self._carrier.data_received(self._scratch[:count])
-        else:
-            direct.received(count)
-
-
 @dataclass(frozen=True, slots=True)
 class _Sending:
     """uvicorn's `send` and `http.response.zerocopysend`, the ASGI extension
@@ -604,18 +582,33 @@ class LimitedProtocol(HttpToolsProtocol):
         self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
 
-class HttpConnection(BufferedReads):
+class HttpConnection(asyncio.BufferedProtocol):
+    """One connection: what is read goes into the body that is received, or to the parser."""
+
     protocol_class = LimitedProtocol
+    # Shared by all: what is read is handed on before the next read.
+    _scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
     def __init__(self, **of_uvicorn: Any) -> None:
         self._http = self.protocol_class(**of_uvicorn)
-        super().__init__(self._http)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._begin(connections.WriteBatching(transport, self._http.loop))
 
     def _begin(self, writes: connections.WriteBatching) -> None:
         self._http.connection_made(cast(asyncio.Transport, writes))
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Never empty, and never for more than a body: what nobody asks for is dropped."""
+        direct = self._http.direct
+        return self._scratch if direct is None else (direct.room or self._scratch)[: direct.on_wire]
+
+    def buffer_updated(self, count: int) -> None:
+        direct = self._http.direct
+        if direct is None:
+            self._http.data_received(self._scratch[:count])
+        else:
+            direct.received(count)
 
     def eof_received(self) -> bool:
         return self._http.eof_received()
