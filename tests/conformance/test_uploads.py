@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.bodies import InPieces
 from tests.support.content import Content
-from tests.support.rows import upload_row
 from tests.support.stores import CHUNK, CONTENT, Process
 from uploader.errors import BytesConflict, Unverified
 from uploader.storage.base import Digests, Gone
@@ -68,7 +67,7 @@ async def test_many_writers_of_all_chunks_at_once_leave_the_content(process: Pro
 
 
 async def test_what_is_not_open_is_gone(process: Process, another: Process) -> None:
-    never, ended = upload_row(size=CONTENT.size, chunk_size=CHUNK), await process.put_all()
+    never, ended = process.row(), await process.put_all()
     assert await another.store.discard(ended)
     assert not await process.store.discard(ended)
     assert not await process.store.discard(never)
@@ -210,7 +209,7 @@ async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(proc
 async def test_a_whole_has_the_bytes_of_its_parts_whatever_becomes_of_them(process: Process, another: Process) -> None:
     made = [Content(size, seed=size, chunk_size=CHUNK) for size in (CHUNK + 1, 0, 10, 2 * CHUNK)]
     parts = [await process.put_all(content) for content in made]
-    whole = upload_row(size=sum(content.size for content in made), chunk_size=CHUNK, md5=None)
+    whole = process.row(size=sum(content.size for content in made), md5=None)
     await process.store.create(whole, parts)
     for part in parts:
         await another.store.discard(part)

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import delete, insert
 
+from tests.conformance.third_store import PlainStore
 from tests.support.bodies import InPieces
 from tests.support.buckets import WatchedBucket
 from tests.support.clock import ManualClock
@@ -28,7 +29,7 @@ from uploader.storage.store import Store
 
 CHUNK = PART_BYTES
 CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
-STORES = ("local", "s3")
+STORES = ("local", "s3", "plain")
 
 
 @dataclass
@@ -38,10 +39,14 @@ class Process:
     store: Store
     database: Database
 
-    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
+    def row(self, content: Content = CONTENT, **more: Any) -> Upload:
+        """An upload of which the store has nothing so far."""
         facts: dict[str, Any] = {"size": content.size, "chunk_size": content.chunk_size, "md5": content.md5}
         row = upload_row(**facts | more)
-        upload: Upload = upload_row(**facts | more | {"id": row.id, "place": self.store.place_of(row.id, NOW)})
+        return replace(row, place=self.store.place_of(row.id, NOW))
+
+    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
+        upload = self.row(content, **more)
         await self.store.create(upload)
         return upload
 
@@ -141,7 +146,9 @@ async def making_processes(
 
 
 def _new_store(kind: str, root: Path, database: Database, address: BucketAddress | None) -> Store:
-    if address is None:
-        assert kind == "local"
+    if kind == "local":
         return LocalStore(root, durable=True)
+    if kind == "plain":
+        return PlainStore(root)
+    assert address is not None
     return S3Store(WatchedBucket(address), LedgerRows(database), ManualClock(), min_chunk_size_bytes=CHUNK)

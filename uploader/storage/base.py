@@ -309,9 +309,9 @@ class UploadBytes(ABC):
     async def read_map(self, upload: Upload, *, verified: bool = True) -> PresentChunks:
         """Which chunks are stored. Raises Gone; Unverified, unless it may be one that is not `verified`."""
 
-    @abstractmethod
     async def last_write(self, upload: Upload) -> float:
         """When a chunk last arrived, in seconds since the epoch; also of a map that can't be read. Raises Gone."""
+        return (await self.read_map(upload, verified=False)).written_at
 
     @abstractmethod
     def appending(self, upload: Upload) -> AbstractAsyncContextManager[Appender]:
@@ -472,9 +472,10 @@ class BlobBytes(ABC):
         finally:
             await uninterrupted(blob.close())
 
-    @abstractmethod
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         """The sizes of blobs in bytes, in the same order; None where there is none."""
+        found = [await self.find_blob(sha256) for sha256 in sha256s]
+        return [None if blob is None else blob.size for blob in found]
 
     @abstractmethod
     async def find_blob(self, sha256: str) -> Found | None:
