@@ -22,12 +22,12 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from isal.isal_zlib import crc32
 
@@ -42,7 +42,6 @@ from uploader.tasks import uninterrupted
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_FORMAT = 1
 _UPLOADS, _BLOBS, _TRASH, _MARK, _PROPOSAL = "uploads", "blobs", "trash", "installation", "installation.new"
 _LOCK, _OWN, _DEFERRED = "lock", "own", "deferred"
 # The bytes of `lock`: of who begins to write, or keeps writers out; of who appends or fills, and of who waits to; of who
@@ -53,7 +52,16 @@ _CONTENT = re.compile(r"content\.([0-9a-f]{32}|none)\.([0-9a-f]{64})")
 # What this store has made. Others know it by what is before the dot.
 _ENTRY = re.compile(r"(draft-)?[0-9a-f]{32,64}(\.[0-9a-fT]+)?")
 _STAMP = "%Y%m%dT%H%M%S"
-_READ_BYTES, _LIST_BATCH, _BLOCK_BYTES = 1 << 20, 250, 512
+_FORMAT, _READ_BYTES, _LIST_BATCH, _BLOCK_BYTES = 1, 1 << 20, 250, 512
+
+
+@contextmanager
+def _instead_of(error: type[OSError], become: Callable[[OSError], Exception]) -> Iterator[None]:
+    """Raise what an error of the disk means."""
+    try:
+        yield
+    except error as raised:
+        raise become(raised) from raised
 
 
 def in_thread(
@@ -61,24 +69,11 @@ def in_thread(
 ) -> Callable[Concatenate["PlainStore", P], Coroutine[Any, Any, T]]:
     """Run a method of the store in a thread, and to its end: nobody closes what it has open. What it misses has gone."""
 
-    def attempt(self: "PlainStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return method(self, *args, **kwargs)
-        except FileNotFoundError as error:
-            raise Gone(error.filename) from error
-
     async def run(self: "PlainStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        attempt = _instead_of(FileNotFoundError, Gone)(method)
         return await uninterrupted(self.threads.long.run(partial(attempt, self, *args, **kwargs)))
 
     return run
-
-
-@contextmanager
-def _or_unfit() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise errors.ConfigurationError(f"UPLOADER_DATA: it can't be used: {error.strerror}") from error
 
 
 @contextmanager
@@ -100,16 +95,13 @@ def _add(directory: Directory, name: str, pieces: Iterable[base.Piece] = ()) -> 
     directory.sync()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Stored:
+class _Stored(NamedTuple):
     """A file of bytes that came, as its name tells."""
 
-    # "own", or of a whole the position of the part that they are of.
-    owner: str
+    owner: str  # "own", or of a whole the position of the part that they are of
     number: int
     length: int
-    # CRC-32.
-    checksum: int
+    checksum: int  # CRC-32
 
     @property
     def name(self) -> str:
@@ -200,16 +192,15 @@ class PlainBlob:
         await self._pool.run(self._close)
 
 
+@dataclass(frozen=True)
 class PlainMarks(MarkFiles):
     """Of which installation the directory is. Of several first starts that one counts which has made the file."""
 
+    _root: Root
     store = StoreName("directory", "UPLOADER_DATA", "is it mounted?")
 
-    def __init__(self, root: Root) -> None:
-        self._root = root
-
     def read(self) -> Marks:
-        with _or_unfit():
+        with _instead_of(OSError, lambda error: errors.ConfigurationError(f"UPLOADER_DATA: {error}")):
             self._root.open()
         proposed = self._read(_PROPOSAL)
         return Marks(self._read(_MARK), frozenset([proposed] if proposed else ()))
@@ -251,7 +242,7 @@ class PlainStore(Store):
 
     @in_thread
     def prepare(self) -> None:
-        with _or_unfit():
+        with _instead_of(OSError, lambda error: errors.ConfigurationError(f"UPLOADER_DATA: {error}")):
             self._root.open()
             for name in (_UPLOADS, _BLOBS, _TRASH):
                 self._in[name] = self._root.make(name)
@@ -259,13 +250,9 @@ class PlainStore(Store):
             disk.check_unnamed(self._in[_UPLOADS])
             disk.check_names(self._in)
 
-    async def check(self) -> None:
-        with suppress(errors.StorageFull):
-            await self._write_byte()
-
     @in_thread
-    def _write_byte(self) -> None:
-        with _written(self._in[_UPLOADS], [b"."]):
+    def check(self) -> None:
+        with suppress(errors.StorageFull), _instead_of(OSError, disk.refusal), _written(self._in[_UPLOADS], [b"."]):
             pass
 
     def _at(self, place: str) -> tuple[Directory, str]:
@@ -284,8 +271,9 @@ class PlainStore(Store):
         self, upload: Upload, *ranges: tuple[int, int], seconds: float = 30, busy: type[Exception] = errors.Unavailable
     ) -> _Files:
         """Lock ranges, each a start and a length, one after the other. Raises `busy` if others keep them, and Gone."""
-        files, deadline = await self._open(upload), time.monotonic() + seconds
-        try:
+        deadline = time.monotonic() + seconds
+        with ExitStack() as opened:
+            files = opened.enter_context(closing(await self._open(upload)))
             for start, length in ranges:
                 while not disk.try_lock(files.lock, start, length):
                     if time.monotonic() >= deadline:
@@ -293,10 +281,8 @@ class PlainStore(Store):
                     await asyncio.sleep(0.002)
             if disk.is_unlinked(files.lock):
                 raise Gone(upload.id)
-        except BaseException:
-            files.close()
-            raise
-        return files
+            opened.pop_all()
+            return files
 
     def place_of(self, upload_id: str, opened_at: datetime) -> str:
         return f"{_UPLOADS}/{upload_id}.{opened_at.astimezone(UTC).strftime(_STAMP)}"
@@ -311,7 +297,7 @@ class PlainStore(Store):
             for position, part in enumerate(parts or ()):
                 with closing(self._files(part)) as files:
                     for each in files.own().values():
-                        files.directory.link(each.name, directory, replace(each, owner=f"{position:06}").name)
+                        files.directory.link(each.name, directory, each._replace(owner=f"{position:06}").name)
             if not upload.length_known:
                 _add(directory, _DEFERRED)
             _add(directory, _LOCK)
@@ -324,14 +310,12 @@ class PlainStore(Store):
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> _Files:
         """By the gate, so that whoever has that waits for those who write by now, and for no others."""
-        files = await self._locked(upload, (_GATE, 1), (_CHUNKS + number, 1))
-        try:
+        with ExitStack() as opened:
+            files = opened.enter_context(closing(await self._locked(upload, (_GATE, 1), (_CHUNKS + number, 1))))
             disk.unlock(files.lock, _GATE, 1)
             files.written = await self._put(files, number, body, start)
-        except BaseException:
-            files.close()
-            raise
-        return files
+            opened.pop_all()
+            return files
 
     @in_thread
     def _put(self, files: _Files, number: int, body: Body | None, start: int) -> bool:
@@ -453,19 +437,18 @@ class PlainStore(Store):
         if not files.read_map().complete:
             raise Busy(upload.id)  # chunks were withdrawn
         hashes = PrefixHashes(with_md5=upload.needs_md5)
-        with _written(files.directory, self._hashed(files, hashes)) as descriptor:
+        with disk.opened(files.directory.open_unnamed()) as descriptor:
+            for each in files.own().values():
+                if (content := self._read(files, each)) is None:
+                    raise errors.StorageFailed(inside=f"{each.name} of upload {upload.id} is not what came")
+                disk.write(descriptor, memoryview(content), hashes.position)
+                hashes.update(memoryview(content))
+            disk.sync_data(descriptor)
             digests = hashes.digests()
             files.forget_content()
             files.directory.link_open(descriptor, f"content.{digests.md5 or 'none'}.{digests.sha256}")
         files.directory.sync()
         return digests
-
-    def _hashed(self, files: _Files, hashes: PrefixHashes) -> Iterator[memoryview]:
-        for each in files.own().values():
-            if (content := self._read(files, each)) is None:
-                raise errors.StorageFailed(inside=f"{each.name} of upload {files.upload.id} is not what came")
-            hashes.update(memoryview(content))
-            yield memoryview(content)
 
     @in_thread
     def place_blob(self, upload: Upload, sha256: str) -> None:
@@ -500,15 +483,13 @@ class PlainStore(Store):
                 arrival.error = disk.refusal(error)  # of this one alone
 
     def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        try:
+        with _instead_of(OSError, disk.refusal):
             for arrival in arrivals:
                 sha256 = arrival.sha256_of_bytes
                 found = self._look(f"{_BLOBS}/{sha256}")
                 if found is None or self._hash(found, None, with_md5=False) != Digests(None, sha256):
                     with _written(self._in[_BLOBS], arrival.body.pieces()) as descriptor:
                         self._make_blob(descriptor, sha256)
-        except OSError as error:
-            raise disk.refusal(error) from error
         return {}
 
     @in_thread
@@ -524,10 +505,8 @@ class PlainStore(Store):
         return self._look(f"{_BLOBS}/{sha256}")
 
     def pieces(self, found: Found, *, cold: bool = False) -> Generator[bytes]:
-        try:
+        with _instead_of(FileNotFoundError, Gone):
             descriptor = self._open_file(found)
-        except FileNotFoundError as error:
-            raise Gone(found.name) from error
         with disk.opened(descriptor):
             if cold:
                 disk.drop_cache(descriptor)
@@ -563,17 +542,16 @@ class PlainStore(Store):
     def _look(self, place: str) -> Found | None:
         """What is there now."""
         directory, name = self._at(place)
-        try:
+        with suppress(FileNotFoundError):
             own = directory.status(name)
             files = [own]
             if S_ISDIR(own.st_mode):
                 with directory.enter(name) as inner:
                     files = [inner.status(file) for file in inner.names()]
-        except FileNotFoundError:
-            return None
-        freed_bytes = sum(each.st_blocks * _BLOCK_BYTES for each in files if each.st_nlink == 1)
-        facts = {"is_draft": name.startswith("draft-"), "in_trash": directory is self._in[_TRASH]}
-        return Found(name.partition(".")[0], place, own.st_ino, own.st_ctime, freed_bytes, size=own.st_size, **facts)
+            freed_bytes = sum(each.st_blocks * _BLOCK_BYTES for each in files if each.st_nlink == 1)
+            kind = {"is_draft": name.startswith("draft-"), "in_trash": directory is self._in[_TRASH]}
+            return Found(name.partition(".")[0], place, own.st_ino, own.st_ctime, freed_bytes, size=own.st_size, **kind)
+        return None
 
     def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
         stamp = opened_before.astimezone(UTC).strftime(_STAMP)
@@ -592,8 +570,7 @@ class PlainStore(Store):
     def _find(self, parent: str, is_wanted: Callable[[Found], bool]) -> list[Found]:
         """What this store has made there, ordered by what follows the dots: uploads by their opening."""
         names = sorted(filter(_ENTRY.fullmatch, self._in[parent].names()), key=lambda name: name.partition(".")[2])
-        looked = [self._look(f"{parent}/{name}") for name in names]
-        return [found for found in looked if found is not None and is_wanted(found)]
+        return [found for name in names if (found := self._look(f"{parent}/{name}")) and is_wanted(found)]
 
     @in_thread
     def remaining(self, uploads: list[Upload]) -> list[Upload]:
@@ -612,13 +589,12 @@ class PlainStore(Store):
     def _remove(self, place: str) -> bool:
         """A file, or the directory of an upload: its lock goes first, by which others see that it has ended."""
         directory, name = self._at(place)
-        try:
+        with suppress(FileNotFoundError):
             if not S_ISDIR(directory.status(name).st_mode):
                 return directory.unlink(name)
             with directory.enter(name) as inner:
                 for file in (_LOCK, *inner.names()):
                     inner.unlink(file)
             directory.remove_directory(name)
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
