@@ -2,11 +2,12 @@
 
 import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from tests.support.content import Content
-from tests.support.stores import CONTENT, Process
+from tests.support.stores import CONTENT, MakeProcess, Process
 from uploader.storage.base import Stopping
 from uploader.storage.store import Marks
 
@@ -16,6 +17,10 @@ IDS = [digit * 32 for digit in "1234"]
 
 async def uploads(process: Process) -> list[str]:
     return sorted([found.name async for batch in process.store.list_uploads(LATER) for found in batch])
+
+
+async def blobs(process: Process) -> list[str]:
+    return [found.name async for batch in process.store.list_blobs() for found in batch]
 
 
 async def test_it_tells_what_it_holds(process: Process, another: Process) -> None:
@@ -40,6 +45,20 @@ async def test_a_content_without_a_row_is_found_and_removed(process: Process) ->
     (found,) = [found async for batch in process.store.list_blobs() for found in batch]
     assert await process.store.remove(found)
     assert [found async for batch in process.store.list_blobs() for found in batch] == []
+
+
+async def test_it_is_listed_before_it_is_prepared(make_process: MakeProcess, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    first = make_process()
+    assert await first.store.marks.read() == Marks(None, frozenset())
+    assert await uploads(first) == await blobs(first) == []
+    await first.store.prepare()
+    begun = await first.open()
+    await first.put(begun, 1)
+    sha256 = await first.arrive(CONTENT)
+    second = make_process()
+    await second.store.marks.read()
+    assert (await uploads(second), await blobs(second)) == ([begun.id], [sha256])
 
 
 async def test_it_is_ready_more_than_once(process: Process) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.support.bodies import InPieces
 from tests.support.content import Content
 from tests.support.stores import CHUNK, CONTENT, Process
+from tests.support.waiting import eventually
 from uploader.errors import BytesConflict, Unverified
 from uploader.storage.base import Digests, Gone
 
@@ -146,6 +147,24 @@ async def test_the_tail_becomes_the_last_chunk_when_the_length_is_told(
     assert (await another.digest(told)).sha256 == content.sha256
     await another.merge(told)
     assert await process.read(content.sha256, size) == content.data
+
+
+async def test_who_appends_hears_of_whoever_comes_next(process: Process, another: Process) -> None:
+    upload = await process.open()
+
+    async def take_over() -> int:
+        async with another.store.appending(upload) as appender:
+            return (await appender.read_map()).leading_bytes
+
+    async def is_claimed() -> bool:
+        return first.is_claimed
+
+    async with process.store.appending(upload) as first:
+        assert not first.is_claimed
+        await process.append(upload, CONTENT.data[:100], 0)
+        next_one = asyncio.create_task(take_over())
+        await eventually(is_claimed)
+    assert await next_one == 100
 
 
 # All chunks at once

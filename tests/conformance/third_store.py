@@ -1,5 +1,4 @@
-"""A third store behind the seam of `uploader/storage/base.py`, as plain as can be: the example to begin another one from. It
-is a directory in which each chunk is a file.
+"""A third store behind the seam of `uploader/storage/base.py`, the example to begin another one from: a directory of files.
 
     uploads/<upload_id>.<opened>/  lock                                what is locked, by ranges; it goes first
                                    own.<number>.<length>.<crc>         a chunk, or its first bytes: a tail
@@ -42,6 +41,7 @@ from uploader.tasks import uninterrupted
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Method = Callable[Concatenate["PlainStore", P], T]
 _UPLOADS, _BLOBS, _TRASH, _MARK, _PROPOSAL = "uploads", "blobs", "trash", "installation", "installation.new"
 _LOCK, _OWN, _DEFERRED = "lock", "own", "deferred"
 # The bytes of `lock`: of who begins to write, or keeps writers out; of who appends or fills, and of who waits to; of who
@@ -64,9 +64,10 @@ def _instead_of(error: type[OSError], become: Callable[[OSError], Exception]) ->
         raise become(raised) from raised
 
 
-def in_thread(
-    method: Callable[Concatenate["PlainStore", P], T],
-) -> Callable[Concatenate["PlainStore", P], Coroutine[Any, Any, T]]:
+_or_unfit = partial(_instead_of, OSError, lambda error: errors.ConfigurationError(f"UPLOADER_DATA: {error}"))
+
+
+def in_thread(method: "_Method[P, T]") -> "_Method[P, Coroutine[Any, Any, T]]":
     """Run a method of the store in a thread, and to its end: nobody closes what it has open. What it misses has gone."""
 
     async def run(self: "PlainStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -161,8 +162,7 @@ class _Files(base.HeldChunk):
             self.directory.unlink(known[0])
 
 
-@dataclass(frozen=True, slots=True)
-class _Appender:
+class _Appender(NamedTuple):
     files: _Files
     read_map: Callable[[], Coroutine[Any, Any, PresentChunks]]
 
@@ -200,7 +200,7 @@ class PlainMarks(MarkFiles):
     store = StoreName("directory", "UPLOADER_DATA", "is it mounted?")
 
     def read(self) -> Marks:
-        with _instead_of(OSError, lambda error: errors.ConfigurationError(f"UPLOADER_DATA: {error}")):
+        with _or_unfit():
             self._root.open()
         proposed = self._read(_PROPOSAL)
         return Marks(self._read(_MARK), frozenset([proposed] if proposed else ()))
@@ -219,13 +219,12 @@ class PlainMarks(MarkFiles):
         self._root.unlink(_PROPOSAL)
 
     def _read(self, name: str) -> str | None:
-        try:
+        with suppress(FileNotFoundError):
             found = parse_mark(self._root.read_whole(name))
-        except FileNotFoundError:
-            return None
-        if found is None or found[0] > _FORMAT:
-            raise errors.ConfigurationError(f"UPLOADER_DATA: the file {name} in it is damaged, or of a newer version")
-        return found[1]
+            if found is None or found[0] > _FORMAT:
+                raise errors.ConfigurationError(f"UPLOADER_DATA: {name} in it is damaged, or of a newer version")
+            return found[1]
+        return None
 
 
 class PlainStore(Store):
@@ -238,32 +237,32 @@ class PlainStore(Store):
         super().__init__()
         self._root = Root(root.absolute())
         self.marks = InstallationMark(PlainMarks(self._root), self.threads.long)
-        self._in: dict[str, Directory] = {}
 
     @in_thread
     def prepare(self) -> None:
-        with _instead_of(OSError, lambda error: errors.ConfigurationError(f"UPLOADER_DATA: {error}")):
+        with _or_unfit(), ExitStack() as opened:
             self._root.open()
-            for name in (_UPLOADS, _BLOBS, _TRASH):
-                self._in[name] = self._root.make(name)
-                weakref.finalize(self, self._in[name].close)
-            disk.check_unnamed(self._in[_UPLOADS])
-            disk.check_names(self._in)
+            made = {name: opened.enter_context(self._root.make(name)) for name in (_UPLOADS, _BLOBS, _TRASH)}
+            disk.check_unnamed(made[_UPLOADS])
+            disk.check_names(made)
 
     @in_thread
     def check(self) -> None:
-        with suppress(errors.StorageFull), _instead_of(OSError, disk.refusal), _written(self._in[_UPLOADS], [b"."]):
+        with suppress(errors.StorageFull), _instead_of(OSError, disk.refusal), _written(self._root, [b"."]):
             pass
 
-    def _at(self, place: str) -> tuple[Directory, str]:
+    @contextmanager
+    def _at(self, place: str) -> Iterator[tuple[Directory, str]]:
         """In which directory something lies, and its name there."""
-        parent, _, name = place.partition("/")
-        return self._in[parent], name
+        parent, _, name = place.rpartition("/")
+        with self._root.enter(parent) as directory:
+            yield directory, name
 
     # Open uploads
 
     def _files(self, upload: Upload) -> _Files:
-        return _Files(*self._at(upload.place), upload)
+        with self._at(upload.place) as (uploads, name):
+            return _Files(uploads, name, upload)
 
     _open = in_thread(_files)
 
@@ -291,18 +290,18 @@ class PlainStore(Store):
     def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
         if parts is not None:
             self._remove(upload.place)  # of an attempt that did not commit
-        uploads, name = self._at(upload.place)
-        uploads.make_directory(name)
-        with uploads.enter(name) as directory:
-            for position, part in enumerate(parts or ()):
-                with closing(self._files(part)) as files:
-                    for each in files.own().values():
-                        files.directory.link(each.name, directory, each._replace(owner=f"{position:06}").name)
-            if not upload.length_known:
-                _add(directory, _DEFERRED)
-            _add(directory, _LOCK)
-            uploads.sync()
-            return directory.status(_LOCK).st_mtime
+        with self._at(upload.place) as (uploads, name):
+            uploads.make_directory(name)
+            with uploads.enter(name) as directory:
+                for position, part in enumerate(parts or ()):
+                    with closing(self._files(part)) as files:
+                        for each in files.own().values():
+                            files.directory.link(each.name, directory, each._replace(owner=f"{position:06}").name)
+                if not upload.length_known:
+                    _add(directory, _DEFERRED)
+                _add(directory, _LOCK)
+                uploads.sync()
+                return directory.status(_LOCK).st_mtime
 
     @in_thread
     def discard(self, upload: Upload, placed_at: str | None = None) -> bool:
@@ -463,32 +462,33 @@ class PlainStore(Store):
 
     def _make_blob(self, descriptor: int, sha256: str) -> None:
         """Let an open file be the blob, durably; others at its place go to the trash, and at no time is there none."""
-        blobs, trash = self._in[_BLOBS], self._in[_TRASH]
-        if not blobs.has(sha256, disk.status(descriptor)):
-            draft = f"draft-{secrets.token_hex(16)}"
-            blobs.link_open(descriptor, draft)
-            with suppress(FileNotFoundError):
-                blobs.link(sha256, trash, f"{sha256}.{secrets.token_hex(16)}")
-            trash.sync()
-            blobs.rename(draft, sha256)
-        blobs.sync()
+        with self._root.enter(_BLOBS) as blobs, self._root.enter(_TRASH) as trash:
+            if not blobs.has(sha256, disk.status(descriptor)):
+                draft = f"draft-{secrets.token_hex(16)}"
+                blobs.link_open(descriptor, draft)
+                with suppress(FileNotFoundError):
+                    blobs.link(sha256, trash, f"{sha256}.{secrets.token_hex(16)}")
+                trash.sync()
+                blobs.rename(draft, sha256)
+            blobs.sync()
 
     @in_thread
     def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         """Their rows are not locked yet: what has their names stays."""
-        for arrival in filter(identify, arrivals):
-            try:
-                _add(self._in[_BLOBS], arrival.sha256_of_bytes, arrival.body.pieces())
-            except OSError as error:
-                arrival.error = disk.refusal(error)  # of this one alone
+        with self._root.enter(_BLOBS) as blobs:
+            for arrival in filter(identify, arrivals):
+                try:
+                    _add(blobs, arrival.sha256_of_bytes, arrival.body.pieces())
+                except OSError as error:
+                    arrival.error = disk.refusal(error)  # of this one alone
 
     def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        with _instead_of(OSError, disk.refusal):
+        with _instead_of(OSError, disk.refusal), self._root.enter(_BLOBS) as blobs:
             for arrival in arrivals:
                 sha256 = arrival.sha256_of_bytes
                 found = self._look(f"{_BLOBS}/{sha256}")
                 if found is None or self._hash(found, None, with_md5=False) != Digests(None, sha256):
-                    with _written(self._in[_BLOBS], arrival.body.pieces()) as descriptor:
+                    with _written(blobs, arrival.body.pieces()) as descriptor:
                         self._make_blob(descriptor, sha256)
         return {}
 
@@ -497,8 +497,8 @@ class PlainStore(Store):
         return PlainBlob(self, self._open_file(found))
 
     def _open_file(self, found: Found) -> int:
-        directory, name = self._at(found.place)
-        return directory.open_to_read(name)
+        with self._at(found.place) as (directory, name):
+            return directory.open_to_read(name)
 
     @in_thread
     def find_blob(self, sha256: str) -> Found | None:
@@ -519,14 +519,14 @@ class PlainStore(Store):
 
     @in_thread
     def put_away(self, found: Found) -> bool:
-        (directory, name), trash = self._at(found.place), self._in[_TRASH]
-        with suppress(FileNotFoundError):  # somebody else was faster
-            if self._look(found.place) == found:
-                directory.rename(name, f"{found.name}.{secrets.token_hex(16)}", trash)
-                trash.sync()
-                directory.sync()
-                return True
-        return False
+        if self._look(found.place) != found:
+            return False
+        with suppress(FileNotFoundError), self._at(found.place) as (directory, name), self._root.enter(_TRASH) as trash:
+            directory.rename(name, f"{found.name}.{secrets.token_hex(16)}", trash)
+            trash.sync()
+            directory.sync()
+            return True
+        return False  # somebody else was faster
 
     def list_trash(self, name: str | None = None) -> AsyncIterator[list[Found]]:
         return self._list(_TRASH, lambda found: name in (None, found.name))
@@ -541,15 +541,14 @@ class PlainStore(Store):
 
     def _look(self, place: str) -> Found | None:
         """What is there now."""
-        directory, name = self._at(place)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._at(place) as (directory, name):
             own = directory.status(name)
             files = [own]
             if S_ISDIR(own.st_mode):
                 with directory.enter(name) as inner:
                     files = [inner.status(file) for file in inner.names()]
             freed_bytes = sum(each.st_blocks * _BLOCK_BYTES for each in files if each.st_nlink == 1)
-            kind = {"is_draft": name.startswith("draft-"), "in_trash": directory is self._in[_TRASH]}
+            kind = {"is_draft": name.startswith("draft-"), "in_trash": place.startswith(_TRASH)}
             return Found(name.partition(".")[0], place, own.st_ino, own.st_ctime, freed_bytes, size=own.st_size, **kind)
         return None
 
@@ -569,8 +568,10 @@ class PlainStore(Store):
     @in_thread
     def _find(self, parent: str, is_wanted: Callable[[Found], bool]) -> list[Found]:
         """What this store has made there, ordered by what follows the dots: uploads by their opening."""
-        names = sorted(filter(_ENTRY.fullmatch, self._in[parent].names()), key=lambda name: name.partition(".")[2])
-        return [found for name in names if (found := self._look(f"{parent}/{name}")) and is_wanted(found)]
+        with suppress(FileNotFoundError), self._root.enter(parent) as directory:
+            names = sorted(filter(_ENTRY.fullmatch, directory.names()), key=lambda name: name.partition(".")[2])
+            return [found for name in names if (found := self._look(f"{parent}/{name}")) and is_wanted(found)]
+        return []  # it is not prepared
 
     @in_thread
     def remaining(self, uploads: list[Upload]) -> list[Upload]:
@@ -588,8 +589,7 @@ class PlainStore(Store):
 
     def _remove(self, place: str) -> bool:
         """A file, or the directory of an upload: its lock goes first, by which others see that it has ended."""
-        directory, name = self._at(place)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._at(place) as (directory, name):
             if not S_ISDIR(directory.status(name).st_mode):
                 return directory.unlink(name)
             with directory.enter(name) as inner:

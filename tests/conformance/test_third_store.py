@@ -1,0 +1,100 @@
+"""What the third store shows beyond what every store has to do: how small one is, and that a server runs on it."""
+
+import ast
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import third_store
+from tests.conformance.third_store import PlainStore
+from tests.conftest import MakeStack
+from tests.support.content import Content
+from tests.support.stores import CHUNK, CONTENT, Process
+from uploader.bootstrap import services
+from uploader.errors import StorageFailed
+
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(third_store.__file__).read_text()
+on_it = pytest.mark.parametrize("make_process", ["plain"], indirect=True)
+# Another process, which holds a chunk and has the right to append until it is killed.
+DYING = """
+import asyncio, sys
+from pathlib import Path
+from tests.conformance.third_store import PlainStore
+from tests.support.bodies import InPieces
+from tests.support.rows import upload_row
+from tests.support.stores import CHUNK, CONTENT
+
+async def main(root, place):
+    store = PlainStore(Path(root))
+    upload = upload_row(size=CONTENT.size, chunk_size=CHUNK, place=place)
+    await store.marks.read()
+    async with store.appending(upload):
+        held = await store.hold_chunk(upload, 1, InPieces(CONTENT.chunk(1)))
+        print("holding", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_store_takes_no_more_than_600_lines() -> None:
+    assert len(SOURCE.splitlines()) <= 600
+
+
+def test_it_takes_nothing_from_another_store() -> None:
+    tree = ast.parse(SOURCE)
+    modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert "uploader.storage.store" in modules
+    assert not [name for name in modules if name.startswith(("uploader.storage.local", "uploader.storage.s3"))]
+
+
+@on_it
+async def test_of_a_process_that_is_killed_no_lock_is_left(process: Process, tmp_path: Path) -> None:
+    upload = await process.open()
+    dying = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DYING, str(tmp_path / "data"), upload.place, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    assert dying.stdout is not None
+    assert await dying.stdout.readline() == b"holding\n"
+    dying.kill()
+    await dying.wait()
+    assert list(await process.present(upload)) == [1]
+    async with process.store.appending(upload), process.store.locked(upload):
+        pass
+    for number in (0, 2, 3):
+        await process.put(upload, number)
+    assert await process.read(await process.merge(upload), CONTENT.size) == CONTENT.data
+
+
+@on_it
+async def test_bytes_that_rotted_are_found_and_come_again(process: Process, tmp_path: Path) -> None:
+    upload = await process.put_all()
+    (rotten,) = (tmp_path / "data" / upload.place).glob("own.2.*")
+    rotten.write_bytes(CONTENT.chunk(1))
+    with pytest.raises(StorageFailed):
+        await process.digest(upload)
+    assert await process.store.find_bad_chunks(upload) == [2]
+    async with process.store.closing(upload) as closer:
+        await closer.withdraw([2], generation=1)
+    assert await process.put(upload, 2)
+    assert (await process.digest(upload)).sha256 == CONTENT.sha256
+
+
+async def test_a_server_runs_on_it(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(services, "create_storage", lambda settings, _database, _clock: PlainStore(settings.data))
+    content, whole = Content(3 * CHUNK + 1000, seed=7, chunk_size=CHUNK), Content(1000, seed=8)
+    async with make_stack() as stack:
+        assert (await stack.open(content)).status_code == 201
+        answers = [await stack.put(content, number) for number in (3, 1, 0, 2)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 201]
+        sent = await stack.client.put(f"/files/{whole.md5}?name=whole", content=whole.data)
+        assert sent.status_code == 201
+        for answer, expected in ((answers[-1], content), (sent, whole)):
+            downloaded = await stack.client.get(f"/me/files/{answer.json()['file']['id']}/content")
+            assert downloaded.content == expected.data
+        assert stack.bytes_on_disk() == sorted((tmp_path / "data" / "blobs").iterdir())
+        assert (await stack.usage("alice"))["finished"] == content.size + whole.size
