@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.support.content import Content
 from tests.support.stores import CHUNK, CONTENT, Process
 from uploader.bootstrap import services
 from uploader.errors import StorageFailed
+from uploader.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(third_store.__file__).read_text()
@@ -42,6 +44,15 @@ asyncio.run(main(*sys.argv[1:]))
 
 def test_a_store_takes_no_more_than_600_lines() -> None:
     assert len(SOURCE.splitlines()) <= 600
+
+
+def test_the_document_names_what_a_store_has_to_have_and_this_one_has_no_more() -> None:
+    document = (ROOT / "docs" / "architecture.md").read_text()
+    _, _, table = document.partition("| group | has to have |\n")
+    named = set(re.findall(r"`(\w+)`", table.partition("\n\n")[0]))
+    assert named == Store.__abstractmethods__
+    methods = {name for name, value in vars(PlainStore).items() if callable(value) and not name.startswith("_")}
+    assert methods == named
 
 
 def test_it_takes_nothing_from_another_store() -> None:

@@ -522,7 +522,7 @@ class BlobBytes(ABC):
 
 
 class Housekeeping(ABC):
-    """Tells what a store holds, whatever the rows say, and removes it."""
+    """Tells what a store holds, whatever the rows say, and removes it. Lists may be asked for before it is prepared."""
 
     @abstractmethod
     async def check(self) -> None:
