@@ -57,8 +57,6 @@ def _reason(error: OSError) -> str:
 
 
 class RedisKind(StrEnum):
-    """What a URL leads to."""
-
     SERVER = "redis"
     SOCKET = "unix"
     CLUSTER = "redis+cluster"

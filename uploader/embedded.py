@@ -104,11 +104,8 @@ def list_aside(directory: Path) -> list[Path]:
 
 
 class EmbeddedRedis:
-    """The server of one directory, for as long as `start` to `stop`.
-
-    Of all processes that started it, one owns it; when that one ends, another takes over. Files that the server can't load
-    are set aside with their directory, and it starts empty.
-    """
+    """The server of one directory, from `start` to `stop`. Of all processes that started it, one owns it; when that one
+    ends, another takes over."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
@@ -192,10 +189,8 @@ class EmbeddedRedis:
                     return os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _set_aside(self, damage: Unloadable) -> None:
-        """Let an empty directory take its place: everything is rebuilt. The last few are kept, for somebody to look at.
-
-        Raises ConfigurationError.
-        """
+        """Let an empty directory take its place: everything is rebuilt. The last few are kept. Raises
+        ConfigurationError."""
         if isinstance(damage.__cause__, PermissionError) and not self._is_own():
             # The server of that account may be running there.
             raise ConfigurationError(f"{self._directory} belongs to another account: {damage}")
@@ -222,8 +217,8 @@ class EmbeddedRedis:
         return any(path.lstat().st_uid == os.geteuid() for path in (self._directory, self._directory.parent))
 
     def _become_owner(self, lock: int) -> bool:
-        """Wait for the lock of the owner; False if this process is to stop before, or if it is the lock of a directory that
-        was set aside meanwhile."""
+        """Wait for the lock of the owner. Return False if this process stops before, or if the directory was set
+        aside."""
         while not self._stopping.is_set():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -344,7 +339,6 @@ class EmbeddedRedis:
         return told[-1].strip() if told else None
 
     def _log(self) -> str:
-        """What the server has said since it was launched."""
         with suppress(FileNotFoundError), (self._directory / "server.log").open("rb") as log:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")

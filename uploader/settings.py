@@ -306,10 +306,8 @@ class Settings:
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None, **overrides: Any) -> "Settings":
-        """Read the environment; `overrides` (from the command line) win over it.
-
-        Raises ConfigurationError with one line for each unknown name and bad value.
-        """
+        """Read the environment; `overrides` (from the command line) win over it. Raises ConfigurationError with one
+        line for each unknown name and bad value."""
         environment = os.environ if environment is None else environment
         known = {variable_of(setting): setting for setting in fields(cls)}
         given = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
@@ -333,7 +331,6 @@ class Settings:
         return cls(**{**values, **{name: value for name, value in overrides.items() if value is not None}})
 
     def bucket(self) -> BucketAddress | None:
-        """Where the bytes are, if they are in a bucket."""
         if self.storage is None:
             return None
         bucket, prefix = parse_storage_url(self.storage)

@@ -35,8 +35,6 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys of one delay queue in one shard."""
-
     due: str  # followed by `:<epoch minute>`: the minute buckets
     minutes: str  # the index of the buckets that are not empty
     task_prefix: str  # followed by the task's id: the hash that knows the task's bucket
@@ -64,7 +62,6 @@ class ChallengeKeys(NamedTuple):
 
 
 def shard_of(identifier: str, shards: int) -> int:
-    """The shard of an upload, or of the challenges of a user."""
     return crc32(identifier.encode()) % shards
 
 
@@ -82,8 +79,6 @@ def tag_of(shard: int, spread_over: int = 0) -> str:
 
 
 class Shards:
-    """The shards of an installation, and the keys that are in them."""
-
     def __init__(self, number: int) -> None:
         self.number = number
         self._spread_over = 0
@@ -100,7 +95,6 @@ class Shards:
         return _keys_of_upload(upload_id, self.number, self._spread_over)
 
     def queue(self, shard: int, name: str) -> QueueKeys:
-        """Of a queue of uploads."""
         return upload_queue_keys(shard, name, self._spread_over)
 
     def prefix(self, shard: int) -> str:
@@ -135,7 +129,6 @@ def upload_queue_keys(shard: int, queue: str, spread_over: int = 0) -> QueueKeys
 
 
 def upload_keys(shard: int, upload_id: str, spread_over: int = 0) -> UploadKeys:
-    """The keys of an upload in its shard."""
     tag = tag_of(shard, spread_over)
     flush, merge = (upload_queue_keys(shard, queue, spread_over) for queue in (FLUSH_QUEUE, MERGE_QUEUE))
     return UploadKeys(

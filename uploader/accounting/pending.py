@@ -46,8 +46,6 @@ _END_SWEEP = Script("end_sweep")
 
 
 class Outcome(StrEnum):
-    """The word that a script answers with."""
-
     RECORDED = "recorded"
     DUPLICATE = "duplicate"
     HYDRATED = "hydrated"
@@ -84,8 +82,6 @@ class KnownUpload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """When tasks are due."""
-
     quiet_seconds: float
     max_delay_seconds: float
     max_pending_bytes: int
@@ -94,8 +90,6 @@ class Delays:
 
 @dataclass(eq=False, repr=False)
 class Pending:
-    """The accounting store of all shards."""
-
     redis: RedisConnection
     _: KW_ONLY
     shards: Shards
@@ -147,11 +141,9 @@ class Pending:
         return _result(await _HYDRATE.run(self.redis, self.shards.upload(upload_id), arguments))
 
     async def introduce(self, upload_id: str, *, era: str, size: int, chunk_size: int, chunk_count: int) -> None:
-        """Tell Redis of an upload without chunks, no part, that the caller opened after it read `era`. Raises Unavailable.
-
-        The caller need not be a closer: if `era` still is the present one and Redis does not know the upload, no chunk of
-        it was recorded that this could lose. If the era has moved, or Redis knows the upload, this changes nothing.
-        """
+        """Tell Redis of an upload, no part, that the caller opened after it read `era`. If that has moved, or Redis
+        knows the upload, this changes nothing: no chunk that was recorded can be lost, and the caller need not be a
+        closer. Raises Unavailable."""
         arguments = ["", _era_token(), upload_id, era, 0, b"", size, chunk_size, chunk_count, 0, 0, "1", "", ""]
         await _HYDRATE.run(self.redis, self.shards.upload(upload_id), arguments)
 
@@ -188,8 +180,8 @@ class Pending:
         return sum(await asyncio.gather(*(ack(flushed[first : first + MAX_CLAIM]) for first in firsts)))
 
     async def forget(self, upload_id: str, word: str | None) -> None:
-        """Drop a closed upload and leave a tombstone that says `word`. Without a word leave none: the database does not know
-        the upload. Raises Unavailable."""
+        """Drop a closed upload and leave a tombstone that says `word`; none if the database does not know the upload.
+        Raises Unavailable."""
         stays = TOMBSTONE_SECONDS if word else 0
         await _FORGET.run(self.redis, self.shards.upload(upload_id), [upload_id, word or "", stays])
 
@@ -210,11 +202,8 @@ class Pending:
         return {_text(name): _text(value) for name, value in pairs}
 
     async def claim_sweep(self, shard: int) -> str | None:
-        """Claim the sweep of a shard, or renew the claim; returns the era to sweep. None if the shard was swept in this era,
-        or another process sweeps it.
-
-        The sweeper calls it again within each lease while the sweep goes on. Raises Unavailable.
-        """
+        """Claim the sweep of a shard, or renew the claim, within each lease while the sweep goes on; returns the era to
+        sweep. None if the shard was swept in this era, or another process sweeps it. Raises Unavailable."""
         arguments = [_era_token(), self._claimant, _ms(self.delays.lease_seconds)]
         era: bytes = await _CLAIM_SWEEP.run(self.redis, self.shards.sweep(shard), arguments)
         return era.decode() or None
@@ -245,11 +234,8 @@ class Pending:
 
 
 def _era_token() -> str:
-    """A random token. The script makes it the era's token if Redis has none, so that a loss of everything shows.
-
-    Each call brings a new one. It is no secret, so it does without the kernel, whose randomness costs as much as the rest of
-    a call.
-    """
+    """A new random token, which the script makes the era's if Redis has none, so that a loss of everything shows. It is
+    no secret: the kernel's randomness would cost as much as the rest of a call."""
     return f"{random.getrandbits(64):016x}"
 
 
@@ -381,11 +367,8 @@ class Budgets:
 
 @dataclass(eq=False, repr=False)
 class Challenges:
-    """Challenges where every worker sees them: kept for a while, taken once, within budgets of each user.
-
-    A loss of Redis loses challenges and budgets, and no more: a user who answers a lost challenge gets another one, or
-    sends the bytes.
-    """
+    """Keeps challenges where every worker sees them: for a while, taken once, within budgets of each user. A loss of
+    Redis loses these, and no more: who answers a lost challenge gets another one, or sends the bytes."""
 
     redis: RedisConnection
     _: KW_ONLY
@@ -395,10 +378,8 @@ class Challenges:
     async def issue(
         self, challenge: Challenge, *, offered: bool, ttl_seconds: float, now_ms: int | None = None
     ) -> bool:
-        """Count a probe; keep the challenge if it is `offered` and the budgets allow it. Raises Unavailable.
-
-        A challenge counts as failed until its user proves it.
-        """
+        """Count a probe; keep the challenge if it is `offered` and the budgets allow it. It counts as failed until its
+        user proves it. Raises Unavailable."""
         budgets = self.budgets
         arguments = [
             *(time_argument(now_ms), challenge.id, msgspec.json.encode(challenge), int(offered)),

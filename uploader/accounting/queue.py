@@ -26,12 +26,9 @@ _READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would 
 
 
 class Wakeups:
-    """Wakes workers that sleep until a task is due, when a script schedules an earlier task, here or for another
-    process: listens on channels, from `async with` on, and sets the event of a channel when a script announces a task
-    there.
-
-    Pub/sub may lose a message. Then a worker is late, and no more, because no worker sleeps longer than a second.
-    """
+    """Wakes workers that sleep until a task is due, when a script schedules an earlier one, here or for another
+    process: listens on channels, from `async with` on, and sets their events. Pub/sub may lose a message; then a worker
+    is late, by a second at most."""
 
     def __init__(self, redis: RedisConnection, channels: Iterable[str]) -> None:
         self._redis = redis
@@ -103,10 +100,8 @@ class DelayQueue:
     async def schedule(
         self, task_id: str, delay_seconds: float, *, only_new: bool = False, now_ms: int | None = None
     ) -> bool:
-        """Let a task become due after a delay of its own, which replaces an earlier one; returns whether it did.
-
-        With `only_new`, a task that waits already stays as it is.
-        """
+        """Let a task become due after a delay of its own, which replaces an earlier one unless `only_new`; returns
+        whether it did."""
         return await self._schedule(task_id, delay_seconds, "absent" if only_new else "always", now_ms)
 
     async def push_back(self, task_id: str, delay_seconds: float, *, now_ms: int | None = None) -> bool:
@@ -137,7 +132,6 @@ class DelayQueue:
         return bool(await _CANCEL.run(self._redis, self._task_keys(task.id), [task.id, task.token]))
 
     async def next_due(self, *, now_ms: int | None = None) -> float | None:
-        """Seconds until the earliest task is due, or None if the queue is empty."""
         return await next_due(self._redis, self._keys, now_ms)
 
     async def due(self) -> AsyncGenerator[Task, None]:
@@ -157,10 +151,8 @@ class DelayQueue:
 
 
 async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
-    """Seconds until the earliest task of any queue is due, or None if it is empty; less, where many were pushed back.
-
-    Raises Unavailable.
-    """
+    """Return the seconds until the earliest task of any queue is due; less, where many were pushed back. Raises
+    Unavailable."""
     arguments = [time_argument(now_ms), keys.task_prefix, _LOOKED_AT]
     delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], arguments)
     return None if delay_ms < 0 else delay_ms / 1000
@@ -255,10 +247,8 @@ class UploadQueue:
         return self._keys.wake
 
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
-        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends.
-
-        Raises Unavailable.
-        """
+        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends. Raises
+        Unavailable."""
         while True:
             looked, claims = await self._look(limit, now_ms)
             if claims or looked < limit:
@@ -286,7 +276,6 @@ class UploadQueue:
         ]
 
     async def next_due(self, now_ms: int | None = None) -> float | None:
-        """Seconds until the earliest task is due, or None if the queue is empty. Raises Unavailable."""
         return await next_due(self._redis, self._keys, now_ms)
 
     async def pause_seconds(self) -> float:

@@ -64,13 +64,10 @@ def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes
 
 @dataclass(eq=False, repr=False)
 class Pipeline:
-    """One connection to one server for all calls of a process, made when it is first needed, and anew when it was lost:
-    the calls of one turn of the event loop go together.
-
+    """One connection to one server for all calls of a process: those of one turn of the event loop go together.
     redis-py costs several times as much per call, and a chunk is one call. It still finds the server, logs in and pools
-    the connections for everything else; this takes over one connection once redis-py has made it. To do so it touches
-    private parts of redis-py, which `tests/unit/test_private_parts.py` names.
-    """
+    the connections for everything else; this takes over one that it has made, and so touches private parts of redis-py,
+    which `tests/unit/test_private_parts.py` names."""
 
     # `options`: those of redis-py for its connections.
     connection_class: type[AbstractConnection]
@@ -81,7 +78,6 @@ class Pipeline:
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether a call need not wait for a connection."""
         return self._pipe is not None and not self._pipe.lost
 
     async def call(self, command: bytes) -> Any:
@@ -250,8 +246,7 @@ _DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 
 
 class Script:
-    """One verb: a Lua file with what it needs of the preludes before it, run by its SHA-1 and loaded where the server does
-    not have it (`EVALSHA`, `EVAL`)."""
+    """Runs one verb: a Lua file with what it needs of the preludes before it, by its SHA-1 (`EVALSHA`, `EVAL`)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -260,10 +255,8 @@ class Script:
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     async def run(self, redis: RedisConnection, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """The script's reply. Every script is idempotent, so the client's own retries are safe.
-
-        Raises Unavailable if Redis is away.
-        """
+        """Return the script's reply. Every script is idempotent, so the client's own retries are safe. Raises
+        Unavailable."""
         try:
             try:
                 return await redis.evalsha(self.sha, len(keys), *keys, *arguments)
@@ -324,8 +317,7 @@ def assembled(*parts: str) -> str:
 
 
 def answering(timeout_seconds: float) -> AbstractAsyncContextManager[None]:
-    """One call of Redis, with all that it is tried again and all connections that are made for it. Raises TimeoutError of
-    redis-py."""
+    """Bound one call of Redis, with its retries and all connections made for it. Raises TimeoutError of redis-py."""
     return waiting(_STORE, timeout_seconds, RedisTimeoutError)
 
 
@@ -408,11 +400,9 @@ _ELSEWHERE += (ReadOnlyError, RedisConnectionError, RedisTimeoutError, OSError)
 
 
 def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS) -> RedisConnection:
-    """A client that connects when it is first used, by any of the URLs that docs/operations.md lists.
-
-    `connections`: how many at most (of a Cluster: to each node), beside the one of all scripts. `timeout_seconds`: how long
-    an answer may take. Raises ValueError with what is wrong with the URL.
-    """
+    """Return a client that connects when it is first used, by any of the URLs that docs/operations.md lists.
+    `connections`: how many at most (of a Cluster: to each node), beside the one of all scripts. Raises ValueError with
+    what is wrong with the URL."""
     address = parse_redis_url(url)
     options = _options(timeout_seconds) | _credentials(address.username, address.password) | _tls_options(address.tls)
     if address.kind is RedisKind.CLUSTER:
@@ -484,11 +474,9 @@ def _connect_to_cluster(
 
 
 class _Cluster(RedisCluster):
-    """Bounds what redis-py does not, and calls again what it breaks off.
-
-    When one call reads the slots anew, redis-py closes the connections of all other calls, even unfinished ones, and those
-    calls raise AttributeError. To call again is safe, because every script is idempotent.
-    """
+    """Bounds what redis-py does not, and calls again what it breaks off: when one call reads the slots anew, redis-py
+    closes the connections of all others, which raise AttributeError. That is safe, because every script is
+    idempotent."""
 
     def __init__(self, connections: int, timeout_seconds: float, **options: Any) -> None:
         super().__init__(**options)
@@ -567,8 +555,6 @@ class _PoolBySentinel(SentinelConnectionPool, BlockingConnectionPool):
 
 
 class _MasterBySentinel(PipelinedRedis):
-    """Closes the connections to its Sentinels, too."""
-
     asked: Sentinel
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:

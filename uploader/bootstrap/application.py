@@ -62,12 +62,9 @@ from uploader.settings import Settings
 
 @asynccontextmanager
 async def running(services: Services, *, jobs: bool, begins: bool = True) -> AsyncIterator[None]:
-    """The time in which services serve, with the background jobs if asked for; all ended in order afterwards.
-
-    `begins`: an installation that is none yet becomes one.
-
-    Raises ConfigurationError if the database or the store is not fit, Unavailable if the database is away.
-    """
+    """Let services serve within, with the background jobs if asked for; all are ended in order afterwards. `begins`: an
+    installation that is none yet becomes one. Raises ConfigurationError if the database or the store is not fit,
+    Unavailable if the database is away."""
     try:
         await migrate.check(services.database)
         await (services.installation.begin() if begins else services.installation.compare())
@@ -127,11 +124,8 @@ def _spread(number: int) -> str:
 
 
 async def reset_redis(services: Services) -> int:
-    """Forget all that Redis knows, and take the number of shards in force; how many keys were deleted.
-
-    Everything is rebuilt from the disk and the database. Raises ConfigurationError if Redis is another installation's,
-    Unavailable.
-    """
+    """Forget all that Redis knows, which is rebuilt from disk and database, and take the number of shards in force;
+    returns how many keys were deleted. Raises ConfigurationError if Redis is another installation's, Unavailable."""
     await services.installation.check_redis()
     deleted = await services.pending.reset()
     crash_point("reset.after_keys")
@@ -196,8 +190,6 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
 
 
 class Terminal:
-    """Where a process was started, if it was in one."""
-
     def __init__(self) -> None:
         self._was_there = os.isatty(0)
 
@@ -208,13 +200,9 @@ class Terminal:
 
 @contextmanager
 def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | None]:
-    """The certificate of this process, if there is one, read anew at each SIGHUP; or the server ends, where that says
-    that its terminal is gone. Raises ConfigurationError.
-
-    A server process that has just been started hears SIGHUP as well: it is held back until the process can answer it,
-    where it would end the process otherwise; and the files are read only after that, so that none is left with what was
-    before.
-    """
+    """Yield the certificate of this process, if there is one, read anew at each SIGHUP; or the server ends, where that
+    says that its terminal is gone. A process that has just been started holds SIGHUP back until it can answer it, and
+    reads the files only after that, so that none is left with what was before. Raises ConfigurationError."""
     loop, clock, terminal = asyncio.get_running_loop(), Clock(), Terminal()
     certificate: CertificateInForce | None = None
     reloads: set[asyncio.Task[None]] = set()
@@ -259,7 +247,6 @@ class ServerProcesses(Multiprocess):
             super().init_processes()
 
     def keep_subprocess_alive(self) -> None:
-        """Starts others for those that died."""
         with _held_back():
             super().keep_subprocess_alive()
 
@@ -283,7 +270,6 @@ APPLICATION = "uploader.bootstrap:create_app"
 
 
 def build_application(services: Services, lifespan: Lifespan | None = None) -> Application:
-    """The HTTP application over services."""
     settings = services.settings
     origins = Origins(settings.cors_origins)
     verifier = create_verifier(settings, services.clock)
@@ -341,7 +327,6 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
 
 
 def create_connections(settings: Settings) -> Connections:
-    """Those of this process, none yet."""
     return Connections(connection_limits(settings), Proxies(settings.trusted_proxies))
 
 
@@ -356,7 +341,6 @@ def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
 
 
 def server_config(settings: Settings) -> "uvicorn.Config":
-    """What each server process makes and runs, and how."""
     import uvicorn
 
     from uploader.http.server.http11 import HttpConnection

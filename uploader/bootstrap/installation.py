@@ -54,7 +54,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def warn_of_settings(settings: Settings) -> None:
-    """Say at the start what a setting gives away."""
     if settings.instant == "trust":
         logger.warning("UPLOADER_INSTANT=trust: whoever knows the MD5 and size of a file can get it")
     if settings.auth == "jwt" and (settings.jwt_jwks or "").startswith("http://"):
@@ -75,10 +74,8 @@ async def upgrade_database(settings: Settings) -> str | None:
 
 
 async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
-    """Migrate an embedded database; an external one has to be migrated already. Raises ConfigurationError, Unavailable.
-
-    `adopts`: a new one may take the place of one that is not there any more.
-    """
+    """Migrate an embedded database; an external one has to be migrated already. `adopts`: a new one may take the place
+    of one that is not there any more. Raises ConfigurationError, Unavailable."""
     if not adopts:
         _refuse_lost_file(settings)
     database = Database(database_url(settings), creates=True)
@@ -115,9 +112,8 @@ def _fit(settings: Settings) -> Iterator[None]:
 
 
 async def begin_installation(settings: Settings) -> None:
-    """What a start looks at before it serves or works: that disk and database are fit and belong together; if they are new,
-    they do from now on. It waits for a server of the database that is away. Raises ConfigurationError, and Unavailable if
-    waiting would not help."""
+    """Look whether disk and database are fit and belong together, which new ones do from now on. Waits for a server of
+    the database that is away. Raises ConfigurationError, and Unavailable if waiting would not help."""
     await _with_services(settings, _begin)
 
 

@@ -56,7 +56,6 @@ from uploader.storage.store import Spool, Store
 
 
 def database_url(settings: Settings) -> str:
-    """The URL of the database in force."""
     return settings.database_url or f"sqlite:///{settings.data.absolute() / 'uploader.db'}"
 
 
@@ -68,7 +67,6 @@ def sqlite_path(settings: Settings) -> Path | None:
 
 
 def redis_directory(settings: Settings) -> Path:
-    """Where the embedded Valkey lives."""
     return settings.data.absolute() / "redis"
 
 
@@ -78,7 +76,6 @@ def list_aside(settings: Settings) -> list[Path]:
 
 
 def create_redis(settings: Settings) -> RedisConnection:
-    """Connects to nothing yet."""
     connections, timeout_seconds = settings.redis_connections, settings.redis_timeout_seconds
     if settings.redis_url is not None:
         return connect(settings.redis_url, connections=connections, timeout_seconds=timeout_seconds)
@@ -87,7 +84,7 @@ def create_redis(settings: Settings) -> RedisConnection:
 
 
 def create_storage(settings: Settings, database: Database, clock: Clock) -> Store:
-    """Connects to nothing yet. Raises ConfigurationError."""
+    """Raises ConfigurationError."""
     address = settings.bucket()
     if address is None:
         return LocalStore(
@@ -103,7 +100,6 @@ def create_storage(settings: Settings, database: Database, clock: Clock) -> Stor
 
 
 def create_precreate_hook(settings: EventSettings, clock: Clock) -> PreCreateHook:
-    """Connects to nothing yet."""
     asked = settings.pre_create
     if asked is None:
         return PreCreateHook(None, allows_on_failure=True)
@@ -123,14 +119,12 @@ class Bells:
 
 
 def create_outbox(settings: EventSettings, clock: Clock, bells: Bells) -> Outbox | None:
-    """None if nobody is told of anything."""
     return Outbox(settings.sinks_of, new_id, clock.now, bells.ring) if settings.sinks else None
 
 
 def create_relays(
     settings: EventSettings, database: Database, redis: RedisConnection, clock: Clock, source: Callable[[], str]
 ) -> list[Relay]:
-    """Connects to nothing yet."""
     return [
         Relay(name, _create_sink(sink, redis, clock), database, clock, source) for name, sink in settings.sinks.items()
     ]
@@ -148,8 +142,6 @@ def _create_sink(sink: SinkSettings, redis: RedisConnection, clock: Clock) -> Ev
 
 
 class Services:
-    """Everything that a server, a worker or a command needs, made once a process."""
-
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:  # noqa: PLR0915 (one line for each)
         """Connects to nothing yet. Raises ConfigurationError for the file of UPLOADER_EVENTS."""
         self.clock = clock = clock or Clock()

@@ -8,8 +8,6 @@ from typing import Any
 
 
 class Action(StrEnum):
-    """What was done: to what, and what."""
-
     USER_CREATED = "user.created"
     QUOTA_CHANGED = "quota.changed"
     TOKEN_CREATED = "token.created"  # noqa: S105 (a word)
@@ -36,8 +34,6 @@ class Action(StrEnum):
 
 
 class Via(StrEnum):
-    """How an actor came to act."""
-
     REQUEST = "request"
     COMMAND = "command"
     JOB = "job"

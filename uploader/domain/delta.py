@@ -32,8 +32,6 @@ _PIECES = 40_000
 
 
 class Readable(Protocol):
-    """Bytes in order."""
-
     def readinto(self, buffer: memoryview, /) -> int:
         """Put the next bytes there; how many, 0 at the end."""
 
@@ -79,7 +77,6 @@ class Pieces:
     """Where the pieces of a content lie, and their hashes."""
 
     def __init__(self, signature: bytes) -> None:
-        """`signature`: all of one."""
         _, _, self._records = signature.partition(b"\n")
         lengths = chain.from_iterable(_LENGTH.iter_unpack(self._records))
         self._starts = array("Q", accumulate(lengths, initial=0))
@@ -116,13 +113,10 @@ MAX_INSTRUCTIONS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Bytes that the base has."""
-
     offset: int
     length: int
 
     def encode(self) -> bytes:
-        """The instruction."""
         return COPY.pack(COPY_KIND, self.offset, self.length)
 
 

@@ -13,8 +13,6 @@ from uploader.domain.upload import STATE_OF_REASON, File, Reason, State, Upload,
 
 
 class EventType(StrEnum):
-    """All types, as the API says them."""
-
     UPLOAD_CREATED = "upload.created"
     UPLOAD_CANCELLED = "upload.cancelled"
     UPLOAD_EXPIRED = "upload.expired"
@@ -84,7 +82,6 @@ def content_damaged(file: File, more_files: bool = False) -> News:
 
 
 def content_healed(file: File, more_files: bool = False) -> News:
-    """As `content_damaged`."""
     return _of_content(EventType.CONTENT_HEALED, replace(file, damaged=False), more_files=more_files)
 
 

@@ -12,8 +12,6 @@ _SECONDS_A_DAY = 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What is compared."""
-
     taken_at: datetime
     use_space_finished: int
     physical_bytes: int
@@ -136,8 +134,6 @@ UPLOAD_SORTS = ("updated_at", "quota_bytes", "disk_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserReport:
-    """The accounts of a user, with how much there is of what."""
-
     usage: Usage
     files: int
     open_uploads: int

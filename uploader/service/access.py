@@ -46,8 +46,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is calling."""
-
     user_id: str
     admin: bool
     # Of the token that was shown; None where it is not one of ours.
@@ -87,8 +85,6 @@ class _Believed(Generic[T]):
 
 @dataclass(eq=False, repr=False)
 class Accounts:
-    """Users and tokens."""
-
     database: Database
     clock: Clock
     _: KW_ONLY
@@ -162,7 +158,6 @@ class Accounts:
     async def create_token(
         self, user_id: str, *, admin: bool, total_space: int | None = None, scope: str | None = None
     ) -> str:
-        """Make a token as `add_token`, and return it."""
         token = new_token()
         await self.add_token(token, user_id, admin=admin, total_space=total_space, scope=scope)
         return token
@@ -259,8 +254,6 @@ def selection_subject(digest: str) -> str:
 
 @dataclass(eq=False, repr=False)
 class Links:
-    """Makes links, and tells whether one is good."""
-
     database: Database
     clock: Clock
     secret: str | None

@@ -37,8 +37,8 @@ LONGEST_STEP_BYTES = 1 << 30
 
 @dataclass(eq=False, repr=False)
 class DeferredLength:
-    """Reserves for uploads whose length nobody has told yet, step by step and before their bytes are stored; what was
-    reserved beyond is given back when the length is told."""
+    """Reserves for uploads whose length nobody has told yet, step by step, before their bytes are stored; gives back
+    what was reserved beyond when the length is told."""
 
     database: Database
     closers: Closers
@@ -48,7 +48,6 @@ class DeferredLength:
     max_file_size_bytes: int
 
     def limit_bytes(self, upload: Upload) -> int:
-        """How long an upload may become."""
         if upload.length_known:
             return upload.size
         return min(self.max_file_size_bytes, MAX_CHUNK_COUNT * upload.chunk_size)
@@ -140,13 +139,10 @@ class Part:
 
 
 def a_newer_one() -> errors.UploadBusy:
-    """What ends a stream whose upload somebody else wants to append to."""
     return errors.UploadBusy("A newer request appends to this upload.")
 
 
 class AppendSource(Protocol):
-    """A stream that is on its way."""
-
     @property
     def declared_bytes(self) -> int | None:
         """Its length, if the client has told it."""
@@ -172,8 +168,7 @@ class CheckedSource(Protocol):
     """A stream that is on its way, and counts as a whole or not at all."""
 
     @property
-    def declared_bytes(self) -> int | None:
-        """As `AppendSource.declared_bytes`."""
+    def declared_bytes(self) -> int | None: ...
 
     async def receive_whole(self, user_id: str, limit_bytes: int, hashing: Hashing) -> WholeAppend:
         """Receive and check it. Raises DigestMismatch, FileTooLarge, BodyTimeout, StorageFull."""
@@ -214,7 +209,6 @@ class AppendedStream:
         return self.upload, self.offset
 
     async def _take_part(self) -> bool:
-        """Whether there may be more."""
         number, start = divmod(self.offset, self.upload.chunk_size)
         part = await self._receive(chunk_length(number, self.limit_bytes, self.upload.chunk_size) - start)
         try:
@@ -273,7 +267,6 @@ class AppendedStream:
 
 
 def length_exceeded(upload: Upload, limit_bytes: int) -> errors.FileTooLarge:
-    """What it is if more than that comes."""
     return errors.LengthExceeded(limit=limit_bytes) if upload.length_known else errors.FileTooLarge(limit=limit_bytes)
 
 
@@ -284,8 +277,6 @@ Appending = Coroutine[Any, Any, Appended | StillMerging | Complete]
 
 @dataclass(eq=False, repr=False)
 class Appends:
-    """Takes streams."""
-
     # `max_whole_bytes`: of a stream that counts as a whole or not at all, which may need as much room a second time.
     storage: Store
     pending: Pending
@@ -301,7 +292,6 @@ class Appends:
     _streams: set[asyncio.Future[None]] = field(default_factory=set, init=False)
 
     def knows(self, target: Target) -> bool:
-        """Whether an upload was met here that takes streams."""
         return self.receiving.remembers(target)
 
     async def find(self, target: Target, offset: int) -> Upload | Complete:
@@ -525,7 +515,6 @@ class Appends:
         return limit - end, excess
 
     async def _take(self, upload: Upload, offset: int, source: AppendSource, appender: Appender) -> tuple[Upload, int]:
-        """While the server stops, it waits for the end of this."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._streams.add(ended)
         try:

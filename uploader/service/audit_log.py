@@ -28,7 +28,6 @@ actor_of_context: ContextVar[Callable[[], Actor] | None] = ContextVar("actor", d
 
 
 def actor() -> Actor:
-    """Who acts in this context."""
     found = actor_of_context.get()
     return Actor(Via.COMMAND, _os_user()) if found is None else found()
 

@@ -45,8 +45,6 @@ Sources = Callable[[str, int], AsyncIterator[int]]
 
 @dataclass(slots=True)
 class Copied:
-    """What became of the blobs of a dump."""
-
     blobs: int = 0
     bytes: int = 0
     # Of these, what was not there before; of which those that take no room of their own.
@@ -149,7 +147,6 @@ async def _batches(dump: Path) -> AsyncIterator[list[tuple[str, int]]]:
 
 
 def _totals(dump: Path) -> tuple[int, int]:
-    """How many blobs a dump names, and their bytes."""
     blobs = total_bytes = 0
     for _, size in read_listing(dump):
         blobs, total_bytes = blobs + 1, total_bytes + size
@@ -158,8 +155,6 @@ def _totals(dump: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class BackedUp:
-    """What one backup did."""
-
     stamp: str
     dumped: Dumped
     copied: Copied
@@ -171,8 +166,6 @@ class BackedUp:
 
 @dataclass(eq=False, repr=False)
 class Backups:
-    """Several at once into one directory are refused."""
-
     database: Database
     storage: Store
     installation: Installation
@@ -181,11 +174,9 @@ class Backups:
     clock: Clock
 
     async def back_up(self, path: Path, tell: Tell, *, rereads: bool = False, keeps: int | None = None) -> BackedUp:
-        """Make a backup in a directory of such, beside earlier ones, whose blobs it shares. `rereads`: blobs that are there
-        are read again. `keeps`: how many backups stay, unless this one lacks anything; all if not given.
-
-        Raises BackupRefused, Unavailable, OSError.
-        """
+        """Make a backup in a directory of such, beside earlier ones, whose blobs it shares. `rereads`: blobs that are
+        there are read again. `keeps`: how many backups stay, unless this one lacks anything. Raises BackupRefused,
+        Unavailable, OSError."""
         owner = self.installation.id
         if owner is None:
             raise BackupRefused(await self.database.read(_why_there_is_no_id))
@@ -284,8 +275,6 @@ _NOTHING = frozenset({"lost+found"})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A backup that can be restored here."""
-
     directory: BackupDirectory
     stamp: str
     installation: str
@@ -307,11 +296,8 @@ class Restoring:
     data: Path
 
     async def look(self, path: Path, stamp: str | None = None) -> Plan:
-        """Whether the newest backup of a directory, or that of a stamp, is whole and can be restored; changes nothing but
-        that the data directory is made.
-
-        Raises BackupRefused, ConfigurationError, Unavailable, OSError.
-        """
+        """Plan to restore the newest backup of a directory, or that of a stamp; changes nothing but that the data
+        directory is made. Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
         directory = await asyncio.to_thread(BackupDirectory, path)
         owner, stamps = directory.installation(), directory.stamps()
         if not stamps:

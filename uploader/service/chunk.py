@@ -53,7 +53,7 @@ class Comparing:
                 computing.update(piece)
 
     def check(self) -> None:
-        """There are no more. Raises DigestMismatch."""
+        """Raises DigestMismatch."""
         for algorithm, digest in self._wanted.items():
             if not hmac.compare_digest(self._hashes[algorithm].digest(), digest):
                 raise errors.DigestMismatch()
@@ -80,8 +80,6 @@ _BAD_BODIES = (
 
 
 class ChunkSource(Protocol):
-    """The body of a chunk that is on its way."""
-
     @property
     def declared_bytes(self) -> int | None:
         """The length that the client has told; None if it has not."""
@@ -120,7 +118,7 @@ class ConcurrentBodies:
 
     @contextmanager
     def counted(self, user_id: str) -> Iterator[None]:
-        """Count one more within. Raises TooManyRequests."""
+        """Raises TooManyRequests."""
         count = self._counts.get(user_id, 0)
         if count >= self._limit:
             raise errors.TooManyRequests(limit=self._limit)
@@ -135,8 +133,6 @@ class ConcurrentBodies:
 
 @dataclass(eq=False, repr=False)
 class Receiving:
-    """Takes chunks."""
-
     database: Database
     storage: UploadBytes
     pending: Pending
@@ -147,11 +143,9 @@ class Receiving:
     _remembered: OrderedDict[Target, Upload] = field(default_factory=OrderedDict, init=False)
 
     async def receive(self, target: Target, number: int, source: ChunkSource, claims: ClaimedDigests) -> Result:
-        """Take chunk `number` of the upload that is meant.
-
-        Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange, BytesConflict, TooManyRequests, as the source does,
-        DigestMismatch, BodyTimeout, StorageFull, Unavailable, and as the merge does.
-        """
+        """Take chunk `number` of the upload that is meant. Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange,
+        BytesConflict, TooManyRequests, DigestMismatch, BodyTimeout, StorageFull, Unavailable, as the source does, and
+        as the merge does."""
         try:
             try:
                 upload = await self.admit(target, number, source.declared_bytes)
@@ -182,10 +176,9 @@ class Receiving:
     # Finding the upload
 
     async def admit(self, target: Target, number: int, length_bytes: int | None) -> Upload:
-        """The upload that is to take a chunk, usually from memory: its size, chunk size and place do not change.
-
-        Raises AlreadyComplete, UploadNotFound, UploadGone, LengthUnknown, ChunkNumberOutOfRange, ChunkLengthMismatch.
-        """
+        """Find the upload that is to take a chunk, usually in memory: its size, chunk size and place do not change.
+        Raises AlreadyComplete, UploadNotFound, UploadGone, LengthUnknown, ChunkNumberOutOfRange,
+        ChunkLengthMismatch."""
         upload = self._remembered.get(target)
         if upload is not None and _fault_of(upload, number, length_bytes) is None:
             self._remembered.move_to_end(target)
@@ -193,7 +186,6 @@ class Receiving:
         return await self._find(target, number, length_bytes)
 
     async def _find(self, target: Target, number: int, length_bytes: int | None) -> Upload:
-        """The upload as the database has it now, if the chunk fits it."""
         upload = await self._find_and_remember(target)
         fault = _fault_of(upload, number, length_bytes)
         if fault is not None:
@@ -211,7 +203,7 @@ class Receiving:
                 return upload
 
     async def find(self, target: Target) -> Upload | Complete:
-        """The open upload that is to take bytes, usually from memory, or the file it became. Raises UploadNotFound,
+        """Find the open upload that is to take bytes, usually in memory, or the file it became. Raises UploadNotFound,
         UploadGone, Forbidden."""
         if self.remembers(target):
             self._remembered.move_to_end(target)
@@ -225,7 +217,6 @@ class Receiving:
         return found
 
     def remembers(self, target: Target) -> bool:
-        """Whether an upload was met here that takes bytes."""
         return target in self._remembered
 
     def forget(self, target: Target) -> None:
@@ -241,9 +232,7 @@ class Receiving:
 
     async def store(self, target: Target, upload: Upload, number: int, body: Body) -> Stored:
         """Put a chunk that was received whole on disk and into the accounts. The body is not needed to answer it.
-
-        Raises StorageFull, Unavailable, and as `admit`.
-        """
+        Raises StorageFull, Unavailable, and as `admit`."""
         started = time.perf_counter()
         for _ in range(2):
             try:
@@ -343,7 +332,6 @@ class Receiving:
 
 
 def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> errors.InvalidRequest | None:
-    """What is wrong with the number or the length of a chunk, where it is known."""
     count = chunk_count(upload.size, upload.chunk_size)
     if number >= count:
         return errors.ChunkNumberOutOfRange(f"This upload has {count} chunks, from 0 to {count - 1}.")

@@ -101,8 +101,6 @@ _MAX_STRAYS, _MAX_STRAY_PART = 100, 0.01
 
 @dataclass(slots=True)
 class Cleaned:
-    """What one cleanup gave back."""
-
     expired_uploads: int = 0
     quota_bytes: int = 0
     directories: int = 0
@@ -119,8 +117,6 @@ class Cleaned:
 
 @dataclass(slots=True)
 class Reset:
-    """What `reset_unfinished` gave back."""
-
     uploads: int = 0
     quota_bytes: int = 0
     left: int = 0
@@ -128,8 +124,6 @@ class Reset:
 
 @dataclass(eq=False, repr=False)
 class Cleanup:
-    """The monthly cleanup, and the reset."""
-
     database: Database
     storage: Store
     closers: Closers
@@ -144,12 +138,10 @@ class Cleanup:
         all_strays: bool = False,
         dry_run: bool = False,
     ) -> Cleaned:
-        """Clean what was opened before a moment (the begin of the present month, in UTC, if not given), and the blobs.
-
-        If `idle_seconds` is given, uploads opened before it that were idle for so long expire. `all_strays`: however many
-        blobs no row names, they go; somebody is sure that they are of no other database. With `dry_run` it only says what
-        it would do. Raises Unavailable, Stopping.
-        """
+        """Clean what was opened before a moment, in UTC (the begin of the present month, if not given), and the blobs;
+        expire what was opened before it and idle for `idle_seconds`, if given. `all_strays`: however many blobs no row
+        names, they go; somebody is sure that they are of no other database. `dry_run`: only say what it would do.
+        Raises Unavailable, Stopping."""
         rules = {"all_strays": all_strays, "dry_run": dry_run}
         run = _Run(self.database, self.storage, self.closers, self.clock, idle_seconds=idle_seconds, **rules)
         await run.clean_uploads(opened_before or _begin_of_month(self.clock.now()))
@@ -275,7 +267,6 @@ class _Run:
             self.cleaned.disk_bytes += found.disk_bytes
 
     async def _expired(self, upload: Upload, idle_seconds: float) -> bool:
-        """Whether an upload expired, or would."""
         idle_since = self._now - timedelta(seconds=idle_seconds)
         if upload.updated_at >= idle_since:
             return False

@@ -129,10 +129,8 @@ class Closers:
         return result
 
     async def expire(self, upload: Upload, idle_seconds: float) -> bool:
-        """Expire an upload, unless the store has taken a chunk within `idle_seconds`: asked under the upload's locks.
-
-        A complete upload is hydrated instead, which arms its merge, unless that failed here. Raises Unavailable.
-        """
+        """Expire an upload, unless the store has taken a chunk within `idle_seconds`: asked under the upload's locks. A
+        complete upload is hydrated instead, which arms its merge, unless that failed here. Raises Unavailable."""
         return await uninterrupted(self._expire(upload, idle_seconds))
 
     async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
@@ -176,11 +174,9 @@ class Closers:
         return True
 
     async def tidy(self, upload_id: str) -> bool:
-        """Drop what Redis and the disk still have of an upload that the database calls closed, or does not know. An open
-        upload is hydrated instead, because a crash may have interrupted its withdrawal.
-
-        Returns whether bytes were removed.
-        """
+        """Drop what Redis and the disk still have of an upload that is closed or unknown in the database; returns
+        whether bytes were removed. An open one is hydrated instead, because a crash may have interrupted its
+        withdrawal."""
         return await uninterrupted(self._tidy(upload_id))
 
     async def _tidy(self, upload_id: str) -> bool:
@@ -212,11 +208,8 @@ class Closers:
         return await self.clear(closed, closed.state, closer)
 
     async def clear(self, upload: Upload, state: State, closer: Closer | None) -> bool:
-        """Drop a closed upload from Redis, then its bytes from the disk; returns whether bytes were removed.
-
-        Never fails: the flusher or the merger comes back to what this call could not drop from Redis, and `tidy_left` to
-        the bytes.
-        """
+        """Drop a closed upload from Redis, then its bytes from the disk; returns whether bytes were removed. Never
+        fails: the flusher or the merger comes back to what stays in Redis, and `tidy_left` to the bytes."""
         self._unmergeable.discard(upload.id)
         try:
             with in_passing():
@@ -306,7 +299,6 @@ class Closers:
             await self.database.transact(meta.note_mishap, meta.Mishap.LOST_UPLOAD, now)
 
     async def _restore(self, upload: Upload) -> bool:
-        """Whether the trash had its files."""
         for found in await self.storage.copies(upload.id):
             if await self.storage.restore_upload(found, upload):
                 return True
@@ -341,8 +333,9 @@ class Closers:
         raise Unavailable("The accounting store keeps restarting; try again.")
 
     async def tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
-        """Run `commit`, a transaction that tells the length of an upload, which is given where its bytes end. Then its map
-        and Redis hear of it; if it is whole, its merge is armed. Raises what `commit` raises, Gone, NotOpen, Unavailable."""
+        """Run `commit`, a transaction that tells the length, given where the bytes of the upload end. Then its map and
+        Redis hear of it; if it is whole, its merge is armed. Raises what `commit` raises, Gone, NotOpen,
+        Unavailable."""
         return await uninterrupted(self._tell_length(upload, commit))
 
     async def _tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
@@ -357,11 +350,9 @@ class Closers:
             return told
 
     async def read_map(self, upload: Upload) -> PresentChunks:
-        """Which chunks are stored and whole: none where the files of the upload are lost. If the machine was restarted since
-        chunks came without a sync, or a file of the upload is damaged, their checksums are compared first.
-
-        Raises Gone, NotOpen, Unavailable.
-        """
+        """Read which chunks are stored and whole, none where the files are lost. If the machine was restarted since
+        chunks came without a sync, or a file is damaged, their checksums are compared first. Raises Gone, NotOpen,
+        Unavailable."""
         try:
             return await self.storage.read_map(upload)
         except (Gone, Unverified):

@@ -34,12 +34,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, repr=False)
 class Joining:
-    """Joins parts that are complete to the upload that they become: under the locks of all of them, and in one
-    transaction.
-
-    Before it the directory of the whole has the bytes of the parts; after it they are closed, and the whole waits to be
-    filled. Until then nothing rests on what an attempt has left: the next one makes it anew.
-    """
+    """Joins parts that are complete to the upload that they become, under the locks of all of them and in one
+    transaction. Before it the directory of the whole has their bytes, on which nothing rests: the next attempt makes it
+    anew. After it they are closed, and the whole waits to be filled."""
 
     settings: Settings
     database: Database
@@ -111,10 +108,8 @@ _AT_ONCE = 2
 
 @dataclass(eq=False, repr=False)
 class Filling:
-    """Fills wholes with the bytes of their parts, each chunk in the way of every chunk, and has them merged.
-
-    It may end anywhere and go on anywhere: a chunk that is on the map is skipped, and the store says who fills.
-    """
+    """Fills wholes with the bytes of their parts, each chunk in the way of every chunk, and has them merged. It may end
+    and go on anywhere: a chunk that is on the map is skipped, and the store says who fills."""
 
     database: Database
     storage: UploadBytes
@@ -135,7 +130,6 @@ class Filling:
         return task
 
     async def close(self) -> None:
-        """Stop after the chunks that are under way."""
         for task in list(self._running.values()):
             await ended(task)
 
@@ -205,8 +199,6 @@ class NewWhole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeStatus:
-    """Where a whole stands."""
-
     ordered: str
     metadata: str | None
     # None while a part has no length.
@@ -216,8 +208,6 @@ class WholeStatus:
 
 @dataclass(eq=False, repr=False)
 class Concatenations:
-    """All that can be done to wholes, beside what can be done to every upload."""
-
     settings: Settings
     database: Database
     uploads: Uploads
@@ -231,12 +221,9 @@ class Concatenations:
     # Ordering
 
     async def order(self, new: NewWhole) -> str:
-        """Make a whole of parts, at once if they are complete, else as soon as they are; its id. Whoever orders the same
-        parts once more gets the same whole. It is waited for as long as for a merge.
-
-        Raises InvalidRequest for what is no part, UploadNotFound, UploadGone, FileTooLarge, QuotaExceeded, TooManyUploads,
-        NotAllowed, StorageFull, Unavailable.
-        """
+        """Make a whole of parts, as soon as they are complete; returns its id, the same for the same parts. Waits for
+        it as long as for a merge. Raises InvalidRequest for what is no part, UploadNotFound, UploadGone, FileTooLarge,
+        QuotaExceeded, TooManyUploads, NotAllowed, StorageFull, Unavailable."""
         for _ in range(ATTEMPTS):
             known = await self._known(new)
             if known is not None:
@@ -340,7 +327,7 @@ class Concatenations:
             logger.warning("a whole waits for the job", extra={"upload_id": part.id, "reason": error.reason})
 
     async def advance_due(self) -> None:
-        """Bring everything further that something is to be done for. One that can't be holds up no other. Raises
+        """Bring everything further that something is to be done for; one that fails holds up no other. Raises
         Unavailable."""
         after = ""
         while ids := await self.database.read(queries.due_concatenations, after, _BATCH):

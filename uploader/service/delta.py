@@ -31,20 +31,16 @@ _MOST_TIMES = 16
 
 
 def most_compared(size: int, chunk_bytes: int) -> int:
-    """How many bytes of a base of this size are compared for a chunk."""
     return _MOST_TIMES * (chunk_bytes + cuts_for(size).max)
 
 
 class DeltaBase:
-    """A file, open to be copied from, for one chunk; its bytes stay readable when it is deleted meanwhile.
-
-    What rotted is told before it is copied: of each piece that is met, once.
-    """
+    """A file, open to be copied from, for one chunk; its bytes stay readable when it is deleted meanwhile. Rotten
+    pieces are told of before they are copied: each that is met is compared, once."""
 
     def __init__(
         self, content: OpenBlob, size: int, pieces: Pieces, most: int, examine: Callable[[], Awaitable[None]]
     ) -> None:
-        """`most`: how many bytes may be compared."""
         self.content = content
         self.size = size
         # What to do once it was unusable: look why.

@@ -74,21 +74,18 @@ class SinkFigures(Struct):
 
 @dataclass(eq=False, repr=False)
 class Watching:
-    """Asks the rows how far the sinks are."""
-
     names: tuple[str, ...]
     database: Database
     clock: Clock
 
     async def states(self) -> Mapping[str, SinkState]:
-        """Of each sink. Raises Unavailable."""
+        """Raises Unavailable."""
         if not self.names:
             return {}
         found = await self.database.read(deliveries.states)
         return {name: found.get(name, _NOTHING) for name in self.names}
 
     def lag_seconds(self, state: SinkState) -> float:
-        """How old the oldest event is that waits."""
         return 0.0 if state.oldest is None else max(0.0, (self.clock.now() - state.oldest).total_seconds())
 
     async def sinks(self) -> list[SinkFigures]:
@@ -113,7 +110,7 @@ class Watching:
         return SinkFigures(name, condition, state.waiting, state.dead, lag, error)
 
     async def warning(self) -> str | None:
-        """What somebody should look at. Raises Unavailable."""
+        """Raises Unavailable."""
         return "; ".join(said for each in await self.sinks() for said in _said_of(each)) or None
 
     async def forget_old(self, limit: int) -> tuple[int, int]:
@@ -187,8 +184,6 @@ _JITTER = 0.1
 
 @dataclass(eq=False, repr=False)
 class Relay:
-    """Tells one sink."""
-
     # `source`: who says it, as CloudEvents wants to know.
     name: str
     sink: EventSink

@@ -24,8 +24,6 @@ from uploader.tasks import uninterrupted
 
 @dataclass(eq=False, repr=False)
 class Files:
-    """All that can be done to files."""
-
     database: Database
     storage: BlobBytes
     healing: Healing
@@ -134,7 +132,6 @@ class Files:
         )
 
     async def collect_all(self, limit: int = 1000) -> int:
-        """Put blobs without refs away; returns how many."""
         found = await self.database.read(queries.blobs_without_refs, limit)
         collected = 0
         for sha256 in found:
@@ -245,7 +242,6 @@ class Folders:
         raise errors.FileNotFound()
 
     async def read(self, user_id: str, selection: Selection) -> AsyncIterator[File]:
-        """All selected files, each once."""
         async for files in self._selected(user_id, selection):
             for file in files:
                 yield file

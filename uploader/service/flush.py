@@ -35,8 +35,6 @@ _CLAIMS_A_TRANSACTION = 10
 
 
 class FlushedBatch(NamedTuple):
-    """How many tasks were claimed, and whether more may be due."""
-
     claimed: int
     more: bool
 
@@ -114,10 +112,8 @@ class Sweeping:
 
     async def sweep(self, shard: int) -> int:
         """Sweep a shard if Redis is in another era than at its last sweep; returns how many uploads were rebuilt.
-
-        Raises Unavailable; then the sweep begins again. It does so, too, if a few uploads could not be dealt with, while all
-        others are: that is StorageFailed.
-        """
+        Raises Unavailable, and then begins again, as it does where a few uploads could not be dealt with, while all
+        others are: that is StorageFailed."""
         era = await self.pending.claim_sweep(shard)
         if era is None:
             return 0

@@ -32,8 +32,6 @@ _REREAD_SECONDS, _LAST_REREAD_SECONDS = 30.0, 86_400.0
 
 
 class BlobProblem(StrEnum):
-    """What is wrong with a blob."""
-
     ALTERED = "altered"  # its bytes have another SHA-256
     MISSING = "missing"  # it has a row with refs, and no bytes
     UNREADABLE = "unreadable"  # the store reports an error, which says nothing of them
@@ -53,8 +51,6 @@ class Damage:
 
 @dataclass(eq=False, repr=False)
 class Healing:
-    """Several at once only do the same work twice."""
-
     database: Database
     storage: Store
     clock: Clock
@@ -73,10 +69,8 @@ class Healing:
 
     async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
         """Read a content back from the disk; heal it, or mark it, if it is not what it should be. None if it is, or if
-        nobody has it. One that can't be read is not damaged: it is healed, or tried again soon.
-
-        Raises StorageAway, after it has noted that; Unavailable, Stopping.
-        """
+        nobody has it. One that can't be read is healed, or tried again soon. Raises StorageAway, after it has noted
+        that; Unavailable, Stopping."""
         blob = await self._in_use(sha256)
         if blob is None:
             return None

@@ -44,8 +44,6 @@ from uploader.units import format_duration
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was found so far."""
-
     damaged_blobs: int
     unreadable_blobs: int
     kept_strays: int
@@ -54,8 +52,6 @@ class Seen:
 
 @dataclass(eq=False, repr=False)
 class Integrity:
-    """Asks the database alone."""
-
     database: Database
     scrubbing: Scrubbing
 
@@ -66,7 +62,7 @@ class Integrity:
         return Seen(damaged, unreadable, await kept_strays(self.database), await self.scrubbing.age())
 
     async def warning(self) -> str | None:
-        """What somebody should look at, in words. Raises Unavailable."""
+        """Raises Unavailable."""
         seen = await self.look()
         warnings = []
         if seen.damaged_blobs:
@@ -101,8 +97,6 @@ class Finding:
 
 @dataclass(eq=False, repr=False)
 class Health:
-    """Asks the disk, Redis and the database."""
-
     # `list_aside`: the directories of Redis that it could not load; blocks.
     database: Database
     storage: Store

@@ -36,11 +36,9 @@ def new_id() -> str:
 
 
 def greatest(after: str, ids: Iterable[str]) -> str:
-    """Where a walk in the order of ids goes on: after the greatest of those that came after `after`.
-
-    A damaged row may hold another id than the index that is walked along: where none is beyond `after` the walk is at its
-    end, because it would find the same ones for ever.
-    """
+    """Return where a walk in the order of ids goes on: after the greatest of those that came after `after`. A damaged
+    row may hold another id than the index that is walked along; where none is beyond `after`, the walk ends, or it
+    would find the same ones for ever."""
     last = max((each for each in ids if each < _END), default=after)
     return last if last > after else _END
 
@@ -56,7 +54,6 @@ _POSITIONS: dict[Kind, Any] = {
 
 
 def cursor(sort: str, value: int | str | datetime, identifier: str) -> str:
-    """The cursor after the row with this value and id."""
     return base64.urlsafe_b64encode(msgspec.json.encode([sort, value, identifier])).decode().rstrip("=")
 
 

@@ -30,8 +30,6 @@ _ADOPT = "if they are meant to belong together from now on, stop all servers and
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """Of which installation each says that it is."""
-
     # In the store, whatever that is; acts of the audit log have it by this name.
     disk: str | None
     database: str | None
@@ -40,8 +38,6 @@ class Belonging:
 
 @dataclass(eq=False, repr=False)
 class Installation:
-    """Compares what each says."""
-
     database: Database
     storage: Store
     redis: RedisMark
@@ -67,10 +63,7 @@ class Installation:
             await self.storage.marks.settle(self._id)
 
     async def compare(self) -> None:
-        """Compare the store with the database.
-
-        Raises ConfigurationError if they don't belong together, Unavailable.
-        """
+        """Compare the store with the database. Raises ConfigurationError if they don't belong together, Unavailable."""
         # In this order: a first start puts its proposal into the database before it settles it.
         in_database = await self._fact()
         marks = await self.storage.marks.read()
@@ -119,11 +112,10 @@ class Installation:
 
     @property
     def store_name(self) -> str:
-        """What the store is called in messages."""
         return self.storage.marks.store.name
 
     async def belonging(self) -> Belonging:
-        """What each says. Raises ConfigurationError, Unavailable."""
+        """Raises ConfigurationError, Unavailable."""
         marks = await self.storage.marks.read()
         return Belonging(marks.installation, await self._fact(), await self.redis.read())
 

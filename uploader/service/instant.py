@@ -43,8 +43,6 @@ NO_SOURCE: Source = (None, None)
 
 @dataclass(eq=False, repr=False)
 class Instant:
-    """All ways to finish without bytes."""
-
     settings: Settings
     database: Database
     storage: UploadBytes
@@ -57,11 +55,8 @@ class Instant:
     clock: Clock
 
     async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
-        """The file, if the caller has it under this name, or if its content is there and may be used as it is.
-
-        `existing` is the caller's open upload of this content, which is closed by it. Raises NotOpen, QuotaExceeded,
-        NameTaken.
-        """
+        """Return the file, if the caller has it under this name, or if its content is there and may be used as it is.
+        It closes `existing`, the caller's open upload of this content. Raises NotOpen, QuotaExceeded, NameTaken."""
         same, sha256 = source
         wanted = sha256 if same is None else same.sha256
         if wanted is None or not await self.healing.is_whole(wanted, opening.size):
@@ -103,11 +98,8 @@ class Instant:
     # Proof of possession
 
     async def challenge(self, opening: Opening, md5: str) -> Challenge | None:
-        """What the caller may prove to finish at once; None if the bytes have to be sent.
-
-        The same statements and the same script run whether the content is there or not, and whether it is offered or
-        the caller has spent a budget.
-        """
+        """Return what the caller may prove to finish at once; None if the bytes have to be sent. The same statements
+        and the same script run whether the content is there or not, and whether it is offered or a budget is spent."""
         sha256 = opening.sha256
         eligible = self.settings.instant == "proof" and opening.instant and sha256 is not None
         if not eligible or sha256 is None or opening.size < self.settings.proof_min_size_bytes:
@@ -223,5 +215,4 @@ class Instant:
 
 
 def _is_of(upload: Upload, challenge: Challenge) -> bool:
-    """Whether what an upload claims to be is the content of a challenge."""
     return upload.size == challenge.size and upload.sha256 in (None, challenge.sha256)

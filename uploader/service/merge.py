@@ -41,8 +41,6 @@ _TOLD_SECONDS = 10.0
 
 @dataclass(eq=False, repr=False)
 class Merging:
-    """The merges of this process."""
-
     database: Database
     storage: UploadBytes
     pending: Pending
@@ -76,11 +74,8 @@ class Merging:
             logger.error("merge failed", extra={"upload_id": upload_id}, exc_info=error)
 
     async def wait(self, upload_id: str) -> Complete | None:
-        """Merge, and give the file, which is `created` by that unless it came in another way; None if it takes longer than a
-        request waits.
-
-        Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable.
-        """
+        """Merge, and return the file, which is `created` by that unless it came in another way; None if it takes longer
+        than a request waits. Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable."""
         task = self.start(upload_id)
         await asyncio.wait({task}, timeout=self.wait_seconds)
         return _result_of(task) if task.done() else None
@@ -125,7 +120,6 @@ class Merging:
                 return Complete(file=file, created=True)
 
     async def _what_became_of(self, upload: Upload) -> Complete:
-        """What became of an upload that is closed; what is left of it elsewhere is tidied."""
         await self.closers.tidy(upload.id)
         if upload.state is State.DONE and upload.file_id is not None:
             file_id = upload.file_id
@@ -183,14 +177,12 @@ class Merging:
         crash_point("merge.after_account")
 
     async def _takes_long(self, upload: Upload) -> bool:
-        """Whether so much is left to hash that others are told of the bytes first."""
         if upload.size < _LONG_MERGE_BYTES:
             return False
         return upload.size - await self.storage.digested_bytes(upload) >= _LONG_MERGE_BYTES
 
     @asynccontextmanager
     async def _leased(self, upload_id: str) -> AsyncIterator[None]:
-        """Long work, during which the lease is renewed."""
         renewing = asyncio.create_task(self._renew(upload_id))
         try:
             yield
@@ -206,10 +198,8 @@ class Merging:
                 logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
 
     async def _compare(self, upload: Upload, digests: Digests) -> None:
-        """Refuse bytes that are not what was claimed: the upload ends and gives back all it held.
-
-        But if stored bytes went bad, it is not the client's fault: those chunks are missing again.
-        """
+        """Refuse bytes that are not what was claimed: the upload ends and gives back all it held. But if stored bytes
+        went bad, it is not the client's fault: those chunks are missing again."""
         if digests.are(upload.md5, upload.sha256):
             return
         await self._withdraw_bad(upload)

@@ -35,12 +35,10 @@ UNBOUNDED = Space(total=1 << 62, free=1 << 62, trash=0)
 
 
 class Admission:
-    """Whether the disk has room for one more file, above the floor and beyond what open uploads were promised.
-
-    To add up what was promised is a look at every user. So what is far from the floor is admitted by figures that are a
-    moment old; refused is only by those of now. It is approximate in any case, which the floor absorbs. What the trash
-    holds counts as free: it gives way when it is needed.
-    """
+    """Tells whether the disk has room for one more file, above the floor and beyond what open uploads were promised,
+    which takes a look at every user. So what is far from the floor is admitted by figures that are a moment old;
+    refused is only by those of now. It is approximate, which the floor absorbs. What the trash holds counts as free: it
+    gives way."""
 
     def __init__(
         self, settings: Settings, database: Database, storage: Housekeeping, trash: TrashKeeping, clock: Clock
@@ -54,7 +52,6 @@ class Admission:
         self._known_at = 0.0
 
     async def room(self, promised_bytes: int) -> Room:
-        """The room there is now, if so much was promised."""
         space = await self._storage.space() or UNBOUNDED
         return Room(
             total_bytes=space.total,
@@ -94,7 +91,6 @@ class Admission:
         return self._clock.monotonic() - self._known_at < _MOMENT_SECONDS
 
     def promise(self, size: int) -> None:
-        """A file of this size was opened."""
         if self._known is not None:
             self._known = replace(self._known, promised_bytes=self._known.promised_bytes + size)
 
@@ -128,8 +124,6 @@ class _Found:
 
 @dataclass(eq=False, repr=False)
 class Openings:
-    """All ways to begin."""
-
     settings: Settings
     database: Database
     storage: UploadBytes
@@ -303,10 +297,8 @@ class Openings:
     # Telling the digests
 
     async def tell(self, target: Target, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
-        """Take the digests of an upload that was opened by id, as soon as its client knows them.
-
-        Raises LengthUnknown, Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable.
-        """
+        """Take the digests of an upload that was opened by id, as soon as its client knows them. Raises LengthUnknown,
+        Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable."""
         for _ in range(ATTEMPTS):
             try:
                 match await self.uploads.find(target):

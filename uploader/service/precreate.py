@@ -49,8 +49,6 @@ asker_of_request: ContextVar[Asker | None] = ContextVar("asker", default=None)
 
 @dataclass(eq=False, repr=False)
 class PreCreateHook:
-    """Asks, if there is anybody to be asked."""
-
     # None: everything may come. `timeout_seconds`: also for one's turn, among the many that are asked at once.
     post: SignedPost | None
     _: KW_ONLY

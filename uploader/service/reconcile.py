@@ -35,8 +35,6 @@ from uploader.tasks import uninterrupted
 
 
 class Kind(StrEnum):
-    """What can drift, and what it is compared with."""
-
     # Rows of SQLite, with its indexes and with what their columns can hold.
     DATABASE = "database"
     # In the database, of a user: the sums over uploads and files; what they must stay below.
@@ -148,12 +146,10 @@ def _drifts_of_snapshot(upload: Upload, stored: PresentChunks, snapshot: Audited
 
 
 def drifts_of_closed(upload_id: str, snapshot: AuditedUpload) -> list[Drift]:
-    """What Redis still holds of an upload that has ended."""
     return [Drift(Kind.TASK, upload_id, None, snapshot.queue)] if snapshot.queue else []
 
 
 def _end_of(tail: Tail | None, upload: Upload) -> int | None:
-    """Where the bytes of a tail end."""
     return None if tail is None else tail.number * upload.chunk_size + tail.length
 
 
@@ -224,10 +220,7 @@ _SLICE = 2000
 @dataclass(eq=False, repr=False)
 class Recounting:
     """Recounts what the database keeps of users and contents, against its own rows: a slice at a time, each in a
-    snapshot of its own, so that no transaction is long.
-
-    Several at once are safe: looking changes nothing, and every repair recounts under its locks.
-    """
+    snapshot of its own, so that no transaction is long. Several at once are safe."""
 
     database: Database
     clock: Clock

@@ -190,8 +190,6 @@ class Idle:
 
 @dataclass(eq=False, repr=False)
 class Reports:
-    """Lists over all users."""
-
     database: Database
     files: Files
     clock: Clock
@@ -219,7 +217,7 @@ class Reports:
                 return
 
     async def user(self, user_id: str) -> UserReport:
-        """One user. Raises NotFound."""
+        """Raises NotFound."""
         report = await self.database.read(reports.user_report, user_id, snapshot=True)
         if report is None:
             raise NotFound("There is no such user.")
@@ -251,7 +249,6 @@ class Reports:
         return uploads, cursor(order.sort, getattr(uploads[-1], order.sort), uploads[-1].upload_id), total
 
     async def all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[OpenUploadReport]]:
-        """Every open upload, in batches."""
         page, since = order.page(_BATCH, None), self._since(idle)
         while True:
             found = await self.database.read(
@@ -280,7 +277,7 @@ class Overview:
     clock: Clock
 
     async def summary(self) -> Summary:
-        """How things stand. Raises Unavailable."""
+        """Raises Unavailable."""
         as_of = self.clock.now()
         today = as_of.date()
 

@@ -21,10 +21,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A request to upload; `name` is normalised, `md5` is None where it is not known yet.
-
-    Without `length_known` the length is told later (`Appends.append`), `md5` is None, and `size` is 0: nothing is reserved.
-    """
+    """A request to upload; `name` is normalised, `md5` is None where it is not known yet. Without `length_known`, which
+    is told later (`Appends.append`), `md5` is None, and `size` is 0: nothing is reserved."""
 
     user_id: str
     md5: str | None
@@ -61,8 +59,6 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """A chunk that counts."""
-
     received_bytes: int
     received_chunks: int
     chunk_count: int
@@ -84,8 +80,6 @@ class UploadStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """Where an upload that is open ends for now."""
-
     offset: int
     upload: Upload
     expires_at: datetime

@@ -80,8 +80,6 @@ class Age:
 
 @dataclass(eq=False, repr=False)
 class Scrubbing:
-    """Two at once only do the same work twice."""
-
     database: Database
     healing: Healing
     clock: Clock
@@ -93,11 +91,8 @@ class Scrubbing:
         self.progress = ScrubProgress()
 
     async def scrub_due(self, pace: Pace) -> bool:
-        """Read back the contents that are due, one after the other, with those that could not be read before; whether there
-        may be more.
-
-        Of several workers one does it at a time. Raises Unavailable, Stopping.
-        """
+        """Read back the contents that are due, one after the other, with those that could not be read before; whether
+        there may be more. Of several workers one does it at a time. Raises Unavailable, Stopping."""
         if not await self._lease():
             return False
         await self._reread(pace)
@@ -155,7 +150,7 @@ class Scrubbing:
             return False  # another one was the first by a moment
 
     async def age(self) -> Age:
-        """How old the worst is. Raises Unavailable."""
+        """Raises Unavailable."""
         placed_at, scrubbed_at = await self.database.read(queries.unscrubbed_since)
         first, again = self._seconds_since(placed_at), self._seconds_since(scrubbed_at)
         within = self.goals.samples or (first <= self.goals.first_seconds and again <= self.goals.every_seconds)
@@ -165,10 +160,9 @@ class Scrubbing:
         return 0.0 if moment is None else (self.clock.now() - moment).total_seconds()
 
     async def scrub(self, pace: Pace, *, restart: bool = False) -> AsyncGenerator[Damage]:
-        """What is damaged, from where the last run ended, or from the first blob on after a whole pass or with `restart`.
-
-        `pace` is told the bytes of every read, in a thread, and may sleep there. Raises Unavailable, Stopping.
-        """
+        """Yield what is damaged, from where the last run ended, or from the first blob on after a whole pass or with
+        `restart`. `pace` is told the bytes of every read, in a thread, and may sleep there. Raises Unavailable,
+        Stopping."""
         self.progress = ScrubProgress() if restart else await self._recall()
         remembered_at = self.clock.monotonic()
         while blobs := await self._blobs(self.progress.after):

@@ -29,8 +29,6 @@ PAUSE_SECONDS = 0.02
 
 @dataclass(eq=False, repr=False)
 class Uploads:
-    """All that can be done to uploads that are there."""
-
     settings: Settings
     database: Database
     storage: Store
@@ -70,7 +68,6 @@ class Uploads:
         return upload
 
     async def forget_metadata(self, target: Target) -> None:
-        """Let nothing be known of it any more."""
         upload_id = target.upload_id or ""
         await self.database.transact(transactions.forget_metadata, upload_id)
 
@@ -251,7 +248,6 @@ class Uploads:
             return await self.merging.finish(upload.id)  # it is closed: only what became of it is left to be read
 
     def begin_merge(self, upload: Upload) -> None:
-        """Merge an upload that is complete, whoever waits for that."""
         self.merging.start(upload.id)
 
     # Cancelling
@@ -280,10 +276,8 @@ class Uploads:
                 raise UploadNotFound()
 
     async def expire(self, upload_id: str, idle_seconds: float) -> None:
-        """Expire anybody's open upload now; with `idle_seconds`, unless something arrived since, looked at under its locks.
-
-        Raises UploadNotFound, UploadGone, UploadActive, Unavailable.
-        """
+        """Expire anybody's open upload now; with `idle_seconds`, unless something arrived since, looked at under its
+        locks. Raises UploadNotFound, UploadGone, UploadActive, Unavailable."""
         upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if upload is None:
             raise UploadNotFound()

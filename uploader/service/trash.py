@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Purged:
-    """What went for good."""
-
     entries: int = 0
     disk_bytes: int = 0
 

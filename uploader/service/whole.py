@@ -50,10 +50,8 @@ class Storing:
     # Before
 
     async def refuse_early(self, new: NewFile, size: int) -> None:
-        """Refuse what is sure to be refused before anything is written; the transaction decides.
-
-        Raises FileTooLarge, NameTaken, QuotaExceeded, StorageFull.
-        """
+        """Refuse what is sure to be refused before anything is written; the transaction decides. Raises FileTooLarge,
+        NameTaken, QuotaExceeded, StorageFull."""
         if size > self.max_bytes:
             raise FileTooLarge(limit=self.max_bytes)
         if new.if_exists is IfExists.FAIL or not await self._fits(new.user_id, size):
@@ -214,8 +212,6 @@ Entry = tuple[NewFile, Body] | UploaderError
 
 
 class WholeSource(Protocol):
-    """The body of a file that is on its way."""
-
     @property
     def declared_bytes(self) -> int | None:
         """The length that the client has told; None if it has not."""
@@ -287,7 +283,7 @@ class _Groups:
             self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
 
     async def end(self) -> None:
-        """Store what is left. Raises what storing raises."""
+        """Raises what storing raises."""
         try:
             await self._store_all()
         finally:
@@ -345,8 +341,6 @@ class _Groups:
 
 @dataclass(eq=False, repr=False)
 class WholeFiles:
-    """Takes files that come whole."""
-
     storing: Storing
     concurrency: ConcurrentBodies
 
@@ -355,11 +349,8 @@ class WholeFiles:
         self.max_bytes = self.storing.max_bytes
 
     async def receive(self, new: NewFile, source: WholeSource, claims: ClaimedDigests) -> Complete:
-        """Take one file.
-
-        Raises FileTooLarge, QuotaExceeded, NameTaken, StorageFull, TooManyRequests, BodyTimeout, ChunkLengthMismatch,
-        DigestMismatch, Md5Mismatch, Sha256Mismatch, Unavailable.
-        """
+        """Raises FileTooLarge, QuotaExceeded, NameTaken, StorageFull, TooManyRequests, BodyTimeout,
+        ChunkLengthMismatch, DigestMismatch, Md5Mismatch, Sha256Mismatch, Unavailable."""
         declared = source.declared_bytes
         if declared is not None:
             await self.storing.refuse_early(new, declared)
@@ -377,11 +368,9 @@ class WholeFiles:
         return outcome
 
     async def receive_many(self, user_id: str, entries: AsyncIterator[Entry]) -> AsyncGenerator[Outcome, None]:
-        """Take many files of one user; what became of each, in their order, as soon as it is known. It takes their bodies
-        over. To be closed (`aclosing`), if not read to its end.
-
-        What was received is stored also where `entries` breaks off. Raises what that raises, TooManyRequests, Unavailable.
-        """
+        """Take many files of one user, and their bodies over; yields what became of each, in their order, as soon as it
+        is known. To be closed (`aclosing`), if not read to its end. What was received is stored also where `entries`
+        breaks off. Raises what that raises, TooManyRequests, Unavailable."""
         with self.concurrency.counted(user_id):
             groups = _Groups(self._store_group)
             try:
