@@ -11,13 +11,13 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 class UploaderError(Exception):
     """Something went wrong."""
 
-    # By the name of the class, unless that says another one.
     code: ClassVar[str] = "internal-error"
     retryable: ClassVar[bool] = False
 
-    def __init_subclass__(cls) -> None:
-        if "code" not in vars(cls):
-            cls.code = _WORD.sub("-", cls.__name__).lower()
+    def __init_subclass__(cls, *, code: str | None = None, retryable: bool | None = None) -> None:
+        """`code`: if not the name of the class; `retryable`: if not as the parent."""
+        cls.code = code or _WORD.sub("-", cls.__name__).lower()
+        cls.retryable = cls.retryable if retryable is None else retryable
 
     def __init__(self, detail: str | None = None, *, inside: str | None = None, **fields: Any) -> None:
         """`inside`: which host or file it was and what that said, for the log and the commands of the server alone."""
@@ -37,10 +37,8 @@ def message_of(error: type[UploaderError]) -> str:
     return (error.__doc__ or "").strip().splitlines()[0]
 
 
-class ConfigurationError(UploaderError):
+class ConfigurationError(UploaderError, code=UploaderError.code):
     """A setting is missing, unknown or has a bad value."""
-
-    code = UploaderError.code
 
 
 class InvalidRequest(UploaderError):
@@ -63,10 +61,8 @@ class ChunkLengthMismatch(InvalidRequest):
     """The chunk has the wrong length: each is exactly chunk_size long, the last one is the rest."""
 
 
-class DigestMismatch(InvalidRequest):
+class DigestMismatch(InvalidRequest, retryable=True):
     """The chunk does not match the digest sent with it: send it again."""
-
-    retryable = True
 
 
 class InvalidArchive(InvalidRequest):
@@ -89,10 +85,8 @@ class ProofFailed(UploaderError):
     """This proves nothing: wrong, too late, used before, or not for you. Send the bytes, with `"instant": false`."""
 
 
-class NotAllowed(UploaderError):
+class NotAllowed(UploaderError, code="refused"):
     """Whoever decides here what may be uploaded does not allow this."""
-
-    code = "refused"
 
 
 class NotFound(UploaderError):
@@ -111,10 +105,8 @@ class FileNotFound(NotFound):
     """You have no such file."""
 
 
-class Conflict(UploaderError):
+class Conflict(UploaderError, code=UploaderError.code):
     """The request contradicts the present state."""
-
-    code = UploaderError.code
 
 
 class SizeMismatch(Conflict):
@@ -177,10 +169,8 @@ class Sha256Mismatch(UploaderError):
     """The bytes do not have the SHA-256 that was claimed; the upload was discarded and its quota given back."""
 
 
-class Refused(UploaderError):
+class Refused(UploaderError, code=UploaderError.code):
     """A limit does not allow this."""
-
-    code = UploaderError.code
 
 
 class QuotaExceeded(Refused):
@@ -191,45 +181,32 @@ class FileTooLarge(Refused):
     """The file is larger than this server takes; `limit` is in bytes."""
 
 
-class LengthExceeded(FileTooLarge):
+class LengthExceeded(FileTooLarge, code=FileTooLarge.code):
     """More bytes came than the upload has; `limit` is its length."""
 
-    code = FileTooLarge.code
 
-
-class TooManyUploads(Refused):
+class TooManyUploads(Refused, retryable=True):
     """You have too many open uploads: finish or cancel one first."""
 
-    retryable = True
 
-
-class TooManyRequests(Refused):
+class TooManyRequests(Refused, retryable=True):
     """You are sending too many chunks at once: wait for one to be answered."""
 
-    retryable = True
 
-
-class StorageFull(Refused):
+class StorageFull(Refused, retryable=True):
     """The store is full; nothing that was acknowledged is lost. Try again later."""
 
-    retryable = True
 
-
-class StorageTooSmall(StorageFull):
+class StorageTooSmall(StorageFull, code=StorageFull.code, retryable=False):
     """The disk of this server could not hold this file if it were empty; `limit` is in bytes."""
-
-    code = StorageFull.code
-    retryable = False
 
 
 class ContentDamaged(UploaderError):
     """The stored bytes of this file went bad. Send the same content again, and it is whole again."""
 
 
-class BodyTimeout(UploaderError):
+class BodyTimeout(UploaderError, retryable=True):
     """The body came too slowly; nothing of it was counted. Send the chunk again."""
-
-    retryable = True
 
 
 class RangeNotSatisfiable(UploaderError):
@@ -240,40 +217,28 @@ class UnsupportedMediaType(UploaderError):
     """Bodies are taken as they are: send no Content-Encoding."""
 
 
-class Unavailable(UploaderError):
+class Unavailable(UploaderError, retryable=True):
     """Something the server depends on is away for the moment; nothing was acknowledged. Try again soon."""
 
-    retryable = True
 
-
-class DatabaseDamaged(Unavailable):
+class DatabaseDamaged(Unavailable, code=Unavailable.code):
     """The database is damaged; nothing was acknowledged. `uploader reconcile` says where."""
 
-    code = Unavailable.code
 
-
-class UploadBusy(Unavailable):
+class UploadBusy(Unavailable, code=Unavailable.code):
     """Another request appends to this upload, and does not let go; try again."""
 
-    code = Unavailable.code
 
-
-class StorageFailed(Unavailable):
+class StorageFailed(Unavailable, code=Unavailable.code):
     """The store reports an error; nothing was acknowledged. Try again later."""
 
-    code = Unavailable.code
 
-
-class StorageAway(StorageFailed):
+class StorageAway(StorageFailed, code=Unavailable.code):
     """The store is away for the moment; nothing was acknowledged. Try again soon."""
 
-    code = Unavailable.code
 
-
-class Unverified(Unavailable):
+class Unverified(Unavailable, code=Unavailable.code):
     """What this upload has stored is checked first, after a restart of the machine or damage to its files. Try again."""
-
-    code = Unavailable.code
 
 
 class BadRequest(UploaderError):
