@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
-from uploader.domain.reports import Growth, Moment, Room, Usage, floor_of, growth
+from uploader.domain.reports import Day, Growth, Room, Totals, Usage, floor_of, growth
 from uploader.service.reports import csv_lines
 
 sizes = st.integers(0, 2**40)
@@ -53,8 +54,10 @@ GIB = 1 << 30
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
 
 
-def moment(days_ago: float, finished: int, physical: int) -> Moment:
-    return Moment(taken_at=NOW - timedelta(days=days_ago), use_space_finished=finished, physical_bytes=physical)
+def moment(days_ago: float, finished: int, physical: int) -> Day:
+    taken_at = NOW - timedelta(days=days_ago)
+    figures = dict.fromkeys(Totals.__struct_fields__, 0) | {"use_space_finished": finished, "physical_bytes": physical}
+    return Day(day=taken_at.date(), taken_at=taken_at, totals=Totals(**figures), free_disk_bytes=0)
 
 
 def test_growth_is_told_by_the_day_over_the_time_that_has_passed() -> None:
@@ -80,8 +83,9 @@ def test_a_disk_that_is_full_is_full_today() -> None:
 
 
 @pytest.mark.parametrize("earlier", [None, moment(0, 0, 0), moment(-1, 0, 0)])
-def test_without_an_earlier_moment_nothing_is_told(earlier: Moment | None) -> None:
-    assert growth(30, moment(0, 1, 1), earlier, available_bytes=1) == Growth(days=30)
+def test_without_an_earlier_moment_nothing_is_told(earlier: Day | None) -> None:
+    found = growth(30, moment(0, 1, 1), earlier, available_bytes=1)
+    assert astuple(found) == (30, None, None, None, None, None)
 
 
 def room(free: int, promised: int, floor: int) -> Room:

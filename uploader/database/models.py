@@ -9,7 +9,6 @@ is read as one that matches nothing (U+FFFD, the epoch, 0): what is wrong with o
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -297,7 +296,7 @@ usage_daily = _table(
     "usage_daily",
     Column("day", UtcDay, primary_key=True),
     Column("taken_at", UtcDateTime, nullable=False),
-    *(_figure(field.name) for field in fields(Totals)),
+    *(_figure(name) for name in Totals.__struct_fields__),
     _figure("free_disk_bytes"),
 )
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass, fields, replace
 from datetime import date, datetime
 from typing import Any
 
+from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, Select, String, and_, exists, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
-from uploader.domain.reports import Day, OpenSums, Totals, Usage, UserReport
+from uploader.domain.reports import Day, OpenTotal, TempMonth, Totals, Usage, UserReport
 from uploader.domain.upload import Upload
 
 _DAYS, _USERS = models.usage_daily.c, models.user_info.c
 _UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
-_TOTALS_COLUMNS = [_DAYS[field.name] for field in fields(Totals)]
+_TOTALS_COLUMNS = [_DAYS[name] for name in Totals.__struct_fields__]
 _DAY_COLUMNS = [_DAYS[name] for name in ("day", "taken_at", "free_disk_bytes")]
 
 
@@ -27,9 +28,8 @@ async def has_day(connection: AsyncConnection, day: date) -> bool:
 
 async def add_day(connection: AsyncConnection, day: Day) -> None:
     """Raises Duplicate (from the engine) if somebody else was faster."""
-    figures = {field.name: getattr(day.totals, field.name) for field in fields(Totals)}
     values = {"day": day.day, "taken_at": day.taken_at, "free_disk_bytes": day.free_disk_bytes}
-    await connection.execute(insert(models.usage_daily).values(**values, **figures))
+    await connection.execute(insert(models.usage_daily).values(**values, **asdict(day.totals)))
 
 
 async def days_since(connection: AsyncConnection, first: date) -> list[Day]:
@@ -47,13 +47,8 @@ async def newest_day_until(connection: AsyncConnection, last: date) -> Day | Non
 
 def _day_of(row: Any) -> Day:
     day, taken_at, free_disk_bytes, *figures = row
-    names = [field.name for field in fields(Totals)]
-    return Day(
-        day=day,
-        taken_at=taken_at,
-        free_disk_bytes=free_disk_bytes,
-        totals=Totals(**dict(zip(names, figures, strict=True))),
-    )
+    totals = Totals(**dict(zip(Totals.__struct_fields__, figures, strict=True)))
+    return Day(day=day, taken_at=taken_at, free_disk_bytes=free_disk_bytes, totals=totals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,28 +225,26 @@ async def open_uploads(
     return await queries.all_of(connection, queries.upload_of, page.of(query, _UPLOAD_KEYS[page.sort], _UPLOADS.id))
 
 
-async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenSums:
+async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenTotal:
     """What all of these together hold."""
     row = (await connection.execute(select(*_open_figures()).where(*_open_conditions(idle_since, user_id)))).one()
-    return OpenSums(open_uploads=row[0], quota_bytes=int(row[1]), disk_bytes=int(row[2]))
+    return OpenTotal(row[0], int(row[1]), int(row[2]))
 
 
-async def open_sums_by_month(connection: AsyncConnection) -> list[OpenSums]:
+async def open_sums_by_month(connection: AsyncConnection) -> list[TempMonth]:
     """What the open uploads of each month (UTC) of opening hold, the earliest month first."""
     # As text, a moment begins with `YYYY-MM` on every database.
     month = func.substr(_UPLOADS.created_at, 1, 7, type_=String)
     query = select(month.label("month"), *_open_figures()).where(_UPLOADS.open_flag == 1)
-    return [
-        OpenSums(month=row[0], open_uploads=row[1], quota_bytes=int(row[2]), disk_bytes=int(row[3]))
-        for row in await connection.execute(query.group_by("month").order_by("month"))
-    ]
+    rows = await connection.execute(query.group_by("month").order_by("month"))
+    return [TempMonth(count, int(quota), int(disk), month) for month, count, quota, disk in rows]
 
 
 def _open_figures() -> list[ColumnElement[Any]]:
     return [func.count(), _sum(_UPLOADS.size), _sum(_UPLOADS.flushed_bytes)]
 
 
-async def totals(connection: AsyncConnection, months: list[OpenSums]) -> Totals:
+async def totals(connection: AsyncConnection, months: list[TempMonth]) -> Totals:
     """What everything adds up to, with the open uploads of all `months`.
 
     Files are counted by the refs of their contents, so that one walk over them is enough.

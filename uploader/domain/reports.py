@@ -3,48 +3,13 @@
 from dataclasses import dataclass
 from datetime import date, datetime
 
+from msgspec import Struct
+
 from uploader.errors import QuotaExceeded
 
 # The spans that reports look back over, in days.
 SPANS_DAYS = (7, 30, 365)
 _SECONDS_A_DAY = 86400.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    taken_at: datetime
-    use_space_finished: int
-    physical_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """What was added since `since`, in bytes; negative where something went. All None: no figures are that old."""
-
-    days: int
-    since: datetime | None = None
-    use_space_finished: int | None = None
-    physical_bytes: int | None = None
-    physical_bytes_per_day: float | None = None
-    # None as well where the disk does not fill up.
-    days_until_full: float | None = None
-
-
-def growth(days: int, now: Moment, earlier: Moment | None, available_bytes: int) -> Growth:
-    """The growth over `days`, which may be more where the newest figures that are old enough are older. Nothing is
-    invented: where there is no earlier figure, there is no answer."""
-    passed_days = 0.0 if earlier is None else (now.taken_at - earlier.taken_at).total_seconds() / _SECONDS_A_DAY
-    if earlier is None or passed_days <= 0:
-        return Growth(days=days)
-    added = now.physical_bytes - earlier.physical_bytes
-    return Growth(
-        days=days,
-        since=earlier.taken_at,
-        use_space_finished=now.use_space_finished - earlier.use_space_finished,
-        physical_bytes=added,
-        physical_bytes_per_day=added / passed_days,
-        days_until_full=available_bytes * passed_days / added if added > 0 else None,
-    )
 
 
 _DEFAULT_FLOOR_BYTES = 1 << 30
@@ -139,19 +104,22 @@ class UserReport:
     open_uploads: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSums:
-    """What some open uploads hold; `month` where they are those of one month."""
+class OpenTotal(Struct):
+    """What some open uploads hold together."""
 
-    month: str = ""
     open_uploads: int
     quota_bytes: int
     disk_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What everything adds up to. Logical bytes count a content once for each file, physical bytes once."""
+class TempMonth(OpenTotal):
+    """What the open uploads of a month (UTC, of their opening) hold."""
+
+    month: str
+
+
+class Totals(Struct, kw_only=True):
+    """What everything adds up to. `logical_bytes` counts a content once for each file, `physical_bytes` once."""
 
     users: int
     files: int
@@ -166,7 +134,7 @@ class Totals:
 
     @property
     def saved_bytes(self) -> int:
-        """What deduplication saves."""
+        """The bytes that deduplication saves."""
         return self.logical_bytes - self.physical_bytes
 
 
@@ -178,3 +146,31 @@ class Day:
     taken_at: datetime
     totals: Totals
     free_disk_bytes: int
+
+
+class Growth(Struct):
+    """What was added since `since`; null where no snapshot is that old, or where the disk does not fill up."""
+
+    days: int
+    since: datetime | None
+    use_space_finished: int | None
+    physical_bytes: int | None
+    physical_bytes_per_day: float | None
+    days_until_full: float | None
+
+
+def growth(days: int, now: Day, earlier: Day | None, available_bytes: int) -> Growth:
+    """The growth over `days`, which may be more where the newest figures that are old enough are older. Nothing is
+    invented: where there is no earlier figure, there is no answer."""
+    passed_days = 0.0 if earlier is None else (now.taken_at - earlier.taken_at).total_seconds() / _SECONDS_A_DAY
+    if earlier is None or passed_days <= 0:
+        return Growth(days, None, None, None, None, None)
+    added = now.totals.physical_bytes - earlier.totals.physical_bytes
+    return Growth(
+        days=days,
+        since=earlier.taken_at,
+        use_space_finished=now.totals.use_space_finished - earlier.totals.use_space_finished,
+        physical_bytes=added,
+        physical_bytes_per_day=added / passed_days,
+        days_until_full=available_bytes * passed_days / added if added > 0 else None,
+    )

@@ -22,7 +22,7 @@ from uploader.clock import Clock
 from uploader.database import queries, reports
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.reports import Page
-from uploader.domain.reports import SPANS_DAYS, Day, Moment, OpenSums, Totals, UserReport, growth
+from uploader.domain.reports import SPANS_DAYS, Day, Growth, OpenTotal, TempMonth, Totals, UserReport, growth
 from uploader.domain.upload import File, Upload
 from uploader.errors import NotFound, UploadNotFound
 from uploader.service.files import Files
@@ -55,14 +55,6 @@ class OpenUploadReport(Struct):
     disk_bytes: int
 
 
-class OpenTotal(Struct):
-    """What some open uploads hold together."""
-
-    open_uploads: int
-    quota_bytes: int
-    disk_bytes: int
-
-
 class OpenUploadList(Struct):
     """A page of open uploads, and the sums over all pages; `next` is the cursor of the following one."""
 
@@ -70,12 +62,6 @@ class OpenUploadList(Struct):
     next: str | None
     total: OpenTotal
     as_of: datetime
-
-
-class TempMonth(OpenTotal):
-    """What the open uploads of a month (UTC, of their opening) hold."""
-
-    month: str
 
 
 class Disk(Struct):
@@ -90,40 +76,14 @@ class Disk(Struct):
     trash_bytes: int
 
 
-class GrowthSchema(Struct):
-    """What was added since `since`; null where no snapshot is that old, or where the disk does not fill up."""
-
-    days: int
-    since: datetime | None
-    use_space_finished: int | None
-    physical_bytes: int | None
-    physical_bytes_per_day: float | None
-    days_until_full: float | None
-
-
-class TotalFigures(Struct, kw_only=True):
-    """What everything adds up to. `logical_bytes` counts a content once for each file, `physical_bytes` once."""
-
-    users: int
-    files: int
-    blobs: int
-    open_uploads: int
-    total_space: int
-    use_space_finished: int
-    use_space_unfinished: int
-    reserved: int
-    logical_bytes: int
-    physical_bytes: int
-    saved_bytes: int
-
-
-class Summary(TotalFigures, kw_only=True):
+class Summary(Totals, kw_only=True):
     """The whole installation. `damaged_blobs` are contents whose bytes were found bad."""
 
+    saved_bytes: int
     damaged_blobs: int
     temp: list[TempMonth]
     disk: Disk
-    growth: list[GrowthSchema]
+    growth: list[Growth]
     as_of: datetime
 
 
@@ -136,9 +96,10 @@ class Report(Struct):
     idle: OpenUploadList
 
 
-class HistoryDay(TotalFigures, kw_only=True):
+class HistoryDay(Totals, kw_only=True):
     """The totals at the first look on a UTC day."""
 
+    saved_bytes: int
     day: date
     taken_at: datetime
     free_disk_bytes: int
@@ -238,12 +199,12 @@ class Reports:
         """A page of open uploads, the cursor of the next one, and the sums over all pages. Raises InvalidRequest."""
         page, since = order.page(limit, after), self._since(idle)
 
-        async def look(connection: Connection) -> tuple[list[Upload], OpenSums]:
+        async def look(connection: Connection) -> tuple[list[Upload], OpenTotal]:
             found = await reports.open_uploads(connection, page, idle_since=since, user_id=idle.user_id)
             return found, await reports.open_sums(connection, idle_since=since, user_id=idle.user_id)
 
-        found, sums = await self.database.read(look, snapshot=True)
-        uploads, total = [upload_of(upload) for upload in found[:limit]], _told(OpenTotal, sums)
+        found, total = await self.database.read(look, snapshot=True)
+        uploads = [upload_of(upload) for upload in found[:limit]]
         if len(found) <= limit:
             return uploads, None, total
         return uploads, cursor(order.sort, getattr(uploads[-1], order.sort), uploads[-1].upload_id), total
@@ -281,25 +242,22 @@ class Overview:
         as_of = self.clock.now()
         today = as_of.date()
 
-        async def look(connection: Connection) -> tuple[Totals, list[OpenSums], list[Day | None], int]:
+        async def look(connection: Connection) -> tuple[Totals, list[TempMonth], list[Day | None], int]:
             totals, months = await _totals(connection)
             days = [await reports.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS]
             return totals, months, days, await queries.count_damaged_blobs(connection)
 
         totals, months, days, damaged = await self.database.read(look, snapshot=True)
         room = await self.admission.room(sum(month.quota_bytes - month.disk_bytes for month in months))
-        present = _moment(as_of, totals)
-        growths = [
-            growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
-            for span, day in zip(SPANS_DAYS, days, strict=True)
-        ]
+        present = Day(day=today, taken_at=as_of, totals=totals, free_disk_bytes=room.free_bytes)
+        spans = zip(SPANS_DAYS, days, strict=True)
         return _told(
             Summary,
             totals,
             damaged_blobs=damaged,
-            temp=[_told(TempMonth, sums) for sums in months],
+            temp=months,
             disk=_told(Disk, room),
-            growth=[_told(GrowthSchema, growth) for growth in growths],
+            growth=[growth(span, present, day, room.available_bytes) for span, day in spans],
             as_of=as_of,
         )
 
@@ -326,13 +284,9 @@ class Overview:
         return today
 
 
-async def _totals(connection: Connection) -> tuple[Totals, list[OpenSums]]:
+async def _totals(connection: Connection) -> tuple[Totals, list[TempMonth]]:
     months = await reports.open_sums_by_month(connection)
     return await reports.totals(connection, months), months
-
-
-def _moment(taken_at: datetime, totals: Totals) -> Moment:
-    return Moment(taken_at=taken_at, use_space_finished=totals.use_space_finished, physical_bytes=totals.physical_bytes)
 
 
 class WaitingMinute(Struct):

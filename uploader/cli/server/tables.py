@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from uploader.cli.terminal import human_bytes, human_seconds
-from uploader.service.reports import GrowthSchema, QueueReport, Report
+from uploader.domain.reports import Growth
+from uploader.service.reports import QueueReport, Report
 
 # Where the output is no terminal: wide enough that no column is cut.
 _WIDTH = 160
@@ -102,7 +103,7 @@ def _growth(report: Report) -> Table:
     return table
 
 
-def _growth_cells(growth: GrowthSchema) -> tuple[str, ...]:
+def _growth_cells(growth: Growth) -> tuple[str, ...]:
     if growth.since is None or growth.use_space_finished is None or growth.physical_bytes is None:
         return ("no snapshot that old", "–", "–", "–", "–")
     full = "–" if growth.days_until_full is None else f"{growth.days_until_full:,.1f} days"
