@@ -273,7 +273,7 @@ if ENDED[state] then""",
     _mutant("a challenge that serves for any MD5", ("Instant.prove", "challenge.md5 != md5 or", ""), tests=_PROOFS),
     _mutant(
         "a proof that closes the upload of a twin",
-        ("_finish_proven", "replaced is not None and not _is_of(replaced, challenge)", "False"),
+        ("_finish_proven", "replaced is not None and not replaced.may_be(challenge.sha256, challenge.size)", "False"),
         tests=_PROOFS,
     ),
     _mutant(

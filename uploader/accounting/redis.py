@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 import hiredis
+from redis import exceptions
 from redis.asyncio import (
     BlockingConnectionPool,
     Connection,
@@ -28,23 +29,6 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    ClusterDownError,
-    InvalidResponse,
-    MasterDownError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from uploader.accounting.keys import FORMAT, INSTALLATION
 from uploader.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
@@ -90,7 +74,7 @@ class Pipeline:
     async def _connect(self) -> "_Pipe":
         """All calls that wait for a connection share one attempt to make it."""
         if self._closed:
-            raise RedisConnectionError("The client is closed.")
+            raise exceptions.ConnectionError("The client is closed.")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._make_pipe(), name="connecting to redis")
         connecting = self._connecting
@@ -99,7 +83,7 @@ class Pipeline:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if connecting.cancelled() and caller is not None and not caller.cancelling():  # by `aclose`
-                raise RedisConnectionError("The client is closed.") from None
+                raise exceptions.ConnectionError("The client is closed.") from None
             raise
 
     async def _make_pipe(self) -> "_Pipe":
@@ -122,7 +106,7 @@ class Pipeline:
         if self._connecting is not None:
             await ended(self._connecting)
         if self._pipe is not None:
-            self._pipe.end(RedisConnectionError("The client is closed."))
+            self._pipe.end(exceptions.ConnectionError("The client is closed."))
 
 
 class PipelineFull(Exception):
@@ -138,7 +122,7 @@ class _Pipe(asyncio.Protocol):
         self._writer = writer  # kept, because a writer without references closes its transport
         self._transport = writer.transport
         self._transport.set_protocol(self)
-        self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
+        self._parser = hiredis.Reader(protocolError=exceptions.InvalidResponse, replyError=DefaultParser.parse_error)
         self._unsent: list[bytes] = []
         # One entry a command, sent or about to be, with its time. A cancelled call keeps its entry, because its reply comes.
         self._outstanding: deque[tuple[asyncio.Future[Any], float]] = deque()
@@ -149,7 +133,7 @@ class _Pipe(asyncio.Protocol):
     def call(self, command: bytes) -> "asyncio.Future[Any]":
         """The reply to come. Raises PipelineFull, and ConnectionError if the connection is lost."""
         if self.lost:
-            raise RedisConnectionError("The connection was lost.")
+            raise exceptions.ConnectionError("The connection was lost.")
         if self._clogged or len(self._outstanding) >= _MAX_OUTSTANDING:
             raise PipelineFull
         if not self._unsent:
@@ -169,21 +153,21 @@ class _Pipe(asyncio.Protocol):
         try:
             self._transport.write(b"".join(unsent))
         except (OSError, RuntimeError) as error:  # the transport closes; `connection_lost` is still to come
-            self.end(RedisConnectionError(f"Error while writing: {error}"))
+            self.end(exceptions.ConnectionError(f"Error while writing: {error}"))
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed(data)
             while not self.lost and (reply := self._parser.gets()) is not False:
                 self._take(reply)
-        except (RedisError, IndexError) as error:  # the server sent no reply, or one too many
-            self.end(RedisConnectionError(f"The server broke the protocol: {error}"))
+        except (exceptions.RedisError, IndexError) as error:  # the server sent no reply, or one too many
+            self.end(exceptions.ConnectionError(f"The server broke the protocol: {error}"))
 
     def _take(self, reply: Any) -> None:
         waiting, _ = self._outstanding.popleft()
-        if isinstance(reply, ReadOnlyError):
+        if isinstance(reply, exceptions.ReadOnlyError):
             _refuse(waiting, reply)
-            self.end(RedisConnectionError("The server takes no writes any more."))
+            self.end(exceptions.ConnectionError("The server takes no writes any more."))
         elif isinstance(reply, Exception):
             _refuse(waiting, reply)
         elif not waiting.done():  # or the call was cancelled
@@ -196,7 +180,7 @@ class _Pipe(asyncio.Protocol):
             return
         due = self._outstanding[0][1] + self._timeout_seconds
         if due <= self._loop.time():
-            self.end(RedisTimeoutError("The server does not answer."))
+            self.end(exceptions.TimeoutError("The server does not answer."))
         else:
             self._watch = self._loop.call_at(due, self._look_for_late_replies)
 
@@ -207,9 +191,9 @@ class _Pipe(asyncio.Protocol):
         self._clogged = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.end(RedisConnectionError(f"The server closed the connection: {exc}"))
+        self.end(exceptions.ConnectionError(f"The server closed the connection: {exc}"))
 
-    def end(self, error: RedisError) -> None:
+    def end(self, error: exceptions.RedisError) -> None:
         """Let go of the connection; every waiting call raises `error`."""
         if self.lost:
             return
@@ -237,7 +221,7 @@ RedisConnection = Redis | RedisCluster
 
 # What the client raises when the server is away. RuntimeError is what uvloop raises if a connection closes while a command
 # is written to it.
-AWAY = (RedisError, OSError, TimeoutError, RuntimeError)
+AWAY = (exceptions.RedisError, OSError, TimeoutError, RuntimeError)
 
 _FOLDER = files("uploader.accounting.scripts")
 PRELUDES = ("_delay.lua", "_era.lua", "_upload.lua")
@@ -260,10 +244,10 @@ class Script:
         try:
             try:
                 return await redis.evalsha(self.sha, len(keys), *keys, *arguments)
-            except NoScriptError:
+            except exceptions.NoScriptError:
                 return await redis.eval(self.source, len(keys), *keys, *arguments)
         except AWAY as error:
-            if isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError):
+            if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ReadOnlyError):
                 # Redis is there and refuses (out of memory, or a fault in a script): somebody has to look. What a failover
                 # demoted refuses as well, for a moment.
                 logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})
@@ -272,7 +256,7 @@ class Script:
 
 def away(redis: RedisConnection, error: Exception) -> Unavailable:
     """That Redis is away, as `error` says, to be raised."""
-    how = "is read-only, as after a failover" if isinstance(error, ReadOnlyError) else "is away"
+    how = "is read-only, as after a failover" if isinstance(error, exceptions.ReadOnlyError) else "is away"
     inside = f"Redis at {_place_of(redis)} {how}: {str(error) or type(error).__name__}"
     return Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=inside)
 
@@ -288,7 +272,7 @@ def asking(redis: RedisConnection) -> Iterator[None]:
 
 def is_refusal(error: BaseException | None) -> bool:
     """Tell whether Redis is there and refuses the caller: waiting does not help."""
-    return isinstance(error, (AuthenticationError, NoPermissionError))
+    return isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError))
 
 
 def _place_of(redis: RedisConnection) -> str:
@@ -318,7 +302,7 @@ def assembled(*parts: str) -> str:
 
 def answering(timeout_seconds: float) -> AbstractAsyncContextManager[None]:
     """Bound one call of Redis, with its retries and all connections made for it. Raises TimeoutError of redis-py."""
-    return waiting(_STORE, timeout_seconds, RedisTimeoutError)
+    return waiting(_STORE, timeout_seconds, exceptions.TimeoutError)
 
 
 def time_argument(now_ms: int | None) -> int | str:
@@ -346,9 +330,9 @@ class PipelinedRedis(Redis):
             try:
                 # It gives up in that time by itself: a timer for each call would cost half as much as all else of a call.
                 return await pipeline.call(command)
-            except RedisConnectionError:
+            except exceptions.ConnectionError:
                 pass  # the server closed it meanwhile
-            except RedisTimeoutError:
+            except exceptions.TimeoutError:
                 own.give_up(_STORE)
                 raise
             finally:
@@ -374,7 +358,7 @@ class PipelinedRedis(Redis):
         try:
             async with answering(self._timeout_seconds):
                 return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        except ReadOnlyError:
+        except exceptions.ReadOnlyError:
             await self.connection_pool.disconnect(inuse_connections=False)
             raise
 
@@ -395,8 +379,10 @@ _CONNECT_SECONDS = 2.0
 _SENTINEL_SECONDS = 0.5
 _PAUSES_SECONDS = (0.01, 0.05, 0.25, 1.0)
 # What a node of a Cluster says, or does, that has a key no more: each script may be run twice.
-_ELSEWHERE: tuple[type[Exception], ...] = (MovedError, AskError, TryAgainError, ClusterDownError, MasterDownError)
-_ELSEWHERE += (ReadOnlyError, RedisConnectionError, RedisTimeoutError, OSError)
+_ELSEWHERE = (
+    *(exceptions.AskError, exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.ReadOnlyError),
+    *(exceptions.ConnectionError, exceptions.TimeoutError, OSError),
+)
 
 
 def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS) -> RedisConnection:
@@ -460,7 +446,7 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
 def _retry() -> Retry:
     # A retry covers a connection that the server closed meanwhile. It is safe, because every script is idempotent. Who does
     # not answer is not asked again: the caller has waited long enough.
-    return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2, supported_errors=(RedisConnectionError,))
+    return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2, supported_errors=(exceptions.ConnectionError,))
 
 
 def _connect_to_cluster(
@@ -519,8 +505,8 @@ class _Cluster(RedisCluster):
         try:
             async with answering(self._timeout_seconds), self._turns:
                 return await self._call(*args, **kwargs)
-        except RedisClusterException as error:  # which is no RedisError: no node answers, or slots have no master
-            raise RedisConnectionError(str(error)) from error
+        except exceptions.RedisClusterException as error:  # no RedisError: no node answers, or slots have no master
+            raise exceptions.ConnectionError(str(error)) from error
 
     async def _call(self, *args: Any, **kwargs: Any) -> Any:
         for pause_seconds in _PAUSES_SECONDS:
@@ -528,7 +514,7 @@ class _Cluster(RedisCluster):
                 return await super().execute_command(*args, **kwargs)
             except AttributeError:
                 await asyncio.sleep(pause_seconds)
-        raise RedisConnectionError("The connections to the Cluster keep being closed.")
+        raise exceptions.ConnectionError("The connections to the Cluster keep being closed.")
 
 
 def _connect_by_sentinel(address: RedisAddress, connections: int, options: dict[str, Any]) -> RedisConnection:

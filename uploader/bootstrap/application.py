@@ -37,15 +37,7 @@ from uploader.http.ops import OpsHandlers, PageHandlers, ops_operations
 from uploader.http.resumable.dialect import ResumableHandlers
 from uploader.http.resumable.rufh import RufhHandlers
 from uploader.http.resumable.tus import TusHandlers
-from uploader.http.server.connections import (
-    CONNECTIONS_STATE,
-    SENDERS_STATE,
-    Connections,
-    Senders,
-    collect_seldom,
-    connection_limits,
-    keep_freed_memory,
-)
+from uploader.http.server import connections
 from uploader.http.server.tls import CertificateInForce
 from uploader.http.shared.exchange import ConcurrencyLimit, is_news
 from uploader.http.shared.operation import operations_of
@@ -326,8 +318,8 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     )
 
 
-def create_connections(settings: Settings) -> Connections:
-    return Connections(connection_limits(settings), Proxies(settings.trusted_proxies))
+def create_connections(settings: Settings) -> connections.Connections:
+    return connections.Connections(connections.connection_limits(settings), Proxies(settings.trusted_proxies))
 
 
 def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
@@ -366,10 +358,10 @@ async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
     """What connections find in the application's lifespan state. Raises ConfigurationError."""
     from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
 
-    state: dict[str, Any] = {CONNECTIONS_STATE: create_connections(settings)}
+    state: dict[str, Any] = {connections.CONNECTIONS_STATE: create_connections(settings)}
     with ExitStack() as stack:
         certificate = stack.enter_context(certificate_in_force(settings))
-        state[SENDERS_STATE] = stack.enter_context(closing(Senders()))
+        state[connections.SENDERS_STATE] = stack.enter_context(closing(connections.Senders()))
         if certificate is not None:
             state[HANDSHAKES_STATE] = stack.enter_context(closing(Handshakes(certificate)))
         yield state
@@ -388,8 +380,8 @@ def _follow_parent() -> None:
 def create_app() -> Application:
     """For uvicorn, in each server process: an application that starts and ends its services, set up by the environment."""
     _follow_parent()
-    keep_freed_memory()
-    collect_seldom()
+    connections.keep_freed_memory()
+    connections.collect_seldom()
     settings = Settings.load()
     if settings.cpu_affinity == "auto":
         share_a_core(settings.data)

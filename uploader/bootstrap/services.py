@@ -1,7 +1,6 @@
 """Settings → stores and sinks → services: everything that a server, a worker or a command needs, made once a process."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -40,15 +39,8 @@ from uploader.service.status import Uploads
 from uploader.service.trash import TrashKeeping
 from uploader.service.whole import Storing, WholeFiles
 from uploader.settings import Settings
+from uploader.sinks import configuration
 from uploader.sinks.base import EventSink
-from uploader.sinks.configuration import (
-    EventSettings,
-    KafkaSettings,
-    SinkSettings,
-    StreamSettings,
-    WebhookSettings,
-    load_events,
-)
 from uploader.sinks.stream import KafkaSink, StreamSink
 from uploader.sinks.webhook import SignedPost, WebhookSink
 from uploader.storage.local.store import LocalStore
@@ -99,7 +91,7 @@ def create_storage(settings: Settings, database: Database, clock: Clock) -> Stor
     return S3Store(Bucket(address), LedgerRows(database), clock, min_chunk_size_bytes=smallest)
 
 
-def create_precreate_hook(settings: EventSettings, clock: Clock) -> PreCreateHook:
+def create_precreate_hook(settings: configuration.EventSettings, clock: Clock) -> PreCreateHook:
     asked = settings.pre_create
     if asked is None:
         return PreCreateHook(None, allows_on_failure=True)
@@ -110,7 +102,7 @@ def create_precreate_hook(settings: EventSettings, clock: Clock) -> PreCreateHoo
 class Bells:
     """An event for each sink, which ends the sleep of its relay in this process."""
 
-    def __init__(self, settings: EventSettings) -> None:
+    def __init__(self, settings: configuration.EventSettings) -> None:
         self.of_sink = {name: asyncio.Event() for name in settings.sinks}
 
     def ring(self) -> None:
@@ -118,26 +110,18 @@ class Bells:
             bell.set()
 
 
-def create_outbox(settings: EventSettings, clock: Clock, bells: Bells) -> Outbox | None:
+def create_outbox(settings: configuration.EventSettings, clock: Clock, bells: Bells) -> Outbox | None:
     return Outbox(settings.sinks_of, new_id, clock.now, bells.ring) if settings.sinks else None
 
 
-def create_relays(
-    settings: EventSettings, database: Database, redis: RedisConnection, clock: Clock, source: Callable[[], str]
-) -> list[Relay]:
-    return [
-        Relay(name, _create_sink(sink, redis, clock), database, clock, source) for name, sink in settings.sinks.items()
-    ]
-
-
-def _create_sink(sink: SinkSettings, redis: RedisConnection, clock: Clock) -> EventSink:
+def create_sink(sink: configuration.SinkSettings, redis: RedisConnection, clock: Clock) -> EventSink:
     match sink:
-        case WebhookSettings():
+        case configuration.WebhookSettings():
             return WebhookSink(sink.to, clock)
-        case StreamSettings():
+        case configuration.StreamSettings():
             client = redis if sink.url is None else connect(sink.url)
             return StreamSink(client, sink.stream, sink.maxlen, owns=sink.url is not None)
-        case KafkaSettings():
+        case configuration.KafkaSettings():
             return KafkaSink(sink.topic, sink.options)
 
 
@@ -145,7 +129,7 @@ class Services:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:  # noqa: PLR0915 (one line for each)
         """Connects to nothing yet. Raises ConfigurationError for the file of UPLOADER_EVENTS."""
         self.clock = clock = clock or Clock()
-        events = load_events(settings.events)
+        events = configuration.load_events(settings.events)
         self.bells = bells = Bells(events)
         self.database = database = Database(
             database_url(settings),
@@ -221,7 +205,10 @@ class Services:
         integrity = Integrity(database, scrubbing)
         aside = partial(list_aside, settings)
         self.watching = watching = Watching(tuple(events.sinks), database, clock)
-        self.relays = relays = create_relays(events, database, redis, clock, lambda: f"/uploader/{installation.id}")
+        self.relays = relays = [
+            Relay(name, create_sink(sink, redis, clock), database, clock, lambda: f"/uploader/{installation.id}")
+            for name, sink in events.sinks.items()
+        ]
         self.settings = settings
         self.spool = Spool(settings.data)
         self.accounts = Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes)
@@ -261,7 +248,7 @@ class Services:
 
     async def close(self) -> None:
         await self.appends.close()
-        await self.concatenations.close()
+        await self.concatenations.filling.close()
         await self.merging.close()
         for relay in self.relays:
             await relay.close()

@@ -194,13 +194,7 @@ STATE_OF_REASON: dict[Reason, State] = {
 }
 
 # How Redis calls an upload that is closed in SQL. An OPEN one is `open` there, or `merging` once its last chunk is in.
-REDIS_WORDS: dict[State, str] = {
-    State.DONE: "done",
-    State.CANCELLED: "cancelled",
-    State.EXPIRED: "expired",
-    State.FAILED: "failed",
-    State.CONSUMED: "consumed",
-}
+REDIS_WORDS: dict[State, str] = {state: state.value.lower() for state in State if state is not State.OPEN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +230,10 @@ class Upload:
     # Whether its MD5 is computed as its bytes come, though nobody told one.
     computes_md5: bool = True
     kind: UploadKind | None = None
+
+    def may_be(self, sha256: str, size: int) -> bool:
+        """Tell whether it may be of this content, and is no twin: other content with the same MD5."""
+        return self.size == size and self.sha256 in (None, sha256)
 
     @property
     def extent(self) -> int:
@@ -284,8 +282,8 @@ class File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concatenation:
-    """One row of `concatenation`, with its parts in their order. Its id is that of the upload that it becomes."""
+class NewWhole:
+    """An order: which parts of the user's, by their ids, and what is said of the file that they become."""
 
     id: str
     user_id: str
@@ -294,13 +292,15 @@ class Concatenation:
     # As its client ordered it, byte by byte.
     ordered: str
     part_ids: tuple[str, ...]
-    created_at: datetime
 
     @property
     def parts_sha256(self) -> str:
-        return sha256_of_parts(self.part_ids)
+        """The same for the same list of parts."""
+        return hashlib.sha256(" ".join(self.part_ids).encode()).hexdigest()
 
 
-def sha256_of_parts(part_ids: Sequence[str]) -> str:
-    """What tells one list of parts from another."""
-    return hashlib.sha256(" ".join(part_ids).encode()).hexdigest()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concatenation(NewWhole):
+    """One row of `concatenation`, with its parts in their order. Its id is that of the upload that it becomes."""
+
+    created_at: datetime

@@ -132,7 +132,10 @@ class Accounts:
     async def ensure_user(self, user_id: str, total_space: int | None = None, *, by: Actor | None = None) -> bool:
         """Make a user unless it is there; whether it was made. `by`: who makes it, if not the actor of the context. Raises
         InvalidRequest for an id that can't be."""
-        _check(user_id)
+        try:
+            check_user_id(user_id)
+        except ValueError as error:
+            raise InvalidRequest.field("user_id", str(error)) from error
         if await self.database.read(queries.usage, user_id, brief=True) is not None:
             return False
         space = self.default_total_space_bytes if total_space is None else total_space
@@ -212,13 +215,12 @@ class Accounts:
         return await self.database.read(queries.tokens_by_id, prefix)
 
     async def _revoke(self, found: list[Token]) -> int:
-        return sum([await self._revoke_one(token) for token in found])
-
-    async def _revoke_one(self, token: Token) -> bool:
-        now = self.clock.now()
-        told = act(Action.TOKEN_REVOKED, now, subject=token.token_id, user_id=token.user_id)
-        revoked = await self.database.transact(users.revoke_token, token.token_sha256, now, told)
-        self._believed.drop(token.token_sha256)
+        revoked = 0
+        for token in found:
+            now = self.clock.now()
+            told = act(Action.TOKEN_REVOKED, now, subject=token.token_id, user_id=token.user_id)
+            revoked += await self.database.transact(users.revoke_token, token.token_sha256, now, told)
+            self._believed.drop(token.token_sha256)
         return revoked
 
 
@@ -233,13 +235,6 @@ def _is_id(text: str) -> bool:
 
 def _hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def _check(user_id: str) -> None:
-    try:
-        check_user_id(user_id)
-    except ValueError as error:
-        raise InvalidRequest.field("user_id", str(error)) from error
 
 
 _FACT = "link_secret"

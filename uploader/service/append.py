@@ -199,8 +199,10 @@ class AppendedStream:
         """Store all of it that comes; returns the upload as it is then, and where the bytes of this stream end in it. Raises
         what ended it before its end, and as the storing of its parts."""
         try:
-            if self.offset == self.limit_bytes:
-                await self._refuse_any()
+            if self.offset == self.limit_bytes and self.source.declared_bytes != 0:
+                error = await self._look_beyond()
+                if error is not None:
+                    raise error
             more = True
             while more and self.offset < self.limit_bytes:
                 more = await self._take_part()
@@ -230,12 +232,6 @@ class AppendedStream:
 
     def _receive(self, limit: int) -> Awaitable[Part]:
         return self.source.receive_part(self.upload.user_id, limit, lambda: not self.appender.is_claimed)
-
-    async def _refuse_any(self) -> None:
-        """Where nothing more can be stored. Raises FileTooLarge, and what ended the stream before its end."""
-        error = None if self.source.declared_bytes == 0 else await self._look_beyond()
-        if error is not None:
-            raise error
 
     async def _look_beyond(self) -> BaseException | None:
         """What ended the stream before its end, though all that may be stored has come: asked before the last bytes are
@@ -466,11 +462,8 @@ class Appends:
 
     def _check_lengths(self, upload: Upload, said: Said, offset: int) -> None:
         """Raises SizeMismatch, FileTooLarge."""
-        length, end, limit = (
-            said.length_from(offset),
-            offset + (said.stream_bytes or 0),
-            self.deferred_length.limit_bytes(upload),
-        )
+        length, end = said.length_from(offset), offset + (said.stream_bytes or 0)
+        limit = self.deferred_length.limit_bytes(upload)
         if said.stream_bytes and end > limit:
             raise length_exceeded(upload, limit)
         if upload.length_known and length not in (None, upload.size):

@@ -8,7 +8,7 @@ import os
 import pwd
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 
 from uploader.clock import Clock
@@ -111,7 +111,7 @@ class AuditLogReports:
     async def page(self, wanted: Wanted, *, limit: int, after: str | None) -> tuple[list[Act], str | None]:
         """A page of acts, and the cursor of the next one. Raises InvalidRequest for an unknown cursor, Unavailable."""
         position = None if after is None else parse_cursor(after, _SORT, "moment")
-        found = await self._read(wanted, _page(limit + 1, position))
+        found = await self._read(wanted, limit + 1, position)
         if len(found) <= limit:
             return found, None
         last = found[limit - 1]
@@ -119,14 +119,11 @@ class AuditLogReports:
 
     async def all(self, wanted: Wanted) -> AsyncIterator[list[Act]]:
         """Every act, in batches, for a stream that holds no connection while its reader is slow. Raises Unavailable."""
-        page = _page(_BATCH, None)
-        while found := await self._read(wanted, page):
+        after = None
+        while found := await self._read(wanted, _BATCH, after):
             yield found
-            page = replace(page, after=(found[-1].created_at, found[-1].id))
+            after = (found[-1].created_at, found[-1].id)
 
-    async def _read(self, wanted: Wanted, page: Page) -> list[Act]:
+    async def _read(self, wanted: Wanted, limit: int, after: tuple[object, str] | None) -> list[Act]:
+        page = Page(sort=_SORT, descending=True, limit=limit, after=after)
         return await self.database.read(audit_log.acts, wanted, page)
-
-
-def _page(limit: int, after: tuple[object, str] | None) -> Page:
-    return Page(sort=_SORT, descending=True, limit=limit, after=after)

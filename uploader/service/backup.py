@@ -315,17 +315,14 @@ class Restoring:
             )
         if facts["revision"] > migrate.head_revision():
             raise BackupRefused(f"the backup was made by version {facts['version']}: install that or a newer one")
-        self._check_contents(facts.get("bucket"))  # before 0.3.0 there was none
-        await self._check_store(owner)
-        await check_empty(self.database, facts["revision"])
-        return Plan(directory, stamp or stamps[-1], owner, facts["revision"])
-
-    def _check_contents(self, bucket: str | None) -> None:
-        store = self.storage.marks.store
+        bucket, store = facts.get("bucket"), self.storage.marks.store  # before 0.3.0 there was none
         if bucket is not None and self.storage.keeps_files:
             raise BackupRefused(f"the contents of the backup are in the {bucket}: set UPLOADER_STORAGE")
         if bucket is None and not self.storage.keeps_files:
             raise BackupRefused(f"the backup has its contents with it, which go to a disk: unset {store.setting}")
+        await self._check_store(owner)
+        await check_empty(self.database, facts["revision"])
+        return Plan(directory, stamp or stamps[-1], owner, facts["revision"])
 
     async def _check_store(self, owner: str) -> None:
         """Contents of the same installation may be there, with or without rows: none is replaced, none is removed."""
@@ -342,7 +339,8 @@ class Restoring:
                 f"the {store.name} belongs to no installation, and the contents of the backup are in a bucket that belongs "
                 f"to {owner}: correct {store.setting}"
             )
-        if there := sorted(set(await asyncio.to_thread(_names, self.data)) - _NOTHING):
+        names = await asyncio.to_thread(lambda: {each.name for each in self.data.iterdir()})
+        if there := sorted(names - _NOTHING):
             raise ConfigurationError(
                 f"UPLOADER_DATA: {self.data} is not empty, it has {there[0]}: a restore needs a new one"
             )
@@ -388,7 +386,3 @@ class Restoring:
                     disk.close(descriptor)
 
         return await Copying(BlobTree(root), sources, tell).run(plan.dump)
-
-
-def _names(path: Path) -> list[str]:
-    return [each.name for each in path.iterdir()]

@@ -81,13 +81,11 @@ class Closers:
             async with self.storage.closing(upload) as closer:
                 if STATE_OF_REASON[reason] is State.FAILED:
                     await self._refuse_an_older_generation(upload)
-                await self._commit_close(upload, reason)
-                await self.clear(upload, STATE_OF_REASON[reason], closer)
+                await self._commit_close(upload, reason, closer)
         except Gone:
             # Without a map there are no locks. Either another worker has closed the upload: the transaction raises NotOpen.
             # Or the directory was lost: the upload ends all the same.
-            await self._commit_close(upload, reason)
-            await self.clear(upload, STATE_OF_REASON[reason], None)
+            await self._commit_close(upload, reason, None)
 
     async def _refuse_an_older_generation(self, upload: Upload) -> None:
         """Raises NotOpen if chunks were withdrawn since the caller compared the bytes with the claims."""
@@ -95,13 +93,14 @@ class Closers:
         if row is None or row.generation != upload.generation:
             raise NotOpen(upload.id)
 
-    async def _commit_close(self, upload: Upload, reason: Reason) -> None:
+    async def _commit_close(self, upload: Upload, reason: Reason, closer: Closer | None) -> None:
         await self.announce(upload)
         now = self.clock.now()
         told = act_of_ending(upload, reason, now)
         await self.database.transact(transactions.close_upload, upload.id, reason, now, told)
         crash_point("close.after_commit")
         logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
+        await self.clear(upload, STATE_OF_REASON[reason], closer)
 
     async def announce(self, upload: Upload) -> None:
         """Lease the upload's task before a commit that closes the upload or renews its generation. If this process dies
@@ -113,9 +112,11 @@ class Closers:
         except Unavailable:
             logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
 
-    async def close_by(self, upload: Upload, commit: Callable[[], Awaitable[T]]) -> T:
-        """Run `commit`, a transaction that closes an upload as done because its file came in another way, under the locks of
-        the upload, and tidy up. Raises what `commit` raises, and Unavailable. Not to be cancelled."""
+    async def close_by(self, upload: Upload | None, commit: Callable[[], Awaitable[T]]) -> T:
+        """Run `commit`, a transaction that closes an upload as done, if there is one whose file came in another way, under
+        its locks, and tidy up. Raises what `commit` raises, and Unavailable. Not to be cancelled."""
+        if upload is None:
+            return await commit()
         try:
             async with self.storage.closing(upload) as closer:
                 return await self._commit_done(upload, commit, closer)
@@ -136,20 +137,21 @@ class Closers:
     async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
         oldest = self.clock.now() - timedelta(seconds=idle_seconds)
         try:
-            async with self.storage.closing(upload) as closer:
-                complete = await self._may_be_merged(upload, closer)
-                if not complete:
-                    if await self.storage.last_write(upload) > oldest.timestamp():
-                        return False
-                    await self._commit_close(upload, Reason.EXPIRED)
-                    await self.clear(upload, State.EXPIRED, closer)
-            if complete:
-                await self._hydrate(upload)
-        except Gone:
-            return await self._expire_without_bytes(upload)
+            try:
+                async with self.storage.closing(upload) as closer:
+                    complete = await self._may_be_merged(upload, closer)
+                    if not complete:
+                        if await self.storage.last_write(upload) > oldest.timestamp():
+                            return False
+                        await self._commit_close(upload, Reason.EXPIRED, closer)
+                if complete:
+                    await self._hydrate(upload)
+                return not complete
+            except Gone:  # its directory was lost: the user gets back all the same what it holds of the quota
+                await self._commit_close(upload, Reason.EXPIRED, None)
+                return True
         except NotOpen:
             return False
-        return not complete
 
     async def _may_be_merged(self, upload: Upload, closer: Closer) -> bool:
         try:
@@ -163,15 +165,6 @@ class Closers:
     def note_unmergeable(self, upload: Upload) -> None:
         """The digests of a complete upload can't be computed, and no chunk of it is bad: it may expire when it is idle."""
         self._unmergeable.add(upload.id)
-
-    async def _expire_without_bytes(self, upload: Upload) -> bool:
-        """The upload's directory was lost. The user gets back all the same what the upload holds of the quota."""
-        try:
-            await self._commit_close(upload, Reason.EXPIRED)
-        except NotOpen:
-            return False
-        await self.clear(upload, State.EXPIRED, None)
-        return True
 
     async def tidy(self, upload_id: str) -> bool:
         """Drop what Redis and the disk still have of an upload that is closed or unknown in the database; returns
@@ -283,26 +276,17 @@ class Closers:
         generation = await self.database.transact(
             lambda connection: transactions.withdraw(connection, row.id, 0, self.clock.now())
         )
-        if not await self._restore(row):
+        for found in await self.storage.copies(row.id):
+            if await self.storage.restore_upload(found, row):
+                break
+        else:
             await self.storage.begin_anew(row)
         self._unmergeable.discard(row.id)
-        await self._tell_lost(row)
-        return generation
-
-    async def _tell_lost(self, upload: Upload) -> None:
-        logger.error(
-            "an upload lost its files, and begins anew", extra={"upload_id": upload.id, "user_id": upload.user_id}
-        )
+        logger.error("an upload lost its files, and begins anew", extra={"upload_id": row.id, "user_id": row.user_id})
         LOST_UPLOADS.inc()
-        now = self.clock.now()
         with suppress(Unavailable):  # the log has it
-            await self.database.transact(meta.note_mishap, meta.Mishap.LOST_UPLOAD, now)
-
-    async def _restore(self, upload: Upload) -> bool:
-        for found in await self.storage.copies(upload.id):
-            if await self.storage.restore_upload(found, upload):
-                return True
-        return False
+            await self.database.transact(meta.note_mishap, meta.Mishap.LOST_UPLOAD, self.clock.now())
+        return generation
 
     async def _hydrate_held(self, upload: Upload, closer: Closer) -> RecordResult:
         chunk_map = await self._read_held(upload, closer)  # this may withdraw chunks, and so renew the generation
@@ -359,25 +343,20 @@ class Closers:
             await self.hydrate(upload)
             return await self.storage.read_map(upload)
 
-    async def _refuse_if_told(self, upload: Upload) -> None:
-        row = await self.database.read(queries.upload_by_id, upload.id, brief=True)
-        if row is None or row.state is not State.OPEN or row.length_known:
-            raise LengthTold(upload.id)
-
-    async def _settle_length(self, upload: Upload, closer: Closer) -> bool:
-        """End what a crash interrupted, if it was this. Durably: from here on a row of before would be wrong."""
-        row = await self.database.read_durably(queries.upload_by_id, upload.id)
-        return row is not None and row.length_known and await closer.settle_length(row)
-
     async def _read_held(self, upload: Upload, closer: Closer) -> PresentChunks:
         """Raises LengthTold if the caller does not know the length of an upload, but others do."""
         if not upload.length_known:
-            await self._refuse_if_told(upload)
+            row = await self.database.read(queries.upload_by_id, upload.id, brief=True)
+            if row is None or row.state is not State.OPEN or row.length_known:
+                raise LengthTold(upload.id)
         try:
             return await closer.read_map()
         except Unverified:
-            if upload.length_known and await self._settle_length(upload, closer):
-                return await self._read_held(upload, closer)
+            if upload.length_known:
+                # A crash may have interrupted the telling of it. Durably: from here on a row of before would be wrong.
+                row = await self.database.read_durably(queries.upload_by_id, upload.id)
+                if row is not None and row.length_known and await closer.settle_length(row):
+                    return await self._read_held(upload, closer)
             defect = (await closer.read_map(verified=False)).defect
             if defect is not None:
                 facts = {"part": defect.part, "expected": defect.expected, "actual": defect.actual}

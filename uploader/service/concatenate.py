@@ -16,7 +16,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import NotOpen
-from uploader.domain.upload import Concatenation, Reason, State, Upload, UploadKind, sha256_of_parts
+from uploader.domain.upload import Concatenation, NewWhole, Reason, State, Upload, UploadKind
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
@@ -156,7 +156,8 @@ class Filling:
         upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if upload is None or upload.state is not State.OPEN:
             return False
-        missing = await self._missing(upload)
+        present = (await self.closers.read_map(upload)).present
+        missing = [number for number, there in enumerate(present) if not there]
         if missing:
             try:
                 await self._copy(upload, missing)
@@ -165,10 +166,6 @@ class Filling:
                 await self.closers.close(upload, Reason.PART_DAMAGED)
                 return False
         return bool(missing) or not upload.size
-
-    async def _missing(self, upload: Upload) -> list[int]:
-        present = (await self.closers.read_map(upload)).present
-        return [number for number, there in enumerate(present) if not there]
 
     async def _copy(self, upload: Upload, numbers: list[int]) -> None:
         async with self.storage.filling(upload) as read:
@@ -183,18 +180,6 @@ class Filling:
 
 
 _BATCH = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewWhole:
-    """An order: which parts of the caller's, by their ids, and what is said of the file that they become."""
-
-    id: str
-    user_id: str
-    name: str
-    metadata: str | None
-    ordered: str
-    part_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +211,9 @@ class Concatenations:
         QuotaExceeded, TooManyUploads, NotAllowed, StorageFull, Unavailable."""
         for _ in range(ATTEMPTS):
             known = await self._known(new)
-            if known is not None:
-                await self._advance_known(known)
+            if known is not None:  # what became of it is raised, if that is no file
+                await self._size_of(Target(known.user_id, upload_id=known.id), known)
+                await self._advance_and_wait(known)
                 return known.id
             try:
                 ordered = await self._order_once(new)
@@ -245,8 +231,7 @@ class Concatenations:
         raise errors.Unavailable("These parts are changing too fast; try again.")
 
     async def _known(self, new: NewWhole) -> Concatenation | None:
-        key = sha256_of_parts(new.part_ids)
-        return await self.database.read(queries.concatenation_by_parts, new.user_id, key, brief=True)
+        return await self.database.read(queries.concatenation_by_parts, new.user_id, new.parts_sha256, brief=True)
 
     async def _order_once(self, new: NewWhole) -> Concatenation:
         size = await self._check_parts(new.user_id, new.part_ids)
@@ -256,11 +241,6 @@ class Concatenations:
         await self.database.transact(transactions.order_concatenation, ordered, self.settings.max_open_uploads)
         crash_point("order.after_commit")
         return ordered
-
-    async def _advance_known(self, known: Concatenation) -> None:
-        """Raises what became of it, if that is no file."""
-        await self._size_of(Target(known.user_id, upload_id=known.id), known)
-        await self._advance_and_wait(known)
 
     async def _advance_and_wait(self, ordered: Concatenation) -> None:
         filling = await self._advance(ordered)
@@ -377,7 +357,13 @@ class Concatenations:
         """Their bytes; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
         parts = await self._parts_of(part_ids)
         for part_id in part_ids:
-            _check_part(parts.get(part_id), user_id)
+            part = parts.get(part_id)
+            if part is None or part.user_id != user_id:
+                raise errors.UploadNotFound("You have no such part.")
+            if not part.is_part:
+                raise errors.InvalidRequest.field("Upload-Concat", "names an upload that is no part")
+            if part.state is not State.OPEN:
+                raise errors.UploadGone("A part has ended; `reason` says why.", reason=part.close_reason)
         if not all(part.length_known for part in parts.values()):
             return None
         return sum(parts[part_id].size for part_id in part_ids)
@@ -386,16 +372,3 @@ class Concatenations:
         """Raises FileTooLarge."""
         if size > self.max_file_size_bytes:
             raise errors.FileTooLarge(limit=self.max_file_size_bytes)
-
-    async def close(self) -> None:
-        await self.filling.close()
-
-
-def _check_part(part: Upload | None, user_id: str) -> None:
-    """Raises UploadNotFound, UploadGone, InvalidRequest."""
-    if part is None or part.user_id != user_id:
-        raise errors.UploadNotFound("You have no such part.")
-    if not part.is_part:
-        raise errors.InvalidRequest.field("Upload-Concat", "names an upload that is no part")
-    if part.state is not State.OPEN:
-        raise errors.UploadGone("A part has ended; `reason` says why.", reason=part.close_reason)

@@ -143,15 +143,12 @@ class DeltaBases:
         except (errors.ContentDamaged, errors.StorageFailed) as error:
             raise errors.BaseUnusable() from error
         try:
-            pieces = await self._pieces(file)
+            pieces = await asyncio.to_thread(Pieces, await self._read_signature(file))
         except BaseException:
             await uninterrupted(content.close())
             raise
         most = most_compared(file.size, chunk_bytes)
         return DeltaBase(content, file.size, pieces, most, partial(self._examine, file.sha256))
-
-    async def _pieces(self, file: File) -> Pieces:
-        return await asyncio.to_thread(Pieces, await self._read_signature(file))
 
     async def read_signature(self, user_id: str, file_id: str) -> bytes:
         """Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""

@@ -62,14 +62,12 @@ class Flushing:
         crash_point("flush.after_ack")
         for claim in claims:
             if is_open.get(claim.upload_id) is False:
-                await self._tidy_one(claim.upload_id)
+                try:
+                    await self.closers.tidy(claim.upload_id)
+                except (DatabaseDamaged, StorageFailed, Unverified) as error:
+                    facts = {"upload_id": claim.upload_id, "reason": error.reason}
+                    logger.warning("a closed upload is not tidied", extra=facts)
         return FlushedBatch(len(claims), more)
-
-    async def _tidy_one(self, upload_id: str) -> None:
-        try:
-            await self.closers.tidy(upload_id)
-        except (DatabaseDamaged, StorageFailed, Unverified) as error:
-            logger.warning("a closed upload is not tidied", extra={"upload_id": upload_id, "reason": error.reason})
 
     async def _write(self, claims: list[Claim]) -> dict[str, bool]:
         """Write a batch, and tell of each upload whether it is open. One that fails is split, so that one bad row holds
@@ -150,17 +148,14 @@ class Sweeping:
 
         async def one(upload: Upload) -> bool:
             async with places:
-                return await self._rebuild_one(upload, left)
+                if (await self.pending.read(upload.id)).state:
+                    return False  # touched in this era already
+                with suppress(Gone, NotOpen), left.noted(upload.id):
+                    await self.closers.hydrate(upload)
+                    return True
+                return False
 
         return sum(await asyncio.gather(*(one(upload) for upload in uploads)))
-
-    async def _rebuild_one(self, upload: Upload, left: "_Left") -> bool:
-        if (await self.pending.read(upload.id)).state:
-            return False  # touched in this era already
-        with suppress(Gone, NotOpen), left.noted(upload.id):
-            await self.closers.hydrate(upload)
-            return True
-        return False
 
 
 class _Left:

@@ -152,19 +152,16 @@ class Healing:
     async def _heal(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> bool:
         """Put the first good copy of the trash into the place of these bytes."""
         for copy in await self.storage.copies(blob.sha256):
-            good = await self._digests_of(copy, pace, with_md5=blob.md5 is None)
+            try:
+                good = await self.storage.hash_blob(copy, pace, with_md5=blob.md5 is None)
+            except StorageAway:
+                raise
+            except StorageFailed:
+                continue
             if good is not None and good.sha256 == blob.sha256 and await self._restore(good, found, copy):
                 _tell(blob.sha256, damaged=False)
                 return True
         return False
-
-    async def _digests_of(self, copy: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
-        try:
-            return await self.storage.hash_blob(copy, pace, with_md5=with_md5)
-        except StorageAway:
-            raise
-        except StorageFailed:
-            return None
 
     async def _restore(self, good: Digests, found: Found | None, copy: Found) -> bool:
         restore = self.database.outside(self.storage.restore_blob)

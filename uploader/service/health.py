@@ -12,27 +12,13 @@ from pathlib import Path
 
 from prometheus_client import Gauge
 
+from uploader import observability
 from uploader.accounting.pending import Pending
 from uploader.clock import Clock
 from uploader.database import migrate, queries
 from uploader.database.engine import Database
 from uploader.database.meta import durability, recent_mishaps
 from uploader.errors import Unavailable, UploaderError
-from uploader.observability import (
-    DAMAGED_BLOBS,
-    DEAD_EVENTS,
-    EVENT_LAG_SECONDS,
-    FREE_DISK_BYTES,
-    KEPT_STRAYS,
-    OPEN_UPLOADS,
-    PENDING_BYTES,
-    QUEUE_LAG_SECONDS,
-    QUEUE_TASKS,
-    REDIS_SET_ASIDE,
-    TRASH_BYTES,
-    UNSCRUBBED_SECONDS,
-    WAITING_EVENTS,
-)
 from uploader.service.cleanup import kept_strays
 from uploader.service.events import Watching
 from uploader.service.installation import Installation
@@ -211,7 +197,11 @@ def _warning_of(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]])
 _GAUGES_FRESH_SECONDS = 1.0
 _GAUGES_PATIENCE_SECONDS = 3.0
 
-_QUEUE_GAUGES = tuple(gauge.labels(name) for gauge in (QUEUE_TASKS, QUEUE_LAG_SECONDS) for name in ("flush", "merge"))
+_QUEUE_GAUGES = tuple(
+    gauge.labels(name)
+    for gauge in (observability.QUEUE_TASKS, observability.QUEUE_LAG_SECONDS)
+    for name in ("flush", "merge")
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -230,7 +220,7 @@ class Gauges:
     def __post_init__(self) -> None:
         self._event_gauges = tuple(
             gauge.labels(name)
-            for gauge in (WAITING_EVENTS, DEAD_EVENTS, EVENT_LAG_SECONDS)
+            for gauge in (observability.WAITING_EVENTS, observability.DEAD_EVENTS, observability.EVENT_LAG_SECONDS)
             for name in self.watching.names
         )
         self._asked_at = float("-inf")
@@ -241,45 +231,48 @@ class Gauges:
             if time.monotonic() - self._asked_at < _GAUGES_FRESH_SECONDS:
                 return
             await asyncio.gather(
-                _patiently(self._ask_database, (OPEN_UPLOADS,)),
-                _patiently(self._ask_disk, (FREE_DISK_BYTES, TRASH_BYTES)),
-                _patiently(self._ask_integrity, (DAMAGED_BLOBS, KEPT_STRAYS, UNSCRUBBED_SECONDS)),
+                _patiently(self._ask_database, (observability.OPEN_UPLOADS,)),
+                _patiently(self._ask_disk, (observability.FREE_DISK_BYTES, observability.TRASH_BYTES)),
+                _patiently(
+                    self._ask_integrity,
+                    (observability.DAMAGED_BLOBS, observability.KEPT_STRAYS, observability.UNSCRUBBED_SECONDS),
+                ),
                 _patiently(self._ask_events, self._event_gauges),
-                _patiently(self._ask_data_directory, (REDIS_SET_ASIDE,)),
-                _patiently(self._ask_redis, (PENDING_BYTES, *_QUEUE_GAUGES)),
+                _patiently(self._ask_data_directory, (observability.REDIS_SET_ASIDE,)),
+                _patiently(self._ask_redis, (observability.PENDING_BYTES, *_QUEUE_GAUGES)),
             )
             self._asked_at = time.monotonic()
 
     async def _ask_database(self) -> None:
-        OPEN_UPLOADS.set(await self.database.read(queries.count_all_open_uploads))
+        observability.OPEN_UPLOADS.set(await self.database.read(queries.count_all_open_uploads))
 
     async def _ask_disk(self) -> None:
         space = await self.storage.space()
         # A store without a bound has no figures that could fall: 0 would be an alert.
-        FREE_DISK_BYTES.set(math.nan if space is None else space.free)
-        TRASH_BYTES.set(math.nan if space is None else space.trash)
+        observability.FREE_DISK_BYTES.set(math.nan if space is None else space.free)
+        observability.TRASH_BYTES.set(math.nan if space is None else space.trash)
 
     async def _ask_integrity(self) -> None:
         seen = await self.integrity.look()
-        DAMAGED_BLOBS.set(seen.damaged_blobs)
-        KEPT_STRAYS.set(seen.kept_strays)
-        UNSCRUBBED_SECONDS.set(seen.age.seconds)
+        observability.DAMAGED_BLOBS.set(seen.damaged_blobs)
+        observability.KEPT_STRAYS.set(seen.kept_strays)
+        observability.UNSCRUBBED_SECONDS.set(seen.age.seconds)
 
     async def _ask_events(self) -> None:
         for name, state in (await self.watching.states()).items():
-            WAITING_EVENTS.labels(name).set(state.waiting)
-            DEAD_EVENTS.labels(name).set(state.dead)
-            EVENT_LAG_SECONDS.labels(name).set(self.watching.lag_seconds(state))
+            observability.WAITING_EVENTS.labels(name).set(state.waiting)
+            observability.DEAD_EVENTS.labels(name).set(state.dead)
+            observability.EVENT_LAG_SECONDS.labels(name).set(self.watching.lag_seconds(state))
 
     async def _ask_data_directory(self) -> None:
-        REDIS_SET_ASIDE.set(len(await asyncio.to_thread(self.list_aside)))
+        observability.REDIS_SET_ASIDE.set(len(await asyncio.to_thread(self.list_aside)))
 
     async def _ask_redis(self) -> None:
         measured = await self.pending.measure_all()
         for name, found in measured.items():
-            QUEUE_TASKS.labels(name).set(found.tasks)
-            QUEUE_LAG_SECONDS.labels(name).set(found.lag_seconds)
-        PENDING_BYTES.set(sum(found.pending_bytes for found in measured.values()))
+            observability.QUEUE_TASKS.labels(name).set(found.tasks)
+            observability.QUEUE_LAG_SECONDS.labels(name).set(found.lag_seconds)
+        observability.PENDING_BYTES.set(sum(found.pending_bytes for found in measured.values()))
 
 
 async def _patiently(ask: Callable[[], Awaitable[None]], gauges: tuple[Gauge, ...]) -> None:

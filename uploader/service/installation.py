@@ -42,13 +42,8 @@ class Installation:
     storage: Store
     redis: RedisMark
     clock: Clock
-    # Set once store and database have said the same.
-    _id: str | None = field(default=None, init=False)
-
-    @property
-    def id(self) -> str | None:
-        """None until store and database have said the same."""
-        return self._id
+    # None until store and database have said the same.
+    id: str | None = field(default=None, init=False)
 
     async def begin(self) -> None:
         """For whoever serves or works: an installation that is none yet becomes one. Raises as `compare`."""
@@ -59,8 +54,8 @@ class Installation:
             await meta.remember(self.database, FACT, proposed)
             crash_point("installation.after_fact")
         await self.compare()
-        if self._id is not None:
-            await self.storage.marks.settle(self._id)
+        if self.id is not None:
+            await self.storage.marks.settle(self.id)
 
     async def compare(self) -> None:
         """Compare the store with the database. Raises ConfigurationError if they don't belong together, Unavailable."""
@@ -74,25 +69,25 @@ class Installation:
             raise ConfigurationError(_difference(self.storage.marks.store, in_store, in_database))
         if in_store is None:
             await self._refuse_what_is_named_elsewhere()
-        self._id = in_store
+        self.id = in_store
 
     async def check_database(self) -> None:
         """As `compare`, without another look at the store, which this process has open."""
-        if self._id is None:
+        if self.id is None:
             await self.compare()
             return
         in_database = await self._fact()
-        if in_database != self._id:
-            raise ConfigurationError(_difference(self.storage.marks.store, self._id, in_database))
+        if in_database != self.id:
+            raise ConfigurationError(_difference(self.storage.marks.store, self.id, in_database))
 
     async def check_redis(self) -> None:
         """Mark Redis if it says nothing, because it is new or was lost. Raises ConfigurationError if it is another
         installation's, Unavailable."""
-        in_redis = await (self.redis.read() if self._id is None else self.redis.claim(self._id))
-        if in_redis != self._id:
+        in_redis = await (self.redis.read() if self.id is None else self.redis.claim(self.id))
+        if in_redis != self.id:
             raise ConfigurationError(
                 f"Redis belongs to installation {in_redis}, the {self.store_name} and the database to "
-                f"{self._id or 'none'}: correct UPLOADER_REDIS_URL, and give each installation a Redis of its own; "
+                f"{self.id or 'none'}: correct UPLOADER_REDIS_URL, and give each installation a Redis of its own; "
                 f"or, {_ADOPT}"
             )
 
@@ -133,7 +128,7 @@ class Installation:
 
         await self.database.transact(replace)
         await self.redis.replace(adopted)
-        self._id = adopted
+        self.id = adopted
         return adopted
 
     # What was there before ids were

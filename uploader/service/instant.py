@@ -169,8 +169,8 @@ class Instant:
         )
         for _ in range(ATTEMPTS):
             replaced = meant or await self.uploads.by_md5(challenge.user_id, challenge.md5)
-            if replaced is not None and not _is_of(replaced, challenge):
-                replaced = None  # a twin: other content with the same MD5
+            if replaced is not None and not replaced.may_be(challenge.sha256, challenge.size):
+                replaced = None
             try:
                 return await self._add_file(opening, challenge.md5, challenge.sha256, replaced)
             except BlobLost as error:
@@ -198,21 +198,13 @@ class Instant:
             created_at=self.clock.now(),
             modified_at=opening.modified_at,
         )
-        if_exists = opening.if_exists or IfExists.KEEP
-        complete = await uninterrupted(self._commit_file(file, if_exists, replaced))
-        INSTANT_UPLOADS.inc()
-        return complete
-
-    async def _commit_file(self, file: File, if_exists: IfExists, replaced: Upload | None) -> Complete:
-        replaced_id = None if replaced is None else replaced.id
+        if_exists, replaced_id = opening.if_exists or IfExists.KEEP, None if replaced is None else replaced.id
 
         async def commit() -> Complete:
             added = await self.database.transact(transactions.add_instant_file, file, if_exists, replaced_id)
             crash_point("instant.after_commit")
             return Complete(file=added.file, created=added.is_new)
 
-        return await (commit() if replaced is None else self.closers.close_by(replaced, commit))
-
-
-def _is_of(upload: Upload, challenge: Challenge) -> bool:
-    return upload.size == challenge.size and upload.sha256 in (None, challenge.sha256)
+        complete = await uninterrupted(self.closers.close_by(replaced, commit))
+        INSTANT_UPLOADS.inc()
+        return complete

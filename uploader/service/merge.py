@@ -121,13 +121,12 @@ class Merging:
 
     async def _what_became_of(self, upload: Upload) -> Complete:
         await self.closers.tidy(upload.id)
-        if upload.state is State.DONE and upload.file_id is not None:
-            file_id = upload.file_id
-            file = await self.database.read(queries.file_by_id, upload.user_id, file_id, brief=True)
-            if file is not None:
-                return Complete(file=file, created=upload.close_reason != SUPERSEDED)
+        if upload.state is not State.DONE or upload.file_id is None:
+            raise errors.UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
+        file = await self.database.read(queries.file_by_id, upload.user_id, upload.file_id, brief=True)
+        if file is None:
             raise errors.UploadGone(reason=Reason.CANCELLED.value)
-        raise errors.UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
+        return Complete(file=file, created=upload.close_reason != SUPERSEDED)
 
     async def _attempt(self, upload: Upload) -> File:
         if upload.is_part:
@@ -136,8 +135,8 @@ class Merging:
         if not chunk_map.complete:
             await self.closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
             raise errors.ChunksMissing(missing=missing_ranges(chunk_map.present))
-        if upload.flushed_bytes < upload.size and await self._takes_long(upload):
-            await self._account(upload)
+        if upload.flushed_bytes < upload.size and upload.size >= _LONG_MERGE_BYTES:
+            await self._account_early(upload)
         digests = await self._digest(upload)
         await self._compare(upload, digests)
         try:
@@ -170,16 +169,12 @@ class Merging:
             MERGES.labels("withdrawn").inc()
             raise errors.ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
 
-    async def _account(self, upload: Upload) -> None:
-        """All bytes are here: say so in the database now, and not only after the hashing."""
-        whole = Received(upload.id, upload.generation, upload.size)
-        await self.database.transact(lambda connection: transactions.flush(connection, [whole], self.clock.now()))
-        crash_point("merge.after_account")
-
-    async def _takes_long(self, upload: Upload) -> bool:
-        if upload.size < _LONG_MERGE_BYTES:
-            return False
-        return upload.size - await self.storage.digested_bytes(upload) >= _LONG_MERGE_BYTES
+    async def _account_early(self, upload: Upload) -> None:
+        """If the hashing takes long, say in the database now that all bytes are here, and not only after it."""
+        if upload.size - await self.storage.digested_bytes(upload) >= _LONG_MERGE_BYTES:
+            whole = Received(upload.id, upload.generation, upload.size)
+            await self.database.transact(lambda connection: transactions.flush(connection, [whole], self.clock.now()))
+            crash_point("merge.after_account")
 
     @asynccontextmanager
     async def _leased(self, upload_id: str) -> AsyncIterator[None]:

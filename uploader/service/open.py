@@ -5,7 +5,7 @@ Whether it may finish without bytes is asked of `instant.py` first.
 """
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from uploader import errors
@@ -34,25 +34,26 @@ _MOMENT_SECONDS = 1.0
 UNBOUNDED = Space(total=1 << 62, free=1 << 62, trash=0)
 
 
+@dataclass(eq=False, repr=False)
 class Admission:
     """Tells whether the disk has room for one more file, above the floor and beyond what open uploads were promised,
     which takes a look at every user. So what is far from the floor is admitted by figures that are a moment old;
     refused is only by those of now. It is approximate, which the floor absorbs. What the trash holds counts as free: it
     gives way."""
 
-    def __init__(
-        self, settings: Settings, database: Database, storage: Housekeeping, trash: TrashKeeping, clock: Clock
-    ) -> None:
-        self._floor_bytes = settings.free_space_floor_bytes
-        self._database = database
-        self._storage = storage
-        self._trash = trash
-        self._clock = clock
-        self._known: Room | None = None
-        self._known_at = 0.0
+    settings: Settings
+    database: Database
+    storage: Housekeeping
+    trash: TrashKeeping
+    clock: Clock
+    _known: Room | None = field(default=None, init=False)
+    _known_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._floor_bytes = self.settings.free_space_floor_bytes
 
     async def room(self, promised_bytes: int) -> Room:
-        space = await self._storage.space() or UNBOUNDED
+        space = await self.storage.space() or UNBOUNDED
         return Room(
             total_bytes=space.total,
             free_bytes=space.free,
@@ -63,44 +64,36 @@ class Admission:
 
     async def check(self, size: int) -> None:
         """Raises StorageFull if there is no room for a file of this size."""
-        if self._known is not None and self._is_recent() and self._known.lacking_bytes(size) == 0:
+        now = self.clock.monotonic()
+        is_recent = now - self._known_at < _MOMENT_SECONDS
+        if self._known is not None and is_recent and self._known.lacking_bytes(size) == 0:
             return
-        looked_at = self._clock.monotonic()
-        self._known = await self.room(await self._database.read(queries.promised_bytes))
-        self._known_at = looked_at
-        if not self._known.fits(size):
-            raise _refusal(self._known, size)
-        await self._trash_gives_way(self._known.lacking_bytes(size))
-
-    async def _trash_gives_way(self, lacking_bytes: int) -> None:
-        if not lacking_bytes:
-            return
-        self._known = None
-        purged = await self._trash.make_room(lacking_bytes)
-        if purged.disk_bytes < lacking_bytes:
-            raise errors.StorageFull("The disk has no room for a file of this size at the moment; try again soon.")
+        self._known = room = await self.room(await self.database.read(queries.promised_bytes))
+        self._known_at = now
+        if size > room.limit_bytes:
+            raise errors.StorageTooSmall(requested=size, limit=room.limit_bytes)
+        if not room.fits(size):
+            raise errors.StorageFull(
+                "The disk has no room for a file of this size; try again later.",
+                requested=size,
+                available=room.available_bytes,
+            )
+        lacking_bytes = room.lacking_bytes(size)
+        if lacking_bytes:
+            self._known = None
+            if (await self.trash.make_room(lacking_bytes)).disk_bytes < lacking_bytes:
+                raise errors.StorageFull("The disk has no room for a file of this size at the moment; try again soon.")
 
     async def keep_floor(self) -> None:
         """Have the trash give way where something else has filled the disk. Raises Unavailable."""
         room = await self.room(0)
         lacking_bytes = min(room.lacking_bytes(0), room.trash_bytes)
         if lacking_bytes:
-            await self._trash.make_room(lacking_bytes)
-
-    def _is_recent(self) -> bool:
-        return self._clock.monotonic() - self._known_at < _MOMENT_SECONDS
+            await self.trash.make_room(lacking_bytes)
 
     def promise(self, size: int) -> None:
         if self._known is not None:
             self._known = replace(self._known, promised_bytes=self._known.promised_bytes + size)
-
-
-def _refusal(room: Room, size: int) -> errors.StorageFull:
-    if size > room.limit_bytes:
-        return errors.StorageTooSmall(requested=size, limit=room.limit_bytes)
-    return errors.StorageFull(
-        "The disk has no room for a file of this size; try again later.", requested=size, available=room.available_bytes
-    )
 
 
 # Raised by the transaction of an opening before its commit.
@@ -157,9 +150,11 @@ class Openings:
         if md5 is not None:
             if existing is not None:
                 _check_claims(existing, opening.size, opening.sha256)
-            at_once = None if opening.brings_bytes else await self._finish_at_once(opening, md5, found)
-            if at_once is not None:
-                return at_once
+            if not opening.brings_bytes:
+                complete = await self.instant.finish(_completed(opening, existing), md5, found.source, existing)
+                at_once = complete or await self.instant.challenge(opening, md5)
+                if at_once is not None:
+                    return at_once
         elif existing is not None and existing.state is not State.OPEN:
             return await self.uploads.ended(existing)
         if existing is not None:
@@ -171,11 +166,6 @@ class Openings:
             question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
             await self.pre_create_hook.ask(question)
         return await self._open_new(opening)
-
-    async def _finish_at_once(self, opening: Opening, md5: str, found: _Found) -> Complete | Challenge | None:
-        known = _completed(opening, found.existing)
-        complete = await self.instant.finish(known, md5, found.source, found.existing)
-        return complete or await self.instant.challenge(opening, md5)
 
     async def _look(self, connection: Connection, opening: Opening) -> _Found:
         """All that the database has to say, at one go."""

@@ -29,7 +29,7 @@ from uploader.service.audit_log import AuditLog, act
 from uploader.service.cleanup import is_settled, stray_blobs
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
-from uploader.storage.base import Closer, Found, Gone, PresentChunks
+from uploader.storage.base import Closer, Gone, PresentChunks
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
@@ -65,6 +65,9 @@ class Kind(StrEnum):
     # Of a minute bucket: the hash of the upload that waits there; whether it exists.
     STRAY_TASK = "stray-task"
     INDEX = "index"
+
+
+_SUMS = (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +110,18 @@ class Findings:
 
 def drifts_of_upload(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
     """What is wrong with an open upload, by its row, its map, and what Redis holds of it."""
-    on_disk = stored.received_bytes
+    drifts, present, on_disk = [], stored.present, stored.received_bytes
     if upload.flushed_bytes > on_disk or (snapshot.state and upload.flushed_bytes < min(snapshot.flushed, on_disk)):
         expected = min(snapshot.flushed, on_disk) if upload.flushed_bytes < on_disk else on_disk
-        flushed = [Drift(Kind.FLUSHED_BYTES, upload.id, expected, upload.flushed_bytes)]
-    else:
-        flushed = []
-    return flushed + _drifts_of_snapshot(upload, stored, snapshot)
-
-
-def _drifts_of_snapshot(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
-    present, on_disk = stored.present, stored.received_bytes
+        drifts.append(Drift(Kind.FLUSHED_BYTES, upload.id, expected, upload.flushed_bytes))
     if snapshot.state == "":
         # Nobody has touched it since Redis was lost: right, unless bytes wait to be accounted.
-        return [Drift(Kind.RECEIVED, upload.id, on_disk, None)] if upload.flushed_bytes < on_disk else []
+        waiting = [Drift(Kind.RECEIVED, upload.id, on_disk, None)] if upload.flushed_bytes < on_disk else []
+        return drifts + waiting
     bits = from_bitmap(snapshot.bitmap, len(present))
     state = "merging" if all(bits) and not upload.is_part else "open"
     if snapshot.state not in ("open", "merging"):
-        return [Drift(Kind.STATE, upload.id, state, snapshot.state)]
-    drifts = []
+        return [*drifts, Drift(Kind.STATE, upload.id, state, snapshot.state)]
     in_bits = received_bytes(bits, upload.extent, upload.chunk_size, snapshot.tail)
     if snapshot.received != in_bits:
         drifts.append(Drift(Kind.RECEIVED, upload.id, in_bits, snapshot.received))
@@ -170,50 +166,6 @@ logger = logging.getLogger(__name__)
 _OVER_A_MONTH = timedelta(days=32)
 
 
-@dataclass(eq=False, repr=False)
-class Leftovers:
-    """Reports the directories of uploads that have ended: an unlink failed, a crash came before it, or the rows are
-    others now. What has a row that is closed is tidied as a repair; what has none may be of another database."""
-
-    database: Database
-    storage: Store
-    closers: Closers
-    clock: Clock
-
-    async def check(self, found: Findings) -> None:
-        """Look at the directories of all uploads, as far as they can be read. Raises Unavailable, Stopping."""
-        try:
-            await self._check(found)
-        except StorageFailed as error:
-            logger.warning("leftovers are not looked for any further", extra={"reason": error.reason})
-
-    async def _check(self, found: Findings) -> None:
-        now = self.clock.now()
-        async for batch in self.storage.list_uploads(now + _OVER_A_MONTH):
-            settled = [each for each in batch if is_settled(each, now)]
-            rows = await self.database.read(queries.uploads_by_id, [each.name for each in settled])
-            for each in settled:
-                row = rows.get(each.name)
-                if row is None:
-                    found.add([_drift(each)], cannot_be_repaired)
-                elif row.state is not State.OPEN and await self._outlives(row):
-                    found.add([_drift(each)], partial(self.closers.tidy, row.id))
-
-    async def _outlives(self, closed: Upload) -> bool:
-        """Whoever ends an upload holds its locks until nothing is left of it."""
-        try:
-            async with self.storage.closing(closed):
-                return True
-        except Gone:
-            return bool(await self.storage.remaining([closed]))
-        except StorageFailed:
-            return True
-
-
-def _drift(found: Found) -> Drift:
-    return Drift(Kind.LEFTOVER, found.name, None, found.place)
-
-
 _SLICE = 2000
 
 
@@ -231,7 +183,9 @@ class Recounting:
         if user_id is None:
             await self.check(found)
         else:
-            await self._check_user(found, user_id)
+            user = await self.database.read(recount.recounted_user, user_id, snapshot=True)
+            found.checked["users"] = 0 if user.stored is None else 1
+            self._add(found, user)
         return found
 
     async def check(self, found: Findings) -> None:
@@ -249,11 +203,6 @@ class Recounting:
         for user in users.rows:
             self._add(found, user)
         return users.until
-
-    async def _check_user(self, found: Findings, user_id: str) -> None:
-        user = await self.database.read(recount.recounted_user, user_id, snapshot=True)
-        found.checked["users"] = 0 if user.stored is None else 1
-        self._add(found, user)
 
     def _add(self, found: Findings, user: RecountedUser) -> None:
         found.add(_drifts_of_user(*user), partial(self._repair_user, user.user_id))
@@ -281,7 +230,7 @@ class Recounting:
 
 def _drifts_of_user(user_id: str, stored: Usage | None, counted: Sums) -> list[Drift]:
     drifts = []
-    for kind in (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED):
+    for kind in _SUMS:
         expected = getattr(counted, kind.value)
         actual = None if stored is None else getattr(stored, kind.value)
         if actual != expected and (expected or stored is not None):
@@ -300,38 +249,13 @@ def _notes_of_user(stored: Usage | None) -> list[Drift]:
     return [Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held)]
 
 
-@dataclass(eq=False, repr=False)
-class Wholeness:
-    """Reports rows of the database that a byte flipped in, as far as that can be told. Nothing can be repaired: which
-    value was there, a backup may tell."""
-
-    database: Database
-
-    async def check(self, found: Findings) -> None:
-        """Look at every row. Raises Unavailable, DatabaseDamaged if nothing can be said."""
-        lines = await self.database.read(recount.contradictions)
-        found.add((Drift(Kind.DATABASE, "the file", "ok", line) for line in lines), cannot_be_repaired)
-        for row in await self.database.read(recount.malformed):
-            subject, expected = f"{row.table} {row.rowid}", f"a valid {row.column}"
-            found.add([Drift(Kind.DATABASE, subject, expected, row.value)], cannot_be_repaired)
-
-
 _BATCH = 200
 # What is in motion is not there at every look: a writer that is told to rehydrate lets go of its chunk for a moment, and
 # after a loss of Redis the sweeper comes within seconds.
 _LOOKS = 10
 _PAUSE_SECONDS = 0.5
 # Whose repair is a transaction, which notes it.
-_OF_ROWS = frozenset(
-    {
-        Kind.USE_SPACE_FINISHED,
-        Kind.USE_SPACE_UNFINISHED,
-        Kind.RESERVED,
-        Kind.OVER_RESERVED,
-        Kind.REFS,
-        Kind.FLUSHED_BYTES,
-    }
-)
+_OF_ROWS = frozenset({*_SUMS, Kind.OVER_RESERVED, Kind.REFS, Kind.FLUSHED_BYTES})
 _OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
 
 
@@ -347,33 +271,50 @@ class Reconciling:
     audit_log: AuditLog
     clock: Clock
 
-    def __post_init__(self) -> None:
-        self._wholeness = Wholeness(self.database)
-        self._leftovers = Leftovers(self.database, self.storage, self.closers, self.clock)
-
     async def reconcile(self, *, repair: bool = False) -> Findings:
         """Look at everything, then repair what was found if asked to. Raises Unavailable, Stopping."""
-        found = Findings()
         # The order of repairs, too: the figures of a user are sums over the uploads.
-        await _checked("rows", self._wholeness.check, found)
-        await _checked("uploads", self._check_uploads, found)
-        await _checked("queues", self._check_queues, found)
-        await _checked("accounts", self.recounting.check, found)
-        await _checked("blobs", self._check_blobs, found)
-        await _checked("stray blobs", self._check_stray_blobs, found)
-        await _checked("leftovers", self._leftovers.check, found)
+        checks: dict[str, Callable[[Findings], Awaitable[None]]] = {
+            "rows": self._check_rows,
+            "uploads": self._check_uploads,
+            "queues": self._check_queues,
+            "accounts": self.recounting.check,
+            "blobs": self._check_blobs,
+            "stray blobs": self._check_stray_blobs,
+            "leftovers": self._check_leftovers,
+        }
+        found = Findings()
+        for part, check in checks.items():
+            try:
+                await check(found)
+            except DatabaseDamaged:  # keeps nothing from being told of the others
+                found.add([Drift(Kind.DATABASE, part, "readable", "damaged")], cannot_be_repaired)
         if repair:
             for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
                 found.repaired += await uninterrupted(self._repair(drift, repair_drift))
         return found
 
     async def _repair(self, drift: Drift, repair: Repair) -> bool:
-        repaired = await _attempted(repair)
+        try:
+            repaired = await repair()
+        except (DatabaseDamaged, StorageFailed, Unverified) as error:  # holds up no other
+            logger.warning("a drift is not repaired", extra={"reason": error.reason})
+            return False
         if repaired and drift.kind not in _OF_ROWS:
             action = Action.QUEUE_REPAIRED if drift.kind in _OF_QUEUES else Action.UPLOAD_REPAIRED
             facts = {"kind": drift.kind.value, "expected": drift.expected, "actual": drift.actual}
             await self.audit_log.note(action, subject=drift.subject, details=facts)
         return repaired
+
+    # Rows of the database
+
+    async def _check_rows(self, found: Findings) -> None:
+        """Report rows that a byte flipped in, as far as that can be told. Which value was there, a backup may tell."""
+        lines = await self.database.read(recount.contradictions)
+        found.add((Drift(Kind.DATABASE, "the file", "ok", line) for line in lines), cannot_be_repaired)
+        for row in await self.database.read(recount.malformed):
+            subject, expected = f"{row.table} {row.rowid}", f"a valid {row.column}"
+            found.add([Drift(Kind.DATABASE, subject, expected, row.value)], cannot_be_repaired)
 
     # Blobs, against the disk
 
@@ -559,19 +500,31 @@ class Reconciling:
         await self.audit.tidy(bucket, strays)
         return True
 
+    # Leftovers
 
-async def _checked(part: str, check: Callable[[Findings], Awaitable[None]], found: Findings) -> None:
-    """A part that the database can't be read for keeps nothing from being told of the others."""
-    try:
-        await check(found)
-    except DatabaseDamaged:
-        found.add([Drift(Kind.DATABASE, part, "readable", "damaged")], cannot_be_repaired)
+    async def _check_leftovers(self, found: Findings) -> None:
+        """Report the directories of uploads that have ended: an unlink failed, a crash came before it, or the rows are
+        others now. What has a row that is closed is tidied as a repair; what has none may be of another database."""
+        now = self.clock.now()
+        try:
+            async for batch in self.storage.list_uploads(now + _OVER_A_MONTH):
+                settled = [each for each in batch if is_settled(each, now)]
+                rows = await self.database.read(queries.uploads_by_id, [each.name for each in settled])
+                for each in settled:
+                    row, drift = rows.get(each.name), Drift(Kind.LEFTOVER, each.name, None, each.place)
+                    if row is None:
+                        found.add([drift], cannot_be_repaired)
+                    elif row.state is not State.OPEN and await self._outlives(row):
+                        found.add([drift], partial(self.closers.tidy, row.id))
+        except StorageFailed as error:
+            logger.warning("leftovers are not looked for any further", extra={"reason": error.reason})
 
-
-async def _attempted(repair: Repair) -> bool:
-    """One upload that can't be repaired holds up no other."""
-    try:
-        return await repair()
-    except (DatabaseDamaged, StorageFailed, Unverified) as error:
-        logger.warning("a drift is not repaired", extra={"reason": error.reason})
-        return False
+    async def _outlives(self, closed: Upload) -> bool:
+        """Whoever ends an upload holds its locks until nothing is left of it."""
+        try:
+            async with self.storage.closing(closed):
+                return True
+        except Gone:
+            return bool(await self.storage.remaining([closed]))
+        except StorageFailed:
+            return True

@@ -42,15 +42,13 @@ class Uploads:
     async def find(self, target: Target) -> Upload | Complete:
         """The open upload that is meant, or the file it became. Raises UploadNotFound, UploadGone."""
         if target.md5 is None:
-            upload = await self._by_id(target)
-            if upload is None:
-                raise UploadNotFound()
+            upload = await self.known(target)
             return upload if upload.state is State.OPEN else await self.ended(upload)
         if target.upload_id is None:
             return await self._find_by_md5(target.user_id, target.md5)
-        upload = await self._by_id(target)
-        if upload is not None and upload.md5 == target.md5:
-            return upload if upload.state is State.OPEN else await self.ended(upload)
+        row = await self._by_id(target)
+        if row is not None and row.md5 == target.md5:
+            return row if row.state is State.OPEN else await self.ended(row)
         await self._find_by_md5(target.user_id, target.md5)
         raise UploadGone("This MD5 has another upload now.", reason="unknown")
 
@@ -68,8 +66,7 @@ class Uploads:
         return upload
 
     async def forget_metadata(self, target: Target) -> None:
-        upload_id = target.upload_id or ""
-        await self.database.transact(transactions.forget_metadata, upload_id)
+        await self.database.transact(transactions.forget_metadata, target.upload_id or "")
 
     async def forget(self, target: Target) -> None:
         """Let nothing be known any more of an upload that became a file, which stays. Raises UploadNotFound."""
@@ -78,8 +75,7 @@ class Uploads:
         await self.database.transact(transactions.purge_uploads, [upload.id])
 
     async def _by_id(self, target: Target) -> Upload | None:
-        upload_id = target.upload_id or ""
-        upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
+        upload = await self.database.read(queries.upload_by_id, target.upload_id or "", brief=True)
         return upload if upload is not None and upload.user_id == target.user_id else None
 
     async def _find_by_md5(self, user_id: str, md5: str) -> Upload | Complete:
@@ -109,8 +105,7 @@ class Uploads:
             raise UploadNotFound()
         if upload.state is not State.DONE:
             raise UploadGone(reason=upload.close_reason)
-        file_id = upload.file_id or ""
-        file = await self.database.read(queries.file_by_id, upload.user_id, file_id, brief=True)
+        file = await self.database.read(queries.file_by_id, upload.user_id, upload.file_id or "", brief=True)
         if file is None:
             raise UploadNotFound()
         return Complete(file=file, created=False)
@@ -281,21 +276,15 @@ class Uploads:
         upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if upload is None:
             raise UploadNotFound()
-        if await self._expire(upload, idle_seconds):
-            return
+        if upload.state is State.OPEN:
+            with suppress(NotOpen):
+                if not idle_seconds:
+                    await self.closers.close(upload, Reason.EXPIRED)
+                    return
+                if await self.closers.expire(upload, idle_seconds):
+                    return
         await self._find_open(Target(upload.user_id, upload_id=upload_id))
         raise UploadActive()
-
-    async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
-        if upload.state is not State.OPEN:
-            return False
-        if idle_seconds:
-            return await self.closers.expire(upload, idle_seconds)
-        try:
-            await self.closers.close(upload, Reason.EXPIRED)
-        except NotOpen:
-            return False
-        return True
 
 
 def _missing(upload: Upload, present: bytearray) -> list[tuple[int, int]]:

@@ -64,10 +64,10 @@ class TrashKeeping:
                     restored += await self._patiently(found.name, self.restore_upload(found))
         return restored
 
-    async def _patiently(self, name: str, restoring: Awaitable[bool]) -> bool:
+    async def _patiently(self, name: str, moving: Awaitable[bool]) -> bool:
         """One that the disk refuses must not hold up the others."""
         try:
-            return await restoring
+            return await moving
         except (StorageFailed, StorageFull) as error:
             logger.warning("something stays in the trash for now", extra={"subject": name, "reason": error.reason})
             return False
@@ -148,14 +148,8 @@ class TrashKeeping:
         return purged
 
     async def _purge_one(self, found: Found, purged: Purged) -> None:
-        try:
-            gone = await uninterrupted(self._purge_blob(found) if found.is_blob else self._purge_upload(found))
-        except StorageFailed as error:
-            logger.warning(
-                "something stays in the trash for now", extra={"subject": found.name, "reason": error.reason}
-            )
-            return
-        if gone:
+        purging = uninterrupted(self._purge_blob(found) if found.is_blob else self._purge_upload(found))
+        if await self._patiently(found.name, purging):
             purged.entries += 1
             purged.disk_bytes += found.disk_bytes
 

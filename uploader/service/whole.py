@@ -15,7 +15,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import Added, BlobLost, NotOpen
 from uploader.domain.digest import ClaimedDigests
-from uploader.domain.upload import File, IfExists, Upload
+from uploader.domain.upload import File, IfExists
 from uploader.errors import FileTooLarge, NameTaken, NotAllowed, QuotaExceeded, StorageFull, Unavailable, UploaderError
 from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS, WHOLE_FILES
 from uploader.service.chunk import ConcurrentBodies, check_digests
@@ -133,25 +133,19 @@ class Storing:
         for _ in range(ATTEMPTS):
             file = self._file(new, arrival)
             existing = await self.uploads.by_md5(new.user_id, file.md5)
-            if existing is not None and (existing.size != file.size or existing.sha256 not in (None, sha256)):
-                existing = None  # a twin: other content with the same MD5
+            if existing is not None and not existing.may_be(file.sha256, file.size):
+                existing = None
+            replaced_id = None if existing is None else existing.id
+            commit = partial(
+                self.database.transact, transactions.add_whole_file, file, new.if_exists, replaced_id, place
+            )
             try:
-                return _outcome(await self._commit(file, new.if_exists, existing, place))
+                return _outcome(await self.closers.close_by(existing, commit))
             except (NameTaken, QuotaExceeded, StorageFull) as error:
                 return error
             except (Duplicate, NotOpen, BlobLost):
                 await asyncio.sleep(PAUSE_SECONDS)
         raise Unavailable("This upload is changing too fast; try again.")
-
-    async def _commit(
-        self, file: File, if_exists: IfExists, existing: Upload | None, place: Callable[[], Awaitable[str | None]]
-    ) -> Added:
-        replaced_id = None if existing is None else existing.id
-
-        async def commit() -> Added:
-            return await self.database.transact(transactions.add_whole_file, file, if_exists, replaced_id, place)
-
-        return await (commit() if existing is None else self.closers.close_by(existing, commit))
 
     def _file(self, new: NewFile, arrival: Arrival) -> File:
         assert arrival.digests is not None

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader import errors
-from uploader.domain.upload import State, UploadKind
+from uploader.domain.upload import NewWhole, State, UploadKind
 from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import (
     ALGORITHMS,
@@ -28,7 +28,7 @@ from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
 from uploader.service.append import Appending, Appends
-from uploader.service.concatenate import Concatenations, NewWhole
+from uploader.service.concatenate import Concatenations
 from uploader.service.ids import ID, new_id
 from uploader.service.open import Openings
 from uploader.service.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
