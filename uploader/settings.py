@@ -346,7 +346,7 @@ class Settings:
 
     def shown(self) -> dict[str, str]:
         """Every setting by the name of its variable, spelt for a person, secrets masked."""
-        return {variable_of(setting): _spell(setting.name, getattr(self, setting.name)) for setting in fields(self)}
+        return {variable_of(setting): _spell(setting, getattr(self, setting.name)) for setting in fields(self)}
 
 
 def _problem(name: str, parse: Callable[[str], Any], text: str) -> list[str]:
@@ -362,19 +362,17 @@ def _file_variant_of(name: str, known: Mapping[str, Any]) -> str | None:
     return base if base != name and base in known and known[base].metadata["secret"] else None
 
 
-def _spell(name: str, value: Any) -> str:
+def _spell(setting: "Field[Any]", value: Any) -> str:
     if value is None:
         return "(unset)"
-    if name in ("jwt_secret", "jwt_public_key", "link_secret", "s3_access_key_id", "s3_secret_access_key"):
-        return "***"
+    if setting.metadata["secret"]:
+        return mask_password(value) if setting.name.endswith("_url") else "***"
     if isinstance(value, tuple):
         return ",".join(value)
-    if name in ("database_url", "redis_url"):
-        return mask_password(value)
     if isinstance(value, bool):
         return str(value).lower()
-    if name.endswith("_bytes"):
+    if setting.name.endswith("_bytes"):
         return format_size(value)
-    if name.endswith("_seconds"):
+    if setting.name.endswith("_seconds"):
         return format_duration(value)
     return str(value)

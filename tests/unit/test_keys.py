@@ -82,9 +82,9 @@ def test_the_keys_of_an_installation_are_in_the_slots_of_its_shards(shards: int)
     assert plain.upload(UPLOAD) == upload_keys(shard, UPLOAD)
     for family, tag in ((plain, tag_of(shard)), (spread, tag_of(shard, shards))):
         queue = family.queue(shard, FLUSH_QUEUE)
-        keys = [*family.upload(UPLOAD), *family.sweep(shard), family.prefix(shard), queue.due, queue.wake]
+        keys = [*family.upload(UPLOAD), *family.sweep(shard), queue.task_prefix, queue.due, queue.wake]
         assert all(tag in key for key in keys)
-        assert family.prefix(shard) + UPLOAD == family.upload(UPLOAD).up
+        assert queue.task_prefix + UPLOAD == family.upload(UPLOAD).up
     assert not set(plain.upload(UPLOAD)) & set(spread.upload(UPLOAD))
     challenge = spread.challenge("alice", "c")
     assert len({key_slot(key.encode()) for key in challenge}) == 1

@@ -97,10 +97,6 @@ class Shards:
     def queue(self, shard: int, name: str) -> QueueKeys:
         return upload_queue_keys(shard, name, self._spread_over)
 
-    def prefix(self, shard: int) -> str:
-        """What the hashes of all uploads of a shard begin with; the upload's id follows."""
-        return f"up:{tag_of(shard, self._spread_over)}:"
-
     def sweep(self, shard: int) -> list[str]:
         """The keys of the sweep of a shard, in the order the scripts take them."""
         tag = tag_of(shard, self._spread_over)

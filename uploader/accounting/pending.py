@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import ResponseError
 
-from uploader.accounting.keys import FLUSH_QUEUE, INSTALLATION, KINDS, MERGE_QUEUE, ChallengeKeys, Shards
+from uploader.accounting.keys import FLUSH_QUEUE, INSTALLATION, KINDS, MERGE_QUEUE, Shards
 from uploader.accounting.queue import (
     MAX_CLAIM,
     STATES,
@@ -29,6 +29,7 @@ from uploader.accounting.redis import AWAY, RedisConnection, Script, asking, awa
 from uploader.crashpoints import crash_point
 from uploader.domain.digest import Challenge
 from uploader.domain.upload import Tail
+from uploader.settings import Settings
 
 # While Redis keeps a tombstone, it answers for a closed upload; after that the row in the database does.
 TOMBSTONE_SECONDS = 3600
@@ -214,7 +215,7 @@ class Pending:
 
     async def not_closed(self, shard: int) -> AsyncIterator[str]:
         """The uploads of a shard that Redis calls open or merging, of any era. Raises Unavailable."""
-        prefix = self.shards.prefix(shard)
+        prefix = self.shards.queue(shard, FLUSH_QUEUE).task_prefix
         with asking(self.redis):
             async for key in self.redis.scan_iter(match=f"{prefix}*", count=1000):
                 if await self.redis.hget(key, "state") in (b"open", b"merging"):
@@ -356,13 +357,8 @@ def _ids(members: list[bytes]) -> list[str]:
 _ISSUE_CHALLENGE = Script("issue_challenge")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
-    """How often a user may ask whether content is there, and get it wrong, within a window of time."""
-
-    max_probes: int
-    max_unproven: int
-    window_seconds: float
+# Of the budgets of each user: how often one may ask whether content is there, and get it wrong.
+_BUDGET_WINDOW_MS = 3_600_000
 
 
 @dataclass(eq=False, repr=False)
@@ -370,41 +366,36 @@ class Challenges:
     """Keeps challenges where every worker sees them: for a while, taken once, within budgets of each user. A loss of
     Redis loses these, and no more: who answers a lost challenge gets another one, or sends the bytes."""
 
+    settings: Settings
     redis: RedisConnection
     _: KW_ONLY
     shards: Shards
-    budgets: Budgets
 
     async def issue(
         self, challenge: Challenge, *, offered: bool, ttl_seconds: float, now_ms: int | None = None
     ) -> bool:
         """Count a probe; keep the challenge if it is `offered` and the budgets allow it. It counts as failed until its
         user proves it. Raises Unavailable."""
-        budgets = self.budgets
         arguments = [
-            *(time_argument(now_ms), challenge.id, msgspec.json.encode(challenge), int(offered)),
-            *(round(ttl_seconds * 1000), round(budgets.window_seconds * 1000)),
-            *(budgets.max_probes, budgets.max_unproven),
+            *(time_argument(now_ms), challenge.id, msgspec.json.encode(challenge), int(offered), _ms(ttl_seconds)),
+            *(_BUDGET_WINDOW_MS, self.settings.proof_max_probes, self.settings.proof_max_failures),
         ]
-        keys = self._keys(challenge.user_id, challenge.id)
+        keys = self.shards.challenge(challenge.user_id, challenge.id)
         return bool(await _ISSUE_CHALLENGE.run(self.redis, keys, arguments))
 
     async def take(self, user_id: str, challenge_id: str) -> Challenge | None:
         """Take a challenge of this user away, so that no other call can take it again. Raises Unavailable."""
         with asking(self.redis):
-            kept = await self.redis.getdel(self._keys(user_id, challenge_id).challenge)
+            kept = await self.redis.getdel(self.shards.challenge(user_id, challenge_id).challenge)
         return None if kept is None else msgspec.json.decode(kept, type=Challenge)
 
     async def give_back(self, challenge: Challenge, ttl_seconds: float) -> None:
         """Keep a challenge again that was taken and led to nothing. Raises Unavailable."""
-        key = self._keys(challenge.user_id, challenge.id).challenge
+        key = self.shards.challenge(challenge.user_id, challenge.id).challenge
         with asking(self.redis):
-            await self.redis.set(key, msgspec.json.encode(challenge), px=max(1, round(ttl_seconds * 1000)))
+            await self.redis.set(key, msgspec.json.encode(challenge), px=max(1, _ms(ttl_seconds)))
 
     async def count_as_proven(self, challenge: Challenge) -> None:
         """Give back to the user what the challenge took of the budget. Raises Unavailable."""
         with asking(self.redis):
-            await self.redis.zrem(self._keys(challenge.user_id, challenge.id).unproven, challenge.id)
-
-    def _keys(self, user_id: str, challenge_id: str) -> ChallengeKeys:
-        return self.shards.challenge(user_id, challenge_id)
+            await self.redis.zrem(self.shards.challenge(challenge.user_id, challenge.id).unproven, challenge.id)

@@ -215,16 +215,12 @@ class Measured:
 def added_up(queues: list[Measured]) -> Measured:
     """Several as one: those of shards, or pages of one."""
     minutes: dict[int | None, MinuteBucket] = {}
-    for bucket in chain.from_iterable(queue.buckets for queue in queues):
-        minutes[bucket.minute] = _added(minutes.get(bucket.minute), bucket)
+    for other in chain.from_iterable(queue.buckets for queue in queues):
+        one = minutes.get(other.minute, MinuteBucket(other.minute, 0, 0))
+        both = MinuteBucket(one.minute, one.tasks + other.tasks, one.pending_bytes + other.pending_bytes)
+        minutes[other.minute] = both
     buckets = sorted(minutes.values(), key=lambda bucket: -1 if bucket.minute is None else bucket.minute)
     return Measured(buckets, max((queue.lag_seconds for queue in queues), default=0.0))
-
-
-def _added(one: MinuteBucket | None, other: MinuteBucket) -> MinuteBucket:
-    if one is None:
-        return other
-    return MinuteBucket(one.minute, one.tasks + other.tasks, one.pending_bytes + other.pending_bytes)
 
 
 class UploadQueue:

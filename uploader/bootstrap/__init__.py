@@ -6,7 +6,6 @@ Decides nothing but what is given to whom; refuses to serve a request or to run 
 from uploader.bootstrap.application import (
     build_application,
     create_app,
-    create_connections,
     reset_redis,
     running,
     server_config,
@@ -29,7 +28,6 @@ __all__ = [
     "check_redis",
     "check_settings",
     "create_app",
-    "create_connections",
     "database_url",
     "prepare_database",
     "prepare_installation",

@@ -65,7 +65,9 @@ async def running(services: Services, *, jobs: bool, begins: bool = True) -> Asy
         with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
             await services.installation.check_redis()
         await check_shards(services)
-        async with services.exposition, _watch(services), _jobs(services) if jobs else nullcontext():
+        # What every process relies on is looked after in one without jobs, too.
+        watch = Runner([Job("watch", services.installation.look)])
+        async with services.exposition, _run(watch), _jobs(services) if jobs else nullcontext():
             yield
     finally:
         services.storage.stop()
@@ -73,9 +75,7 @@ async def running(services: Services, *, jobs: bool, begins: bool = True) -> Asy
 
 
 @asynccontextmanager
-async def _watch(services: Services) -> AsyncIterator[None]:
-    """Look after what every process relies on, also one without jobs."""
-    runner = Runner([Job("watch", services.installation.look)])
+async def _run(runner: Runner) -> AsyncIterator[None]:
     runner.start()
     try:
         yield
@@ -85,14 +85,13 @@ async def _watch(services: Services) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _jobs(services: Services) -> AsyncIterator[None]:
-    async with _listen(services) as wakeups:
-        runner = _create_runner(services, wakeups)
-        runner.start()
+    queues = [*services.pending.flush_queues, *services.pending.merge_queues]
+    listening = Wakeups(services.redis, [queue.wake_channel for queue in queues])
+    async with listening as wakeups, _run(_create_runner(services, wakeups)):
         try:
             yield
         finally:
             services.storage.stop()
-            await runner.stop()
 
 
 async def check_shards(services: Services) -> None:
@@ -139,12 +138,6 @@ def _checked(job: Job, installation: Installation) -> Job:
         return await job.run_once()
 
     return replace(job, run_once=run_once)
-
-
-def _listen(services: Services) -> Wakeups:
-    """For what ends the sleep of the jobs."""
-    queues = [*services.pending.flush_queues, *services.pending.merge_queues]
-    return Wakeups(services.redis, [queue.wake_channel for queue in queues])
 
 
 def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
@@ -318,10 +311,6 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     )
 
 
-def create_connections(settings: Settings) -> connections.Connections:
-    return connections.Connections(connections.connection_limits(settings), Proxies(settings.trusted_proxies))
-
-
 def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
     """Raises ConfigurationError."""
     if settings.auth != "jwt":
@@ -358,7 +347,8 @@ async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
     """What connections find in the application's lifespan state. Raises ConfigurationError."""
     from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
 
-    state: dict[str, Any] = {connections.CONNECTIONS_STATE: create_connections(settings)}
+    limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)
+    state: dict[str, Any] = {connections.CONNECTIONS_STATE: connections.Connections(limits, proxies)}
     with ExitStack() as stack:
         certificate = stack.enter_context(certificate_in_force(settings))
         state[connections.SENDERS_STATE] = stack.enter_context(closing(connections.Senders()))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from uploader import embedded
 from uploader.accounting.keys import Shards
-from uploader.accounting.pending import Audit, Budgets, Challenges, Delays, Pending
+from uploader.accounting.pending import Audit, Challenges, Delays, Pending
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.clock import Clock
 from uploader.database.engine import Database
@@ -28,7 +28,7 @@ from uploader.service.heal import Healing
 from uploader.service.health import Gauges, Health, Integrity
 from uploader.service.ids import new_id
 from uploader.service.installation import Installation
-from uploader.service.instant import BUDGET_WINDOW_SECONDS, Instant
+from uploader.service.instant import Instant
 from uploader.service.merge import Merging
 from uploader.service.open import Admission, Openings
 from uploader.service.precreate import TIMEOUT_SECONDS, PreCreateHook
@@ -153,25 +153,9 @@ class Services:
         self.pending = pending = Pending(redis, shards=shards, delays=delays)
         self.installation = installation = Installation(database, storage, RedisMark(redis), clock)
         self.closers = closers = Closers(database, storage, pending, clock)
-        self.merging = merging = Merging(
-            database,
-            storage,
-            pending,
-            closers,
-            clock,
-            wait_seconds=settings.merge_wait_seconds,
-            lease_seconds=settings.claim_lease_seconds,
-        )
+        self.merging = merging = Merging(settings, database, storage, pending, closers, clock)
         self.uploads = uploads = Uploads(settings, database, storage, pending, closers, merging, clock)
-        challenges = Challenges(
-            redis,
-            shards=shards,
-            budgets=Budgets(
-                max_probes=settings.proof_max_probes,
-                max_unproven=settings.proof_max_failures,
-                window_seconds=BUDGET_WINDOW_SECONDS,
-            ),
-        )
+        challenges = Challenges(settings, redis, shards=shards)
         self.admission = admission = Admission(settings, database, storage, trash, clock)
         self.pre_create_hook = pre_create_hook = create_precreate_hook(events, clock)
         self.instant = instant = Instant(

@@ -144,23 +144,17 @@ class Cleanup:
         Raises Unavailable, Stopping."""
         rules = {"all_strays": all_strays, "dry_run": dry_run}
         run = _Run(self.database, self.storage, self.closers, self.clock, idle_seconds=idle_seconds, **rules)
-        await run.clean_uploads(opened_before or _begin_of_month(self.clock.now()))
+        month = self.clock.now().astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        await run.clean_uploads(opened_before or month)
         await run.clean_blobs()
         if not dry_run:
             await remember_kept_strays(self.database, run.cleaned.stray_blobs)
-            await self._note(run.cleaned, all_strays=all_strays)
+            # What went though no row named it; each upload that expired is told by itself.
+            if run.cleaned.blobs or run.cleaned.directories:
+                told = {name: getattr(run.cleaned, name) for name in ("blobs", "directories", "disk_bytes")}
+                facts = {"all_strays": all_strays, **told}
+                await self.audit_log.note(Action.DISK_CLEANED, subject="disk", details=facts)
         return run.cleaned
-
-    async def _note(self, cleaned: Cleaned, *, all_strays: bool) -> None:
-        """What went though no row named it; each upload that expired is told by itself."""
-        if cleaned.blobs or cleaned.directories:
-            facts = {
-                "all_strays": all_strays,
-                "blobs": cleaned.blobs,
-                "directories": cleaned.directories,
-                "disk_bytes": cleaned.disk_bytes,
-            }
-            await self.audit_log.note(Action.DISK_CLEANED, subject="disk", details=facts)
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
         """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
@@ -183,7 +177,16 @@ class Cleanup:
         reset = Reset()
         async for upload in self._opened_before_now():
             if not only_lost or await self._is_lost(upload):
-                await self._cancel(upload, reset)
+                try:
+                    await self.closers.close(upload, Reason.CANCELLED)
+                    reset.uploads += 1
+                    reset.quota_bytes += upload.size
+                except NotOpen:
+                    continue
+                except Unavailable as error:
+                    facts = {"upload_id": upload.id, "reason": error.reason}
+                    logger.warning("an upload is not cancelled", extra=facts)
+                    reset.left += 1
         return reset
 
     async def count_lost(self) -> int:
@@ -209,18 +212,6 @@ class Cleanup:
                     return
                 yield upload
             after = greatest(after, [upload.id for upload in batch])
-
-    async def _cancel(self, upload: Upload, reset: Reset) -> None:
-        try:
-            await self.closers.close(upload, Reason.CANCELLED)
-        except NotOpen:
-            return
-        except Unavailable as error:
-            logger.warning("an upload is not cancelled", extra={"upload_id": upload.id, "reason": error.reason})
-            reset.left += 1
-            return
-        reset.uploads += 1
-        reset.quota_bytes += upload.size
 
 
 @dataclass(eq=False, repr=False)
@@ -339,7 +330,3 @@ class _Run:
         """One that is busy must not hold up the others."""
         logger.warning("not cleaned up for now", extra={"path": found.place, "reason": error.reason})
         self.cleaned.left += 1
-
-
-def _begin_of_month(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)

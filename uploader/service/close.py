@@ -273,9 +273,7 @@ class Closers:
         await self.storage.check_lost(row)
         await self.announce(row)
         # The generation comes first, as where chunks are withdrawn.
-        generation = await self.database.transact(
-            lambda connection: transactions.withdraw(connection, row.id, 0, self.clock.now())
-        )
+        generation = await self.database.transact(transactions.withdraw, row.id, 0, self.clock.now())
         for found in await self.storage.copies(row.id):
             if await self.storage.restore_upload(found, row):
                 break
@@ -383,9 +381,7 @@ class Closers:
         left = received_bytes(present, upload.extent, upload.chunk_size, tail)
         await self.announce(upload)
         # The generation comes first: figures of the old one have to count for nothing before there is a smaller figure.
-        generation = await self.database.transact(
-            lambda connection: transactions.withdraw(connection, upload.id, left, self.clock.now())
-        )
+        generation = await self.database.transact(transactions.withdraw, upload.id, left, self.clock.now())
         crash_point("withdraw.after_commit")
         await closer.withdraw(numbers, generation=generation, verified=verified)
         crash_point("withdraw.after_map")

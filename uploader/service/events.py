@@ -223,9 +223,8 @@ class Relay:
 
     async def _relay(self, limit: int) -> int:
         now = self.clock.now()
-        due = await self.database.transact(
-            lambda connection: deliveries.claim(connection, self.name, limit, now=now, until=now + _LEASE)
-        )
+        claim = partial(deliveries.claim, now=now, until=now + _LEASE)
+        due = await self.database.transact(claim, self.name, limit)
         if due:
             await self._tell(due)
         return len(due)

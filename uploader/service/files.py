@@ -36,11 +36,8 @@ class Files:
         one. Raises InvalidRequest for an unknown cursor."""
         if after is not None and not ID.fullmatch(after):
             raise errors.InvalidRequest.field("after", "is not a cursor of this list")
-        found = await self.database.read(
-            lambda connection: queries.files(
-                connection, user_id, limit=limit + 1, after=after, prefix=prefix, part=part
-            )
-        )
+        ask = partial(queries.files, limit=limit + 1, after=after, prefix=prefix, part=part)
+        found = await self.database.read(ask, user_id)
         page = found[:limit]
         return page, page[-1].id if len(found) > limit else None
 
@@ -115,21 +112,20 @@ class Files:
     async def _collect(self, sha256: str) -> bool:
         found: Found | None = None
 
+        @self.database.outside
         async def prepare() -> None:
             nonlocal found
             await self.database.sync()
             found = await self.storage.find_blob(sha256)
 
+        @self.database.outside
         async def remove() -> None:
             # If the lock of the row was lost since, these may be the bytes of a merge by now; then they have changed.
             if found is not None:
                 await self.storage.put_away(found)
 
-        steps = {"prepare": self.database.outside(prepare), "remove": self.database.outside(remove)}
-        return await self.database.transact(
-            lambda connection: transactions.collect_blob(connection, sha256, **steps, now=self.clock.now()),
-            alone=True,
-        )
+        collect = partial(transactions.collect_blob, prepare=prepare, remove=remove, now=self.clock.now())
+        return await self.database.transact(collect, sha256, alone=True)
 
     async def collect_all(self, limit: int = 1000) -> int:
         found = await self.database.read(queries.blobs_without_refs, limit)

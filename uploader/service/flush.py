@@ -74,9 +74,7 @@ class Flushing:
         up no other; an upload that fails alone is left out, neither acknowledged nor tidied: it is due after the lease."""
         batch = [Received(claim.upload_id, claim.generation, claim.received) for claim in claims]
         try:
-            flushed = await self.database.transact(
-                lambda connection: transactions.flush(connection, batch, self.clock.now())
-            )
+            flushed = await self.database.transact(transactions.flush, batch, self.clock.now())
         except Exception as error:
             if isinstance(error, Unavailable) and not isinstance(error, DatabaseDamaged):
                 raise

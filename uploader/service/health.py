@@ -172,7 +172,7 @@ class Health:
     async def _storage_warning(self) -> str | None:
         mishaps: list[str] = []
         with suppress(Unavailable):  # the database is a check of its own
-            mishaps = await self.database.read(lambda connection: recent_mishaps(connection, self.clock.now()))
+            mishaps = await self.database.read(recent_mishaps, self.clock.now())
         return "; ".join(filter(None, (self.storage.doubt, *mishaps))) or None
 
     async def _redis_warning(self) -> str | None:

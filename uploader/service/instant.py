@@ -31,8 +31,6 @@ from uploader.settings import Settings
 from uploader.storage.base import BlobBytes, Gone, UploadBytes
 from uploader.tasks import uninterrupted
 
-# The window of the budgets of probes and failures.
-BUDGET_WINDOW_SECONDS = 3600.0
 _CHALLENGE_SECONDS = 60.0
 _NONCE_BYTES = 32
 

@@ -9,7 +9,8 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 
 from uploader import errors
 from uploader.accounting.pending import Pending
@@ -24,6 +25,7 @@ from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.close import Closers
 from uploader.service.ids import new_id
 from uploader.service.results import Complete
+from uploader.settings import Settings
 from uploader.storage.base import Busy, Digests, Gone, Stopping, UploadBytes
 from uploader.tasks import ended, uninterrupted
 
@@ -41,14 +43,12 @@ _TOLD_SECONDS = 10.0
 
 @dataclass(eq=False, repr=False)
 class Merging:
+    settings: Settings
     database: Database
     storage: UploadBytes
     pending: Pending
     closers: Closers
     clock: Clock
-    _: KW_ONLY
-    wait_seconds: float
-    lease_seconds: float
     _running: dict[str, asyncio.Task[Complete]] = field(default_factory=dict, init=False)
     _stopping: bool = field(default=False, init=False)
 
@@ -77,7 +77,7 @@ class Merging:
         """Merge, and return the file, which is `created` by that unless it came in another way; None if it takes longer
         than a request waits. Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable."""
         task = self.start(upload_id)
-        await asyncio.wait({task}, timeout=self.wait_seconds)
+        await asyncio.wait({task}, timeout=self.settings.merge_wait_seconds)
         return _result_of(task) if task.done() else None
 
     async def finish(self, upload_id: str) -> Complete:
@@ -173,7 +173,7 @@ class Merging:
         """If the hashing takes long, say in the database now that all bytes are here, and not only after it."""
         if upload.size - await self.storage.digested_bytes(upload) >= _LONG_MERGE_BYTES:
             whole = Received(upload.id, upload.generation, upload.size)
-            await self.database.transact(lambda connection: transactions.flush(connection, [whole], self.clock.now()))
+            await self.database.transact(transactions.flush, [whole], self.clock.now())
             crash_point("merge.after_account")
 
     @asynccontextmanager
@@ -186,7 +186,7 @@ class Merging:
 
     async def _renew(self, upload_id: str) -> None:
         while True:
-            await asyncio.sleep(min(1.0, self.lease_seconds / 3))
+            await asyncio.sleep(min(1.0, self.settings.claim_lease_seconds / 3))
             try:
                 await self.pending.lease(upload_id)
             except errors.Unavailable:
@@ -209,21 +209,19 @@ class Merging:
         MERGES.labels(reason.value).inc()
 
     async def _commit(self, upload: Upload, digests: Digests) -> File:
-        file_id = new_id()
         async with self.storage.closing(upload) as closer:
             place = self.database.outside(lambda: closer.place_blob(digests.sha256))
             await self.closers.announce(upload)
-            file = await self.database.transact(
-                lambda connection: transactions.merge(
-                    connection,
-                    upload_id=upload.id,
-                    file_id=file_id,
-                    md5=digests.md5,
-                    sha256=digests.sha256,
-                    place_blob=place,
-                    now=self.clock.now(),
-                )
+            merge = partial(
+                transactions.merge,
+                upload_id=upload.id,
+                file_id=new_id(),
+                md5=digests.md5,
+                sha256=digests.sha256,
+                place_blob=place,
+                now=self.clock.now(),
             )
+            file = await self.database.transact(merge)
             crash_point("merge.after_commit")
             await self.closers.clear(upload, State.DONE, closer)
         logger.info("upload merged", extra={"upload_id": upload.id, "user_id": upload.user_id, "size": upload.size})

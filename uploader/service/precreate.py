@@ -14,7 +14,7 @@ import msgspec
 
 from uploader.errors import NotAllowed, Unavailable
 from uploader.service.ids import new_id
-from uploader.sinks.webhook import Answer, NoAnswer, SignedPost
+from uploader.sinks.webhook import NoAnswer, SignedPost
 
 logger = logging.getLogger(__name__)
 
@@ -75,16 +75,12 @@ class PreCreateHook:
         except NoAnswer as error:
             self._fail(str(error))
         else:
-            self._heed(answer)
+            if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise NotAllowed(_detail_of(answer.body))
+            if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+                self._fail(f"it answered {answer.status}")
         if asker is not None:
             asker.allowed.add(question)
-
-    def _heed(self, answer: Answer) -> None:
-        if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
-            return
-        if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise NotAllowed(_detail_of(answer.body))
-        self._fail(f"it answered {answer.status}")
 
     def _fail(self, reason: str) -> None:
         logger.warning("nobody said whether an upload may come", extra={"reason": reason})

@@ -455,11 +455,8 @@ class Reconciling:
         await self.closers.announce(upload)
         now = self.clock.now()
         told = act(Action.UPLOAD_REPAIRED, now, subject=upload_id, user_id=upload.user_id)
-        await self.database.transact(
-            lambda connection: recount.repair_flushed(
-                connection, upload_id, on_disk, renew_generation=shrinks, now=now, act=told
-            )
-        )
+        repair = partial(recount.repair_flushed, renew_generation=shrinks, now=now, act=told)
+        await self.database.transact(repair, upload_id, on_disk)
         crash_point("repair.after_commit")
 
     # The queues

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct
@@ -211,12 +212,9 @@ class Reports:
 
     async def all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[OpenUploadReport]]:
         page, since = order.page(_BATCH, None), self._since(idle)
+        ask = partial(reports.open_uploads, idle_since=since, user_id=idle.user_id)
         while True:
-            found = await self.database.read(
-                lambda connection, page=page: reports.open_uploads(  # type: ignore[misc]
-                    connection, page, idle_since=since, user_id=idle.user_id
-                )
-            )
+            found = await self.database.read(ask, page)
             uploads = [upload_of(upload) for upload in found[:_BATCH]]
             yield uploads
             if len(found) <= _BATCH:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 import msgspec
 
@@ -100,14 +101,10 @@ class Scrubbing:
             await self._scrub_sample(pace)
             return False
         now = self.clock.now()
-        due = await self.database.read(
-            lambda connection: queries.blobs_to_scrub(
-                connection,
-                placed_before=now - timedelta(seconds=_DUE * self.goals.first_seconds),
-                scrubbed_before=now - timedelta(seconds=_DUE * self.goals.every_seconds),
-                limit=_BATCH,
-            )
-        )
+        placed_before = now - timedelta(seconds=_DUE * self.goals.first_seconds)
+        scrubbed_before = now - timedelta(seconds=_DUE * self.goals.every_seconds)
+        ask = partial(queries.blobs_to_scrub, placed_before=placed_before, scrubbed_before=scrubbed_before)
+        due = await self.database.read(partial(ask, limit=_BATCH))
         for blob in due:
             await self._examine(blob.sha256, pace)
             if not await self._lease():
@@ -141,11 +138,10 @@ class Scrubbing:
 
     async def _lease(self) -> bool:
         """Whether this worker is the one, for a while from now on. One content may take longer: then two read."""
-        until = self.clock.now() + timedelta(seconds=_LEASE_SECONDS)
+        now = self.clock.now()
+        lease = partial(meta.lease, now=now, until=now + timedelta(seconds=_LEASE_SECONDS))
         try:
-            return await self.database.transact(
-                lambda connection: meta.lease(connection, _LEASE, self._worker, now=self.clock.now(), until=until)
-            )
+            return await self.database.transact(lease, _LEASE, self._worker)
         except Duplicate:
             return False  # another one was the first by a moment
 

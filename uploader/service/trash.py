@@ -163,10 +163,8 @@ class TrashKeeping:
 
         purge = self.database.outside(unless_needed)
         try:
-            gone = await self.database.transact(
-                lambda connection: transactions.with_blob_locked(connection, found.name, purge, self.clock.now()),
-                alone=True,
-            )
+            now = self.clock.now()
+            gone = await self.database.transact(transactions.with_blob_locked, found.name, purge, now, alone=True)
         except Duplicate:
             return False  # it has a row by now: the next look asks it
         crash_point("trash.after_purge")
