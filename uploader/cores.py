@@ -40,13 +40,11 @@ def share_a_core(directory: Path) -> int | None:
 
 
 def run_anywhere() -> None:
-    """Let this thread, whoever started it, run on all cores of its process."""
     if _everywhere:
         os.sched_setaffinity(0, _everywhere)
 
 
 def least_shared(allowed: Collection[int], shared: Collection[int]) -> int:
-    """The first of the allowed cores that are named least often by those who share one each."""
     times = Counter(shared)
     return min(sorted(allowed), key=lambda core: times[core])
 

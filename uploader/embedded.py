@@ -120,7 +120,6 @@ class EmbeddedRedis:
         self._is_new = False
 
     def start(self) -> None:
-        """Begin to run the server, or stand by while another process does."""
         # The child is told when the *thread* that started it ends, so one thread lives as long as the child.
         self._watcher = threading.Thread(target=self._watch, name="embedded redis", daemon=True)
         self._watcher.start()
@@ -134,7 +133,6 @@ class EmbeddedRedis:
         raise ConfigurationError(f"the embedded Valkey did not start: {self._failure or self._log_tail()}")
 
     def stop(self) -> None:
-        """End the server, if this process owns it."""
         self._stopping.set()
         if self._process is not None:
             self._process.terminate()
@@ -189,8 +187,7 @@ class EmbeddedRedis:
                     return os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _set_aside(self, damage: Unloadable) -> None:
-        """Let an empty directory take its place: everything is rebuilt. The last few are kept. Raises
-        ConfigurationError."""
+        """Let an empty directory take its place; the last few are kept. Raises ConfigurationError."""
         if isinstance(damage.__cause__, PermissionError) and not self._is_own():
             # The server of that account may be running there.
             raise ConfigurationError(f"{self._directory} belongs to another account: {damage}")
@@ -213,12 +210,10 @@ class EmbeddedRedis:
                 oldest.unlink(missing_ok=True)
 
     def _is_own(self) -> bool:
-        """Whether it belongs to this account, or lies where this account decides."""
         return any(path.lstat().st_uid == os.geteuid() for path in (self._directory, self._directory.parent))
 
     def _become_owner(self, lock: int) -> bool:
-        """Wait for the lock of the owner. Return False if this process stops before, or if the directory was set
-        aside."""
+        """Wait for the lock; False if this process stops before, or the directory was set aside."""
         while not self._stopping.is_set():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -236,7 +231,6 @@ class EmbeddedRedis:
         return False
 
     def _run(self, binary: Path) -> None:
-        """Run the server, again whenever it ends, until this process stops."""
         while not self._stopping.is_set():
             self._process = self._launch(binary)
             while not self._accepts() and self._process.poll() is None:

@@ -306,8 +306,7 @@ class Settings:
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None, **overrides: Any) -> "Settings":
-        """Read the environment; `overrides` (from the command line) win over it. Raises ConfigurationError with one
-        line for each unknown name and bad value."""
+        """Read the environment; `overrides` win. Raises ConfigurationError, a line for each bad name or value."""
         environment = os.environ if environment is None else environment
         known = {variable_of(setting): setting for setting in fields(cls)}
         given = {name: text for name, text in environment.items() if name.startswith(PREFIX)}

@@ -181,8 +181,7 @@ class Pending:
         return sum(await asyncio.gather(*(ack(flushed[first : first + MAX_CLAIM]) for first in firsts)))
 
     async def forget(self, upload_id: str, word: str | None) -> None:
-        """Drop a closed upload and leave a tombstone that says `word`; none if the database does not know the upload.
-        Raises Unavailable."""
+        """Drop a closed upload; leave a tombstone that says `word`, if there is one. Raises Unavailable."""
         stays = TOMBSTONE_SECONDS if word else 0
         await _FORGET.run(self.redis, self.shards.upload(upload_id), [upload_id, word or "", stays])
 
@@ -222,8 +221,8 @@ class Pending:
                     yield key.decode(errors="replace").removeprefix(prefix)
 
     async def reset(self) -> int:
-        """Delete every key of the installation, of any number of shards; returns how many. Whose they are goes last, so that
-        a reset that dies halfway may be ended by nobody else. Raises Unavailable."""
+        """Delete every key, of any number of shards; whose they are goes last: nobody else may end what dies halfway.
+        Raises Unavailable."""
         deleted = 0
         with asking(self.redis):
             for kind in KINDS:
@@ -374,8 +373,7 @@ class Challenges:
     async def issue(
         self, challenge: Challenge, *, offered: bool, ttl_seconds: float, now_ms: int | None = None
     ) -> bool:
-        """Count a probe; keep the challenge if it is `offered` and the budgets allow it. It counts as failed until its
-        user proves it. Raises Unavailable."""
+        """Count a probe; keep the challenge, as failed until proven, if `offered` and in budget. Raises Unavailable."""
         arguments = [
             *(time_argument(now_ms), challenge.id, msgspec.json.encode(challenge), int(offered), _ms(ttl_seconds)),
             *(_BUDGET_WINDOW_MS, self.settings.proof_max_probes, self.settings.proof_max_failures),

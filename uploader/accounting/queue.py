@@ -100,8 +100,7 @@ class DelayQueue:
     async def schedule(
         self, task_id: str, delay_seconds: float, *, only_new: bool = False, now_ms: int | None = None
     ) -> bool:
-        """Let a task become due after a delay of its own, which replaces an earlier one unless `only_new`; returns
-        whether it did."""
+        """Let a task become due after a delay, instead of an earlier one unless `only_new`; tell whether it did."""
         return await self._schedule(task_id, delay_seconds, "absent" if only_new else "always", now_ms)
 
     async def push_back(self, task_id: str, delay_seconds: float, *, now_ms: int | None = None) -> bool:
@@ -151,8 +150,7 @@ class DelayQueue:
 
 
 async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
-    """Return the seconds until the earliest task of any queue is due; less, where many were pushed back. Raises
-    Unavailable."""
+    """Return the seconds until the earliest task is due; less, where many were pushed back. Raises Unavailable."""
     arguments = [time_argument(now_ms), keys.task_prefix, _LOOKED_AT]
     delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], arguments)
     return None if delay_ms < 0 else delay_ms / 1000
@@ -196,8 +194,6 @@ class MinuteBucket:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A queue of uploads as it stood a moment ago."""
-
     # The earliest minute first.
     buckets: list[MinuteBucket]
     # By how much the earliest task is overdue.
@@ -224,8 +220,6 @@ def added_up(queues: list[Measured]) -> Measured:
 
 
 class UploadQueue:
-    """A queue of uploads in one shard: to be flushed, or to be merged."""
-
     def __init__(self, redis: RedisConnection, shards: Shards, shard: int, queue: str, *, lease_seconds: float) -> None:
         self._redis = redis
         self._shards = shards
@@ -239,12 +233,10 @@ class UploadQueue:
 
     @property
     def wake_channel(self) -> str:
-        """The channel on which scripts announce a task of this queue that is due soon."""
         return self._keys.wake
 
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
-        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends. Raises
-        Unavailable."""
+        """Claim at most `limit` due tasks, none only if none is due, each until the lease ends. Raises Unavailable."""
         while True:
             looked, claims = await self._look(limit, now_ms)
             if claims or looked < limit:

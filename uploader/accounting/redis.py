@@ -239,8 +239,7 @@ class Script:
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     async def run(self, redis: RedisConnection, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Return the script's reply. Every script is idempotent, so the client's own retries are safe. Raises
-        Unavailable."""
+        """Return the script's reply. The client may retry: every script is idempotent. Raises Unavailable."""
         try:
             try:
                 return await redis.evalsha(self.sha, len(keys), *keys, *arguments)
@@ -271,7 +270,6 @@ def asking(redis: RedisConnection) -> Iterator[None]:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Tell whether Redis is there and refuses the caller: waiting does not help."""
     return isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError))
 
 
@@ -494,8 +492,7 @@ class _Cluster(RedisCluster):
         return pipeline
 
     async def aclose(self) -> None:
-        """Let go of all connections. redis-py does so by itself when it has been sent elsewhere often; who calls afterwards
-        connects anew."""
+        """Let go of all connections, as redis-py does when sent elsewhere often; who calls afterwards connects anew."""
         pipelines, self._pipelines = self._pipelines, {}
         for pipeline in pipelines.values():
             await pipeline.aclose()
@@ -562,8 +559,7 @@ class RedisMark:
         return _parse(await self._tried(self.redis.get(INSTALLATION)))[1]
 
     async def claim(self, installation: str) -> str:
-        """Mark what has no mark, because it is new or was lost, and anew what an older version marked; returns whose it is.
-        Raises as `read`."""
+        """Mark what has no mark, or that of an older format; returns whose it is. Raises as `read`."""
         there = await self._tried(self.redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True))
         version, marked = _parse(there)
         if marked == installation and version < FORMAT:
@@ -571,7 +567,7 @@ class RedisMark:
         return marked or installation
 
     async def replace(self, installation: str) -> None:
-        """Mark it, whatever it says now. Raises Unavailable."""
+        """Raises Unavailable."""
         await self._tried(self.redis.set(INSTALLATION, f"{FORMAT} {installation}"))
 
     async def _tried(self, command: Awaitable[Any]) -> Any:

@@ -358,7 +358,7 @@ async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
 
 
 def _follow_parent() -> None:
-    """A server process of several ends with the one that started them, or the port would stay taken."""
+    """End with the process that started this one, or the port would stay taken."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

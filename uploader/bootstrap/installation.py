@@ -137,8 +137,7 @@ async def _begin(services: Services) -> None:
 
 
 async def _once_there(settings: Settings, work: Callable[[], Awaitable[None]]) -> None:
-    """Do what needs the database, once its server is there. Whoever starts it with others, as systemd and Kubernetes do, is
-    not to care which is faster."""
+    """Do what needs the database once its server is there: both may be started at the same time."""
     waits = False
     while True:
         try:
@@ -173,8 +172,8 @@ def _close_to_others(settings: Settings) -> bool:
 
 
 async def check_redis(settings: Settings) -> None:
-    """Whether Redis belongs to the rest. Without Redis a start goes on, and says so. Raises ConfigurationError, and
-    Unavailable if Redis lets nobody in."""
+    """Look whether Redis belongs to the rest. Without it a start goes on. Raises ConfigurationError, and Unavailable if
+    Redis lets nobody in."""
 
     async def check(services: Services) -> None:
         try:

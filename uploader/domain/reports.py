@@ -74,7 +74,6 @@ class Usage:
         return size <= self.total_space - self.use_space_finished - self.reserved
 
     def refusal(self, requested: int) -> QuotaExceeded:
-        """Why there is no room for so many bytes."""
         return QuotaExceeded(
             total_space=self.total_space,
             use_space_finished=self.use_space_finished,
@@ -134,7 +133,6 @@ class Totals(Struct, kw_only=True):
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes that deduplication saves."""
         return self.logical_bytes - self.physical_bytes
 
 
@@ -160,8 +158,7 @@ class Growth(Struct):
 
 
 def growth(days: int, now: Day, earlier: Day | None, available_bytes: int) -> Growth:
-    """The growth over `days`, which may be more where the newest figures that are old enough are older. Nothing is
-    invented: where there is no earlier figure, there is no answer."""
+    """The growth over at least `days`, back to the newest figures that are old enough; all null if none are."""
     passed_days = 0.0 if earlier is None else (now.taken_at - earlier.taken_at).total_seconds() / _SECONDS_A_DAY
     if earlier is None or passed_days <= 0:
         return Growth(days, None, None, None, None, None)

@@ -199,8 +199,6 @@ REDIS_WORDS: dict[State, str] = {state: state.value.lower() for state in State i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """One row of `upload`."""
-
     id: str
     user_id: str
     md5: str | None = None
@@ -274,8 +272,7 @@ class File:
     damaged: bool = False
 
     def may_be(self, md5: str | None, sha256: str | None, size: int) -> bool:
-        """Whether its content may be what is claimed to be of this MD5. Where its own is not known, the SHA-256 tells, if
-        that is claimed, too."""
+        """Tell whether its content may be of this MD5; where its own is not known, a claimed SHA-256 tells."""
         if md5 is None or self.size != size:
             return False
         return sha256 in (None, self.sha256) if self.md5 is None else self.md5 == md5

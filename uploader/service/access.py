@@ -60,7 +60,7 @@ class Identity:
 
 
 class _Believed(Generic[T]):
-    """What is believed for a while, of a bounded number of keys."""
+    """Believes for a while, of a bounded number of keys."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, tuple[float, T]] = OrderedDict()
@@ -119,8 +119,7 @@ class Accounts:
         return self._believed.remembers(_hash(token))
 
     async def admit(self, user_id: str, total_space: int | None = None) -> None:
-        """Make a user whom somebody else has authenticated, at first sight with this quota; one that is there keeps its
-        own. Raises Unavailable."""
+        """Make a user whom somebody else has authenticated, at first sight with this quota. Raises Unavailable."""
         if self._met.get(user_id) is None:
             here = actor()
             by = Actor(here.via, user_id, address=here.address)
@@ -130,8 +129,7 @@ class Accounts:
     # Users
 
     async def ensure_user(self, user_id: str, total_space: int | None = None, *, by: Actor | None = None) -> bool:
-        """Make a user unless it is there; whether it was made. `by`: who makes it, if not the actor of the context. Raises
-        InvalidRequest for an id that can't be."""
+        """Make a user unless there; tell whether that was done. `by`: by default who acts. Raises InvalidRequest."""
         try:
             check_user_id(user_id)
         except ValueError as error:

@@ -91,8 +91,7 @@ class DeferredLength:
         return step
 
     async def tell(self, upload: Upload, length: int) -> Upload:
-        """Let an upload have the length that is told. Raises FileTooLarge, SizeMismatch, QuotaExceeded, StorageFull, Gone,
-        NotOpen, Unavailable."""
+        """Raises FileTooLarge, SizeMismatch, QuotaExceeded, StorageFull, Gone, NotOpen, Unavailable."""
         limit = self.limit_bytes(upload)
         if length > limit:
             raise errors.FileTooLarge(limit=limit)
@@ -114,7 +113,7 @@ class DeferredLength:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a request says of lengths: of its stream, of the upload, and whether this ends with that."""
+    """What a request says of lengths."""
 
     stream_bytes: int | None
     length: int | None
@@ -234,8 +233,7 @@ class AppendedStream:
         return self.source.receive_part(self.upload.user_id, limit, lambda: not self.appender.is_claimed)
 
     async def _look_beyond(self) -> BaseException | None:
-        """What ended the stream before its end, though all that may be stored has come: asked before the last bytes are
-        stored, which make a file. Raises FileTooLarge."""
+        """Look, before the last bytes that may be stored make a file, how the stream ended. Raises FileTooLarge."""
         further = await self._receive(1)
         further.body.close()
         if further.body.length:
@@ -301,7 +299,7 @@ class Appends:
     # Asking
 
     async def status(self, target: Target) -> Appended | Complete:
-        """Where an upload ends: whoever appends to it now ends first. Raises UploadNotFound, UploadGone, UploadBusy,
+        """End who appends, and tell where the upload ends. Raises UploadNotFound, UploadGone, UploadBusy,
         Unavailable."""
         for _ in range(ATTEMPTS):
             match await self.uploads.find(target):
@@ -356,22 +354,16 @@ class Appends:
         self, target: Target, offset: int, source: AppendSource, *, length: int | None = None, ends: bool = False
     ) -> Appending:
         """Append a stream to an upload that ends at `offset`. Whatever ends the stream, what came of it is stored, and
-        then what ended it is raised.
-
-        `length`: of the upload, if it is told; `ends`: the upload ends where the stream does. Where the length was not known
-        it is from here on, once the stream may begin, or at its end.
-
-        Raises OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded, UploadNotFound, UploadGone, UploadBusy,
-        TooManyRequests, BodyTimeout, StorageFull, Unavailable, and as the merge does.
-        """
+        then what ended it is raised. `length`: of the upload, if it is told, from here on; `ends`: the upload ends
+        where the stream does. Raises OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded, UploadNotFound,
+        UploadGone, UploadBusy, TooManyRequests, BodyTimeout, StorageFull, Unavailable, and as the merge does."""
         said = Said(source.declared_bytes, length, ends)
         return self._append(target, offset, said, nullcontext(source))
 
     def append_whole(
         self, target: Target, offset: int, source: CheckedSource, *, length: int | None = None, ends: bool = False
     ) -> Appending:
-        """As `append`, where all of a stream counts or nothing: it is received and checked before. Raises DigestMismatch,
-        too."""
+        """As `append`, where all of a stream, checked before, counts or nothing. Raises DigestMismatch, too."""
         said = Said(source.declared_bytes, length, ends)
         return self._append(target, offset, said, self._received(target, offset, source))
 
@@ -419,8 +411,7 @@ class Appends:
             return complete
 
     async def _complete(self, target: Target) -> Complete:
-        """What an upload became that was closed meanwhile. Raises OffsetMismatch if it is open all the same, and what else
-        became of it."""
+        """Return what a closed upload became. Raises OffsetMismatch if it is open, and what else became of it."""
         match await self.status(target):
             case Appended(offset=end):
                 raise errors.OffsetMismatch(offset=end)
@@ -428,7 +419,6 @@ class Appends:
                 return complete
 
     async def _answer(self, appended: Appended) -> Appended | StillMerging | Complete:
-        """To whoever stored all of its stream."""
         upload = appended.upload
         if not upload.length_known or appended.offset < upload.size:
             return appended
@@ -442,8 +432,8 @@ class Appends:
                 return told
 
     async def _heed(self, upload: Upload, offset: int, said: Said) -> Upload:
-        """The upload as it is once that counts which was said before the stream. Raises OffsetMismatch, SizeMismatch,
-        FileTooLarge, QuotaExceeded, StorageFull, Gone, NotOpen."""
+        """Heed what was said before the stream. Raises OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded,
+        StorageFull, Gone, NotOpen."""
         length, end = said.length_from(offset), offset + (said.stream_bytes or 0)
         try:
             self._check_lengths(upload, said, offset)
@@ -495,7 +485,7 @@ class Appends:
             received.close()
 
     async def _room(self, target: Target, offset: int) -> tuple[int, errors.FileTooLarge]:
-        """How many bytes may be appended at `offset`, and what more of them are. Raises as `status`, and OffsetMismatch."""
+        """Raises as `status`, and OffsetMismatch."""
         match await self.status(target):
             case Complete(file=file):
                 end = limit = file.size
@@ -565,8 +555,7 @@ class Appends:
 
 
 async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, float | None]:
-    """Where an upload ends in which the bytes of a stream end there: chunks may lie beyond already; and when a byte came
-    last, if not just now. Raises Gone."""
+    """Where an upload ends now, as chunks may lie beyond, and when a byte came last, if not just now. Raises Gone."""
     if upload.length_known and end == upload.size:
         return end, None
     try:
@@ -582,8 +571,7 @@ async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, fl
 
 
 async def _append_nothing(complete: Complete, user_id: str, offset: int, said: Said, source: AppendSource) -> Complete:
-    """What is left to be said of an upload that is a file. Raises OffsetMismatch, SizeMismatch, FileTooLarge, and what ended
-    the stream before its end."""
+    """Raises OffsetMismatch, SizeMismatch, FileTooLarge, and what ended the stream before its end."""
     size = complete.file.size
     if offset != size:
         raise errors.OffsetMismatch(offset=size)

@@ -69,8 +69,7 @@ def _os_user() -> str:
 
 @dataclass(eq=False, repr=False)
 class AuditLog:
-    """Notes what the database knows nothing else of (an act on the disk, in Redis, or on all of the installation), and
-    forgets acts that are old."""
+    """Notes what the database knows nothing else of: acts on the disk, in Redis, or on all of the installation."""
 
     # `retention_seconds`: for how long acts are kept; 0: for ever.
     database: Database
@@ -104,8 +103,6 @@ _BATCH = 1000
 
 @dataclass(eq=False, repr=False)
 class AuditLogReports:
-    """Reads the audit log, the newest acts first."""
-
     database: Database
 
     async def page(self, wanted: Wanted, *, limit: int, after: str | None) -> tuple[list[Act], str | None]:

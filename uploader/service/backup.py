@@ -99,7 +99,6 @@ class Copying:
         return True
 
     async def _copy(self, sha256: str, size: int) -> None:
-        """From the first source whose bytes are right."""
         why = "missing"
         async with aclosing(self.sources(sha256, size)) as sources:  # type: ignore[type-var]
             async for source in sources:

@@ -110,7 +110,7 @@ class AlreadyComplete(Exception):
 
 
 class ConcurrentBodies:
-    """Counts the chunks, and other bodies of files, that each user is sending now."""
+    """Counts the bodies of files that each user is sending now."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -203,8 +203,7 @@ class Receiving:
                 return upload
 
     async def find(self, target: Target) -> Upload | Complete:
-        """Find the open upload that is to take bytes, usually in memory, or the file it became. Raises UploadNotFound,
-        UploadGone, Forbidden."""
+        """Find the open upload that takes bytes, or the file it is. Raises UploadNotFound, UploadGone, Forbidden."""
         if self.remembers(target):
             self._remembered.move_to_end(target)
             return self._remembered[target]
@@ -231,8 +230,7 @@ class Receiving:
     # Storing
 
     async def store(self, target: Target, upload: Upload, number: int, body: Body) -> Stored:
-        """Put a chunk that was received whole on disk and into the accounts. The body is not needed to answer it.
-        Raises StorageFull, Unavailable, and as `admit`."""
+        """Put a chunk on disk and into the accounts. Raises StorageFull, Unavailable, and as `admit`."""
         started = time.perf_counter()
         for _ in range(2):
             try:
@@ -310,7 +308,7 @@ class Receiving:
         return new
 
     def check_database(self) -> None:
-        """Nothing is acknowledged without it. Raises Unavailable."""
+        """Raises Unavailable."""
         if self.database.is_lost:
             raise errors.Unavailable("The database is lost; nothing is acknowledged.")
 

@@ -31,8 +31,7 @@ _EXPIRY_BATCH = 100
 
 @dataclass(eq=False, repr=False)
 class Expiry:
-    """Expires uploads that nobody sent a chunk to for a while: the database says which may be idle, and the store,
-    under an upload's locks, which are."""
+    """Expires idle uploads: the database says which may be, and the store, under an upload's locks, which are."""
 
     database: Database
     closers: Closers
@@ -40,7 +39,7 @@ class Expiry:
     expiry_seconds: float
 
     async def idle(self, updated_before: datetime, *, after_id: str) -> list[Upload]:
-        """The next uploads, by their ids, that may be idle. Raises Unavailable."""
+        """Raises Unavailable."""
         return await self.database.read(queries.idle_uploads, updated_before, after_id, _EXPIRY_BATCH)
 
     async def expire(self, uploads: list[Upload]) -> None:
@@ -90,7 +89,7 @@ async def remember_kept_strays(database: Database, count: int) -> None:
 
 
 async def kept_strays(database: Database) -> int:
-    """As `remember_kept_strays` was told. Raises Unavailable."""
+    """Raises Unavailable."""
     return int(await database.read(meta.fact, _FACT) or 0)
 
 
@@ -172,8 +171,7 @@ class Cleanup:
         return await self.database.transact(transactions.purge_uploads, gone)
 
     async def reset_unfinished(self, *, only_lost: bool = False) -> Reset:
-        """Cancel every upload that is open now, as its user would; or only those whose chunks are lost. Raises
-        Unavailable."""
+        """Cancel every upload that is open now, or only those whose chunks are lost. Raises Unavailable."""
         reset = Reset()
         async for upload in self._opened_before_now():
             if not only_lost or await self._is_lost(upload):
@@ -190,7 +188,7 @@ class Cleanup:
         return reset
 
     async def count_lost(self) -> int:
-        """How many open uploads have no chunks any more, as after a restore. Raises Unavailable."""
+        """Count open uploads that have no chunks any more, as after a restore. Raises Unavailable."""
         return sum([await self._is_lost(upload) async for upload in self._opened_before_now()])
 
     async def _is_lost(self, upload: Upload) -> bool:
@@ -203,8 +201,7 @@ class Cleanup:
         return False
 
     async def _opened_before_now(self) -> AsyncIterator[Upload]:
-        """Every upload that is open now. What is opened since is none of them: a busy server would keep this going for
-        ever."""
+        """Not what is opened since: a busy server would keep this going for ever."""
         after, newest = "", new_id()
         while batch := await self.database.read(queries.all_open_uploads, after, _BATCH):
             for upload in batch:
@@ -216,8 +213,6 @@ class Cleanup:
 
 @dataclass(eq=False, repr=False)
 class _Run:
-    """One cleanup: its rules, and what it gave back so far."""
-
     database: Database
     storage: Store
     closers: Closers

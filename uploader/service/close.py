@@ -73,7 +73,7 @@ class Closers:
         self._mending = OnePerKey[None]()
 
     async def close(self, upload: Upload, reason: Reason) -> None:
-        """End an upload without a file and give back what it held. Raises NotOpen, Unavailable."""
+        """Raises NotOpen, Unavailable."""
         await uninterrupted(self._close(upload, reason))
 
     async def _close(self, upload: Upload, reason: Reason) -> None:
@@ -231,8 +231,7 @@ class Closers:
                 raise
 
     async def hydrate(self, upload: Upload) -> RecordResult:
-        """Rebuild Redis from the map of an upload. One whose map is gone has everything missing. Raises Gone, NotOpen,
-        Unavailable."""
+        """Rebuild Redis from the map; where that is gone, all is missing. Raises Gone, NotOpen, Unavailable."""
         return await uninterrupted(self._hydrate(upload))
 
     async def _hydrate(self, upload: Upload) -> RecordResult:

@@ -49,8 +49,7 @@ class Joining:
         self._chunk_sizes = chunk_sizes_of(self.settings)
 
     async def join(self, ordered: Concatenation, parts: dict[str, Upload]) -> bool:
-        """Join the parts, which were open a moment ago; False if one of them is not complete. Raises Gone, NotOpen,
-        QuotaExceeded, StorageFull, Unavailable."""
+        """Return False if a part is not complete. Raises Gone, NotOpen, QuotaExceeded, StorageFull, Unavailable."""
         for part in parts.values():
             if not part.length_known or not (await self.closers.read_map(part)).complete:
                 return False
@@ -151,8 +150,7 @@ class Filling:
                 await asyncio.shield(self.merging.start(upload_id))
 
     async def _fill(self, upload_id: str) -> bool:
-        """Whether it was completed here: the merge of one that was before has its task. Raises Busy, Gone, NotOpen,
-        Stopping, StorageFull, Unavailable."""
+        """Tell whether it was completed here. Raises Busy, Gone, NotOpen, Stopping, StorageFull, Unavailable."""
         upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if upload is None or upload.state is not State.OPEN:
             return False
@@ -274,8 +272,7 @@ class Concatenations:
                 return upload.size, False
 
     async def cancel(self, target: Target) -> None:
-        """End a whole without a file, or forget it, as every upload; of one that waits the parts stay. Raises
-        UploadNotFound, UploadGone, Unavailable."""
+        """End or forget a whole; of one that waits the parts stay. Raises UploadNotFound, UploadGone, Unavailable."""
         ordered = await self._own(target)
         if await self._drop(ordered.id):
             return
@@ -307,8 +304,7 @@ class Concatenations:
             logger.warning("a whole waits for the job", extra={"upload_id": part.id, "reason": error.reason})
 
     async def advance_due(self) -> None:
-        """Bring everything further that something is to be done for; one that fails holds up no other. Raises
-        Unavailable."""
+        """Bring all further; one that fails holds up no other. Raises Unavailable."""
         after = ""
         while ids := await self.database.read(queries.due_concatenations, after, _BATCH):
             for concatenation_id in ids:

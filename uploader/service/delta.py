@@ -52,8 +52,7 @@ class DeltaBase:
         self._kept, self._piece = -1, b""
 
     async def read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some ranges, each an offset and a length, that fit into memory together. Raises InvalidDelta,
-        BaseUnusable, StorageAway."""
+        """Read ranges (offset, length) that fit into memory. Raises InvalidDelta, BaseUnusable, StorageAway."""
         split = [self._pieces.split(*extent) for extent in ranges]
         try:
             found = await self._find(dict.fromkeys(chain.from_iterable(split)))
@@ -101,7 +100,6 @@ class DeltaBase:
         return new
 
     def _batches(self, numbers: list[int]) -> Iterator[list[int]]:
-        """Pieces that are read together."""
         batch: list[int] = []
         length = 0
         for number in numbers:
@@ -133,8 +131,7 @@ class DeltaBases:
         self._examining = OnePerKey[object]()
 
     async def open(self, user_id: str, file_id: str, chunk_bytes: int) -> DeltaBase:
-        """A base to copy a chunk from; the caller closes its content. Takes as long as reading it where its signature is not
-        kept. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
+        """Open a base; the caller closes its content. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         file = await self._find(user_id, file_id)
         try:
             content = await self.files.open(file)

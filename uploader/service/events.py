@@ -89,8 +89,7 @@ class Watching:
         return 0.0 if state.oldest is None else max(0.0, (self.clock.now() - state.oldest).total_seconds())
 
     async def sinks(self) -> list[SinkFigures]:
-        """Of each sink, in the order of the settings, then of each name that is no sink any more and has deliveries which
-        have not ended well. Raises Unavailable."""
+        """Those of the settings, then names that are none any more and still have deliveries. Raises Unavailable."""
 
         async def look(connection: Connection) -> list[SinkFigures]:
             found = await deliveries.states(connection)
@@ -114,7 +113,7 @@ class Watching:
         return "; ".join(said for each in await self.sinks() for said in _said_of(each)) or None
 
     async def forget_old(self, limit: int) -> tuple[int, int]:
-        """Forget events that are old; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""
+        """Forget old events; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""
         before = self.clock.now() - RETENTION
         return await self.database.transact(deliveries.forget, before, limit)
 
@@ -152,7 +151,6 @@ class Breaker:
         return self._failures < _PATIENCE
 
     def pause_seconds(self) -> float:
-        """For how long nothing goes through from now on."""
         return 0.0 if self.is_closed else max(0.0, self._opens_at - self._monotonic())
 
     def note(self, *, answered: int, failed: int) -> None:
@@ -209,8 +207,7 @@ class Relay:
         return 0.0
 
     async def _wait_seconds(self) -> float:
-        """Until anything is due; a sink that wants no more is asked about again and again, because somebody may put it in
-        force again."""
+        """Until anything is due; somebody may put a sink in force again that wants no more."""
 
         async def look(connection: Connection) -> datetime | None:
             due_at = await deliveries.next_due(connection, self.name)
@@ -316,8 +313,7 @@ class Reviewing:
         return found
 
     async def replay(self, *, sink: str | None, event_id: str | None, since: datetime | None, dead: bool) -> int:
-        """Let all be told once more that fits, to a sink or to all there are; how many deliveries. Raises NotFound,
-        Unavailable."""
+        """Let all be told once more that fits; how many deliveries. Raises NotFound, Unavailable."""
         sinks = list(self.relays) if sink is None else [self._relay(sink).name]
         if event_id is not None:
             await self.one(event_id)
@@ -341,8 +337,8 @@ class Reviewing:
         return count
 
     async def test(self, sink: str) -> str | None:
-        """Tell a sink of an event that is about nothing; why it has not taken it. If it has, it is in force again, should it
-        have said that it wants no more. Raises NotFound, Unavailable."""
+        """Tell a sink of an event about nothing; why it has not taken it. If it has, it is in force again. Raises
+        NotFound, Unavailable."""
         relay = self._relay(sink)
         event_id = new_id()
         data = msgspec.json.encode({"sink": sink})

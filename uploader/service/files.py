@@ -64,8 +64,7 @@ class Files:
         raise errors.ContentDamaged()
 
     async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> bytes:
-        """The first bytes of what is to be read of an open file, which is closed where they can't be read: then nothing
-        else of it is. Raises StorageFailed."""
+        """Read the first bytes of an open file, or close it. Raises StorageFailed."""
         async with self._noting(file):
             try:
                 return await content.read(length_bytes, offset)
@@ -138,7 +137,7 @@ class Files:
         return collected
 
     async def usage(self, user_id: str) -> Usage:
-        """The accounts of a user; nothing but zeros for one who is unknown."""
+        """The accounts of a user; zeros for one who is unknown."""
         usage = await self.database.read(queries.usage, user_id)
         return usage or Usage(user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0)
 
@@ -151,8 +150,7 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(eq=False, repr=False)
 class Folders:
-    """All that can be done to what lies below prefixes of names, and to files besides: there are no folders but in
-    names. What concerns many files is done in bounded transactions, and may be asked for again."""
+    """There are no folders but in names. Many files take several transactions, and may be asked for again."""
 
     database: Database
 
@@ -171,7 +169,7 @@ class Folders:
         return page, place_of(page[-1]) if len(found) > limit else None
 
     async def delete(self, user_id: str, selection: Selection) -> int:
-        """Delete what is selected; returns how many files that were."""
+        """Return how many files that were."""
         deleted = 0
         async for files in self._selected(user_id, selection):
             deleted += await self.database.transact(transactions.delete_files, files)
@@ -243,8 +241,7 @@ class Folders:
                 yield file
 
     async def _selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
-        """In batches that are not empty: what is below the prefixes, then the files that are not. Ids that are no files of
-        this user are passed over."""
+        """In batches that are not empty; ids that are no files of this user are passed over."""
         for prefix in selection.prefixes:
             async for files in self._below(user_id, prefix):
                 yield files

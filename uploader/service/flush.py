@@ -157,8 +157,7 @@ class Sweeping:
 
 
 class _Left:
-    """What one sweep could not deal with: one damaged or busy upload holds up no other. Where Redis or the database is away,
-    the next look at them ends the sweep."""
+    """What one sweep could not deal with. Where Redis or the database is away, the next look at them ends the sweep."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}

@@ -56,8 +56,7 @@ class Healing:
     clock: Clock
 
     async def is_whole(self, sha256: str, size: int) -> bool:
-        """Whether a content that is wanted is there, by its size. Where it is not, it is marked, or comes back from the
-        trash. Raises Unavailable, Stopping."""
+        """Tell whether a content is there, by its size; else it is marked, or healed. Raises Unavailable, Stopping."""
         if await self._size(sha256) == size:
             return True
         await self.examine(sha256)
@@ -102,8 +101,7 @@ class Healing:
         return None if blob is None or blob.refs == 0 else blob
 
     async def _look_at(self, blob: queries.Blob, pace: Pace | None) -> tuple[Found | None, BlobProblem | Digests]:
-        """The bytes, and what is wrong with them; or their digests, with the MD5 where it is not known yet. Raises
-        StorageAway."""
+        """The bytes, and what is wrong, or their digests, with the MD5 where it is not known. Raises StorageAway."""
         found: Found | None = None
         try:
             found = await self.storage.find_blob(blob.sha256)
@@ -135,8 +133,7 @@ class Healing:
         await self.database.transact(transactions.note_unreadable, blob.sha256, now, reread_at)
 
     async def _note(self, blob: queries.Blob, found: Found | None, good: Digests | None) -> bool:
-        """Whether these bytes are still those of the blob, and the row says now how they are; `good`: the digests of bytes
-        that are not damaged."""
+        """Say in the row how these bytes are, if they are still those of the blob. `good`: None if they are damaged."""
         damaged = good is None
 
         async def note(connection: Connection) -> None:
@@ -150,7 +147,6 @@ class Healing:
         return noted
 
     async def _heal(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> bool:
-        """Put the first good copy of the trash into the place of these bytes."""
         for copy in await self.storage.copies(blob.sha256):
             try:
                 good = await self.storage.hash_blob(copy, pace, with_md5=blob.md5 is None)

@@ -206,7 +206,7 @@ _QUEUE_GAUGES = tuple(
 
 @dataclass(eq=False, repr=False)
 class Gauges:
-    """Sets the gauges that no process can know by itself: they are the same whichever process is asked."""
+    """Sets the gauges that are the same whichever process is asked."""
 
     # `list_aside`: the directories of Redis that it could not load; blocks.
     database: Database

@@ -28,7 +28,6 @@ _last_us = 0
 
 
 def new_id() -> str:
-    """The microsecond (14 digits, increasing within the process), then 72 random bits."""
     global _last_us  # noqa: PLW0603 (one counter a process)
     with _lock:
         _last_us = max(time.time_ns() // 1000, _last_us + 1)

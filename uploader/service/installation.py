@@ -81,8 +81,7 @@ class Installation:
             raise ConfigurationError(_difference(self.storage.marks.store, self.id, in_database))
 
     async def check_redis(self) -> None:
-        """Mark Redis if it says nothing, because it is new or was lost. Raises ConfigurationError if it is another
-        installation's, Unavailable."""
+        """Mark Redis if new or lost. Raises ConfigurationError if it is another installation's, Unavailable."""
         in_redis = await (self.redis.read() if self.id is None else self.redis.claim(self.id))
         if in_redis != self.id:
             raise ConfigurationError(
@@ -92,8 +91,7 @@ class Installation:
             )
 
     async def check(self) -> None:
-        """For whoever is about to remove anything: whether all still belong together. Raises ConfigurationError,
-        Unavailable."""
+        """Look, before a removal, whether all still belong together. Raises ConfigurationError, Unavailable."""
         await self.database.look()
         await self.check_database()
         await self.check_redis()
@@ -115,8 +113,8 @@ class Installation:
         return Belonging(marks.installation, await self._fact(), await self.redis.read())
 
     async def adopt(self) -> str:
-        """Let all belong together from now on, by the id of the database, else of the store, else by a new one, which is
-        returned. Nothing else uses them meanwhile. Raises ConfigurationError, Unavailable."""
+        """Let all belong together by the id of the database, else of the store, else by a new one; returns it. Raises
+        ConfigurationError, Unavailable."""
         said = await self.belonging()
         adopted = said.database or said.disk or uuid4().hex
         await self.storage.marks.replace(adopted)

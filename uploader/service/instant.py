@@ -71,7 +71,7 @@ class Instant:
             return None  # the blob went at this moment: the bytes are needed after all
 
     async def _is_to_replace(self, opening: Opening, same: File) -> bool:
-        """Whether the caller has other files of the name that go, though this one is there already."""
+        """Tell whether other files of the name go, though this one is there already."""
         if opening.if_exists is not IfExists.REPLACE:
             return False
         names = [opening.name]

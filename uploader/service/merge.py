@@ -53,7 +53,6 @@ class Merging:
     _stopping: bool = field(default=False, init=False)
 
     def start(self, upload_id: str) -> "asyncio.Task[Complete]":
-        """Begin the merge of an upload, or join the one that runs here."""
         task = self._running.get(upload_id)
         if task is None:
             task = self._running[upload_id] = asyncio.create_task(self._merge(upload_id), name=f"merge {upload_id}")
@@ -146,9 +145,8 @@ class Merging:
             raise
 
     async def _digest(self, upload: Upload) -> Digests:
-        """The digests of the whole. Bytes that can't be read are missing again: raises ChunksMissing. If none is bad, it
-        raises StorageFailed, and the next attempt computes the digests anew; but a store that is away has said nothing of
-        them, and the next attempt goes on."""
+        """Raises ChunksMissing for bytes that can't be read. If none is bad, StorageFailed: the next attempt computes
+        the digests anew; but a store that is away has said nothing of them, and it goes on."""
         try:
             async with self._leased(upload.id):
                 return await self.storage.digest(upload)

@@ -168,7 +168,6 @@ class Openings:
         return await self._open_new(opening)
 
     async def _look(self, connection: Connection, opening: Opening) -> _Found:
-        """All that the database has to say, at one go."""
         existing, source = None, NO_SOURCE
         if opening.md5 is not None:
             existing = await queries.open_upload_by_md5(connection, opening.user_id, opening.md5)
@@ -183,8 +182,7 @@ class Openings:
         return _Found(None, source, usage, await queries.count_open_uploads(connection, opening.user_id))
 
     async def _refuse_taken(self, connection: Connection, opening: Opening, existing: Upload | None) -> None:
-        """Raises NameTaken where it is known now that the file would not be made. The same content, as far as that is known,
-        is no other file: it may be sent again to heal it."""
+        """Raises NameTaken where it is known now. The same content is no other file: it may heal that."""
         if opening.if_exists is not IfExists.FAIL:
             return
         name = opening.name if existing is None else existing.name
@@ -268,8 +266,7 @@ class Openings:
         return made_at
 
     async def _may_have_committed(self, upload: Upload) -> bool:
-        """Whether an answer that was lost may hide a commit, even one that is still to come: then the row has to find its
-        directory."""
+        """A lost answer may hide a commit, even one to come: then the row has to find its directory."""
         try:
             return await self.database.transact(queries.is_inserted, upload.id)
         except errors.Unavailable:
@@ -345,7 +342,6 @@ class Openings:
 
 
 def _completed(opening: Opening, existing: Upload | None) -> Opening:
-    """With what was said before."""
     if existing is None:
         return opening
     return replace(

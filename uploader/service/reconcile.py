@@ -93,8 +93,8 @@ async def cannot_be_repaired() -> bool:
 
 @dataclass(slots=True)
 class Findings:
-    """What one look found; the repair of each drift has its index. `notes` are no drifts: users that hold more than an
-    administrator has left them."""
+    """The repair of each drift has its index. `notes` are no drifts: users that hold more than an administrator has
+    left them."""
 
     drifts: list[Drift] = field(default_factory=list)
     notes: list[Drift] = field(default_factory=list)
@@ -171,8 +171,8 @@ _SLICE = 2000
 
 @dataclass(eq=False, repr=False)
 class Recounting:
-    """Recounts what the database keeps of users and contents, against its own rows: a slice at a time, each in a
-    snapshot of its own, so that no transaction is long. Several at once are safe."""
+    """Recounts users and contents from their rows: a slice at a time, so that no transaction is long. Several at once
+    are safe: looking changes nothing, and every repair recounts under its locks."""
 
     database: Database
     clock: Clock
@@ -213,8 +213,7 @@ class Recounting:
         return await self.database.transact(recount.repair_user, user_id, told)
 
     async def _check_refs(self, found: Findings, after: str) -> str | None:
-        """Recount the refs, and compare the files, of the contents after `after`; returns the last one, or None where no
-        more follow."""
+        """Recount the contents after `after`, and their files; returns the last one, or None where no more follow."""
         contents = await self.database.read(recount.refs_after, after, _SLICE, snapshot=True)
         found.checked["blobs"] += contents.count
         for sha256, refs, files in contents.rows:
@@ -261,8 +260,6 @@ _OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
 
 @dataclass(eq=False, repr=False)
 class Reconciling:
-    """Several at once are safe: looking changes nothing, and every repair recounts under its locks."""
-
     database: Database
     storage: Store
     audit: Audit

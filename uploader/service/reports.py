@@ -310,15 +310,12 @@ class QueueReport(Struct):
 
 @dataclass(eq=False, repr=False)
 class Queues:
-    """Looks into the delay queues of uploads: what waits in which minute, and how late it is. Changes nothing."""
-
     database: Database
     pending: Pending
     clock: Clock
 
     async def report(self, *, user_id: str | None = None, upload_id: str | None = None) -> QueueReport:
-        """Of everybody, of a user, of an upload, or of an upload if it is this user's. Raises NotFound, UploadNotFound,
-        Unavailable."""
+        """Of everybody, of a user, of an upload, or of both. Raises NotFound, UploadNotFound, Unavailable."""
         as_of = self.clock.now()
         if user_id is None and upload_id is None:
             return _report_of(await self.pending.measure_all(), as_of)

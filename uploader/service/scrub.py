@@ -73,7 +73,7 @@ class Goals:
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """For how long the content that waits longest was not read back, in seconds, and whether that is within the goal."""
+    """For how many seconds the content that waits longest was not read back."""
 
     seconds: float
     within_goal: bool
@@ -113,7 +113,6 @@ class Scrubbing:
         return len(due) == _BATCH
 
     async def _reread(self, pace: Pace) -> None:
-        """Read again what could not be read, where it is time."""
         now = self.clock.now()
         for blob in await self.database.read(queries.blobs_to_reread, now, _REREADS):
             await self._examine(blob.sha256, pace)

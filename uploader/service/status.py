@@ -138,7 +138,7 @@ class Uploads:
         )
 
     async def era(self, upload_id: str) -> str:
-        """The present era of Redis, for `begun`; empty if Redis is away."""
+        """Empty if Redis is away."""
         try:
             return (await self.pending.read(upload_id)).era
         except Unavailable:
@@ -163,7 +163,6 @@ class Uploads:
         )
 
     def expires_at(self, written_at: float | None = None) -> datetime:
-        """When an upload expires to which a byte came last then, or just now."""
         written = self.clock.now() if written_at is None else datetime.fromtimestamp(written_at, UTC)
         return written + timedelta(seconds=self.settings.upload_expiry_seconds)
 
@@ -178,8 +177,7 @@ class Uploads:
             return
 
     async def list_open(self, user_id: str) -> list[UploadStatus]:
-        """Where all open uploads of a user stand, newest first; without those whose own bytes can't be asked for now. Raises
-        Unavailable."""
+        """The newest first; without those whose own bytes can't be asked for now. Raises Unavailable."""
         uploads = await self.database.read(queries.open_uploads, user_id)
         statuses = []
         for upload in uploads:
@@ -232,8 +230,7 @@ class Uploads:
                 return complete
 
     async def merge_now(self, upload: Upload) -> StillMerging | Complete:
-        """Merge an upload that is complete, as long as a request waits: a file is `created` by that, unless it came in
-        another way. Raises as the merge does."""
+        """Merge while a request waits: a file is `created` by that, or came otherwise. Raises as the merge does."""
         complete = await self.merging.wait(upload.id)
         if complete is not None:
             return complete
@@ -248,8 +245,7 @@ class Uploads:
     # Cancelling
 
     async def cancel(self, target: Target, reason: Reason = Reason.CANCELLED) -> None:
-        """End an open upload without a file, also while it is merging. Raises UploadNotFound, UploadGone; never touches a
-        file."""
+        """End an open upload without a file, also while it merges. Raises UploadNotFound, UploadGone."""
         if target.upload_id is None:
             upload = await self.by_md5(target.user_id, target.md5)
             if upload is None:

@@ -87,7 +87,7 @@ class TrashKeeping:
         return {copy.name for copy in copies if copy.name in lacking and not _was_tried(copy, lacking[copy.name])}
 
     async def restore(self, name: str) -> bool:
-        """Put a content or an upload back by its name, if a row names it and the store lacks it; whether that was done."""
+        """Put a content or an upload back, if a row names it and the store lacks it; whether that was done."""
         for found in await self.entries():
             if found.name == name:
                 return await (self.restore_blob(name) if found.is_blob else self.restore_upload(found))
@@ -115,18 +115,15 @@ class TrashKeeping:
     # For good
 
     async def purge_old(self) -> Purged:
-        """Remove what came longer ago than the retention."""
         return await self._purge(self.clock.now() - timedelta(seconds=self.retention_seconds))
 
     async def empty(self) -> Purged:
-        """Remove all that no row needs."""
         purged = await self._purge(None)
         if purged.entries:
             await self.audit_log.note(Action.TRASH_EMPTIED, subject="trash", details=asdict(purged))
         return purged
 
     async def make_room(self, disk_bytes: int) -> Purged:
-        """Remove the oldest until so much was given back."""
         purged = Purged()
         for found in await self.entries():
             if purged.disk_bytes >= disk_bytes:

@@ -74,8 +74,7 @@ class Storing:
     # Storing
 
     async def store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
-        """Digest, compare, make durable, and make files of what is as it was claimed to be, and allowed. Raises
-        Unavailable."""
+        """Store what is as it was claimed to be, and allowed, durably. Raises Unavailable."""
         if not self.pre_create_hook.is_on:
             return await self._store(files, bodies)
         refusals = await all_or_none(map(self._refusal, files, bodies))
@@ -299,7 +298,6 @@ class _Groups:
             await uninterrupted(self._storing)
 
     async def _store_next(self, group: _Group) -> None:
-        """Begin with a group, once the one before it is stored."""
         try:
             if self._storing is not None:
                 await uninterrupted(self._storing)
@@ -386,7 +384,6 @@ class WholeFiles:
         return [await self._store_refusable(new, body) for new, body in zip(group.files, group.bodies, strict=True)]
 
     async def _store_refusable(self, new: NewFile, body: Body) -> Outcome:
-        """One of a group that has no room as a whole."""
         try:
             await self.storing.refuse_early(new, body.length)
         except (NameTaken, QuotaExceeded, StorageFull) as error:
