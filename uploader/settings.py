@@ -11,27 +11,9 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from uploader import units
 from uploader.addresses import BucketAddress, parse_endpoint, parse_mysql_url, parse_redis_url, parse_storage_url
 from uploader.errors import ConfigurationError
-from uploader.units import (
-    boolean,
-    duration_within,
-    format_duration,
-    format_size,
-    header_name,
-    integer,
-    list_of,
-    mask_password,
-    network,
-    one_of,
-    origin,
-    parse_duration,
-    parse_rate,
-    parse_size,
-    path_of,
-    positive,
-    text_of,
-)
 
 PREFIX = "UPLOADER_"
 JWT_ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
@@ -53,12 +35,16 @@ def _setting(parse: Callable[[str], Any], default: str | None, about: str, *, se
     return field(default=None if default is None else parse(default), metadata=metadata)
 
 
+def _secret(about: str) -> Any:
+    return _setting(units.text_of, None, about, secret=True)
+
+
 def variable_of(setting: "Field[Any]") -> str:
     """The environment variable of a field: a text there says its unit itself."""
     return PREFIX + setting.name.removesuffix("_seconds").removesuffix("_bytes").upper()
 
 
-_duration, _size = positive(parse_duration), positive(parse_size)
+_duration, _size = units.positive(units.parse_duration), units.positive(units.parse_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,128 +52,125 @@ class Settings:
     """What is in force. Build it with `Settings.load()`; tests may build it directly."""
 
     data: Path = _setting(Path, "./data", "where temp, blobs and the embedded servers live")
-    database_url: str | None = _setting(
-        text_of, None, "`mysql+asyncmy://user:password@host/name?charset=utf8mb4`; unset: embedded SQLite", secret=True
+    database_url: str | None = _secret(
+        "`mysql+asyncmy://user:password@host/name?charset=utf8mb4`; unset: embedded SQLite"
     )
-    redis_url: str | None = _setting(
-        text_of,
-        None,
-        "`redis://`, `rediss://`, `unix://`, `redis+cluster://` or `redis+sentinel://`; unset: embedded",
-        secret=True,
+    redis_url: str | None = _secret(
+        "`redis://`, `rediss://`, `unix://`, `redis+cluster://` or `redis+sentinel://`; unset: embedded"
     )
     database_connections: int = _setting(
-        integer(4, 1000), "22", "connections to MySQL or MariaDB, per process, at most"
+        units.integer(4, 1000), "22", "connections to MySQL or MariaDB, per process, at most"
     )
     database_timeout_seconds: float = _setting(
-        duration_within(1, 60),
+        units.duration_within(1, 60),
         "5s",
         "how long MySQL or MariaDB may be silent, to a hello, too, or a row be locked, before the answer is 503",
     )
     redis_connections: int = _setting(
-        integer(4, 10000),
+        units.integer(4, 10000),
         "64",
         "connections to Redis, per process, at most (to each of a Cluster), beside the one of all scripts",
     )
     redis_timeout_seconds: float = _setting(
-        duration_within(1, 60), "5s", "how long Redis may take to answer before the answer is 503"
+        units.duration_within(1, 60), "5s", "how long Redis may take to answer before the answer is 503"
     )
-    storage: str | None = _setting(text_of, None, "`s3://bucket/prefix`; unset: below `UPLOADER_DATA`")
-    s3_endpoint: str | None = _setting(text_of, None, "`https://host:port` of that bucket; unset: AWS")
-    s3_region: str | None = _setting(text_of, None, "its region; unset: as the SDK of AWS finds it")
-    s3_access_key_id: str | None = _setting(
-        text_of, None, "who is calling it; unset, both: as the SDK of AWS finds them", secret=True
+    storage: str | None = _setting(units.text_of, None, "`s3://bucket/prefix`; unset: below `UPLOADER_DATA`")
+    s3_endpoint: str | None = _setting(units.text_of, None, "`https://host:port` of that bucket; unset: AWS")
+    s3_region: str | None = _setting(units.text_of, None, "its region; unset: as the SDK of AWS finds it")
+    s3_access_key_id: str | None = _secret("who is calling it; unset, both: as the SDK of AWS finds them")
+    s3_secret_access_key: str | None = _secret("the secret that belongs to it")
+    s3_path_style: bool = _setting(
+        units.boolean, "false", "`http://host/bucket`: what an endpoint of your own usually wants"
     )
-    s3_secret_access_key: str | None = _setting(text_of, None, "the secret that belongs to it", secret=True)
-    s3_path_style: bool = _setting(boolean, "false", "`http://host/bucket`: what an endpoint of your own usually wants")
     s3_presigned_downloads: bool = _setting(
-        boolean, "false", "downloads are sent on (307) to the bucket, by signed URLs of a minute"
+        units.boolean, "false", "downloads are sent on (307) to the bucket, by signed URLs of a minute"
     )
     events: Path | None = _setting(Path, None, "a TOML file: who is told of what happens (docs/events.md)")
-    host: str = _setting(text_of, "127.0.0.1", "address to listen on (`serve --host`)")
-    port: int = _setting(integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
+    host: str = _setting(units.text_of, "127.0.0.1", "address to listen on (`serve --host`)")
+    port: int = _setting(units.integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
     tls_certificate: Path | None = _setting(
-        path_of, None, "a file with the server's certificate and those above it, in PEM; unset: no TLS"
+        units.path_of, None, "a file with the server's certificate and those above it, in PEM; unset: no TLS"
     )
-    tls_key: Path | None = _setting(path_of, None, "the file with its key; both are read anew at `SIGHUP`")
-    workers: int = _setting(integer(1, 256), "1", "server processes (`serve --workers`)")
-    cpu_affinity: str = _setting(one_of("auto", "off"), "auto", "`auto`: short work on one core; `off`")
-    jobs: bool = _setting(boolean, "true", "whether `serve` runs the background jobs too, beside `work`")
-    auth: str = _setting(one_of("token", "jwt", "none"), "token", "`token`, `jwt`, or `none` (loopback only)")
-    jwt_secret: str | None = _setting(text_of, None, "the secret of HS256, 32 bytes or more", secret=True)
-    jwt_public_key: str | None = _setting(
-        text_of, None, "or a public key in PEM: RSA, EC P-256 or Ed25519", secret=True
-    )
-    jwt_jwks: str | None = _setting(text_of, None, "or a file or an `http(s)://` URL with a JWK set")
+    tls_key: Path | None = _setting(units.path_of, None, "the file with its key; both are read anew at `SIGHUP`")
+    workers: int = _setting(units.integer(1, 256), "1", "server processes (`serve --workers`)")
+    cpu_affinity: str = _setting(units.one_of("auto", "off"), "auto", "`auto`: short work on one core; `off`")
+    jobs: bool = _setting(units.boolean, "true", "whether `serve` runs the background jobs too, beside `work`")
+    auth: str = _setting(units.one_of("token", "jwt", "none"), "token", "`token`, `jwt`, or `none` (loopback only)")
+    jwt_secret: str | None = _secret("the secret of HS256, 32 bytes or more")
+    jwt_public_key: str | None = _secret("or a public key in PEM: RSA, EC P-256 or Ed25519")
+    jwt_jwks: str | None = _setting(units.text_of, None, "or a file or an `http(s)://` URL with a JWK set")
     jwt_algorithms: tuple[str, ...] = _setting(
-        list_of(one_of(*JWT_ALGORITHMS)),
+        units.list_of(units.one_of(*JWT_ALGORITHMS)),
         ",".join(JWT_ALGORITHMS),
         "the algorithms that are taken; each key takes only the one of its kind",
     )
-    jwt_issuer: str | None = _setting(text_of, None, "what `iss` has to be; unset: not checked")
-    jwt_audience: str | None = _setting(text_of, None, "what `aud` has to name; unset: not checked")
+    jwt_issuer: str | None = _setting(units.text_of, None, "what `iss` has to be; unset: not checked")
+    jwt_audience: str | None = _setting(units.text_of, None, "what `aud` has to name; unset: not checked")
     jwt_leeway_seconds: float = _setting(
-        duration_within(0, 30), "10s", "by how much clocks may differ for `exp` and `nbf`, at most 30s"
+        units.duration_within(0, 30), "10s", "by how much clocks may differ for `exp` and `nbf`, at most 30s"
     )
     trusted_header: str | None = _setting(
-        header_name, None, "the header in which a proxy names the user, such as `X-Remote-User`"
+        units.header_name, None, "the header in which a proxy names the user, such as `X-Remote-User`"
     )
     trusted_proxies: tuple[str, ...] | None = _setting(
-        list_of(network), None, "the proxies that it, `Forwarded` and `X-Forwarded-*` are taken from"
+        units.list_of(units.network), None, "the proxies that it, `Forwarded` and `X-Forwarded-*` are taken from"
     )
     cors_origins: tuple[str, ...] | None = _setting(
-        list_of(origin), None, "origins whose pages may call the server, or `*`; unset: none"
+        units.list_of(units.origin), None, "origins whose pages may call the server, or `*`; unset: none"
     )
     link_lifetime_seconds: float = _setting(
-        duration_within(1, 2592000), "7d", "how long a signed link works at the most, up to 30d"
+        units.duration_within(1, 2592000), "7d", "how long a signed link works at the most, up to 30d"
     )
-    link_secret: str | None = _setting(
-        text_of, None, "what signs links, at least 32 bytes; unset: made, kept in the database", secret=True
-    )
+    link_secret: str | None = _secret("what signs links, at least 32 bytes; unset: made, kept in the database")
     instant: str = _setting(
-        one_of("off", "own", "proof", "trust"),
+        units.one_of("off", "own", "proof", "trust"),
         "proof",
         "instant upload: `off`, `own` (own files only), `proof` (others' content against a proof), `trust` (MD5 is enough)",
     )
-    proof_ranges: int = _setting(integer(1, 1024), "64", "ranges of 4 KiB that a proof of possession is about")
+    proof_ranges: int = _setting(units.integer(1, 1024), "64", "ranges of 4 KiB that a proof of possession is about")
     proof_min_size_bytes: int = _setting(_size, "4KiB", "smallest content of others that a proof of possession gives")
     proof_max_probes: int = _setting(
-        integer(0, 10**9), "1000", "openings of one user in an hour that may lead to a challenge"
+        units.integer(0, 10**9), "1000", "openings of one user in an hour that may lead to a challenge"
     )
     proof_max_failures: int = _setting(
-        integer(0, 10**9), "100", "challenges of one user in an hour without a good answer"
+        units.integer(0, 10**9), "100", "challenges of one user in an hour without a good answer"
     )
     durability: str = _setting(
-        one_of("power", "process"),
+        units.one_of("power", "process"),
         "power",
         "what an acknowledged chunk survives: `power` cuts, or the end of a `process`",
     )
-    default_total_space_bytes: int = _setting(parse_size, "10GiB", "total space of a user seen for the first time")
+    default_total_space_bytes: int = _setting(
+        units.parse_size, "10GiB", "total space of a user seen for the first time"
+    )
     max_file_size_bytes: int = _setting(_size, "625GiB", "largest file")
     chunk_size_bytes: int = _setting(_size, "8MiB", "chunk size where the client asks for none")
     min_chunk_size_bytes: int = _setting(_size, "64KiB", "smallest chunk size (on S3: `5MiB`)")
     max_chunk_size_bytes: int = _setting(_size, "64MiB", "largest chunk size")
-    max_open_uploads: int = _setting(integer(1, 10**9), "100", "open uploads of one user")
-    max_concurrent_chunks: int = _setting(integer(1, 10**6), "16", "chunk bodies of one user at once, per process")
+    max_open_uploads: int = _setting(units.integer(1, 10**9), "100", "open uploads of one user")
+    max_concurrent_chunks: int = _setting(
+        units.integer(1, 10**6), "16", "chunk bodies of one user at once, per process"
+    )
     quiet_interval_seconds: float = _setting(
         _duration, "5s", "how long an upload is quiet before its bytes are written to the database"
     )
     max_delay_seconds: float = _setting(_duration, "60s", "the longest that bytes of a steady uploader wait for that")
     max_pending_bytes: int = _setting(_size, "64MiB", "pending bytes of one upload that do not wait")
     claim_lease_seconds: float = _setting(_duration, "30s", "how long a claimed task is its worker's alone")
-    shards: int = _setting(integer(1, 100), "1", "shards of the Redis keys (more for Cluster)")
+    shards: int = _setting(units.integer(1, 100), "1", "shards of the Redis keys (more for Cluster)")
     merge_wait_seconds: float = _setting(
-        parse_duration, "10s", "how long a request waits for its merge before the answer is 202"
+        units.parse_duration, "10s", "how long a request waits for its merge before the answer is 202"
     )
     upload_expiry_seconds: float = _setting(_duration, "7d", "when an idle upload expires")
     closed_retention_seconds: float = _setting(_duration, "30d", "how long it is remembered what became of an upload")
     audit_retention_seconds: float = _setting(
-        parse_duration, "400d", "how long it is kept who did what to whom; `0s`: for ever"
+        units.parse_duration, "400d", "how long it is kept who did what to whom; `0s`: for ever"
     )
     trash_retention_seconds: float = _setting(
-        parse_duration, "7d", "how long deleted content stays in the trash; `0s`: not at all"
+        units.parse_duration, "7d", "how long deleted content stays in the trash; `0s`: not at all"
     )
     scrub: str | None = _setting(
-        one_of("all", "sample"),
+        units.one_of("all", "sample"),
         None,
         "`all`: all content is read back, within the times that follow; `sample`: one content an hour; unset: `all` on a "
         "disk, `sample` on S3, where each reading is paid for",
@@ -195,29 +178,31 @@ class Settings:
     scrub_first_seconds: float = _setting(_duration, "24h", "within what time new content is read back from the disk")
     scrub_every_seconds: float = _setting(_duration, "30d", "within what time all content is read back again")
     scrub_rate_bytes: int = _setting(
-        parse_rate, "50MiB/s", "bytes a second at which content is read back, per installation"
+        units.parse_rate, "50MiB/s", "bytes a second at which content is read back, per installation"
     )
     free_space_floor_bytes: int | None = _setting(
-        parse_size, None, "free disk that new uploads leave; unset: the larger of 5 % and 1 GiB"
+        units.parse_size, None, "free disk that new uploads leave; unset: the larger of 5 % and 1 GiB"
     )
     body_idle_timeout_seconds: float = _setting(
         _duration, "30s", "how long a body may stand still before 408, or an answer before the end"
     )
     min_body_rate_bytes: int = _setting(
-        parse_rate, "1KiB/s", "bytes a second that a body must reach after its first 10 s"
+        units.parse_rate, "1KiB/s", "bytes a second that a body must reach after its first 10 s"
     )
     header_timeout_seconds: float = _setting(_duration, "15s", "how long the headers of a request may take")
     max_connections: int = _setting(
-        integer(1, 10**6), "4096", "connections, per process; those beyond are answered 503"
+        units.integer(1, 10**6), "4096", "connections, per process; those beyond are answered 503"
     )
     max_connections_per_address: int = _setting(
-        integer(1, 10**6),
+        units.integer(1, 10**6),
         "2048",
         "of one address (IPv6: one /64), per process; through a trusted proxy its requests at once",
     )
-    max_connections_per_user: int = _setting(integer(1, 10**6), "2048", "requests of one user at once, per process")
+    max_connections_per_user: int = _setting(
+        units.integer(1, 10**6), "2048", "requests of one user at once, per process"
+    )
     max_wrong_tokens: int = _setting(
-        integer(1, 10**6),
+        units.integer(1, 10**6),
         "20",
         "wrong tokens of one address in a minute, per process; each beyond takes a quarter of a second",
     )
@@ -228,18 +213,18 @@ class Settings:
         _duration, "30s", "how long requests in flight may take to end at a stop"
     )
     metrics: str = _setting(
-        one_of("open", "admin"),
+        units.one_of("open", "admin"),
         "admin",
         "who may read `/metrics`: `admin` (also tokens of `--metrics`) or `open`, to everybody",
     )
-    web_pages: bool = _setting(boolean, "true", "whether the web pages at `/` and `/admin/` are served")
+    web_pages: bool = _setting(units.boolean, "true", "whether the web pages at `/` and `/admin/` are served")
     interim_responses: bool = _setting(
-        boolean, "true", "whether 104s tell of resumable uploads early; old proxies break on them"
+        units.boolean, "true", "whether 104s tell of resumable uploads early; old proxies break on them"
     )
     log_level: str = _setting(
-        one_of("debug", "info", "warning", "error"), "info", "`debug`, `info`, `warning` or `error`"
+        units.one_of("debug", "info", "warning", "error"), "info", "`debug`, `info`, `warning` or `error`"
     )
-    log_format: str = _setting(one_of("text", "json"), "text", "`text`, or `json` lines")
+    log_format: str = _setting(units.one_of("text", "json"), "text", "`text`, or `json` lines")
 
     def __post_init__(self) -> None:
         problems = []
@@ -365,13 +350,13 @@ def _spell(setting: "Field[Any]", value: Any) -> str:
     if value is None:
         return "(unset)"
     if setting.metadata["secret"]:
-        return mask_password(value) if setting.name.endswith("_url") else "***"
+        return units.mask_password(value) if setting.name.endswith("_url") else "***"
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, bool):
         return str(value).lower()
     if setting.name.endswith("_bytes"):
-        return format_size(value)
+        return units.format_size(value)
     if setting.name.endswith("_seconds"):
-        return format_duration(value)
+        return units.format_duration(value)
     return str(value)

@@ -13,6 +13,7 @@ from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from benchmarks.accounting.scale import Scale
 from benchmarks.accounting.stores import DELAYS, upload_id, valkey
 from benchmarks.report import Row, compared
+from tests.support.rows import upload_row
 from tests.support.servers import PrivateCluster
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Outcome, Pending
@@ -71,17 +72,9 @@ class _Callers:
 
     async def prepare(self) -> None:
         for upload in self._uploads:
-            known = await self._pending.read(upload)
-            await self._pending.hydrate(
-                upload,
-                era=known.era,
-                generation=0,
-                bitmap=bytes(_CHUNK_COUNT // 8),
-                size=_CHUNK_COUNT * _CHUNK_BYTES,
-                chunk_size=_CHUNK_BYTES,
-                chunk_count=_CHUNK_COUNT,
-                flushed_bytes=0,
-            )
+            known, size = await self._pending.read(upload), _CHUNK_COUNT * _CHUNK_BYTES
+            row = upload_row("alice", size, id=upload, chunk_size=_CHUNK_BYTES)
+            await self._pending.hydrate(row, bytearray(_CHUNK_COUNT), None, era=known.era)
 
     async def call(self, calls: int) -> float:
         """µs of CPU a call."""

@@ -3,6 +3,7 @@ every step."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from redis.asyncio import Redis
 from tests.support.content import KIB, MIB
 from tests.support.held import HeldUpload, held_of
 from tests.support.invariants import Shape, check_pending
+from tests.support.rows import upload_row
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import Shards, shard_of
 from uploader.accounting.pending import TOMBSTONE_SECONDS, Audit, Delays, Outcome, Pending, RecordResult
 from uploader.accounting.queue import MAX_CLAIM, Claim, Measured, MinuteBucket, UploadQueue
-from uploader.domain.upload import Tail, chunk_count, chunk_length, to_bitmap
+from uploader.domain.upload import Tail, Upload, UploadKind, chunk_count, chunk_length
 
 # The clock of these tests is in seconds from here, the first millisecond of a minute.
 MINUTE = 30_000_000
@@ -29,6 +31,10 @@ UP = "up:{s00}:u"
 
 def at(seconds: float) -> int:
     return MINUTE * 60_000 + round(seconds * 1000)
+
+
+def row_of(upload_id: str, shape: Shape) -> Upload:
+    return upload_row("alice", shape.size, id=upload_id, chunk_size=shape.chunk_size)
 
 
 class Ledger:
@@ -58,32 +64,18 @@ class Ledger:
         now: float = 0,
     ) -> RecordResult:
         self.shapes[upload_id] = shape
-        count = chunk_count(shape.size, shape.chunk_size)
-        figures = await self.pending.hydrate(
-            upload_id,
-            era=era or (await self.pending.read(upload_id)).era,
-            generation=generation,
-            bitmap=to_bitmap([number in present for number in range(count)]),
-            size=shape.size,
-            chunk_size=shape.chunk_size,
-            chunk_count=count,
-            flushed_bytes=flushed,
-            tail=tail,
-            is_part=is_part,
-            now_ms=at(now),
-        )
+        kind = UploadKind.PART if is_part else None
+        upload = replace(row_of(upload_id, shape), generation=generation, flushed_bytes=flushed, kind=kind)
+        chunks = bytearray(number in present for number in range(chunk_count(shape.size, shape.chunk_size)))
+        era = era or (await self.pending.read(upload_id)).era
+        figures = await self.pending.hydrate(upload, chunks, tail, era=era, now_ms=at(now))
         await self.check()
         return figures
 
     async def introduce(self, upload_id: str = "u", *, era: str | None = None) -> None:
         self.shapes[upload_id] = SHAPE
-        await self.pending.introduce(
-            upload_id,
-            era=era or (await self.pending.read(upload_id)).era,
-            size=SHAPE.size,
-            chunk_size=SHAPE.chunk_size,
-            chunk_count=chunk_count(SHAPE.size, SHAPE.chunk_size),
-        )
+        era = era or (await self.pending.read(upload_id)).era
+        await self.pending.introduce(row_of(upload_id, SHAPE), era=era)
         await self.check()
 
     async def record(self, number: int, now: float = 0, upload_id: str = "u") -> RecordResult:

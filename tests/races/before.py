@@ -17,7 +17,7 @@ from uploader.bootstrap import Services
 from uploader.database import models, transactions
 from uploader.database.engine import Connection
 from uploader.database.transactions.rows import row_of
-from uploader.domain.upload import Upload, to_bitmap
+from uploader.domain.upload import Upload
 from uploader.service.ids import new_id
 from uploader.storage.local.directories import month_path
 
@@ -67,16 +67,9 @@ def _row_of(round_: Round, user_id: str, opened_at: datetime, told: bool) -> Upl
 
 async def _tell_redis(services: Services, upload: Upload, chunks: Sequence[int]) -> None:
     count = -(-upload.size // upload.chunk_size)
-    await services.pending.hydrate(
-        upload.id,
-        era=(await services.pending.read(upload.id)).era,
-        generation=0,
-        bitmap=to_bitmap([number in chunks for number in range(count)]),
-        size=upload.size,
-        chunk_size=upload.chunk_size,
-        chunk_count=count,
-        flushed_bytes=0,
-    )
+    present = bytearray(number in chunks for number in range(count))
+    era = (await services.pending.read(upload.id)).era
+    await services.pending.hydrate(upload, present, None, era=era)
 
 
 def _named(rounds: Sequence[Round], name: str, ids: Sequence[str]) -> list[Round]:

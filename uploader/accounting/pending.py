@@ -28,7 +28,7 @@ from uploader.accounting.queue import (
 from uploader.accounting.redis import AWAY, RedisConnection, Script, asking, away, time_argument
 from uploader.crashpoints import crash_point
 from uploader.domain.digest import Challenge
-from uploader.domain.upload import Tail
+from uploader.domain.upload import Tail, Upload, chunk_count, to_bitmap
 from uploader.settings import Settings
 
 # While Redis keeps a tombstone, it answers for a closed upload; after that the row in the database does.
@@ -119,34 +119,31 @@ class Pending:
         return _result(await _RECORD_TAIL.run(self.redis, self.shards.upload(upload_id), arguments))
 
     async def hydrate(
-        self,
-        upload_id: str,
-        *,
-        era: str,
-        generation: int,
-        bitmap: bytes,
-        size: int,
-        chunk_size: int,
-        chunk_count: int,
-        flushed_bytes: int,
-        tail: Tail | None = None,
-        is_part: bool = False,
-        now_ms: int | None = None,
+        self, upload: Upload, present: bytearray, tail: Tail | None, *, era: str, now_ms: int | None = None
     ) -> RecordResult:
-        """Rebuild an upload from its map. The caller is its closer, and read `era` before the map. Raises Unavailable."""
+        """Rebuild an upload from its row and its map. The caller is its closer, and read `era` before both. Raises
+        Unavailable."""
         arguments = [
-            *(time_argument(now_ms), _era_token(), upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
-            *(flushed_bytes, _ms(self.delays.quiet_seconds), "", f"{tail.number} {tail.length}" if tail else ""),
-            "1" if is_part else "",
+            *(
+                time_argument(now_ms),
+                _era_token(),
+                upload.id,
+                era,
+                upload.generation,
+                to_bitmap(present),
+                *_shape(upload),
+            ),
+            *(upload.flushed_bytes, _ms(self.delays.quiet_seconds), ""),
+            *(f"{tail.number} {tail.length}" if tail else "", "1" if upload.is_part else ""),
         ]
-        return _result(await _HYDRATE.run(self.redis, self.shards.upload(upload_id), arguments))
+        return _result(await _HYDRATE.run(self.redis, self.shards.upload(upload.id), arguments))
 
-    async def introduce(self, upload_id: str, *, era: str, size: int, chunk_size: int, chunk_count: int) -> None:
+    async def introduce(self, upload: Upload, *, era: str) -> None:
         """Tell Redis of an upload, no part, that the caller opened after it read `era`. If that has moved, or Redis
         knows the upload, this changes nothing: no chunk that was recorded can be lost, and the caller need not be a
         closer. Raises Unavailable."""
-        arguments = ["", _era_token(), upload_id, era, 0, b"", size, chunk_size, chunk_count, 0, 0, "1", "", ""]
-        await _HYDRATE.run(self.redis, self.shards.upload(upload_id), arguments)
+        arguments = ["", _era_token(), upload.id, era, 0, b"", *_shape(upload), 0, 0, "1", "", ""]
+        await _HYDRATE.run(self.redis, self.shards.upload(upload.id), arguments)
 
     async def read(self, upload_id: str) -> KnownUpload:
         """Raises Unavailable."""
@@ -231,6 +228,10 @@ class Pending:
                     crash_point("reset.after_key")
             deleted += await self.redis.unlink(INSTALLATION)
         return deleted
+
+
+def _shape(upload: Upload) -> tuple[int, int, int]:
+    return upload.extent, upload.chunk_size, chunk_count(upload.extent, upload.chunk_size)
 
 
 def _era_token() -> str:

@@ -25,9 +25,7 @@ from uploader.domain.upload import (
     Reason,
     State,
     Upload,
-    chunk_count,
     received_bytes,
-    to_bitmap,
 )
 from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
 from uploader.observability import LOST_UPLOADS, REBUILDS
@@ -293,18 +291,7 @@ class Closers:
             row = await self.database.read_durably(queries.upload_by_id, upload.id)
             if row is None or row.state is not State.OPEN:
                 raise NotOpen(upload.id)
-            figures = await self.pending.hydrate(
-                upload.id,
-                era=era,
-                generation=row.generation,
-                bitmap=to_bitmap(chunk_map.present),
-                size=row.extent,
-                chunk_size=row.chunk_size,
-                chunk_count=chunk_count(row.extent, row.chunk_size),
-                flushed_bytes=row.flushed_bytes,
-                tail=chunk_map.tail,
-                is_part=row.is_part,
-            )
+            figures = await self.pending.hydrate(row, chunk_map.present, chunk_map.tail, era=era)
             if figures.outcome is Outcome.HYDRATED:
                 crash_point("hydrate.after_rebuild")
                 REBUILDS.inc()

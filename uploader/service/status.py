@@ -128,11 +128,12 @@ class Uploads:
     async def status_of(self, upload: Upload) -> UploadStatus:
         chunk_map = await self.closers.read_map(upload)
         await self._compare_with_redis(upload, chunk_map)
+        reserved = chunk_count(upload.size, upload.chunk_size)  # less than may come, while the length is not known
         return UploadStatus(
             upload=upload,
             merging=chunk_map.complete and not upload.is_part,
             received_bytes=chunk_map.received_bytes,
-            missing=_missing(upload, chunk_map.present),
+            missing=missing_ranges(chunk_map.present[:reserved]),
             merged_bytes=await self.storage.digested_bytes(upload) if chunk_map.complete else 0,
             expires_at=self.expires_at(chunk_map.written_at),
         )
@@ -146,17 +147,14 @@ class Uploads:
 
     async def begun(self, upload: Upload, era: str, made_at: float) -> UploadStatus:
         """Where an upload stands that was just opened, after `era` was read: nobody need look at its bytes for that."""
-        size, count = upload.extent, chunk_count(upload.extent, upload.chunk_size)
         if era and not upload.is_part:
             with suppress(Unavailable):  # it is made known by the first chunk
-                await self.pending.introduce(
-                    upload.id, era=era, size=size, chunk_size=upload.chunk_size, chunk_count=count
-                )
+                await self.pending.introduce(upload, era=era)
         return UploadStatus(
             upload=upload,
             merging=False,
             received_bytes=0,
-            missing=_missing(upload, bytearray(count)),
+            missing=missing_ranges(bytearray(chunk_count(upload.size, upload.chunk_size))),
             merged_bytes=0,
             expires_at=self.expires_at(made_at),
             created=True,
@@ -281,8 +279,3 @@ class Uploads:
                     return
         await self._find_open(Target(upload.user_id, upload_id=upload_id))
         raise UploadActive()
-
-
-def _missing(upload: Upload, present: bytearray) -> list[tuple[int, int]]:
-    """The ranges of chunks that are not there; while the length is not known, of those that are reserved."""
-    return missing_ranges(present[: chunk_count(upload.size, upload.chunk_size)])
