@@ -188,7 +188,10 @@ class EmbeddedRedis:
 
     def _set_aside(self, damage: Unloadable) -> None:
         """Let an empty directory take its place; the last few are kept. Raises ConfigurationError."""
-        if isinstance(damage.__cause__, PermissionError) and not self._is_own():
+        places = (self._directory, self._directory.parent)
+        if isinstance(damage.__cause__, PermissionError) and all(
+            each.lstat().st_uid != os.geteuid() for each in places
+        ):
             # The server of that account may be running there.
             raise ConfigurationError(f"{self._directory} belongs to another account: {damage}")
         aside = self._directory.with_name(f"{self._directory.name}{_ASIDE}{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
@@ -209,9 +212,6 @@ class EmbeddedRedis:
             else:
                 oldest.unlink(missing_ok=True)
 
-    def _is_own(self) -> bool:
-        return any(path.lstat().st_uid == os.geteuid() for path in (self._directory, self._directory.parent))
-
     def _become_owner(self, lock: int) -> bool:
         """Wait for the lock; False if this process stops before, or the directory was set aside."""
         while not self._stopping.is_set():
@@ -222,12 +222,9 @@ class EmbeddedRedis:
                     self._ready.set()
                 self._stopping.wait(_STANDBY_POLL_SECONDS)
             else:
-                return self._is_in_place(lock)
-        return False
-
-    def _is_in_place(self, lock: int) -> bool:
-        with suppress(OSError):
-            return os.path.samestat(os.fstat(lock), (self._directory / "lock").stat())
+                with suppress(OSError):
+                    return os.path.samestat(os.fstat(lock), (self._directory / "lock").stat())
+                return False
         return False
 
     def _run(self, binary: Path) -> None:

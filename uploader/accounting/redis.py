@@ -388,9 +388,14 @@ def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float 
     `connections`: how many at most (of a Cluster: to each node), beside the one of all scripts. Raises ValueError with
     what is wrong with the URL."""
     address = parse_redis_url(url)
-    options = _options(timeout_seconds) | _credentials(address.username, address.password) | _tls_options(address.tls)
+    options = _options(timeout_seconds) | {"username": address.username, "password": address.password}
+    options |= _tls_options(address.tls)
     if address.kind is RedisKind.CLUSTER:
-        return _connect_to_cluster(address, connections, timeout_seconds, options)
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        # Each call tries again by itself, and other nodes tell what becomes of one that hangs.
+        options["socket_timeout"] = timeout_seconds / 2
+        # As many again: redis-py looks for the nodes beside the calls.
+        return _Cluster(connections, timeout_seconds, startup_nodes=nodes, max_connections=2 * connections, **options)
     if address.kind is RedisKind.SENTINEL:
         return _connect_by_sentinel(address, connections, options)
     if address.kind is RedisKind.SOCKET:
@@ -425,10 +430,6 @@ def _options(timeout_seconds: float) -> dict[str, Any]:
     return {"socket_timeout": timeout_seconds, "socket_connect_timeout": connecting, "protocol": 2}
 
 
-def _credentials(username: str | None, password: str | None) -> dict[str, Any]:
-    return {"username": username, "password": password}
-
-
 def _tls_options(tls: Tls | None) -> dict[str, Any]:
     if tls is None:
         return {}
@@ -445,16 +446,6 @@ def _retry() -> Retry:
     # A retry covers a connection that the server closed meanwhile. It is safe, because every script is idempotent. Who does
     # not answer is not asked again: the caller has waited long enough.
     return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2, supported_errors=(exceptions.ConnectionError,))
-
-
-def _connect_to_cluster(
-    address: RedisAddress, connections: int, timeout_seconds: float, options: dict[str, Any]
-) -> RedisConnection:
-    nodes = [ClusterNode(host, port) for host, port in address.hosts]
-    # Each call tries again by itself, and other nodes tell what becomes of one that hangs.
-    options = options | {"socket_timeout": timeout_seconds / 2}
-    # As many again: redis-py looks for the nodes beside the calls.
-    return _Cluster(connections, timeout_seconds, startup_nodes=nodes, max_connections=2 * connections, **options)
 
 
 class _Cluster(RedisCluster):
@@ -515,7 +506,7 @@ class _Cluster(RedisCluster):
 
 
 def _connect_by_sentinel(address: RedisAddress, connections: int, options: dict[str, Any]) -> RedisConnection:
-    asking = options | _credentials(address.sentinel_username, address.sentinel_password)
+    asking = options | {"username": address.sentinel_username, "password": address.sentinel_password}
     asking |= {"socket_timeout": _SENTINEL_SECONDS, "socket_connect_timeout": _SENTINEL_SECONDS}
     asking["retry"] = Retry(NoBackoff(), 0)  # the next one is asked instead
     sentinel = Sentinel(address.hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]

@@ -4,8 +4,8 @@ import asyncio
 import ipaddress
 import logging
 import stat
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from uploader.accounting import redis
@@ -64,51 +64,41 @@ def warn_of_settings(settings: Settings) -> None:
 
 async def upgrade_database(settings: Settings) -> str | None:
     """Bring the database to the schema of this version; the revision. Raises ConfigurationError, Unavailable."""
-    database = Database(database_url(settings), creates=True)
-    try:
-        with _fit(settings):
-            await migrate.upgrade(database)
-            return await migrate.current_revision(database)
-    finally:
-        await database.close()
+    async with _opened(settings) as database:
+        await migrate.upgrade(database)
+        return await migrate.current_revision(database)
 
 
 async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
     """Migrate an embedded database; an external one has to be migrated already. `adopts`: a new one may take the place
     of one that is not there any more. Raises ConfigurationError, Unavailable."""
-    if not adopts:
-        _refuse_lost_file(settings)
-    database = Database(database_url(settings), creates=True)
-    try:
-        with _fit(settings):
-            if settings.database_url is None:
-                await migrate.upgrade(database)
-            else:
-                await migrate.check(database)
-    finally:
-        await database.close()
-
-
-def _refuse_lost_file(settings: Settings) -> None:
-    """Nothing new is made where the file was: it may come back, and its log lies there still."""
     path = sqlite_path(settings)
-    if path is not None and not path.exists() and (settings.data / MARK).exists():
+    # Nothing new is made where the file was: it may come back, and its log lies there still.
+    if not adopts and path is not None and not path.exists() and (settings.data / MARK).exists():
         raise ConfigurationError(
             f"{path}, the database of this data directory, is not there: put it back from where it is, or from a backup; "
             "or, to begin anew without its files and users, stop all servers and run `uploader adopt --yes`"
         )
+    async with _opened(settings) as database:
+        if settings.database_url is None:
+            await migrate.upgrade(database)
+        else:
+            await migrate.check(database)
 
 
-@contextmanager
-def _fit(settings: Settings) -> Iterator[None]:
-    """What is wrong with a file is for people to put right. Raises ConfigurationError."""
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[Database]:
+    """Raises ConfigurationError for what is wrong with a file, which is for people to put right."""
+    database = Database(database_url(settings), creates=True)
     try:
-        yield
+        yield database
     except Unavailable as error:
         reason = unfitness(error.__cause__)
         if reason is None:
             raise
         raise ConfigurationError(f"the database {sqlite_path(settings)} can't be used: {reason}") from error
+    finally:
+        await database.close()
 
 
 async def begin_installation(settings: Settings) -> None:

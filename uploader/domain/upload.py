@@ -29,17 +29,13 @@ class ChunkSizes:
         """The chunk size of a new upload of `size` bytes: clamped, a multiple of 64 KiB, at most 10,000 chunks."""
         wanted = self.default if asked is None else asked
         wanted = max(wanted, -(-size // MAX_CHUNK_COUNT))
-        rounded = _round_up(max(wanted, self.minimum), CHUNK_SIZE_STEP_BYTES)
+        rounded = -(-max(wanted, self.minimum) // CHUNK_SIZE_STEP_BYTES) * CHUNK_SIZE_STEP_BYTES
         # A maximum that is no multiple of the step is rounded down: it is a limit of the operator's.
         return min(rounded, max(self.maximum // CHUNK_SIZE_STEP_BYTES, 1) * CHUNK_SIZE_STEP_BYTES)
 
     def max_file_size(self) -> int:
         """The largest file that fits into 10,000 chunks of the largest size, in bytes."""
         return max(self.maximum // CHUNK_SIZE_STEP_BYTES, 1) * CHUNK_SIZE_STEP_BYTES * MAX_CHUNK_COUNT
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 def chunk_count(size: int, chunk_size: int) -> int:

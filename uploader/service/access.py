@@ -274,12 +274,10 @@ class Links:
     async def _sign(self, user_id: str, subject: str, expires: str) -> str:
         # No part can hold a line feed: user ids have no white space, and the rest is compared with what was made here.
         message = f"uploader/link/1\n{user_id}\n{subject}\n{expires}"
-        return hmac.new(await self._key(), message.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
-
-    async def _key(self) -> bytes:
         if self.secret is None:
             self.secret = await meta.remember(self.database, _FACT, secrets.token_hex(32))
-        return self.secret.encode()
+        signed = hmac.new(self.secret.encode(), message.encode(errors="surrogatepass"), hashlib.sha256)
+        return signed.hexdigest()
 
 
 OWNER = "owner"

@@ -310,10 +310,10 @@ class _Run:
             # No row ever speaks of that name, and a merge that was on that way for an hour begins anew.
             return await self.storage.remove(found)
 
-        async def unless_named(blob: queries.Blob | None) -> bool:
+        @self.database.outside
+        async def put_away(blob: queries.Blob | None) -> bool:
             return blob is None and await self.storage.put_away(found)
 
-        put_away = self.database.outside(unless_named)
         try:
             return await self.database.transact(
                 transactions.with_blob_locked, found.name, put_away, self._now, alone=True

@@ -124,12 +124,12 @@ class Health:
             return Finding(True)
 
     async def _find(
-        self, name: str, check: Callable[[], Awaitable[None]], warn: Callable[[], Awaitable[str | None]] | None = None
+        self, name: str, check: Callable[[], Awaitable[None]], warn: Callable[[], Awaitable[str | None]]
     ) -> Finding:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await check()
-                return Finding(True, await self._warning(name, warn) if warn else None)
+                return Finding(True, await self._warning(name, warn))
         except UploaderError as error:
             return Finding(False, error.detail)
         except TimeoutError:

@@ -102,7 +102,7 @@ class Findings:
     repaired: int = 0
     repairs: list[Repair] = field(default_factory=list)
 
-    def add(self, drifts: Iterable[Drift], repair: Repair) -> None:
+    def add(self, drifts: Iterable[Drift], repair: Repair = cannot_be_repaired) -> None:
         for drift in drifts:
             self.drifts.append(drift)
             self.repairs.append(repair)
@@ -219,7 +219,7 @@ class Recounting:
         for sha256, refs, files in contents.rows:
             found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._repair_refs, sha256))
         unlike = await self.database.read(recount.files_unlike_blobs, after, contents.until)
-        found.add((Drift(Kind.FILE, *file) for file in unlike), cannot_be_repaired)
+        found.add(Drift(Kind.FILE, *file) for file in unlike)
         return contents.until
 
     async def _repair_refs(self, sha256: str) -> bool:
@@ -285,7 +285,7 @@ class Reconciling:
             try:
                 await check(found)
             except DatabaseDamaged:  # keeps nothing from being told of the others
-                found.add([Drift(Kind.DATABASE, part, "readable", "damaged")], cannot_be_repaired)
+                found.add([Drift(Kind.DATABASE, part, "readable", "damaged")])
         if repair:
             for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
                 found.repaired += await uninterrupted(self._repair(drift, repair_drift))
@@ -308,10 +308,10 @@ class Reconciling:
     async def _check_rows(self, found: Findings) -> None:
         """Report rows that a byte flipped in, as far as that can be told. Which value was there, a backup may tell."""
         lines = await self.database.read(recount.contradictions)
-        found.add((Drift(Kind.DATABASE, "the file", "ok", line) for line in lines), cannot_be_repaired)
+        found.add(Drift(Kind.DATABASE, "the file", "ok", line) for line in lines)
         for row in await self.database.read(recount.malformed):
             subject, expected = f"{row.table} {row.rowid}", f"a valid {row.column}"
-            found.add([Drift(Kind.DATABASE, subject, expected, row.value)], cannot_be_repaired)
+            found.add([Drift(Kind.DATABASE, subject, expected, row.value)])
 
     # Blobs, against the disk
 
@@ -321,7 +321,7 @@ class Reconciling:
             sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
             for blob, size in zip(blobs, sizes, strict=True):
                 if size != blob.size:
-                    found.add(await self._look_at_blob(blob.sha256), cannot_be_repaired)
+                    found.add(await self._look_at_blob(blob.sha256))
             after = greatest(after, [blob.sha256 for blob in blobs])
 
     async def _look_at_blob(self, sha256: str) -> list[Drift]:
@@ -342,7 +342,7 @@ class Reconciling:
         async for batch in stray_blobs(self.database, self.storage, self.clock.now()):
             sha256s = [stray.name for stray in batch.strays if not stray.is_draft]
             if sha256s:
-                found.add(await self._look_at_strays(sha256s), cannot_be_repaired)
+                found.add(await self._look_at_strays(sha256s))
 
     async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
         """What is just being placed has a row that is locked: this waits for it. What is collected has gone."""
@@ -507,7 +507,7 @@ class Reconciling:
                 for each in settled:
                     row, drift = rows.get(each.name), Drift(Kind.LEFTOVER, each.name, None, each.place)
                     if row is None:
-                        found.add([drift], cannot_be_repaired)
+                        found.add([drift])
                     elif row.state is not State.OPEN and await self._outlives(row):
                         found.add([drift], partial(self.closers.tidy, row.id))
         except StorageFailed as error:

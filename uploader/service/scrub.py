@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -158,7 +159,11 @@ class Scrubbing:
         """Yield what is damaged, from where the last run ended, or from the first blob on after a whole pass or with
         `restart`. `pace` is told the bytes of every read, in a thread, and may sleep there. Raises Unavailable,
         Stopping."""
-        self.progress = ScrubProgress() if restart else await self._recall()
+        self.progress = ScrubProgress()
+        stored = None if restart else await self.database.read(meta.fact, _POSITION)
+        if stored is not None:
+            with suppress(msgspec.MsgspecError):  # a damaged row
+                self.progress = msgspec.json.decode(stored, type=ScrubProgress)
         remembered_at = self.clock.monotonic()
         while blobs := await self._blobs(self.progress.after):
             for blob in blobs:
@@ -176,13 +181,6 @@ class Scrubbing:
 
     async def _blobs(self, after: str, limit: int = _BATCH) -> list[queries.Blob]:
         return await self.database.read(queries.blobs_in_use, after, limit)
-
-    async def _recall(self) -> ScrubProgress:
-        stored = await self.database.read(meta.fact, _POSITION)
-        try:
-            return ScrubProgress() if stored is None else msgspec.json.decode(stored, type=ScrubProgress)
-        except msgspec.MsgspecError:  # a damaged row
-            return ScrubProgress()
 
     async def _remember(self, progress: ScrubProgress) -> None:
         value = msgspec.json.encode(progress).decode()

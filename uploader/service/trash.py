@@ -151,14 +151,14 @@ class TrashKeeping:
             purged.disk_bytes += found.disk_bytes
 
     async def _purge_blob(self, found: Found) -> bool:
-        async def unless_needed(blob: queries.Blob | None) -> bool:
+        @self.database.outside
+        async def purge(blob: queries.Blob | None) -> bool:
             if blob is not None and blob.refs:
                 (size,) = await self.storage.blob_sizes([blob.sha256])
                 if not blob.is_sound or size != blob.size:
                     return False
             return await self.storage.remove(found)
 
-        purge = self.database.outside(unless_needed)
         try:
             now = self.clock.now()
             gone = await self.database.transact(transactions.with_blob_locked, found.name, purge, now, alone=True)
