@@ -66,7 +66,6 @@ _passings = itertools.count(1)
 
 
 def _end_at(name: str) -> None:
-    """End this process as a kill would, if this point is armed."""
     if name == _name and next(_passings) == int(_nth or 1):
         os.kill(os.getpid(), signal.SIGKILL)
 

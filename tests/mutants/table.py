@@ -443,8 +443,10 @@ if ENDED[state] then""",
         "bytes that are stored before they are reserved",
         (
             "AppendedStream._store",
-            "self.upload = await self.reserve(self.upload, end)\nawait self.store(self.upload, number, start, body)",
-            "await self.store(self.upload, number, start, body)\nself.upload = await self.reserve(self.upload, end)",
+            "self.upload = await self.appends.deferred_length.grow(self.upload, end)\n"
+            "await self.appends.store(self.upload, number, start, body)",
+            "await self.appends.store(self.upload, number, start, body)\n"
+            "self.upload = await self.appends.deferred_length.grow(self.upload, end)",
         ),
         tests=_DEFERRED,
     ),

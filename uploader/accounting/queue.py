@@ -7,10 +7,10 @@ nothing of what a task means. Time is Redis `TIME`; tests pass `now_ms` instead.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
-from types import TracebackType
 from typing import NamedTuple
 
 from redis.asyncio import Redis
@@ -25,47 +25,40 @@ _RETRY_SECONDS = 1.0
 _READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would break a silent one off
 
 
-class Wakeups:
-    """Wakes workers that sleep until a task is due, when a script schedules an earlier one, here or for another
-    process: listens on channels, from `async with` on, and sets their events. Pub/sub may lose a message; then a worker
-    is late, by a second at most."""
+@asynccontextmanager
+async def wakeups(redis: RedisConnection, channels: Iterable[str]) -> AsyncIterator[Mapping[str, asyncio.Event]]:
+    """Wake workers that sleep until a task is due: yield an event for each channel, set when a script announces there that
+    an earlier one is scheduled, here or for another process. Pub/sub may lose a message; then a worker is late, by a second
+    at most."""
+    # An event that is set tells the workers of its queue to look. A worker clears it before it looks.
+    events = {channel: asyncio.Event() for channel in channels}
+    # redis-py has no pub/sub for a Cluster; there the workers rely on their short sleep.
+    listening = asyncio.create_task(_listen(redis, events), name="waker") if isinstance(redis, Redis) else None
+    try:
+        yield events
+    finally:
+        if listening is not None:
+            await ended(listening)
 
-    def __init__(self, redis: RedisConnection, channels: Iterable[str]) -> None:
-        self._redis = redis
-        # An event that is set tells the workers of its queue to look. A worker clears it before it looks.
-        self.events = {channel: asyncio.Event() for channel in channels}
-        self._listening: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Wakeups":
-        # redis-py has no pub/sub for a Cluster; there the workers rely on their short sleep.
-        if isinstance(self._redis, Redis):
-            self._listening = asyncio.create_task(self._listen(self._redis), name="waker")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._listening is not None:
-            await ended(self._listening)
-
-    async def _listen(self, redis: Redis) -> None:
-        lost = False
-        while True:
-            try:
-                async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
-                    await subscription.subscribe(*self.events)
-                    lost = False
-                    for event in self.events.values():
-                        event.set()  # a script may have announced a task before the subscription
-                    while True:
-                        message = await subscription.get_message(timeout=_READ_SECONDS)
-                        if message is not None:
-                            self.events[message["channel"].decode()].set()
-            except AWAY as error:
-                if not lost:
-                    logger.warning("not woken by Redis for now", extra={"reason": str(error)})
-                lost = True
-            await asyncio.sleep(_RETRY_SECONDS)
+async def _listen(redis: Redis, events: Mapping[str, asyncio.Event]) -> None:
+    lost = False
+    while True:
+        try:
+            async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
+                await subscription.subscribe(*events)
+                lost = False
+                for event in events.values():
+                    event.set()  # a script may have announced a task before the subscription
+                while True:
+                    message = await subscription.get_message(timeout=_READ_SECONDS)
+                    if message is not None:
+                        events[message["channel"].decode()].set()
+        except AWAY as error:
+            if not lost:
+                logger.warning("not woken by Redis for now", extra={"reason": str(error)})
+            lost = True
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 # A claim looks at so many tasks at most: about 1 ms, which holds up no other caller of Redis.
@@ -135,8 +128,8 @@ class DelayQueue:
 
     async def due(self) -> AsyncGenerator[Task, None]:
         """Tasks as they become due, each claimed for the caller, without end. Close it (`aclosing`) to stop listening."""
-        async with Wakeups(self._redis, [self._keys.wake]) as waker:
-            woken = waker.events[self._keys.wake]
+        async with wakeups(self._redis, [self._keys.wake]) as events:
+            woken = events[self._keys.wake]
             while True:
                 woken.clear()  # before the claim, so that a task that is scheduled after it wakes this worker
                 tasks = await self.claim()

@@ -274,7 +274,6 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def _place_of(redis: RedisConnection) -> str:
-    """Return the name by which the operator of the server knows it."""
     if isinstance(redis, RedisCluster):
         return f"{', '.join(redis.nodes_manager.startup_nodes)} (UPLOADER_REDIS_URL)"
     facts = vars(redis.connection_pool) | redis.connection_pool.connection_kwargs
@@ -567,7 +566,6 @@ class RedisMark:
 
 
 def _parse(value: bytes | None) -> tuple[int, str | None]:
-    """The format, and the installation."""
     if value is None:
         return FORMAT, None
     mark = _MARK.fullmatch(value.decode(errors="replace"))

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn import Config
 from uvicorn.supervisors import Multiprocess
 
-from uploader.accounting.queue import Wakeups
+from uploader.accounting.queue import wakeups
 from uploader.bootstrap.services import Services
 from uploader.clock import Clock
 from uploader.cores import run_anywhere, share_a_core
@@ -86,8 +86,8 @@ async def _run(runner: Runner) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _jobs(services: Services) -> AsyncIterator[None]:
     queues = [*services.pending.flush_queues, *services.pending.merge_queues]
-    listening = Wakeups(services.redis, [queue.wake_channel for queue in queues])
-    async with listening as wakeups, _run(_create_runner(services, wakeups)):
+    listening = wakeups(services.redis, [queue.wake_channel for queue in queues])
+    async with listening as events, _run(_create_runner(services, events)):
         try:
             yield
         finally:
@@ -140,7 +140,7 @@ def _checked(job: Job, installation: Installation) -> Job:
     return replace(job, run_once=run_once)
 
 
-def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
+def _create_runner(services: Services, events: Mapping[str, asyncio.Event]) -> Runner:
     settings, clock, pending = services.settings, services.clock, services.pending
     jobs = [job for queue in pending.flush_queues for job in Flusher(queue, services.flushing).as_jobs()]
     jobs += [Merger(queue, services.merging).as_job() for queue in pending.merge_queues]
@@ -171,7 +171,7 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
         Job("snapshot", Snapshot(services.overview, clock).run_once),
     ]
     bells = {wake_channel(name): bell for name, bell in services.bells.of_sink.items()}
-    return Runner(jobs, {**wakeups.events, **bells})
+    return Runner(jobs, {**events, **bells})
 
 
 class Terminal:

@@ -110,10 +110,6 @@ class Bells:
             bell.set()
 
 
-def create_outbox(settings: configuration.EventSettings, clock: Clock, bells: Bells) -> Outbox | None:
-    return Outbox(settings.sinks_of, new_id, clock.now, bells.ring) if settings.sinks else None
-
-
 def create_sink(sink: configuration.SinkSettings, redis: RedisConnection, clock: Clock) -> EventSink:
     match sink:
         case configuration.WebhookSettings():
@@ -135,7 +131,7 @@ class Services:
             database_url(settings),
             connections=settings.database_connections,
             timeout_seconds=settings.database_timeout_seconds,
-            outbox=create_outbox(events, clock, bells),
+            outbox=Outbox(events.sinks_of, new_id, clock.now, bells.ring) if events.sinks else None,
         )
         self.storage = storage = create_storage(settings, database, clock)
         self.audit_log = audit_log = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)

@@ -74,8 +74,6 @@ def hash_of(piece: bytes | memoryview) -> bytes:
 
 
 class Pieces:
-    """Where the pieces of a content lie, and their hashes."""
-
     def __init__(self, signature: bytes) -> None:
         _, _, self._records = signature.partition(b"\n")
         lengths = chain.from_iterable(_LENGTH.iter_unpack(self._records))

@@ -58,8 +58,6 @@ class Entry:
 
 
 class PartNoted(Enum):
-    """What became of a part that was to be written down."""
-
     ADDED = auto()
     # Another one was faster: that one counts.
     PRESENT = auto()

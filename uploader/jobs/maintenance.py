@@ -112,7 +112,7 @@ class TrashKeeper:
     def __post_init__(self) -> None:
         retention = self.keeping.retention_seconds
         # Where nothing comes, there may be what another retention has left, of this process or of one that still runs.
-        shortest = _SHORTEST_SECONDS if self.keeping.keeps else _INTERVAL_SECONDS
+        shortest = _SHORTEST_SECONDS if self.keeping.storage.keeps_trash else _INTERVAL_SECONDS
         self._walk_seconds = min(_WALK_SECONDS, max(retention / 2, shortest))
         self._interval_seconds = min(_INTERVAL_SECONDS, self._walk_seconds)
         grace = min(_TRASH_GRACE_SECONDS, retention)

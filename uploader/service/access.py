@@ -76,7 +76,6 @@ class _Believed(Generic[T]):
             self._entries.popitem(last=False)
 
     def remembers(self, key: str) -> bool:
-        """Whether it was believed before, if not now."""
         return key in self._entries
 
     def drop(self, key: str) -> None:

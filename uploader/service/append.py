@@ -113,8 +113,6 @@ class DeferredLength:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a request says of lengths."""
-
     stream_bytes: int | None
     length: int | None
     ends: bool
@@ -173,26 +171,19 @@ class CheckedSource(Protocol):
         """Receive and check it. Raises DigestMismatch, FileTooLarge, BodyTimeout, StorageFull."""
 
 
-# Puts a part of a chunk, which begins in it at so many bytes, where it belongs.
-StorePart = Callable[[Upload, int, int, Body], Awaitable[None]]
-# Reserves so many bytes for an upload whose length is not known.
-Reserve = Callable[[Upload, int], Awaitable[Upload]]
-
-
 @dataclass(eq=False, repr=False)
 class AppendedStream:
     """One stream, cut at the borders of chunks: while a part of it is stored, the next one arrives."""
 
-    # `limit_bytes`: how long the upload may become.
     upload: Upload
     offset: int
     source: AppendSource
     appender: Appender
-    _: KW_ONLY
-    limit_bytes: int
-    reserve: Reserve
-    store: StorePart
+    appends: "Appends"
     _storing: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.limit_bytes = self.appends.deferred_length.limit_bytes(self.upload)
 
     async def take(self) -> tuple[Upload, int]:
         """Store all of it that comes; returns the upload as it is then, and where the bytes of this stream end in it. Raises
@@ -244,8 +235,8 @@ class AppendedStream:
         try:
             if body.length:
                 end = number * self.upload.chunk_size + start + body.length
-                self.upload = await self.reserve(self.upload, end)
-                await self.store(self.upload, number, start, body)
+                self.upload = await self.appends.deferred_length.grow(self.upload, end)
+                await self.appends.store(self.upload, number, start, body)
         finally:
             body.close()
 
@@ -284,9 +275,6 @@ class Appends:
     max_whole_bytes: int
     part_completed: Callable[[Upload], Awaitable[None]]
     _streams: set[asyncio.Future[None]] = field(default_factory=set, init=False)
-
-    def knows(self, target: Target) -> bool:
-        return self.receiving.remembers(target)
 
     async def find(self, target: Target, offset: int) -> Upload | Complete:
         """The upload that is to go on there, or the file it became: from memory where bytes are missing, for then an append
@@ -501,15 +489,7 @@ class Appends:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._streams.add(ended)
         try:
-            return await AppendedStream(
-                upload,
-                offset,
-                source,
-                appender,
-                limit_bytes=self.deferred_length.limit_bytes(upload),
-                reserve=self.deferred_length.grow,
-                store=self.store,
-            ).take()
+            return await AppendedStream(upload, offset, source, appender, self).take()
         finally:
             self._streams.discard(ended)
             ended.set_result(None)

@@ -32,8 +32,6 @@ _PYTHON_NAMES = {"md5": "md5", "sha-256": "sha256"}
 
 
 class Comparing:
-    """Compares a body, in parts, with the digests that were sent with it."""
-
     def __init__(self, claims: ClaimedDigests) -> None:
         """Raises DigestMismatch for digests that are none."""
         try:
@@ -102,8 +100,6 @@ class Stored:
 
 
 class AlreadyComplete(Exception):
-    """The upload is a file already: that is the answer."""
-
     def __init__(self, complete: Complete) -> None:
         super().__init__()
         self.complete = complete

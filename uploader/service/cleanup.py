@@ -229,7 +229,6 @@ class _Run:
     # Uploads
 
     async def clean_uploads(self, opened_before: datetime) -> None:
-        """Look at the bytes of every upload that was opened before, then remove what that emptied."""
         async for batch in self.storage.list_uploads(opened_before):
             rows = await self.database.read(queries.uploads_by_id, [found.name for found in batch])
             for found in batch:
@@ -290,7 +289,6 @@ class _Run:
                     self.cleaned.stray_bytes += found.disk_bytes
 
     async def _are_few(self) -> bool:
-        """Whether the blobs without a row are no more than what crashes leave."""
         strays = total = 0
         async for batch in stray_blobs(self.database, self.storage, self._now):
             strays += sum(not found.is_draft for found in batch.strays)

@@ -258,7 +258,6 @@ class Concatenations:
         return WholeStatus(ordered=ordered.ordered, metadata=ordered.metadata, size=size, finished=finished)
 
     async def _size_of(self, target: Target, ordered: Concatenation) -> tuple[int | None, bool]:
-        """And whether it is a file."""
         if await self._upload(ordered.id) is None:
             try:
                 return await self._check_parts(target.user_id, ordered.part_ids), False

@@ -81,7 +81,6 @@ class DeltaBase:
         return found
 
     def _cut(self, number: int, piece: bytes, wanted: dict[int, list[_Part]]) -> dict[_Part, bytes]:
-        """What is wanted of a piece that is at hand, and then no more."""
         parts = wanted.pop(number, None)
         if parts is None:
             return {}

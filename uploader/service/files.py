@@ -271,7 +271,7 @@ def _refuse_damaged(file: File | None) -> None:
 
 
 def _names_in(folder: str, files: list[File]) -> dict[str, str]:
-    """By their ids. Raises InvalidRequest."""
+    """Raises InvalidRequest."""
     return {file.id: _moved(file, folder_of(file.name), folder) for file in files}
 
 

@@ -150,7 +150,6 @@ class Installation:
             )
 
     async def _batches(self) -> AsyncIterator[tuple[list[str], bool]]:
-        """Content in the store, and whether the database names any of it."""
         async for listed in self.storage.list_blobs():
             blobs = [found.name for found in listed if not found.is_draft]
             yield blobs, await self._names_any(queries.known_blobs, blobs)

@@ -26,8 +26,6 @@ _CONTENT_TYPE = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is about to come; the digests as they are claimed."""
-
     user_id: str
     name: str
     # None where its length is not known yet.
@@ -95,7 +93,6 @@ class PreCreateHook:
 
 
 def _detail_of(body: bytes) -> str | None:
-    """What a problem says to a person; None if it is none."""
     try:
         problem = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -471,7 +471,6 @@ class Reconciling:
         found.checked["tasks"] = count
 
     async def _look_at_bucket(self, bucket: TaskBucket) -> tuple[list[str], list[str], list[Drift]]:
-        """Its tasks, its strays, and what is wrong with the index at the end."""
         waiting: dict[str, None] = {}
         strays: dict[str, None] = {}
         index: list[Drift] = []

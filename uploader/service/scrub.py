@@ -54,8 +54,6 @@ class RateLimit:
 
 
 class ScrubProgress(msgspec.Struct):
-    """How far the present pass has come, over all its runs."""
-
     after: str = ""
     blobs: int = 0
     bytes: int = 0
@@ -119,7 +117,6 @@ class Scrubbing:
             await self._examine(blob.sha256, pace)
 
     async def _scrub_sample(self, pace: Pace) -> None:
-        """Read back any content, if the last time is long ago."""
         now = self.clock.monotonic()
         if now < self._sample_at:
             return

@@ -43,9 +43,6 @@ class TrashKeeping:
     _: KW_ONLY
     retention_seconds: float
 
-    def __post_init__(self) -> None:
-        self.keeps = self.storage.keeps_trash
-
     async def entries(self) -> list[Found]:
         """All that is there, the oldest first."""
         found = [each async for batch in self.storage.list_trash() for each in batch]

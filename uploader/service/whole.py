@@ -215,8 +215,6 @@ class WholeSource(Protocol):
 
 @dataclass(slots=True)
 class _Group:
-    """Files that are stored together, with the places of their outcomes."""
-
     places: list[int] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     files: list[NewFile] = field(default_factory=list)
@@ -335,10 +333,6 @@ class _Groups:
 class WholeFiles:
     storing: Storing
     concurrency: ConcurrentBodies
-
-    def __post_init__(self) -> None:
-        # Of one file.
-        self.max_bytes = self.storing.max_bytes
 
     async def receive(self, new: NewFile, source: WholeSource, claims: ClaimedDigests) -> Complete:
         """Raises FileTooLarge, QuotaExceeded, NameTaken, StorageFull, TooManyRequests, BodyTimeout,

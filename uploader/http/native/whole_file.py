@@ -91,7 +91,7 @@ class WholeFileHandlers:
         parameters=(_TO, _IF_EXISTS),
     )
     async def post_batch(self, call: Call) -> Response:
-        batch = _Batch(call.user_id, _folder(call), _if_exists(call), self.whole.max_bytes)
+        batch = _Batch(call.user_id, _folder(call), _if_exists(call), self.whole.storing.max_bytes)
         call.claims()
         unpacking = Unpacking(call.intake, source_of(call.request), call.user_id, batch.admit)
         results = Results(call.intake, call.user_id)

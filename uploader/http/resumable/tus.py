@@ -208,7 +208,7 @@ class TusHandlers:
 
     async def patch(self, call: Call) -> Response:
         target, offset = target_of(call), _count(call, "Upload-Offset")
-        if not self.appends.knows(target) and await self.concatenations.is_whole(target):
+        if not self.appends.receiving.remembers(target) and await self.concatenations.is_whole(target):
             raise errors.Forbidden("This upload is made of its parts alone.")
         checksum = checksum_of(call.request)
         length = _count(call, "Upload-Length") if "upload-length" in call.request.headers else None
