@@ -66,7 +66,7 @@ class _Callers:
     """Requests that record chunks, each one after the other, each of its own upload."""
 
     def __init__(self, redis: RedisConnection, number: int) -> None:
-        self._pending = Pending(redis, shards=Shards(1), delays=DELAYS)
+        self._pending = Pending(redis, shards=Shards(1), settings=DELAYS)
         self._uploads = [upload_id(number * _CALLERS + caller) for caller in range(_CALLERS)]
         self._next_chunk = 0
 

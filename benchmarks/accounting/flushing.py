@@ -107,7 +107,7 @@ async def lateness(directory: Path, scale: Scale) -> list[Row]:
     late: list[float] = []
     due_ms = in_an_hour()
     shape = replace(_SHAPE, due_ms=due_ms, due_over_ms=scale.due_over_seconds * 1000)
-    delays = replace(DELAYS, lease_seconds=scale.lease_seconds)
+    delays = replace(DELAYS, claim_lease_seconds=scale.lease_seconds)
     async with worker(directory, scale.due, shape, delays=delays) as it:
         began = time.monotonic()
 
@@ -136,8 +136,10 @@ async def lateness(directory: Path, scale: Scale) -> list[Row]:
         await it.check(scale.due)
     assert len(late) == scale.due
     pending, rate = amount(scale.due), amount(scale.due / scale.due_over_seconds)
-    died = f"a worker died with {len(lost)} claims, the lease is {delays.lease_seconds:g} s"
+    died = f"a worker died with {len(lost)} claims, the lease is {delays.claim_lease_seconds:g} s"
     return [
         at_most(f"lateness of a flush (p99), {pending} pending, {rate} due a second", 1, [percentile(late, 0.99)], "s"),
-        at_most("age of unaccounted bytes beyond max_delay, at most", delays.lease_seconds + 1, [max(late)], "s", died),
+        at_most(
+            "age of unaccounted bytes beyond max_delay, at most", delays.claim_lease_seconds + 1, [max(late)], "s", died
+        ),
     ]

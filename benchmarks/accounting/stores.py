@@ -12,14 +12,14 @@ from pathlib import Path
 from sqlalchemy import text
 
 from tests.support.servers import PRIVATE_DATABASES, PrivateRedis
-from uploader.accounting.pending import Delays
 from uploader.accounting.redis import RedisConnection, connect
 from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.embedded import find_binary, version_of
+from uploader.settings import Settings
 
 # The defaults of the product.
-DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=64 << 20, lease_seconds=30)
+DELAYS = Settings(quiet_interval_seconds=5, max_delay_seconds=60, max_pending_bytes=64 << 20, claim_lease_seconds=30)
 USERS = 100
 _SYSTEM_PATH = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"}
 _INSERTED_AT_ONCE = 20_000

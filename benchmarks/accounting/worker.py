@@ -11,7 +11,7 @@ from benchmarks.accounting.filled import Filled, Shape
 from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, database_server, open_uploads, valkey
 from tests.support.invariants import checked_accounts
 from uploader.accounting.keys import FLUSH_QUEUE, Shards
-from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.pending import Pending
 from uploader.accounting.queue import MAX_CLAIM, Claim, UploadQueue
 from uploader.accounting.redis import RedisConnection
 from uploader.clock import Clock
@@ -19,6 +19,7 @@ from uploader.database.engine import Database
 from uploader.jobs.uploads import Flusher
 from uploader.service.close import Closers
 from uploader.service.flush import Flushing
+from uploader.settings import Settings
 from uploader.storage.local.store import LocalStore
 
 _NEVER = 1 << 40
@@ -34,7 +35,7 @@ class Worker:
     database_pid: int
     pending: Pending
     flushing: Flushing
-    delays: Delays
+    delays: Settings
     recorded: int = 0
 
     @property
@@ -43,7 +44,7 @@ class Worker:
 
     def record_all(self, at_once: int = 500) -> None:
         """Record the next chunk of every upload, `at_once` on their way together; all are due for the flusher."""
-        delays = [0, _NEVER, _NEVER, round(self.delays.lease_seconds * 1000)]
+        delays = [0, _NEVER, _NEVER, round(self.delays.claim_lease_seconds * 1000)]
         commands = [self.uploads.recording(number, "", delays) for number in range(self.uploads.count)]
         self.uploads.send(commands, at_once)
         self.recorded += 1
@@ -72,8 +73,8 @@ class Worker:
 class TimedQueue(UploadQueue):
     """The queue of a shard at a time that the benchmark tells: what is to be seen need not be waited for."""
 
-    def __init__(self, redis: RedisConnection, delays: Delays, now_ms: Callable[[], int]) -> None:
-        super().__init__(redis, Shards(1), 0, FLUSH_QUEUE, lease_seconds=delays.lease_seconds)
+    def __init__(self, redis: RedisConnection, delays: Settings, now_ms: Callable[[], int]) -> None:
+        super().__init__(redis, Shards(1), 0, FLUSH_QUEUE, lease_seconds=delays.claim_lease_seconds)
         self.now_ms = now_ms
 
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
@@ -88,14 +89,14 @@ class TimedQueue(UploadQueue):
 
 @asynccontextmanager
 async def worker(
-    directory: Path, count: int, shape: Shape, *, delays: Delays = DELAYS, database: str = "mariadb"
+    directory: Path, count: int, shape: Shape, *, delays: Settings = DELAYS, database: str = "mariadb"
 ) -> AsyncIterator[Worker]:
     """A worker over `count` open uploads of a hundred users."""
     with valkey(directory / "redis", append_only=True) as server:
         async with connected(server) as redis, database_server(directory / database, database) as (rows, database_pid):
             await open_uploads(rows, count, size=shape.chunk_bytes * shape.chunk_count, chunk_size=shape.chunk_bytes)
             uploads = Filled(server, count, shape)
-            pending = Pending(redis, shards=Shards(1), delays=delays)
+            pending = Pending(redis, shards=Shards(1), settings=delays)
             storage = LocalStore(directory / "data", durable=False)
             clock = Clock()
             flushing = Flushing(rows, pending, Closers(rows, storage, pending, clock), clock)

@@ -14,9 +14,9 @@ from benchmarks.accounting.scale import Scale
 from benchmarks.accounting.stores import DELAYS, status, upload_id
 from benchmarks.accounting.worker import TimedQueue, Worker, worker
 from benchmarks.report import Row, amount, at_most, compared
-from uploader.accounting.pending import Delays
 from uploader.database import transactions
 from uploader.database.transactions import Received
+from uploader.settings import Settings
 
 _CHUNK_BYTES = 5_000_000
 # A file sends a chunk every second, at its own moment of it; between two of these the flusher rests.
@@ -33,7 +33,7 @@ async def writes(directory: Path, scale: Scale) -> list[Row]:
     return [*rows, await _written_through(directory / "through", scale)]
 
 
-async def _flushed(directory: Path, scale: Scale, name: str, delays: Delays) -> list[Row]:
+async def _flushed(directory: Path, scale: Scale, name: str, delays: Settings) -> list[Row]:
     shape = Shape(chunk_count=scale.chunks_a_file, chunk_bytes=_CHUNK_BYTES)
     chunks = scale.files * scale.chunks_a_file
     async with worker(directory, scale.files, shape, delays=delays) as it:
@@ -57,9 +57,9 @@ async def _counted(it: Worker) -> list[float]:
 
 async def _send(it: Worker, scale: Scale) -> None:
     delays = it.delays
-    lease_ms = round(delays.lease_seconds * 1000)
+    lease_ms = round(delays.claim_lease_seconds * 1000)
     times = [
-        round(delays.quiet_seconds * 1000),
+        round(delays.quiet_interval_seconds * 1000),
         round(delays.max_delay_seconds * 1000),
         delays.max_pending_bytes,
         lease_ms,

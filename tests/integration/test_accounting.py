@@ -15,14 +15,17 @@ from tests.support.invariants import Shape, check_pending
 from tests.support.rows import upload_row
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import Shards, shard_of
-from uploader.accounting.pending import TOMBSTONE_SECONDS, Audit, Delays, Outcome, Pending, RecordResult
+from uploader.accounting.pending import TOMBSTONE_SECONDS, Audit, Outcome, Pending, RecordResult
 from uploader.accounting.queue import MAX_CLAIM, Claim, Measured, MinuteBucket, UploadQueue
 from uploader.domain.upload import Tail, Upload, UploadKind, chunk_count, chunk_length
+from uploader.settings import Settings
 
 # The clock of these tests is in seconds from here, the first millisecond of a minute.
 MINUTE = 30_000_000
 QUIET, MAX_DELAY, LEASE = 5, 60, 30
-DELAYS = Delays(quiet_seconds=QUIET, max_delay_seconds=MAX_DELAY, max_pending_bytes=MIB, lease_seconds=LEASE)
+DELAYS = Settings(
+    quiet_interval_seconds=QUIET, max_delay_seconds=MAX_DELAY, max_pending_bytes=MIB, claim_lease_seconds=LEASE
+)
 CHUNK = 64 * KIB
 SHAPE = Shape(size=10 * CHUNK - 1000, chunk_size=CHUNK)
 LAST = 9
@@ -42,7 +45,7 @@ class Ledger:
 
     def __init__(self, url: str, shards: int = 1) -> None:
         self.redis = Redis.from_url(url, protocol=2)
-        self.pending = Pending(self.redis, shards=Shards(shards), delays=DELAYS)
+        self.pending = Pending(self.redis, shards=Shards(shards), settings=DELAYS)
         self.flush = self.pending.flush_queues[0]
         self.merge = self.pending.merge_queues[0]
         self.shapes: dict[str, Shape] = {}
@@ -869,6 +872,6 @@ async def test_reading_tells_what_is_known(opened: Ledger) -> None:
 
 
 async def test_the_era_is_the_same_for_every_process(opened: Ledger) -> None:
-    other = Pending(opened.redis, shards=Shards(1), delays=DELAYS)
+    other = Pending(opened.redis, shards=Shards(1), settings=DELAYS)
     assert (await other.read("u")).era == (await opened.pending.read("u")).era
     assert (await other.record_chunk("u", 0, CHUNK, at(0))).outcome is Outcome.RECORDED

@@ -19,13 +19,14 @@ from tests.support.crowds import many_of_whom_some_give_up
 from tests.support.servers import PrivateRedis
 from tests.support.waiting import eventually
 from uploader.accounting.keys import Shards
-from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.pending import Pending
 from uploader.accounting.redis import Script, connect
 from uploader.errors import Unavailable
+from uploader.settings import Settings
 
 ECHO = "return ARGV[1]"
 WRITE = "return redis.call('SET', KEYS[1], ARGV[1])"
-DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=1 << 30, lease_seconds=30)
+DELAYS = Settings(quiet_interval_seconds=5, max_delay_seconds=60, max_pending_bytes=1 << 30, claim_lease_seconds=30)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ async def test_a_connection_that_the_server_closed_is_replaced_and_nobody_learns
 async def test_without_a_server_calls_fail_soon_and_when_it_is_back_they_work(
     client: Any, server: PrivateRedis
 ) -> None:
-    pending = Pending(client, shards=Shards(1), delays=DELAYS)
+    pending = Pending(client, shards=Shards(1), settings=DELAYS)
     await pending.read("upload")
     server.send_signal(signal.SIGSTOP)
     under_way = [asyncio.create_task(pending.read("upload")) for _ in range(50)]

@@ -20,14 +20,15 @@ from tests.support.servers import (
     free_port,
 )
 from uploader.accounting.keys import Shards
-from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.pending import Pending
 from uploader.accounting.redis import connect
 from uploader.database import migrate
 from uploader.database.engine import Database, is_refusal
 from uploader.errors import Unavailable
+from uploader.settings import Settings
 
 CONTENT = Content(200_000)
-DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=1, lease_seconds=30)
+DELAYS = Settings(quiet_interval_seconds=5, max_delay_seconds=60, max_pending_bytes=1, claim_lease_seconds=30)
 PASSWORD = "opensesame"
 
 
@@ -48,7 +49,7 @@ async def told(url: str) -> str:
     """What whoever runs the server is told."""
     async with aclosing(connect(url)) as redis:
         with pytest.raises(Unavailable) as raised:
-            await Pending(redis, shards=Shards(1), delays=DELAYS).read("upload")
+            await Pending(redis, shards=Shards(1), settings=DELAYS).read("upload")
     assert PASSWORD not in raised.value.reason
     return raised.value.reason
 

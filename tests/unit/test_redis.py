@@ -7,11 +7,12 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from uploader.accounting.keys import Shards
-from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.pending import Pending
 from uploader.accounting.redis import away, connect
 from uploader.errors import Unavailable
+from uploader.settings import Settings
 
-DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=1, lease_seconds=30)
+DELAYS = Settings(quiet_interval_seconds=5, max_delay_seconds=60, max_pending_bytes=1, claim_lease_seconds=30)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ async def test_a_connection_that_is_lost_in_the_middle_of_a_script_is_unavailabl
     redis = connect("redis://127.0.0.1:9/0")
     monkeypatch.setattr(redis, "evalsha", evalsha)
     with pytest.raises(Unavailable):
-        await Pending(redis, shards=Shards(1), delays=DELAYS).read("upload")
+        await Pending(redis, shards=Shards(1), settings=DELAYS).read("upload")
     await redis.aclose()
 
 
@@ -58,7 +59,7 @@ async def test_a_cluster_whose_connections_keep_being_closed_is_unavailable(monk
     monkeypatch.setattr(RedisCluster, "execute_command", execute_command)
     cluster = connect("redis+cluster://127.0.0.1:9")
     with pytest.raises(Unavailable):
-        await Pending(cluster, shards=Shards(1), delays=DELAYS).read("upload")
+        await Pending(cluster, shards=Shards(1), settings=DELAYS).read("upload")
     await cluster.aclose()
 
 

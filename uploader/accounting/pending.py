@@ -81,28 +81,20 @@ class KnownUpload:
     chunks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delays:
-    quiet_seconds: float
-    max_delay_seconds: float
-    max_pending_bytes: int
-    lease_seconds: float
-
-
 @dataclass(eq=False, repr=False)
 class Pending:
     redis: RedisConnection
     _: KW_ONLY
     shards: Shards
-    delays: Delays
+    settings: Settings
 
     def __post_init__(self) -> None:
         self._delays_of_chunk = (
-            *(_ms(self.delays.quiet_seconds), _ms(self.delays.max_delay_seconds)),
-            *(self.delays.max_pending_bytes, _ms(self.delays.lease_seconds)),
+            *(_ms(self.settings.quiet_interval_seconds), _ms(self.settings.max_delay_seconds)),
+            *(self.settings.max_pending_bytes, _ms(self.settings.claim_lease_seconds)),
         )
         self._claimant = secrets.token_hex(8)
-        lease, numbers = self.delays.lease_seconds, range(self.shards.number)
+        lease, numbers = self.settings.claim_lease_seconds, range(self.shards.number)
         self.flush_queues = [UploadQueue(self.redis, self.shards, n, FLUSH_QUEUE, lease_seconds=lease) for n in numbers]
         self.merge_queues = [UploadQueue(self.redis, self.shards, n, MERGE_QUEUE, lease_seconds=lease) for n in numbers]
 
@@ -133,7 +125,7 @@ class Pending:
                 to_bitmap(present),
                 *_shape(upload),
             ),
-            *(upload.flushed_bytes, _ms(self.delays.quiet_seconds), ""),
+            *(upload.flushed_bytes, _ms(self.settings.quiet_interval_seconds), ""),
             *(f"{tail.number} {tail.length}" if tail else "", "1" if upload.is_part else ""),
         ]
         return _result(await _HYDRATE.run(self.redis, self.shards.upload(upload.id), arguments))
@@ -184,7 +176,7 @@ class Pending:
 
     async def lease(self, upload_id: str, now_ms: int | None = None) -> None:
         """Keep the upload's task away from other workers for another lease. Raises Unavailable."""
-        arguments = [time_argument(now_ms), upload_id, _ms(self.delays.lease_seconds)]
+        arguments = [time_argument(now_ms), upload_id, _ms(self.settings.claim_lease_seconds)]
         await _LEASE_UPLOAD.run(self.redis, self.shards.upload(upload_id), arguments)
 
     async def configuration(self, *names: str) -> dict[str, str]:
@@ -201,7 +193,7 @@ class Pending:
     async def claim_sweep(self, shard: int) -> str | None:
         """Claim the sweep of a shard, or renew the claim, within each lease while the sweep goes on; returns the era to
         sweep. None if the shard was swept in this era, or another process sweeps it. Raises Unavailable."""
-        arguments = [_era_token(), self._claimant, _ms(self.delays.lease_seconds)]
+        arguments = [_era_token(), self._claimant, _ms(self.settings.claim_lease_seconds)]
         era: bytes = await _CLAIM_SWEEP.run(self.redis, self.shards.sweep(shard), arguments)
         return era.decode() or None
 

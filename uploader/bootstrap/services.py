@@ -6,7 +6,7 @@ from pathlib import Path
 
 from uploader import embedded
 from uploader.accounting.keys import Shards
-from uploader.accounting.pending import Audit, Challenges, Delays, Pending
+from uploader.accounting.pending import Audit, Challenges, Pending
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.clock import Clock
 from uploader.database.engine import Database
@@ -34,7 +34,7 @@ from uploader.service.open import Admission, Openings
 from uploader.service.precreate import TIMEOUT_SECONDS, PreCreateHook
 from uploader.service.reconcile import Reconciling, Recounting
 from uploader.service.reports import Overview, Queues, Reports
-from uploader.service.scrub import Goals, Scrubbing
+from uploader.service.scrub import Scrubbing
 from uploader.service.status import Uploads
 from uploader.service.trash import TrashKeeping
 from uploader.service.whole import Storing, WholeFiles
@@ -140,13 +140,7 @@ class Services:
         self.trash = trash = TrashKeeping(database, storage, healing, audit_log, clock, retention_seconds=retention)
         self.redis = redis = create_redis(settings)
         shards = Shards(settings.shards)
-        delays = Delays(
-            quiet_seconds=settings.quiet_interval_seconds,
-            max_delay_seconds=settings.max_delay_seconds,
-            max_pending_bytes=settings.max_pending_bytes,
-            lease_seconds=settings.claim_lease_seconds,
-        )
-        self.pending = pending = Pending(redis, shards=shards, delays=delays)
+        self.pending = pending = Pending(redis, shards=shards, settings=settings)
         self.installation = installation = Installation(database, storage, RedisMark(redis), clock)
         self.closers = closers = Closers(database, storage, pending, clock)
         self.merging = merging = Merging(settings, database, storage, pending, closers, clock)
@@ -179,9 +173,7 @@ class Services:
         )
         self.files = files = Files(database, storage, healing, clock)
         self.recounting = recounting = Recounting(database, clock)
-        samples = settings.scrub == "sample" if settings.scrub is not None else settings.storage is not None
-        goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds, samples=samples)
-        self.scrubbing = scrubbing = Scrubbing(database, healing, clock, goals)
+        self.scrubbing = scrubbing = Scrubbing(settings, database, healing, clock)
         integrity = Integrity(database, scrubbing)
         aside = partial(list_aside, settings)
         self.watching = watching = Watching(tuple(events.sinks), database, clock)

@@ -144,7 +144,8 @@ class Scrubber:
     def __init__(self, scrubbing: Scrubbing, *, rate_bytes_per_second: int) -> None:
         self._scrubbing = scrubbing
         self._pace = RateLimit(rate_bytes_per_second)
-        self._interval_seconds = min(_SCRUB_INTERVAL_SECONDS, scrubbing.goals.first_seconds / _LOOKS_WITHIN_GOAL)
+        first_seconds = scrubbing.settings.scrub_first_seconds
+        self._interval_seconds = min(_SCRUB_INTERVAL_SECONDS, first_seconds / _LOOKS_WITHIN_GOAL)
 
     async def run_once(self) -> float:
         try:

@@ -21,6 +21,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
 from uploader.service.heal import Damage, Healing
 from uploader.service.ids import greatest, new_id
+from uploader.settings import Settings
 from uploader.storage.base import Pace
 
 logger = logging.getLogger(__name__)
@@ -61,16 +62,6 @@ class ScrubProgress(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Goals:
-    """Within what time each content is to be read back, in seconds: for the first time, and again and again."""
-
-    first_seconds: float
-    every_seconds: float
-    # Nothing of that: one content is read back now and then, whichever it is.
-    samples: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Age:
     """For how many seconds the content that waits longest was not read back."""
 
@@ -80,13 +71,16 @@ class Age:
 
 @dataclass(eq=False, repr=False)
 class Scrubbing:
+    settings: Settings
     database: Database
     healing: Healing
     clock: Clock
-    goals: Goals
     _sample_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
+        scrub = self.settings.scrub or ("all" if self.settings.storage is None else "sample")
+        # One content is read back now and then, whichever it is, instead of all within the times of the settings.
+        self._samples = scrub == "sample"
         self._worker = new_id()
         self.progress = ScrubProgress()
 
@@ -96,12 +90,12 @@ class Scrubbing:
         if not await self._lease():
             return False
         await self._reread(pace)
-        if self.goals.samples:
+        if self._samples:
             await self._scrub_sample(pace)
             return False
         now = self.clock.now()
-        placed_before = now - timedelta(seconds=_DUE * self.goals.first_seconds)
-        scrubbed_before = now - timedelta(seconds=_DUE * self.goals.every_seconds)
+        placed_before = now - timedelta(seconds=_DUE * self.settings.scrub_first_seconds)
+        scrubbed_before = now - timedelta(seconds=_DUE * self.settings.scrub_every_seconds)
         ask = partial(queries.blobs_to_scrub, placed_before=placed_before, scrubbed_before=scrubbed_before)
         due = await self.database.read(partial(ask, limit=_BATCH))
         for blob in due:
@@ -146,7 +140,9 @@ class Scrubbing:
         """Raises Unavailable."""
         placed_at, scrubbed_at = await self.database.read(queries.unscrubbed_since)
         first, again = self._seconds_since(placed_at), self._seconds_since(scrubbed_at)
-        within = self.goals.samples or (first <= self.goals.first_seconds and again <= self.goals.every_seconds)
+        within = self._samples or (
+            first <= self.settings.scrub_first_seconds and again <= self.settings.scrub_every_seconds
+        )
         return Age(max(first, again), within)
 
     def _seconds_since(self, moment: datetime | None) -> float:
