@@ -170,7 +170,7 @@ def _create_runner(services: Services, events: Mapping[str, asyncio.Event]) -> R
         Reconciler(services.reconciling).as_job(),
         Job("snapshot", Snapshot(services.overview, clock).run_once),
     ]
-    bells = {wake_channel(name): bell for name, bell in services.bells.of_sink.items()}
+    bells = {wake_channel(name): bell for name, bell in services.bells.items()}
     return Runner(jobs, {**events, **bells})
 
 

@@ -99,17 +99,6 @@ def create_precreate_hook(settings: configuration.EventSettings, clock: Clock) -
     return PreCreateHook(post, allows_on_failure=asked.allows_on_failure, timeout_seconds=TIMEOUT_SECONDS)
 
 
-class Bells:
-    """An event for each sink, which ends the sleep of its relay in this process."""
-
-    def __init__(self, settings: configuration.EventSettings) -> None:
-        self.of_sink = {name: asyncio.Event() for name in settings.sinks}
-
-    def ring(self) -> None:
-        for bell in self.of_sink.values():
-            bell.set()
-
-
 def create_sink(sink: configuration.SinkSettings, redis: RedisConnection, clock: Clock) -> EventSink:
     match sink:
         case configuration.WebhookSettings():
@@ -126,12 +115,13 @@ class Services:
         """Connects to nothing yet. Raises ConfigurationError for the file of UPLOADER_EVENTS."""
         self.clock = clock = clock or Clock()
         events = configuration.load_events(settings.events)
-        self.bells = bells = Bells(events)
+        # Of each sink: it ends the sleep of its relay in this process.
+        self.bells = {name: asyncio.Event() for name in events.sinks}
         self.database = database = Database(
             database_url(settings),
             connections=settings.database_connections,
             timeout_seconds=settings.database_timeout_seconds,
-            outbox=Outbox(events.sinks_of, new_id, clock.now, bells.ring) if events.sinks else None,
+            outbox=Outbox(events.sinks_of, new_id, clock.now, self._ring) if events.sinks else None,
         )
         self.storage = storage = create_storage(settings, database, clock)
         self.audit_log = audit_log = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
@@ -217,6 +207,10 @@ class Services:
         self.backups = Backups(database, storage, installation, audit_log, settings.data, clock)
         self.restoring = Restoring(database, storage, pending, RedisMark(redis), settings.data)
         self.audit_log_reports = AuditLogReports(database)
+
+    def _ring(self) -> None:
+        for bell in self.bells.values():
+            bell.set()
 
     async def close(self) -> None:
         await self.appends.close()

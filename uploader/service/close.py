@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 from uploader.accounting.pending import Outcome, Pending, RecordResult
@@ -18,7 +18,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import meta, queries, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import LengthTold, NotOpen
-from uploader.domain.audit_log import Act, Action, Via
+from uploader.domain.audit_log import Action, Via
 from uploader.domain.upload import (
     REDIS_WORDS,
     STATE_OF_REASON,
@@ -36,14 +36,6 @@ from uploader.tasks import OnePerKey, uninterrupted
 from uploader.wait_budget import in_passing
 
 _ACTIONS = {Reason.EXPIRED: Action.UPLOAD_EXPIRED, Reason.CANCELLED: Action.UPLOAD_CANCELLED}
-
-
-def act_of_ending(upload: Upload, reason: Reason, now: datetime) -> Act | None:
-    """The act of each expiry, and of a cancellation by a command; what users end themselves, or what fails, is none."""
-    action, by = _ACTIONS.get(reason), actor()
-    if action is None or (reason is Reason.CANCELLED and by.via is Via.REQUEST):
-        return None
-    return act(action, now, subject=upload.id, user_id=upload.user_id, by=by)
 
 
 logger = logging.getLogger(__name__)
@@ -93,8 +85,10 @@ class Closers:
 
     async def _commit_close(self, upload: Upload, reason: Reason, closer: Closer | None) -> None:
         await self.announce(upload)
-        now = self.clock.now()
-        told = act_of_ending(upload, reason, now)
+        now, action, told = self.clock.now(), _ACTIONS.get(reason), None
+        # What users cancel themselves, or what fails, is no act.
+        if action is not None and not (reason is Reason.CANCELLED and actor().via is Via.REQUEST):
+            told = act(action, now, subject=upload.id, user_id=upload.user_id)
         await self.database.transact(transactions.close_upload, upload.id, reason, now, told)
         crash_point("close.after_commit")
         logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -34,26 +34,27 @@ def most_compared(size: int, chunk_bytes: int) -> int:
     return _MOST_TIMES * (chunk_bytes + cuts_for(size).max)
 
 
+@dataclass(eq=False, repr=False)
 class DeltaBase:
     """A file, open to be copied from, for one chunk; its bytes stay readable when it is deleted meanwhile. Rotten
     pieces are told of before they are copied: each that is met is compared, once."""
 
-    def __init__(
-        self, content: OpenBlob, size: int, pieces: Pieces, most: int, examine: Callable[[], Awaitable[None]]
-    ) -> None:
-        self.content = content
-        self.size = size
-        # What to do once it was unusable: look why.
-        self.examine = examine
-        self._pieces = pieces
-        self._most = self._left = most
-        self._compared: set[int] = set()
+    # `most`: how many bytes may be compared. `examine`: looks why it was unusable.
+    content: OpenBlob
+    size: int
+    pieces: Pieces
+    most: int
+    examine: Callable[[], Awaitable[None]]
+    _compared: set[int] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._left = self.most
         # The piece that was met last: who copies a run goes on in it.
         self._kept, self._piece = -1, b""
 
     async def read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         """Read ranges (offset, length) that fit into memory. Raises InvalidDelta, BaseUnusable, StorageAway."""
-        split = [self._pieces.split(*extent) for extent in ranges]
+        split = [self.pieces.split(*extent) for extent in ranges]
         try:
             found = await self._find(dict.fromkeys(chain.from_iterable(split)))
         except errors.StorageAway:
@@ -84,16 +85,16 @@ class DeltaBase:
         parts = wanted.pop(number, None)
         if parts is None:
             return {}
-        start, _ = self._pieces.extent(number)
+        start, _ = self.pieces.extent(number)
         return {part: piece[part[1] - start : part[1] - start + part[2]] for part in parts}
 
     def _to_compare(self, numbers: Iterable[int]) -> list[int]:
         """Those of some pieces that were not compared yet, in order. Raises InvalidDelta if they are too much."""
         new = sorted(number for number in numbers if number not in self._compared)
-        self._left -= sum(self._pieces.extent(number)[1] for number in new)
+        self._left -= sum(self.pieces.extent(number)[1] for number in new)
         if self._left < 0:
             raise errors.InvalidDelta(
-                f"The instructions copy from so many places that more than {self._most} bytes of the base would have to be "
+                f"The instructions copy from so many places that more than {self.most} bytes of the base would have to be "
                 f"looked at: {_MOST_TIMES} times the chunk, and {_MOST_TIMES} of the largest pieces."
             )
         return new
@@ -103,7 +104,7 @@ class DeltaBase:
         length = 0
         for number in numbers:
             batch.append(number)
-            length += self._pieces.extent(number)[1]
+            length += self.pieces.extent(number)[1]
             if length >= _BATCH_BYTES:
                 yield batch
                 batch, length = [], 0
@@ -111,8 +112,8 @@ class DeltaBase:
             yield batch
 
     async def _compare(self, numbers: list[int]) -> list[bytes]:
-        pieces = await self.content.read_all([self._pieces.extent(number) for number in numbers])
-        if not await asyncio.to_thread(self._pieces.fit, numbers, pieces):
+        pieces = await self.content.read_all([self.pieces.extent(number) for number in numbers])
+        if not await asyncio.to_thread(self.pieces.fit, numbers, pieces):
             raise errors.BaseUnusable()
         self._compared.update(numbers)
         return pieces

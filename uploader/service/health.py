@@ -66,6 +66,8 @@ class Integrity:
         return "; ".join(warnings) or None
 
 
+Warn = Callable[[], Awaitable[str | None]]
+
 _PATIENCE_SECONDS = 5.0
 # How long what the servers say of their settings is believed: load balancers ask all day.
 _FRESH_SECONDS = 60.0
@@ -97,9 +99,7 @@ class Health:
     _asking: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock), init=False)
     _storage_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _storage_failure: UploaderError | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self._storage_checked_at = float("-inf")
+    _storage_checked_at: float = field(default=-math.inf, init=False)
 
     async def check(self) -> dict[str, Finding]:
         """For each part, how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
@@ -113,7 +113,7 @@ class Health:
         events = await self._warned("events", self.watching.warning) if database.ok else Finding(True)
         return found | ({"events": events} if self.watching.names or events.reason else {})
 
-    async def _warned(self, name: str, warn: Callable[[], Awaitable[str | None]]) -> Finding:
+    async def _warned(self, name: str, warn: Warn) -> Finding:
         """Damaged content, or an event that nobody takes, is no reason to send requests elsewhere; nor is that nobody can
         tell now: then nobody is asked for a while, because what takes too long would only be begun again and again."""
         try:
@@ -123,9 +123,7 @@ class Health:
             self._warnings[name] = (time.monotonic(), None)
             return Finding(True)
 
-    async def _find(
-        self, name: str, check: Callable[[], Awaitable[None]], warn: Callable[[], Awaitable[str | None]]
-    ) -> Finding:
+    async def _find(self, name: str, check: Callable[[], Awaitable[None]], warn: Warn) -> Finding:
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 await check()
@@ -135,7 +133,7 @@ class Health:
         except TimeoutError:
             return Finding(False, f"It did not answer within {_PATIENCE_SECONDS:.0f} s.")
 
-    async def _warning(self, name: str, warn: Callable[[], Awaitable[str | None]]) -> str | None:
+    async def _warning(self, name: str, warn: Warn) -> str | None:
         async with self._asking[name]:
             asked_at, warning = self._warnings.get(name, (float("-inf"), None))
             if time.monotonic() - asked_at >= _FRESH_SECONDS:

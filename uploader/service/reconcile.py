@@ -206,7 +206,10 @@ class Recounting:
 
     def _add(self, found: Findings, user: RecountedUser) -> None:
         found.add(_drifts_of_user(*user), partial(self._repair_user, user.user_id))
-        found.notes += _notes_of_user(user.stored)
+        stored = user.stored
+        # A user may hold more than the total space, where an administrator lowered it.
+        if stored is not None and (held := stored.use_space_finished + stored.reserved) > stored.total_space:
+            found.notes.append(Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held))
 
     async def _repair_user(self, user_id: str) -> bool:
         told = act(Action.USER_REPAIRED, self.clock.now(), subject=user_id, user_id=user_id)
@@ -238,14 +241,6 @@ def _drifts_of_user(user_id: str, stored: Usage | None, counted: Sums) -> list[D
     if stored is not None and not drifts and stored.use_space_unfinished > stored.reserved:
         drifts.append(Drift(Kind.OVER_RESERVED, user_id, stored.reserved, stored.use_space_unfinished))
     return drifts
-
-
-def _notes_of_user(stored: Usage | None) -> list[Drift]:
-    """A user may hold more than the total space, where an administrator lowered it."""
-    if stored is None or stored.use_space_finished + stored.reserved <= stored.total_space:
-        return []
-    held = stored.use_space_finished + stored.reserved
-    return [Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held)]
 
 
 _BATCH = 200
