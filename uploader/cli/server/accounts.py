@@ -28,7 +28,6 @@ def token_create(user: str, admin: bool, metrics: bool, total_space: int | None)
 
     A second call adds a token and keeps the quota. Only the token's SHA-256 is stored: it can't be shown again.
     """
-
     if admin and metrics:
         raise click.UsageError("--admin and --metrics: one of them")
 

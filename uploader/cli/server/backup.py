@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,11 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
 class _Progress:
-    """How far it has come, on standard error: on a terminal one line that changes, elsewhere a line now and then."""
+    """Tells how far it has come, on standard error: on a terminal one line that changes, elsewhere a line now and then."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
-        self._told_at = time.monotonic() if not self._on_terminal else 0.0
+        self._told_at = 0.0 if self._on_terminal else time.monotonic()
 
     def tell(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
@@ -37,7 +37,7 @@ class _Progress:
         line = f"{what}: {percent(done, total)}{figures}"
         click.echo(f"\r\x1b[K{line}" if self._on_terminal else line, err=True, nl=not self._on_terminal)
 
-    def end(self) -> None:
+    def close(self) -> None:
         if self._on_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
 
@@ -62,24 +62,19 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
     progress = _Progress()
 
     async def run(services: "Services") -> "BackedUp":
-        await services.storage.prepare()
-        try:
+        with closing(progress):
             return await services.backups.back_up(directory, progress.tell, rereads=reread, keeps=keep)
-        finally:
-            services.storage.stop()
-            progress.end()
 
     with _told():
-        made = with_services(load_settings(), run)
+        made = with_services(load_settings(), run, stores=True)
     copied, doubt = made.copied, made.dumped.doubt
     _tell_lacking(copied)
     if doubt is not None:
         click.echo(f"the database is damaged, and so is its dump: {doubt}")
     click.echo(f"backup {made.stamp}: {copied.blobs} blobs, {exact_bytes(copied.bytes)}")
     if made.bucket is None:
-        click.echo(
-            f"new: {copied.new_blobs} blobs, {exact_bytes(copied.new_bytes)}; of these linked: {copied.linked_blobs}"
-        )
+        new = f"{copied.new_blobs} blobs, {exact_bytes(copied.new_bytes)}"
+        click.echo(f"new: {new}; of these linked: {copied.linked_blobs}")
     else:
         click.echo(f"the blobs stay where they are, in the {made.bucket}; the backup has the database")
     if keep is not None:
@@ -111,19 +106,19 @@ def restore(directory: Path, stamp: str | None) -> None:
         from uploader import bootstrap
 
         services = bootstrap.Services(settings)
-        try:
-            plan = await services.restoring.look(directory, stamp)
-            with embedded_redis(settings) as wait_for_redis:
-                wait_for_redis()
-                copied = await services.restoring.restore(plan, progress.tell)
-            await services.storage.prepare()
-            details = {"backup": plan.stamp, "directory": str(plan.directory), "lacking": len(copied.lacking)}
-            await services.audit_log.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
-            return plan.stamp, copied, await services.cleanup.count_lost()
-        finally:
-            services.storage.stop()
-            await services.close()
-            progress.end()
+        with closing(progress):
+            try:
+                plan = await services.restoring.look(directory, stamp)
+                with embedded_redis(settings) as wait_for_redis:
+                    wait_for_redis()
+                    copied = await services.restoring.restore(plan, progress.tell)
+                await services.storage.prepare()
+                details = {"backup": plan.stamp, "directory": str(plan.directory), "lacking": len(copied.lacking)}
+                await services.audit_log.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
+                return plan.stamp, copied, await services.cleanup.count_lost()
+            finally:
+                services.storage.stop()
+                await services.close()
 
     with _told():
         restored, copied, lost = run_to_end(run())
@@ -142,7 +137,7 @@ def _tell_lacking(copied: "Copied") -> None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """What stands in the way, in one line."""
+    """Say what stands in the way, in one line."""
     from uploader.storage.backups import BackupRefused
 
     try:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from uploader.service.events import Delivery, Message
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
-
-
 _SINCE = click.option("--since", type=WHEN, help="Only those since a time, or of so long ago, such as 2h.")
 
 
@@ -37,10 +35,8 @@ def list_(since: datetime | None, dead: bool, limit: int, as_json: bool) -> None
         if as_json:
             click.echo(json.dumps(_facts(message, told)))
             continue
-        states = ", ".join(f"{each.sink} {_state(each)}" for each in told)
-        click.echo(
-            f"{message.created_at:%Y-%m-%d %H:%M:%S}  {message.id}  {message.type:<17}  {message.subject}  {states}"
-        )
+        words = f"{message.created_at:%Y-%m-%d %H:%M:%S}  {message.id}  {message.type:<17}  {message.subject}"
+        click.echo(f"{words}  {', '.join(f'{each.sink} {_state(each)}' for each in told)}")
 
 
 @events.command()

@@ -11,7 +11,6 @@ import click
 
 from uploader.cli.server.services import (
     EXIT_FAILED,
-    embedded_redis,
     load_settings,
     make_data_directory,
     run_to_end,
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from uploader.bootstrap import Services
     from uploader.service.cleanup import Reset
     from uploader.service.heal import Damage
-    from uploader.service.installation import Belonging
     from uploader.service.scrub import ScrubProgress
-    from uploader.service.trash import Purged
-    from uploader.storage.base import Found
 
 _LOST = " (open, and its chunks are lost, as after a restore, which brings back none)"
 _CLOSE_LOST = (
@@ -74,15 +70,9 @@ def redis_reset(yes: bool) -> None:
     if not yes:
         fail("this deletes all keys of the installation in Redis; say --yes", EXIT_USAGE)
     settings = load_settings()
+    from uploader import bootstrap
 
-    async def run(services: "Services") -> int:
-        from uploader import bootstrap
-
-        wait_for_redis()
-        return await bootstrap.reset_redis(services)
-
-    with embedded_redis(settings) as wait_for_redis:
-        click.echo(f"{with_services(settings, run)} keys deleted")
+    click.echo(f"{with_services(settings, bootstrap.reset_redis, redis=True)} keys deleted")
 
 
 @click.command()
@@ -182,14 +172,7 @@ def installation() -> None:
 
     Those of one installation have the same, since its first `serve` or `work`.
     """
-    settings = load_settings()
-
-    async def run(services: "Services") -> None:
-        wait_for_redis()
-        _print(services.installation.store_name, await services.installation.belonging())
-
-    with embedded_redis(settings) as wait_for_redis:
-        with_services(settings, run, compares=False)
+    with_services(load_settings(), _print_ids, redis=True, compares=False)
 
 
 @click.command()
@@ -202,21 +185,19 @@ def adopt(yes: bool) -> None:
     For a database that was made anew, or a store that was put together by hand. What has no row in this database is
     its content no more: it is kept, and `uploader cleanup --yes` would remove it. Stop all servers and workers first.
     """
-    settings = load_settings()
 
     async def run(services: "Services") -> str | None:
-        wait_for_redis()
-        _print(services.installation.store_name, await services.installation.belonging())
+        await _print_ids(services)
         return await services.installation.adopt() if yes else None
 
-    with embedded_redis(settings) as wait_for_redis:
-        adopted = with_services(settings, run, compares=False, adopts=yes)
+    adopted = with_services(load_settings(), run, redis=True, compares=False, adopts=yes)
     if adopted is None:
         fail("nothing was changed; if these are meant to belong together, say --yes", EXIT_USAGE)
     click.echo(f"all are of installation {adopted} now")
 
 
-def _print(store: str, said: "Belonging") -> None:
+async def _print_ids(services: "Services") -> None:
+    store, said = services.installation.store_name, await services.installation.belonging()
     for name, installation in ((store, said.disk), ("database", said.database), ("Redis", said.redis)):
         click.echo(f"{name}: {installation or 'of none'}")
 
@@ -239,22 +220,18 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
     from uploader.service.scrub import RateLimit
 
     async def run(services: "Services") -> "ScrubProgress":
-        await services.storage.prepare()
-        try:
-            async for damage in services.scrubbing.scrub(RateLimit(rate), restart=restart):
-                click.echo(_as_json(damage) if as_json else _as_text(damage))
-                sys.stdout.flush()
-        finally:
-            services.storage.stop()
+        async for damage in services.scrubbing.scrub(RateLimit(rate), restart=restart):
+            click.echo(_as_json(damage) if as_json else _as_text(damage))
+            sys.stdout.flush()
         return services.scrubbing.progress
 
-    progress = with_services(load_settings(), run)
-    checked, found = {"blobs": progress.blobs, "bytes": progress.bytes}, progress.damaged
+    done = with_services(load_settings(), run, stores=True)
     if as_json:
-        click.echo(json.dumps({"event": "summary", "checked": checked, "damaged": found}))
+        checked = {"blobs": done.blobs, "bytes": done.bytes}
+        click.echo(json.dumps({"event": "summary", "checked": checked, "damaged": done.damaged}))
     else:
-        click.echo(f"{found} damaged; checked {checked['blobs']} blobs, {checked['bytes']} bytes")
-    sys.exit(EXIT_FAILED if found else EXIT_OK)
+        click.echo(f"{done.damaged} damaged; checked {done.blobs} blobs, {done.bytes} bytes")
+    sys.exit(EXIT_FAILED if done.damaged else EXIT_OK)
 
 
 def _as_json(damage: "Damage") -> str:
@@ -282,12 +259,7 @@ def trash() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def list_(as_json: bool) -> None:
     """Print what is there, the oldest first: since when, its bytes on disk, and the SHA-256 or the id of the upload."""
-
-    async def run(services: "Services") -> "list[Found]":
-        await services.storage.prepare()
-        return await services.trash.entries()
-
-    for found in with_services(load_settings(), run):
+    for found in with_services(load_settings(), lambda services: services.trash.entries(), stores=True):
         since = datetime.fromtimestamp(found.changed_at, UTC)
         kind = "blob" if found.is_blob else "upload"
         if as_json:
@@ -304,12 +276,7 @@ def restore(name: str) -> None:
 
     The bytes of a content are compared with its SHA-256 first.
     """
-
-    async def run(services: "Services") -> bool:
-        await services.storage.prepare()
-        return await services.trash.restore(name)
-
-    if not with_services(load_settings(), run):
+    if not with_services(load_settings(), lambda services: services.trash.restore(name), stores=True):
         fail(f"nothing is restored: no row needs {name}, or the trash has no good copy of it", EXIT_FAILED)
     click.echo(f"restored: {name}")
 
@@ -320,11 +287,6 @@ def empty(yes: bool) -> None:
     """Remove for good all that is there and that no row needs."""
     if not yes:
         fail("this removes for good what was deleted; say --yes", EXIT_USAGE)
-
-    async def run(services: "Services") -> "Purged":
-        await services.storage.prepare()
-        return await services.trash.empty()
-
-    purged = with_services(load_settings(), run)
+    purged = with_services(load_settings(), lambda services: services.trash.empty(), stores=True)
     click.echo(f"removed for good: {purged.entries}")
     click.echo(f"disk given back: {exact_bytes(purged.disk_bytes)}")

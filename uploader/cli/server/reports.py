@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from uploader.bootstrap import Services
     from uploader.service.reports import Report
 
-# As in a page of the API.
-_MAX_ROWS = 1000
+_MAX_ROWS = 1000  # as in a page of the API
 
 
 @click.command()
@@ -37,17 +36,18 @@ def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
         raise click.UsageError("--csv and --json: one of them")
 
     async def run(services: "Services") -> "Report":
-        await services.storage.prepare()
-        try:
-            return await _ask(services, top, idle)
-        finally:
-            services.storage.stop()
+        from uploader.service.reports import Idle, OpenUploadList, Order, Report
 
-    asked = with_services(load_settings(), run)
+        summary = await services.overview.summary()
+        by_size = Order(sort="use_space_finished", descending=True)
+        users, _ = await services.reports.usage(by_size, limit=top, after=None, containing=None)
+        oldest_first, idle_for = Order(sort="updated_at", descending=False), Idle(seconds=idle)
+        uploads, cursor, total = await services.reports.uploads(oldest_first, idle_for, limit=top, after=None)
+        return Report(summary, users, idle, OpenUploadList(uploads, cursor, total, summary.as_of))
+
+    asked = with_services(load_settings(), run, stores=True)
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.encode(asked))
+        click.echo(_json(asked))
     elif as_csv:
         from uploader.cli.server.tables import figures
         from uploader.service.reports import csv_lines
@@ -57,22 +57,6 @@ def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
         from uploader.cli.server.tables import print_report
 
         print_report(asked)
-
-
-async def _ask(services: "Services", top: int, idle_seconds: float) -> "Report":
-    from uploader.service.reports import Idle, OpenUploadList, Order, Report
-
-    summary = await services.overview.summary()
-    by_size = Order(sort="use_space_finished", descending=True)
-    users, _ = await services.reports.usage(by_size, limit=top, after=None, containing=None)
-    oldest_first, idle = Order(sort="updated_at", descending=False), Idle(seconds=idle_seconds)
-    uploads, cursor, total = await services.reports.uploads(oldest_first, idle, limit=top, after=None)
-    return Report(
-        summary=summary,
-        users=users,
-        idle_seconds=idle_seconds,
-        idle=OpenUploadList(uploads, cursor, total, summary.as_of),
-    )
 
 
 @click.command()
@@ -88,9 +72,7 @@ def queue(user_id: str | None, upload_id: str | None, as_json: bool) -> None:
         load_settings(), lambda services: services.queues.report(user_id=user_id, upload_id=upload_id)
     )
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.encode(asked))
+        click.echo(_json(asked))
     else:
         from uploader.cli.server.tables import print_queue
 
@@ -124,9 +106,8 @@ def audit(
         columns = tuple(Act.__dataclass_fields__)
         if as_csv:
             sys.stdout.write(csv_lines([columns]))
-        async for batch in services.audit_log_reports.all(
-            Wanted(since=since, until=until, user_id=user_id, action=action)
-        ):
+        wanted = Wanted(since=since, until=until, user_id=user_id, action=action)
+        async for batch in services.audit_log_reports.all(wanted):
             if as_csv:
                 sys.stdout.write(csv_lines([getattr(act, column) for column in columns] for act in batch))
                 continue
@@ -136,14 +117,13 @@ def audit(
     with_services(load_settings(), run)
 
 
-def _json(act: Act) -> str:
+def _json(told: object) -> str:
     import msgspec
 
-    return msgspec.json.encode(act).decode()
+    return msgspec.json.encode(told).decode()
 
 
 def _line(act: Act) -> str:
-    """When, what, to what, whose that is, by whom, from where, and the rest."""
     words = [f"{act.created_at:%Y-%m-%d %H:%M:%S}", f"{act.action:<21}", act.subject]
     if act.user_id not in (None, act.subject):
         words.append(f"of {act.user_id}")

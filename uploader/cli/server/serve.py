@@ -59,13 +59,10 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
     bootstrap.warn_of_settings(settings)
     try:
         bootstrap.check_settings(settings)
-    except ConfigurationError as error:
-        fail(error.detail, EXIT_CONFIGURATION)
-    # Here it only leads out of this function: uvicorn ends in its own order, then raises it again.
-    signal.signal(signal.SIGTERM, _leave)
-    token = run_to_end(bootstrap.prepare_installation(settings))
-    listener = _listen(settings)
-    try:
+        # Here it only leads out of this function: uvicorn ends in its own order, then raises it again.
+        signal.signal(signal.SIGTERM, _leave)
+        token = run_to_end(bootstrap.prepare_installation(settings))
+        listener = _listen(settings)
         wait_for_redis()
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
@@ -92,18 +89,16 @@ def _leave(_number: int, _frame: object) -> NoReturn:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    import socket
-
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
         listener.set_inheritable(True)
+        return listener
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         fail(f"can't listen on {where}: {error.strerror}; --host and --port choose another address", EXIT_CONFIGURATION)
-    return listener
 
 
 @click.command()
@@ -152,10 +147,6 @@ def _lines(settings: Settings, url: str, token: str | None) -> Iterator[str]:
         yield f"  Web page:           {url}/"
         yield f"  Administration:     {url}/admin/"
     yield f"  API documentation:  {url}/docs"
-    yield from _how_to_call(settings, url, token)
-
-
-def _how_to_call(settings: Settings, url: str, token: str | None) -> Iterator[str]:
     if settings.auth == "none":
         yield f"  Try:                curl {url}/me/usage"
     elif settings.auth == "jwt":
@@ -175,7 +166,12 @@ def _how_to_call(settings: Settings, url: str, token: str | None) -> Iterator[st
 def _wait_until_live(scheme: str, host: str, port: int) -> None:
     while True:
         try:
-            connection = _connection(scheme, host, port)
+            connection = http.client.HTTPConnection(host, port, timeout=1)
+            if scheme == "https":
+                context = ssl.create_default_context()
+                # It is this very process that is asked, by an address that its certificate need not name.
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                connection = http.client.HTTPSConnection(host, port, timeout=1, context=context)
             connection.request("GET", "/livez")
             if connection.getresponse().status == 200:
                 return
@@ -183,22 +179,12 @@ def _wait_until_live(scheme: str, host: str, port: int) -> None:
             time.sleep(0.02)
 
 
-def _connection(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
-    if scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=1)
-    context = ssl.create_default_context()
-    # It is this very process that is asked, by an address that its certificate need not name.
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=1, context=context)
-
-
 def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _names_elsewhere(host: str) -> list[str]:
-    """What other machines may call this one, where it listens on all its addresses: its name, if that leads to one of them,
-    and the addresses."""
+    """Where it listens on all its addresses, the name of this machine, if that leads to one of them, and the addresses."""
     families = {"0.0.0.0": [socket.AF_INET], "::": [socket.AF_INET6, socket.AF_INET]}.get(host, [])  # noqa: S104
     addresses = [address for family in families for address in outward_address(family)]
     name = socket.gethostname()

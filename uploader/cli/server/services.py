@@ -6,8 +6,8 @@ Imports are inside the functions, so that `--help` and the start of the server a
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from uploader.cli.terminal import EXIT_CONFIGURATION, fail
@@ -26,26 +26,20 @@ EXIT_FAILED = 1
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Read the settings in force. What can't be read ends the command, and so does a system that the server can't run on."""
+    """Read the settings in force; end the command where they can't be read, or the server can't run on this system."""
     if sys.platform != "linux":  # files without a name, locks of open files and more are Linux's alone
-        fail(
-            "the server needs Linux; `put`, `get`, `sync` and the other commands of a client run here, too",
-            EXIT_CONFIGURATION,
-        )
+        here = "`put`, `get`, `sync` and the other commands of a client run here, too"
+        fail(f"the server needs Linux; {here}", EXIT_CONFIGURATION)
     try:
         return Settings.load(**overrides)
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
 
 
-def run_to_end(work: Awaitable[T]) -> T:
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end; errors with a name end the command with one line each."""
-
-    async def run() -> T:
-        return await work
-
     try:
-        return asyncio.run(run())
+        return asyncio.run(work)
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
     except UploaderError as error:
@@ -53,11 +47,18 @@ def run_to_end(work: Awaitable[T]) -> T:
 
 
 def with_services(
-    settings: Settings, work: "Callable[[Services], Awaitable[T]]", *, compares: bool = True, adopts: bool = False
+    settings: Settings,
+    work: "Callable[[Services], Awaitable[T]]",
+    *,
+    stores: bool = False,
+    redis: bool = False,
+    compares: bool = True,
+    adopts: bool = False,
 ) -> T:
     """Run a short command on the database, which it migrates if it is the embedded one.
 
-    `compares`: store and database have to belong together. `adopts`: as `prepare_database` has it.
+    `stores`, `redis`: it needs the store prepared, or Redis started. `compares`: store and database have to belong together.
+    `adopts`: as `prepare_database` has it.
     """
     from uploader import bootstrap
 
@@ -67,12 +68,17 @@ def with_services(
         try:
             if compares:
                 await services.installation.compare()
+            wait_for_redis()
+            if stores:
+                await services.storage.prepare()
             return await work(services)
         finally:
+            services.storage.stop()
             await services.close()
 
     make_data_directory(settings)
-    return run_to_end(run())
+    with embedded_redis(settings) if redis else nullcontext(lambda: None) as wait_for_redis:
+        return run_to_end(run())
 
 
 def with_everything(settings: Settings, work: "Callable[[Services], Awaitable[T]]") -> T:

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from uploader.cli.terminal import human_bytes, human_seconds
-from uploader.domain.reports import Growth
 from uploader.service.reports import QueueReport, Report
 
 # Where the output is no terminal: wide enough that no column is cut.
@@ -20,11 +19,10 @@ _WIDTH = 160
 def figures(report: Report) -> Iterator[tuple[str, str, str, object]]:
     """All of a report, one figure at a time: section, subject, name, value."""
     summary: dict[str, Any] = msgspec.to_builtins(report.summary)
-    lists = {"temp": "month", "growth": "days"}
     yield from (("totals", "", name, value) for name, value in summary.items() if not isinstance(value, list | dict))
     yield from (("disk", "", name, value) for name, value in summary["disk"].items())
-    for section, key in lists.items():
-        yield from _rows(section, key, summary[section])
+    yield from _rows("temp", "month", summary["temp"])
+    yield from _rows("growth", "days", summary["growth"])
     yield from _rows("users", "user_id", msgspec.to_builtins(report.users))
     yield from (("idle", "", name, value) for name, value in msgspec.to_builtins(report.idle.total).items())
     yield from _rows("idle", "upload_id", msgspec.to_builtins(report.idle.uploads))
@@ -41,12 +39,15 @@ def print_report(report: Report) -> None:
 
 
 def print_queue(queue: QueueReport) -> None:
-    """Print what waits."""
     late, pending = human_seconds(queue.lateness_seconds), human_bytes(queue.pending_bytes)
     sys.stdout.write(
         f"As of {queue.as_of:%Y-%m-%d %H:%M:%S} UTC: {queue.tasks} tasks, {pending} pending, {late} late\n"
     )
-    _print(_waiting(queue))
+    table = _table("Waiting", " queue", " minute (UTC)", "tasks", "pending")
+    for bucket in queue.buckets:
+        minute = "unreadable" if bucket.minute is None else f"{bucket.minute:%Y-%m-%d %H:%M}"
+        _add(table, bucket.queue, minute, str(bucket.tasks), human_bytes(bucket.pending_bytes))
+    _print(table)
 
 
 def _print(*tables: Table) -> None:
@@ -68,56 +69,37 @@ def _add(table: Table, *cells: str) -> None:
 
 
 def _totals(report: Report) -> Table:
-    summary = report.summary
+    summary, disk = report.summary, report.summary.disk
     table = _table(f"Totals as of {summary.as_of:%Y-%m-%d %H:%M:%S} UTC", " what", "how much")
-    disk = summary.disk
-    rows = [
-        ("users", str(summary.users)),
-        ("files", str(summary.files)),
-        ("contents", str(summary.blobs)),
-        ("… damaged", str(summary.damaged_blobs)),
-        ("open uploads", str(summary.open_uploads)),
-        ("size of all files", human_bytes(summary.logical_bytes)),
-        ("… on the disk", human_bytes(summary.physical_bytes)),
-        ("… saved by deduplication", f"{human_bytes(summary.saved_bytes)} ({_share(summary)})"),
-        ("unfinished", human_bytes(summary.use_space_unfinished)),
-        ("reserved by open uploads", human_bytes(summary.reserved)),
-        ("disk", human_bytes(disk.total_bytes)),
-        ("… free", human_bytes(disk.free_bytes)),
-        ("… in the trash", human_bytes(disk.trash_bytes)),
-        ("… open to new uploads", human_bytes(disk.available_bytes)),
-    ]
-    for what, how_much in rows:
-        _add(table, what, how_much)
+    share = 100 * summary.saved_bytes / summary.logical_bytes if summary.logical_bytes else 0
+    _add(table, "users", str(summary.users))
+    _add(table, "files", str(summary.files))
+    _add(table, "contents", str(summary.blobs))
+    _add(table, "… damaged", str(summary.damaged_blobs))
+    _add(table, "open uploads", str(summary.open_uploads))
+    _add(table, "size of all files", human_bytes(summary.logical_bytes))
+    _add(table, "… on the disk", human_bytes(summary.physical_bytes))
+    _add(table, "… saved by deduplication", f"{human_bytes(summary.saved_bytes)} ({share:.1f} %)")
+    _add(table, "unfinished", human_bytes(summary.use_space_unfinished))
+    _add(table, "reserved by open uploads", human_bytes(summary.reserved))
+    _add(table, "disk", human_bytes(disk.total_bytes))
+    _add(table, "… free", human_bytes(disk.free_bytes))
+    _add(table, "… in the trash", human_bytes(disk.trash_bytes))
+    _add(table, "… open to new uploads", human_bytes(disk.available_bytes))
     return table
-
-
-def _share(summary: Any) -> str:
-    return f"{100 * summary.saved_bytes / summary.logical_bytes if summary.logical_bytes else 0:.1f} %"
 
 
 def _growth(report: Report) -> Table:
     table = _table("Growth", "days", " since", "files", "on the disk", "a day", "full in")
     for growth in report.summary.growth:
-        _add(table, str(growth.days), *_growth_cells(growth))
+        if growth.since is None or growth.use_space_finished is None or growth.physical_bytes is None:
+            _add(table, str(growth.days), "no snapshot that old", "–", "–", "–", "–")
+            continue
+        grown = (growth.use_space_finished, growth.physical_bytes, round(growth.physical_bytes_per_day or 0))
+        signed = [f"{'-' if size_bytes < 0 else '+'}{human_bytes(abs(size_bytes))}" for size_bytes in grown]
+        full = "–" if growth.days_until_full is None else f"{growth.days_until_full:,.1f} days"
+        _add(table, str(growth.days), f"{growth.since:%Y-%m-%d}", *signed, full)
     return table
-
-
-def _growth_cells(growth: Growth) -> tuple[str, ...]:
-    if growth.since is None or growth.use_space_finished is None or growth.physical_bytes is None:
-        return ("no snapshot that old", "–", "–", "–", "–")
-    full = "–" if growth.days_until_full is None else f"{growth.days_until_full:,.1f} days"
-    return (
-        f"{growth.since:%Y-%m-%d}",
-        _signed(growth.use_space_finished),
-        _signed(growth.physical_bytes),
-        _signed(round(growth.physical_bytes_per_day or 0)),
-        full,
-    )
-
-
-def _signed(size_bytes: int) -> str:
-    return f"{'-' if size_bytes < 0 else '+'}{human_bytes(abs(size_bytes))}"
 
 
 def _users(report: Report) -> Table:
@@ -146,12 +128,4 @@ def _idle(report: Report) -> Table:
     for upload in report.idle.uploads:
         sizes = (human_bytes(upload.disk_bytes), human_bytes(upload.quota_bytes))
         _add(table, upload.upload_id, upload.user_id, f"{upload.updated_at:%Y-%m-%d %H:%M}", *sizes, upload.name)
-    return table
-
-
-def _waiting(queue: QueueReport) -> Table:
-    table = _table("Waiting", " queue", " minute (UTC)", "tasks", "pending")
-    for bucket in queue.buckets:
-        minute = "unreadable" if bucket.minute is None else f"{bucket.minute:%Y-%m-%d %H:%M}"
-        _add(table, bucket.queue, minute, str(bucket.tasks), human_bytes(bucket.pending_bytes))
     return table
