@@ -13,9 +13,10 @@ from tests.support.stack import Stack
 from tests.support.uploading import Wire, client_on
 from tests.support.waiting import eventually
 from uploader.cli.client.events import Completed, Event, Failed, TransferSummary
-from uploader.cli.client.put import put_all
+from uploader.cli.client.local import FoundFiles
+from uploader.cli.client.put import put_found
 from uploader.cli.client.reporters import Reporter
-from uploader.client import AsyncClient, QuotaExceeded, Stopped
+from uploader.client import AsyncClient, LocalFile, QuotaExceeded, Stopped
 
 SIZE = 12 * 64 * KIB
 ONE, OTHER = Content(SIZE, seed=71), Content(SIZE, seed=72)
@@ -116,17 +117,8 @@ async def test_of_many_files_those_that_fit_go_and_the_others_are_told(stack: St
         await asyncio.to_thread(paths[-1].write_bytes, Content(size, seed=80 + number).data)
     listening = Listening()
     async with await client_of_poor(stack, Wire(stack), 1 << 30) as client:
-        code = await put_all(
-            client,
-            listening,
-            tuple(paths),
-            None,
-            None,
-            if_exists=None,
-            checksum=False,
-            verbose=False,
-            encode=False,
-        )
+        found = FoundFiles([LocalFile.at(path) for path in paths])
+        code = await put_found(client, listening, found, if_exists=None, checksum=False, verbose=False)
     assert code == 4
     [failed] = [event for event in listening.heard if isinstance(event, Failed)]
     assert (failed.path, failed.code) == (str(paths[0]), "quota-exceeded")

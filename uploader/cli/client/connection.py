@@ -16,17 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import click
 from msgspec import Struct
 
-from uploader.cli.client.events import (
-    EXIT_AUTHENTICATION,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    Failed,
-    LoggedIn,
-    Noted,
-    Retrying,
-    exit_code_of,
-    failed,
-)
+from uploader.cli.client import events
 from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import JsonLines, Quiet, Reporter
 from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, fail
@@ -151,14 +141,14 @@ def run_client(
             async with client:
                 return await work(client, reporter)
         except ClientError as error:
-            reporter.show(failed(None, error))
-            return exit_code_of(error)
+            reporter.show(events.failed(None, error))
+            return events.exit_code_of(error)
 
     try:
         with _make_reporter(as_json=as_json, quiet=quiet) as reporter:
             code = asyncio.run(run(reporter))
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        code = events.EXIT_INTERRUPTED
     sys.exit(code)
 
 
@@ -184,7 +174,7 @@ class _Retries:
         now = time.monotonic()
         repeated = now - self._told.get(error.detail, -_SAME_TROUBLE_SECONDS) < _SAME_TROUBLE_SECONDS
         self._told[error.detail] = now
-        self._reporter.show(Retrying(error.code, error.detail, pause_seconds, repeated))
+        self._reporter.show(events.Retrying(error.code, error.detail, pause_seconds, repeated))
 
 
 def _make_reporter(*, as_json: bool, quiet: bool) -> Reporter:
@@ -216,17 +206,19 @@ def login(url: str | None, as_json: bool, quiet: bool) -> None:
     async def work(client: AsyncClient, reporter: Reporter) -> int:
         if profile.is_readable_on_the_way:
             reporter.show(
-                Noted(f"{profile.url} is no https: on the way to it others can read your token, and all that you send")
+                events.Noted(
+                    f"{profile.url} is no https: on the way to it others can read your token, and all that you send"
+                )
             )
         try:
             await client.usage()
             path = save_profile(profile)
         except Unauthenticated as error:  # who is about to log in needs no word about how
-            reporter.show(Failed(None, error.code, error.detail, error.retryable))
-            return EXIT_AUTHENTICATION
+            reporter.show(events.Failed(None, error.code, error.detail, error.retryable))
+            return events.EXIT_AUTHENTICATION
         except OSError as error:
-            fail(f"{error.filename} can't be written: {error.strerror}", EXIT_FAILED)
-        reporter.show(LoggedIn(profile.url, str(path)))
+            fail(f"{error.filename} can't be written: {error.strerror}", events.EXIT_FAILED)
+        reporter.show(events.LoggedIn(profile.url, str(path)))
         return EXIT_OK
 
     run_client(work, as_json=as_json, quiet=quiet, profile=profile)
@@ -243,4 +235,4 @@ def _ask(url: str | None) -> "Profile":
             return Profile(url, sys.stdin.readline().strip() or None)
         return Profile(url, click.prompt("Token", hide_input=True, err=True).strip())
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(events.EXIT_INTERRUPTED)

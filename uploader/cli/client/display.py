@@ -27,19 +27,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from uploader.cli.client.events import (
-    Completed,
-    Event,
-    Failed,
-    Moving,
-    Planned,
-    Retrying,
-    Started,
-    TransferSummary,
-    count_of_files,
-    summary_of,
-    without_control,
-)
+from uploader.cli.client import events
+from uploader.cli.client.events import Event
 from uploader.cli.client.reporters import Reporter
 from uploader.cli.terminal import human_bytes, human_seconds, percent
 from uploader.client.transfer import Speed
@@ -85,9 +74,9 @@ class Figures:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.planned = Planned(0, 0)
+        self.planned = events.Planned(0, 0)
         self.over_files = 0
-        self.moving: dict[str, Moving] = {}
+        self.moving: dict[str, events.Moving] = {}
         self._begun: dict[str, int] = {}
         self._over_bytes = self._over_moved_bytes = 0
         self._speed = Speed()
@@ -97,24 +86,24 @@ class Figures:
 
     def take(self, event: Event) -> None:
         match event:
-            case Planned():
+            case events.Planned():
                 self.planned = event
                 self._news_at = self._clock()
-            case Started():
+            case events.Started():
                 self._begun[event.path] = event.size
                 self._news_at = self._clock()
-            case Moving():
+            case events.Moving():
                 self._move(event)
-            case Retrying():
+            case events.Retrying():
                 self._away = self._away or (self._clock(), event.detail)
-            case Completed():
+            case events.Completed():
                 moved = event.file.size if event.how in ("sent", "fetched") else 0
                 self._end(event.path, moved)
                 self._go_on()
-            case Failed(path=str() as path):
+            case events.Failed(path=str() as path):
                 self._end(path, 0)
 
-    def _move(self, event: Moving) -> None:
+    def _move(self, event: events.Moving) -> None:
         before = self.moving.get(event.path)
         self.moving[event.path] = event
         self._speeds.setdefault(event.path, Speed())
@@ -180,16 +169,16 @@ class Figures:
         return None
 
 
-def _gone(event: Moving) -> int:
+def _gone(event: events.Moving) -> int:
     """By what it comes nearer to its end, whether it moved or need not."""
     return event.moved_bytes + event.spared_bytes
 
 
-def there_of(event: Moving) -> int:
+def there_of(event: events.Moving) -> int:
     return event.received_bytes + event.in_flight_bytes
 
 
-def _figures(event: Moving) -> tuple[int, ...]:
+def _figures(event: events.Moving) -> tuple[int, ...]:
     return event.received_bytes, event.moved_bytes, event.hashed_bytes, event.merged_bytes
 
 
@@ -312,7 +301,7 @@ class Steps(Reporter):
         if now - self._sampled_at > 1:
             self._figures.sample()
             self._sampled_at = now
-        if isinstance(event, Moving) and now - self._told_at >= _STEP_SECONDS:
+        if isinstance(event, events.Moving) and now - self._told_at >= _STEP_SECONDS:
             self._told_at = now
             words = ", ".join(word for word in total_words(self._figures) if word)
             self._say(f"uploader: {words}", by_the_way=True)
@@ -340,8 +329,8 @@ class Bars(Reporter):
             waited_seconds = waited.seconds if waited is not None and self._figures.waiting() is None else 0.0
             if waited_seconds > _OUTAGE_SECONDS:
                 self._say(f"uploader: going on, after {human_seconds(waited_seconds)}", by_the_way=True)
-            if isinstance(event, TransferSummary):
-                self._say(summary_of(event), by_the_way=True)
+            if isinstance(event, events.TransferSummary):
+                self._say(event.all_words(), by_the_way=True)
             else:
                 super().show(event)
         if not self._live.is_started and self._is_begin(event):
@@ -349,10 +338,10 @@ class Bars(Reporter):
 
     def _is_begin(self, event: Event) -> bool:
         """Whether there is something to look at from now on."""
-        if isinstance(event, Started):
+        if isinstance(event, events.Started):
             # Unless the terminal gets the content of the file itself.
             return event.path != STDOUT or not sys.stdout.isatty()
-        return isinstance(event, Retrying) and self._figures.planned.files > 0
+        return isinstance(event, events.Retrying) and self._figures.planned.files > 0
 
     def _say(self, words: str, *, by_the_way: bool) -> None:
         self._live.print_above(words, sys.stderr if by_the_way else sys.stdout)
@@ -388,7 +377,7 @@ class Bars(Reporter):
                 self._console.print(_waiting_words(waiting), no_wrap=True, overflow="ellipsis", crop=True)
         return captured.get().splitlines()
 
-    def _row_of(self, event: Moving) -> list[RenderableType]:
+    def _row_of(self, event: events.Moving) -> list[RenderableType]:
         there = there_of(event)
         rate, left = self._figures.bytes_per_second(event.path), self._figures.seconds_left(event.path)
         return [
@@ -403,7 +392,7 @@ def total_words(figures: Figures) -> tuple[str, str, str, str]:
     """How many files, how much, how fast, how long."""
     planned = figures.planned
     return (
-        f"{figures.over_files} of {count_of_files(planned.files)}",
+        f"{figures.over_files} of {events.count_of_files(planned.files)}",
         f"{human_bytes(figures.there_bytes)} of {human_bytes(planned.bytes)}",
         _rate_words(figures.bytes_per_second()),
         _left_words(figures.seconds_left()),
@@ -412,7 +401,7 @@ def total_words(figures: Figures) -> tuple[str, str, str, str]:
 
 def _end_of(name: str, columns: int) -> Text:
     """A name whose end alone fits, which tells more of a path than its beginning."""
-    name = without_control(name)
+    name = events.without_control(name)
     if cell_len(name) <= columns:
         return Text(name)
     while cell_len(name) >= columns:
@@ -431,14 +420,14 @@ def _left_words(seconds: float | None) -> str:
 def _waiting_words(waiting: Waiting) -> Text:
     since = datetime.now().astimezone() - timedelta(seconds=waiting.seconds)
     words = f"waiting for the server since {since:%H:%M:%S}, for {human_seconds(waiting.seconds)}: {waiting.why}"
-    return Text(without_control(words), style="yellow")
+    return Text(events.without_control(words), style="yellow")
 
 
 def _bar(there: int, size: int) -> ProgressBar:
     return ProgressBar(total=max(size, 1), completed=there if size else 1)
 
 
-def _beside(event: Moving) -> str:
+def _beside(event: events.Moving) -> str:
     """What goes on beside the sending."""
     if event.state == "merging":
         return f"merging {percent(event.merged_bytes, event.size)}"

@@ -7,6 +7,8 @@ Schema is `docs/events.schema.json`, as `python -m uploader.cli.client.events` p
 import inspect
 import json
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import Any, Literal
@@ -32,6 +34,10 @@ _HOW = {"sent": "sent", "fetched": "fetched", "instant": "on the server already"
 
 class Event(Struct, tag_field="event"):
     """One line of `--json`."""
+
+    def lines(self) -> Iterable[str]:
+        """For a person; none of what matters to programs alone."""
+        return ()
 
 
 class Planned(Event, tag="planned"):
@@ -75,6 +81,9 @@ class Retrying(Event, tag="retry"):
     pause_seconds: float
     repeated: bool = False
 
+    def lines(self) -> Iterable[str]:
+        return [] if self.repeated else [f"uploader: {self.detail} (trying again)"]
+
 
 class Completed(Event, tag="complete"):
     """A file is whole at the other end, and its SHA-256 is right.
@@ -90,6 +99,11 @@ class Completed(Event, tag="complete"):
     # The word that this file came by with others, if one `folder-ended` tells of them all.
     folder: str | None = None
 
+    def lines(self) -> Iterable[str]:
+        if self.folder is None:
+            replacing = {0: "", 1: ", replacing the one before"}.get(self.replaced, f", replacing {self.replaced}")
+            yield f"{self.file.name}  ({human_bytes(self.file.size)}, {_HOW[self.how]}{replacing})"
+
 
 class FolderEnded(Event, tag="folder-ended"):
     """The files of a folder, or those that a pattern matched, are over; those that failed were told of each for itself."""
@@ -104,6 +118,9 @@ class FolderEnded(Event, tag="folder-ended"):
     instant: int = 0
     replaced: int = 0
 
+    def lines(self) -> Iterable[str]:
+        return [f"{self.name}  ({count_of_files(self.files)}, {human_bytes(self.bytes)}{_told(_counts(self))})"]
+
 
 class Failed(Event, tag="failed"):
     """Something did not work; `path` names the file, if it is about one."""
@@ -114,6 +131,12 @@ class Failed(Event, tag="failed"):
     retryable: bool
     # Whether `names-refused` tells people of it, with others.
     together: bool = False
+
+    def lines(self) -> Iterable[str]:
+        if not self.together:
+            path = self.path
+            named = path is None or repr(path) in self.detail or self.detail.startswith(f"{path} ")
+            yield f"uploader: {'' if named else f'{path}: '}{self.detail} [{self.code}]"
 
 
 class RefusedName(Struct):
@@ -130,12 +153,23 @@ class NamesRefused(Event, tag="names-refused"):
     examples: list[RefusedName]
     encoded: bool
 
+    def lines(self) -> Iterable[str]:
+        yield f"uploader: the server takes no such names: {count_of_files(self.files)} left out [invalid-name]"
+        yield from (f"  {each.path}  {each.reason}" for each in self.examples)
+        if self.files > len(self.examples):
+            yield f"  and {self.files - len(self.examples)} more"
+        if not self.encoded:
+            yield "  --encode-names puts them there under names that `get --decode-names` turns back"
+
 
 class Skipped(Event, tag="skipped"):
     """Something in a directory that is no regular file."""
 
     path: str
     reason: str
+
+    def lines(self) -> Iterable[str]:
+        return [f"uploader: {self.path}: left out, {self.reason}"]
 
 
 class TransferSummary(Event, tag="summary"):
@@ -162,6 +196,20 @@ class TransferSummary(Event, tag="summary"):
     spared_bytes: int = 0
     bytes_per_second: float | None = None
 
+    def lines(self) -> Iterable[str]:
+        """None of a single file, whose own line says all."""
+        return [self.all_words()] if self.files != 1 or self.failed or self.spared_bytes else []
+
+    def all_words(self) -> str:
+        """What became of all, and how fast."""
+        told = _told(_counts(self) | {"not begun": self.left})
+        rate = "" if not self.bytes_per_second else f", {human_bytes(round(self.bytes_per_second))}/s"
+        spared = f"; {_spared(self.spared_bytes)}" if self.spared_bytes else ""
+        return (
+            f"uploader: {self.complete} of {count_of_files(self.files)}{told}; "
+            f"{human_bytes(self.moved_bytes)} moved in {human_seconds(self.seconds)}{rate}{spared}"
+        )
+
 
 class Would(Event, tag="would"):
     """What `sync` would do to a file of the target, without `--dry-run`."""
@@ -169,6 +217,9 @@ class Would(Event, tag="would"):
     action: Literal["send", "replace", "fetch", "delete"]
     path: str
     size: int
+
+    def lines(self) -> Iterable[str]:
+        return [f"would {self.action} {self.path}  ({human_bytes(self.size)})"]
 
 
 class SyncSummary(Event, tag="sync-summary"):
@@ -188,6 +239,14 @@ class SyncSummary(Event, tag="sync-summary"):
     # Of the bytes that were moved: what need not be sent, because the files that were replaced had it.
     spared_bytes: int = 0
 
+    def lines(self) -> Iterable[str]:
+        to_be = "to be " if self.dry_run else ""
+        counts = {f"{to_be}moved": self.moved, "there already": self.present, f"{to_be}deleted": self.deleted}
+        told = _told(counts | {"failed": self.failed, "not begun": self.left})
+        spared = f", {_spared(self.spared_bytes)}," if self.spared_bytes else ""
+        end = "; nothing was changed" if self.dry_run else f" in {human_seconds(self.seconds)}"
+        yield f"uploader: {count_of_files(self.files)}{told}; {human_bytes(self.bytes)} {to_be}moved{spared}{end}"
+
 
 class DeletedHere(Event, tag="deleted-here"):
     """A file of this machine is deleted, or an empty folder, with a slash at the end of its path."""
@@ -195,9 +254,15 @@ class DeletedHere(Event, tag="deleted-here"):
     path: str
     size: int
 
+    def lines(self) -> Iterable[str]:
+        return [f"deleted {self.path}"]
+
 
 class Interrupted(Event, tag="interrupted"):
     """Ctrl-C: what has arrived stays, and the same command goes on from there."""
+
+    def lines(self) -> Iterable[str]:
+        return ["uploader: interrupted; the same command goes on from here"]
 
 
 class Listed(Event, tag="file"):
@@ -205,11 +270,19 @@ class Listed(Event, tag="file"):
 
     file: File
 
+    def lines(self) -> Iterable[str]:
+        file, damaged = self.file, "  (damaged: send it again)" if self.file.damaged else ""
+        yield f"{file.id}  {file.created_at:%Y-%m-%d %H:%M}  {human_bytes(file.size):>10}  {file.name}{damaged}"
+
 
 class ListedFolder(Event, tag="folder"):
     """A folder of `ls`, and what is in it."""
 
     folder: Folder
+
+    def lines(self) -> Iterable[str]:
+        files, size = count_of_files(self.folder.files), human_bytes(self.folder.bytes)
+        yield f"{'':32}  {files:>16}  {size:>10}  {self.folder.name}"
 
 
 class ListedUpload(Event, tag="upload"):
@@ -217,17 +290,36 @@ class ListedUpload(Event, tag="upload"):
 
     upload: Upload
 
+    def lines(self) -> Iterable[str]:
+        upload = self.upload
+        state = "merging" if upload.state == "merging" else percent(upload.received_bytes, upload.size)
+        far = f"{state:>7} of {human_bytes(upload.size):>10}"
+        yield f"{upload.id}  {far}  until {upload.expires_at:%Y-%m-%d %H:%M}  {upload.name}"
+
 
 class ListedUsage(Event, tag="usage"):
     """The figures of `usage`, in bytes."""
 
     usage: Usage
 
+    def lines(self) -> Iterable[str]:
+        figures = {
+            "used": self.usage.use_space_finished,
+            "open uploads": self.usage.use_space_unfinished,
+            "reserved": self.usage.reserved,
+            "available": self.usage.available,
+            "total": self.usage.total_space,
+        }
+        return [f"{word:<14}{human_bytes(size):>12}" for word, size in figures.items()]
+
 
 class Deleted(Event, tag="deleted"):
     """A file is deleted."""
 
     file: File
+
+    def lines(self) -> Iterable[str]:
+        return [f"deleted {self.file.name}"]
 
 
 class DeletedFolder(Event, tag="folder-deleted"):
@@ -236,12 +328,18 @@ class DeletedFolder(Event, tag="folder-deleted"):
     name: str
     files: int
 
+    def lines(self) -> Iterable[str]:
+        return [f"deleted {self.name} ({count_of_files(self.files)})"]
+
 
 class Renamed(Event, tag="renamed"):
     """A file has another name."""
 
     file: File
     old_name: str
+
+    def lines(self) -> Iterable[str]:
+        return [f"{self.old_name} is {self.file.name} now"]
 
 
 class MovedFolder(Event, tag="folder-moved"):
@@ -251,11 +349,17 @@ class MovedFolder(Event, tag="folder-moved"):
     old_name: str
     files: int
 
+    def lines(self) -> Iterable[str]:
+        return [f"{self.old_name} is {self.name} now ({count_of_files(self.files)})"]
+
 
 class Noted(Event, tag="note"):
     """Something is not as it might be expected, and did not fail."""
 
     detail: str
+
+    def lines(self) -> Iterable[str]:
+        return [f"uploader: {self.detail}"]
 
 
 class CancelledUpload(Event, tag="cancelled"):
@@ -263,12 +367,18 @@ class CancelledUpload(Event, tag="cancelled"):
 
     upload: Upload
 
+    def lines(self) -> Iterable[str]:
+        return [f"cancelled {self.upload.name}"]
+
 
 class LoggedIn(Event, tag="logged-in"):
     """The server knows the token; both are kept in `path`."""
 
     url: str
     path: str
+
+    def lines(self) -> Iterable[str]:
+        return [f"logged in at {self.url}; kept in {self.path}"]
 
 
 def schema() -> str:
@@ -309,13 +419,11 @@ def _words_of(error: ClientError) -> str:
         given = bool(os.environ.get("UPLOADER_TOKEN"))
         way = "it is the one of UPLOADER_TOKEN" if given else "`uploader login` asks for one and keeps it"
         return f"{error.detail}; {way}"
-    if not isinstance(error, ServerProblem):
-        return error.detail
-    sizes = {name: human_bytes(value) for name, value in error.fields.items() if isinstance(value, int)}
-    try:
-        return _refusal(error, sizes) or error.detail
-    except KeyError:  # a server that gives no figures
-        return error.detail
+    if isinstance(error, ServerProblem):
+        sizes = {name: human_bytes(value) for name, value in error.fields.items() if isinstance(value, int)}
+        with suppress(KeyError):  # a server that gives no figures
+            return _refusal(error, sizes) or error.detail
+    return error.detail
 
 
 def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
@@ -338,132 +446,23 @@ def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
 
 def is_by_the_way(event: Event) -> bool:
     """Whether it is no result, which standard output is for."""
-    return isinstance(
-        event, Failed | NamesRefused | Retrying | Skipped | Interrupted | Noted | TransferSummary | SyncSummary
-    )
+    summaries = TransferSummary | SyncSummary
+    return isinstance(event, Failed | NamesRefused | Retrying | Skipped | Interrupted | Noted | summaries)
 
 
-def words_of(event: Event) -> str | None:
+def words_of(event: Event) -> str:
     """The lines of an event, for a person. What a name or a server says moves no cursor, and forges no line."""
-    if isinstance(event, ListedUsage):
-        return _usage(event.usage)
-    if isinstance(event, NamesRefused):
-        return "\n".join(without_control(line) for line in _names_refused(event))
-    words = _result(event) or _by_the_way(event)
-    return None if words is None else without_control(words)
+    return "\n".join(map(without_control, event.lines()))
 
 
 def without_control(words: str) -> str:
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", words)
 
 
-def _result(event: Event) -> str | None:
-    match event:
-        case Completed(file=file, folder=None):
-            return f"{file.name}  ({human_bytes(file.size)}, {_HOW[event.how]}{_replacing(event.replaced)})"
-        case FolderEnded():
-            return _folder_ended(event)
-        case Listed(file=file):
-            damaged = "  (damaged: send it again)" if file.damaged else ""
-            return f"{file.id}  {file.created_at:%Y-%m-%d %H:%M}  {human_bytes(file.size):>10}  {file.name}{damaged}"
-        case ListedFolder(folder=folder):
-            return f"{'':32}  {count_of_files(folder.files):>16}  {human_bytes(folder.bytes):>10}  {folder.name}"
-        case ListedUpload():
-            return _upload(event.upload)
-        case LoggedIn():
-            return f"logged in at {event.url}; kept in {event.path}"
-        case _:
-            return _changed(event)
-
-
-def _changed(event: Event) -> str | None:
-    match event:
-        case Deleted():
-            return f"deleted {event.file.name}"
-        case DeletedFolder():
-            return f"deleted {event.name} ({count_of_files(event.files)})"
-        case DeletedHere():
-            return f"deleted {event.path}"
-        case Would():
-            return f"would {event.action} {event.path}  ({human_bytes(event.size)})"
-        case Renamed():
-            return f"{event.old_name} is {event.file.name} now"
-        case MovedFolder():
-            return f"{event.old_name} is {event.name} now ({count_of_files(event.files)})"
-        case CancelledUpload():
-            return f"cancelled {event.upload.name}"
-        case _:
-            return None
-
-
-def _by_the_way(event: Event) -> str | None:
-    match event:
-        case Failed(together=False):
-            return _failed(event)
-        case Retrying(repeated=False):
-            return f"uploader: {event.detail} (trying again)"
-        case Skipped():
-            return f"uploader: {event.path}: left out, {event.reason}"
-        case Interrupted():
-            return "uploader: interrupted; the same command goes on from here"
-        case Noted():
-            return f"uploader: {event.detail}"
-        case TransferSummary() if event.files != 1 or event.failed or event.spared_bytes:  # else its own line says all
-            return summary_of(event)
-        case SyncSummary():
-            return _sync_summary(event)
-        case _:
-            return None
-
-
-def _failed(event: Failed) -> str:
-    path = event.path
-    named = path is None or repr(path) in event.detail or event.detail.startswith(f"{path} ")
-    return f"uploader: {'' if named else f'{path}: '}{event.detail} [{event.code}]"
-
-
-def summary_of(event: TransferSummary) -> str:
-    """What became of all, and how fast."""
-    counts = {
-        "sent": event.sent,
-        "fetched": event.fetched,
-        "there already": event.instant + event.present,
-        "replaced": event.replaced,
-        "failed": event.failed,
-        "not begun": event.left,
-    }
-    rate = "" if not event.bytes_per_second else f", {human_bytes(round(event.bytes_per_second))}/s"
-    spared = f"; {_spared(event.spared_bytes)}" if event.spared_bytes else ""
-    return (
-        f"uploader: {event.complete} of {count_of_files(event.files)}{_told(counts)}; "
-        f"{human_bytes(event.moved_bytes)} moved in {human_seconds(event.seconds)}{rate}{spared}"
-    )
-
-
-def _spared(length_bytes: int) -> str:
-    return f"{human_bytes(length_bytes)} not sent, as the server had them"
-
-
-def _sync_summary(event: SyncSummary) -> str:
-    to_be = "to be " if event.dry_run else ""
-    counts = {f"{to_be}moved": event.moved, "there already": event.present, f"{to_be}deleted": event.deleted}
-    counts |= {"failed": event.failed, "not begun": event.left}
-    words = f"{count_of_files(event.files)}{_told(counts)}; {human_bytes(event.bytes)} {to_be}moved"
-    if event.spared_bytes:
-        words += f", {_spared(event.spared_bytes)},"
-    end = "; nothing was changed" if event.dry_run else f" in {human_seconds(event.seconds)}"
-    return f"uploader: {words}{end}"
-
-
-def _folder_ended(event: FolderEnded) -> str:
-    counts = {
-        "sent": event.sent,
-        "fetched": event.fetched,
-        "there already": event.instant + event.present,
-        "replaced": event.replaced,
-        "failed": event.failed,
-    }
-    return f"{event.name}  ({count_of_files(event.files)}, {human_bytes(event.bytes)}{_told(counts)})"
+def _counts(event: FolderEnded | TransferSummary) -> dict[str, int]:
+    there = event.instant + event.present
+    counts = {"sent": event.sent, "fetched": event.fetched, "there already": there}
+    return counts | {"replaced": event.replaced, "failed": event.failed}
 
 
 def _told(counts: dict[str, int]) -> str:
@@ -472,45 +471,12 @@ def _told(counts: dict[str, int]) -> str:
     return told and f": {told}"
 
 
-def _replacing(count: int) -> str:
-    return {0: "", 1: ", replacing the one before"}.get(count, f", replacing {count}")
-
-
-def _names_refused(event: NamesRefused) -> list[str]:
-    more = event.files - len(event.examples)
-    return [
-        f"uploader: the server takes no such names: {count_of_files(event.files)} left out [invalid-name]",
-        *(f"  {each.path}  {each.reason}" for each in event.examples),
-        *([f"  and {more} more"] if more else []),
-        *(
-            []
-            if event.encoded
-            else ["  --encode-names puts them there under names that `get --decode-names` turns back"]
-        ),
-    ]
+def _spared(length_bytes: int) -> str:
+    return f"{human_bytes(length_bytes)} not sent, as the server had them"
 
 
 def count_of_files(count: int) -> str:
     return f"{count} file" if count == 1 else f"{count} files"
-
-
-def _upload(upload: Upload) -> str:
-    state = "merging" if upload.state == "merging" else percent(upload.received_bytes, upload.size)
-    return (
-        f"{upload.id}  {state:>7} of {human_bytes(upload.size):>10}  "
-        f"until {upload.expires_at:%Y-%m-%d %H:%M}  {upload.name}"
-    )
-
-
-def _usage(usage: Usage) -> str:
-    lines = [
-        ("used", usage.use_space_finished),
-        ("open uploads", usage.use_space_unfinished),
-        ("reserved", usage.reserved),
-        ("available", usage.available),
-        ("total", usage.total_space),
-    ]
-    return "\n".join(f"{word:<14}{human_bytes(size):>12}" for word, size in lines)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,8 @@ from typing import Any
 
 import click
 
+from uploader.cli.client import events
 from uploader.cli.client.connection import run_client, with_client
-from uploader.cli.client.events import (
-    CancelledUpload,
-    Deleted,
-    DeletedFolder,
-    Failed,
-    Listed,
-    ListedFolder,
-    ListedUpload,
-    ListedUsage,
-    MovedFolder,
-    Noted,
-    Renamed,
-    count_of_files,
-    exit_code_of,
-    failed,
-    worst_of,
-)
 from uploader.cli.client.names import InTheWay, Meaning, complete_names, look_up, one_thing, one_thing_each, told
 from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import Reporter
@@ -47,12 +31,12 @@ async def ls(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
             found = await look_up(client, word) if word else Meaning("", folder="")
             if recursive or part is not None:
                 async for file in found.all_files(client, part=part):
-                    reporter.show(Listed(file))
+                    reporter.show(events.Listed(file))
             else:
                 await _list_level(client, reporter, found)
         except ClientError as error:
             codes.add(told(reporter, word, error))
-    return worst_of(codes)
+    return events.worst_of(codes)
 
 
 @click.command()
@@ -79,7 +63,7 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
             await _remove(client, reporter, removal)
         except ClientError as error:
             codes.add(told(reporter, removal.name, error))
-    return worst_of(codes)
+    return events.worst_of(codes)
 
 
 @click.command()
@@ -100,10 +84,10 @@ async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, 
         await _check_free(client, whole, as_folder=not found.is_file)
     if found.folder is None:
         file = await client.rename(found.files[0].id, whole)
-        reporter.show(Renamed(file, old_name=found.files[0].name))
+        reporter.show(events.Renamed(file, old_name=found.files[0].name))
     else:
         files = await client.move_folder(found.folder, whole)
-        reporter.show(MovedFolder(f"{whole}/", found.folder, files))
+        reporter.show(events.MovedFolder(f"{whole}/", found.folder, files))
     return EXIT_OK
 
 
@@ -111,18 +95,18 @@ async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, 
 @with_client
 async def usage(client: AsyncClient, reporter: Reporter) -> int:
     """Show how much space is used, and how much is left."""
-    reporter.show(ListedUsage(await client.usage()))
+    reporter.show(events.ListedUsage(await client.usage()))
     return EXIT_OK
 
 
 async def _list_level(client: AsyncClient, reporter: Reporter, found: Meaning) -> None:
     try:
         async for each in _level(client, found):
-            reporter.show(ListedFolder(each) if isinstance(each, Folder) else Listed(each))
+            reporter.show(events.ListedFolder(each) if isinstance(each, Folder) else events.Listed(each))
     except ServerTooOld as error:
-        reporter.show(Noted(f"{error.detail}: this is all that is below it"))
+        reporter.show(events.Noted(f"{error.detail}: this is all that is below it"))
         async for file in client.files(found.folder):
-            reporter.show(Listed(file))
+            reporter.show(events.Listed(file))
 
 
 async def _level(client: AsyncClient, found: Meaning) -> AsyncIterator[File | Folder]:
@@ -177,15 +161,15 @@ async def _refuse(client: AsyncClient, removals: Sequence[_Removal]) -> None:
     for removal in removals:
         below = [file async for file in client.files(removal.name)] if removal.file is None else [removal.file]
         sizes |= {file.id: file.size for file in below}
-    fail(f"this deletes {count_of_files(len(sizes))}, {human_bytes(sum(sizes.values()))}; say --yes", EXIT_USAGE)
+    fail(f"this deletes {events.count_of_files(len(sizes))}, {human_bytes(sum(sizes.values()))}; say --yes", EXIT_USAGE)
 
 
 async def _remove(client: AsyncClient, reporter: Reporter, removal: _Removal) -> None:
     if removal.file is None:
-        reporter.show(DeletedFolder(removal.name, await client.delete_folder(removal.name)))
+        reporter.show(events.DeletedFolder(removal.name, await client.delete_folder(removal.name)))
         return
     await client.delete(removal.file.id)
-    reporter.show(Deleted(removal.file))
+    reporter.show(events.Deleted(removal.file))
 
 
 def _name_of(found: Meaning) -> str:
@@ -207,7 +191,7 @@ async def _check_free(client: AsyncClient, name: str, *, as_folder: bool) -> Non
 async def uploads(client: AsyncClient, reporter: Reporter) -> int:
     """List your open uploads, also of other devices. Each with its id, how far it is, when it expires, and its name."""
     for upload in await client.uploads():
-        reporter.show(ListedUpload(upload))
+        reporter.show(events.ListedUpload(upload))
     return EXIT_OK
 
 
@@ -225,17 +209,17 @@ def cancel(names_or_ids: tuple[str, ...], everything: bool, **shown: Any) -> Non
         chosen = opened if everything else [each for each in opened if {each.id, each.name} & set(names_or_ids)]
         codes = set()
         for missing in _unknown(names_or_ids, opened):
-            codes.add(exit_code_of(ClientError()))
-            reporter.show(Failed(missing, "upload-not-found", "there is no such open upload", retryable=False))
+            codes.add(events.exit_code_of(ClientError()))
+            reporter.show(events.Failed(missing, "upload-not-found", "there is no such open upload", retryable=False))
         for upload in chosen:
             try:
                 await client.cancel(upload.id)
             except ClientError as error:
-                codes.add(exit_code_of(error))
-                reporter.show(failed(upload.name, error))
+                codes.add(events.exit_code_of(error))
+                reporter.show(events.failed(upload.name, error))
             else:
-                reporter.show(CancelledUpload(upload))
-        return worst_of(codes)
+                reporter.show(events.CancelledUpload(upload))
+        return events.worst_of(codes)
 
     run_client(work, **shown)
 

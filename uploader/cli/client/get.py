@@ -68,62 +68,30 @@ def get(
         fail("-o - is for a single file, and nothing else is printed", EXIT_USAGE)
     listed = options.listed(files_from) if files_from is not None else []
     is_directory = target.endswith("/") or Path(target).is_dir()
+    decoded = decode_name if decode else str
 
     async def work(client: AsyncClient, reporter: Reporter) -> int:
-        return await get_all(
-            client,
-            reporter,
-            words,
-            target,
-            is_directory=is_directory,
-            overwrite=force,
-            checksum=checksum,
-            verbose=verbose,
-            decode=decode,
-            filters=filters,
-            listed=listed,
-        )
+        found, codes = await one_thing_each(client, reporter, words)
+        if not found and not listed:
+            return worst_of(codes)
+        alone = found[0].files[0] if len(words) == 1 and not listed and found[0].is_file else None
+        if alone is not None and not filters.take(alone.name.rpartition("/")[2]):
+            alone = None
+        if target == STDOUT:
+            if alone is None:
+                fail("-o - is for a single file", EXIT_USAGE)
+            return await _write(client, reporter, alone)
+        if alone is not None and not is_directory:
+            return await _get_as(client, reporter, alone, Path(target), overwrite=force)
+        wanted, folders = await _plan(client, found, filters, decoded)
+        codes |= await _add_listed(client, reporter, wanted, listed, filters, decoded)
+        files = len({each.path for each in wanted})
+        reporter.show(Planned(files, sum(each.file.size for each in wanted)))
+        telling = Telling(reporter) if verbose else Telling(reporter, lambda local: folders.get(local.name))
+        await client.download_many(wanted, target, overwrite=force, checksum=checksum, watcher=telling)
+        return telling.sum_up(files, codes)
 
     run_client(work, **of_client)
-
-
-async def get_all(
-    client: AsyncClient,
-    reporter: Reporter,
-    words: tuple[str, ...],
-    target: str,
-    *,
-    is_directory: bool,
-    overwrite: bool,
-    checksum: bool,
-    verbose: bool,
-    decode: bool,
-    filters: Filters,
-    listed: Sequence[str],
-) -> int:
-    """Download all of it; the exit code. Failures of one file do not hold up the others, unless none can succeed.
-
-    `listed` are names of files and folders that come under their whole names."""
-    found, codes = await one_thing_each(client, reporter, words)
-    if not found and not listed:
-        return worst_of(codes)
-    alone = found[0].files[0] if len(words) == 1 and not listed and found[0].is_file else None
-    if alone is not None and not filters.take(alone.name.rpartition("/")[2]):
-        alone, is_directory = None, True
-    if target == STDOUT:
-        if alone is None:
-            fail("-o - is for a single file", EXIT_USAGE)
-        return await _write(client, reporter, alone)
-    if alone is not None and not is_directory:
-        return await _get_as(client, reporter, alone, Path(target), overwrite=overwrite)
-    decoded = decode_name if decode else str
-    wanted, folders = await _plan(client, found, filters, decoded)
-    codes |= await _add_listed(client, reporter, wanted, listed, filters, decoded)
-    files = len({each.path for each in wanted})
-    reporter.show(Planned(files, sum(each.file.size for each in wanted)))
-    telling = Telling(reporter) if verbose else Telling(reporter, lambda local: folders.get(local.name))
-    await client.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=telling)
-    return telling.sum_up(files, codes)
 
 
 async def _plan(
@@ -177,7 +145,7 @@ async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: P
         told.ended(Outcome(local, error=error))
     else:
         told.ended(Outcome(local, file, "fetched" if transfer.progress.moved_bytes else "present"))
-    return told.sum_up(1, set())
+    return told.sum_up(1)
 
 
 async def _write(client: AsyncClient, reporter: Reporter, file: File) -> int:

@@ -73,9 +73,6 @@ class FoundFiles(Struct):
     refused: list[RefusedName] = []
     encoded: bool = False
 
-    def folder_of(self, local: LocalFile) -> str | None:
-        return self.folders.get(local.path)
-
     def add(self, each: Find, folder: str | None, encode: Callable[[str], str]) -> None:
         match each:
             case Skipped():

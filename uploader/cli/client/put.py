@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import click
 from uploader.cli.client import options
 from uploader.cli.client.connection import run_client
 from uploader.cli.client.events import EXIT_FAILED, Failed, NamesRefused, Noted, Planned
-from uploader.cli.client.filters import EVERYTHING, Filters
+from uploader.cli.client.filters import Filters
 from uploader.cli.client.local import FoundFiles, find
 from uploader.cli.client.names import complete_names
 from uploader.cli.client.reporters import Reporter, Telling
@@ -30,15 +30,8 @@ from uploader.client import (
     Outcome,
     QuotaExceeded,
     Unreadable,
-    Upload,
 )
 from uploader.client.plan import checked_name
-
-_if_exists = click.option(
-    "--if-exists",
-    type=click.Choice(["keep", "replace", "fail"]),
-    help="What happens to your files that have the name, with other content.  [default: replace]",
-)
 
 _EXAMPLES = 5
 
@@ -70,7 +63,11 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
     show_default=True,
     help="Up to this size a file is hashed before it is sent, larger ones meanwhile.",
 )
-@_if_exists
+@click.option(
+    "--if-exists",
+    type=click.Choice(["keep", "replace", "fail"]),
+    help="What happens to your files that have the name, with other content.  [default: replace]",
+)
 @click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what is there already.")
 @options.delta
 @click.option("--go-on", metavar="NAME_OR_ID", help="Go on with this open upload, whoever began it; of a single file.")
@@ -113,42 +110,11 @@ def put(
             return await put_stdin(client, reporter, folder, name, if_exists=if_exists)
         if go_on is not None:
             return await put_rest(client, reporter, paths[0], go_on)
-        return await put_all(
-            client,
-            reporter,
-            tuple(Path(path) for path in paths),
-            folder,
-            name,
-            if_exists=if_exists,
-            checksum=checksum,
-            verbose=verbose,
-            encode=encode,
-            filters=filters,
-            listed=listed,
-        )
+        prefix = "" if not folder else folder.rstrip("/") + "/"
+        found = find(tuple(map(Path, paths)), listed, prefix, name, filters, encode=encode)
+        return await put_found(client, reporter, found, if_exists=if_exists, checksum=checksum, verbose=verbose)
 
     run_client(work, **of_client)
-
-
-async def put_all(
-    client: AsyncClient,
-    reporter: Reporter,
-    paths: tuple[Path, ...],
-    folder: str | None,
-    name: str | None,
-    *,
-    if_exists: IfExists | None,
-    checksum: bool,
-    verbose: bool,
-    encode: bool,
-    filters: Filters = EVERYTHING,
-    listed: Sequence[str] = (),
-) -> int:
-    """Upload all of it, and what is listed; the exit code. Failures of one file do not hold up the others, unless none can
-    succeed."""
-    prefix = "" if not folder else folder.rstrip("/") + "/"
-    found = find(paths, listed, prefix, name, filters, encode=encode)
-    return await put_found(client, reporter, found, if_exists=if_exists, checksum=checksum, verbose=verbose)
 
 
 async def put_found(
@@ -160,13 +126,17 @@ async def put_found(
     checksum: bool,
     verbose: bool,
 ) -> int:
-    """As `put_all`, of files that were found. If nobody chose `if_exists`, new files replace others of their names, where
-    the server can do that."""
+    """Upload all of it; the exit code. Failures of one file do not hold up the others, unless none can succeed.
+
+    If nobody chose `if_exists`, new files replace others of their names, where the server can do that."""
     for each in found.skipped:
         reporter.show(each)
-    _note_empty(reporter, found.empty)
+    if empty := found.empty:
+        shown = ", ".join(empty[:_EXAMPLES]) + (", …" if len(empty) > _EXAMPLES else "")
+        folders = "empty folder is" if len(empty) == 1 else "empty folders are"
+        reporter.show(Noted(f"{len(empty)} {folders} left out, as the server keeps files alone: {shown}"))
     reporter.show(Planned(len(found.files), sum(each.size for each in found.files)))
-    told = Telling(reporter) if verbose else Telling(reporter, found.folder_of)
+    told = Telling(reporter) if verbose else Telling(reporter, lambda local: found.folders.get(local.path))
     try:
         chosen = await choice(client, if_exists)
     except ClientError as error:
@@ -178,12 +148,11 @@ async def put_found(
         await client.upload_many(found.files, if_exists=chosen, checksum=checksum, watcher=told)
         note_kept(reporter, told, if_exists, chosen)
     for refused in found.refused:
-        told.refused(
-            Failed(refused.path, InvalidName.code, refused.reason, retryable=False, together=True), EXIT_FAILED
-        )
+        failed = Failed(refused.path, InvalidName.code, refused.reason, retryable=False, together=True)
+        told.refused(failed, EXIT_FAILED)
     if found.refused:
         reporter.show(NamesRefused(len(found.refused), found.refused[:_EXAMPLES], found.encoded))
-    return told.sum_up(len(found.files) + len(found.refused), set())
+    return told.sum_up(len(found.files) + len(found.refused))
 
 
 async def choice(client: AsyncClient, if_exists: IfExists | None) -> IfExists:
@@ -195,14 +164,6 @@ def note_kept(reporter: Reporter, told: Telling, if_exists: IfExists | None, cho
     """Say that nothing was replaced, though nobody chose that. A URL that leads to no server at all is no old server."""
     if if_exists is None and chosen == "keep" and told.complete:
         reporter.show(Noted("the server is too old to replace files: others of the same names stay beside the new"))
-
-
-def _note_empty(reporter: Reporter, empty: list[str]) -> None:
-    if not empty:
-        return
-    shown = ", ".join(empty[:_EXAMPLES]) + (", …" if len(empty) > _EXAMPLES else "")
-    folders = "empty folder is" if len(empty) == 1 else "empty folders are"
-    reporter.show(Noted(f"{len(empty)} {folders} left out, as the server keeps files alone: {shown}"))
 
 
 async def put_stdin(
@@ -226,7 +187,7 @@ async def put_stdin(
             how: How = "sent" if transfer.progress.moved_bytes else "instant" if file.instant else "present"
             told.ended(Outcome(local, file, how))
             note_kept(reporter, told, if_exists, chosen)
-    return told.sum_up(1, set())
+    return told.sum_up(1)
 
 
 @contextmanager
@@ -234,26 +195,24 @@ def spool() -> Iterator[BinaryIO]:
     """A file without a name, so that nothing stays of it, however this ends: in TMPDIR, or where large files may lie."""
     import tempfile  # here, because most of what is uploaded is in files
 
-    with tempfile.TemporaryFile(dir=None if os.environ.get("TMPDIR") else _large_directory()) as opened:
+    elsewhere = os.environ.get("TMPDIR") or not os.access(_LARGE, os.W_OK | os.X_OK)
+    with tempfile.TemporaryFile(dir=None if elsewhere else _LARGE) as opened:
         yield opened
-
-
-def _large_directory() -> Path | None:
-    return _LARGE if os.access(_LARGE, os.W_OK | os.X_OK) else None
 
 
 async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
     """Read all of standard input; its size. Raises QuotaExceeded as soon as it can't fit, Unreadable."""
-    room = await _room(client, name)
+    usage = await client.usage()
+    # More is sure to be refused: beside what is available it may be what is there already, or has begun.
+    there = sum(file.size for file in await client.named(name))
+    begun = sum(upload.size for upload in await client.uploads() if upload.name == name)
+    room = usage.available + there + begun
     size = 0
     async for block in _blocks():
         size += len(block)
         if size > room:
-            raise QuotaExceeded(
-                f"standard input is larger than the {human_bytes(room)} that are available",
-                code="quota-exceeded",
-                status=413,
-            )
+            detail = f"standard input is larger than the {human_bytes(room)} that are available"
+            raise QuotaExceeded(detail, code="quota-exceeded", status=413)
         try:
             opened.write(block)
         except OSError as error:
@@ -262,18 +221,13 @@ async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
     return size
 
 
-async def _room(client: AsyncClient, name: str) -> int:
-    """More than this is sure to be refused: beside what is available it may be what is there already, or has begun."""
-    usage = await client.usage()
-    there = sum(file.size for file in await client.named(name))
-    begun = sum(upload.size for upload in await client.uploads() if upload.name == name)
-    return usage.available + there + begun
-
-
 async def _blocks() -> AsyncIterator[bytes]:
     while True:
         await _wait_for_bytes()
-        block = _read()
+        try:
+            block = os.read(_DESCRIPTOR, _BLOCK_BYTES)
+        except OSError as error:
+            raise Unreadable(f"standard input: {error.strerror}") from error
         if not block:
             return
         yield block
@@ -293,18 +247,15 @@ async def _wait_for_bytes() -> None:
         loop.remove_reader(_DESCRIPTOR)
 
 
-def _read() -> bytes:
-    try:
-        return os.read(_DESCRIPTOR, _BLOCK_BYTES)
-    except OSError as error:
-        raise Unreadable(f"standard input: {error.strerror}") from error
-
-
 async def put_rest(client: AsyncClient, reporter: Reporter, path: str, name_or_id: str) -> int:
     """Send the rest of the file, and say how it ended; the exit code. Raises ClientError where no upload is meant."""
-    upload = _the_one(await client.uploads(), name_or_id)
+    meant = [upload for upload in await client.uploads() if name_or_id in (upload.id, upload.name)]
+    if not meant:
+        raise NotFound(f"there is no open upload {name_or_id!r}", code="upload-not-found", status=404)
+    if len(meant) > 1:
+        raise AmbiguousName(f"several open uploads are called so; which: {', '.join(each.id for each in meant)}")
+    upload, told = meant[0], Telling(reporter)
     local = LocalFile.at(path, upload.name)
-    told = Telling(reporter)
     reporter.show(Planned(1, local.size))
     told.begun(local)
     try:
@@ -313,13 +264,4 @@ async def put_rest(client: AsyncClient, reporter: Reporter, path: str, name_or_i
         told.ended(Outcome(local, error=error))
     else:
         told.ended(Outcome(local, file, "sent"))
-    return told.sum_up(1, set())
-
-
-def _the_one(uploads: list[Upload], name_or_id: str) -> Upload:
-    meant = [upload for upload in uploads if name_or_id in (upload.id, upload.name)]
-    if not meant:
-        raise NotFound(f"there is no open upload {name_or_id!r}", code="upload-not-found", status=404)
-    if len(meant) > 1:
-        raise AmbiguousName(f"several open uploads are called so; which: {', '.join(each.id for each in meant)}")
-    return meant[0]
+    return told.sum_up(1)

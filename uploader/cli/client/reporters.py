@@ -4,7 +4,7 @@ how what happens to many files becomes events, each for itself, or those of a fo
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import asdict
 from types import TracebackType
 from typing import Self
@@ -12,26 +12,8 @@ from typing import Self
 import click
 import msgspec
 
-from uploader.cli.client.events import (
-    Completed,
-    Event,
-    Failed,
-    FolderEnded,
-    Interrupted,
-    Listed,
-    ListedFolder,
-    ListedUpload,
-    ListedUsage,
-    Moving,
-    NamesRefused,
-    Started,
-    TransferSummary,
-    exit_code_of,
-    failed,
-    is_by_the_way,
-    words_of,
-    worst_of,
-)
+from uploader.cli.client import events
+from uploader.cli.client.events import Event
 from uploader.cli.terminal import shown_path
 from uploader.client import LocalFile, Outcome, Progress, Watcher
 
@@ -51,13 +33,12 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            self.show(Interrupted())
+            self.show(events.Interrupted())
 
     def show(self, event: Event) -> None:
         """A line for each event that matters to a person."""
-        words = words_of(event)
-        if words is not None:
-            self._say(words, by_the_way=is_by_the_way(event))
+        if words := events.words_of(event):
+            self._say(words, by_the_way=events.is_by_the_way(event))
 
     def _say(self, words: str, *, by_the_way: bool) -> None:
         click.echo(words, err=by_the_way)
@@ -67,7 +48,8 @@ class Quiet(Reporter):
     """What went wrong, and what was asked for."""
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Failed | NamesRefused | Listed | ListedFolder | ListedUpload | ListedUsage):
+        listed = events.Listed | events.ListedFolder | events.ListedUpload | events.ListedUsage
+        if isinstance(event, events.Failed | events.NamesRefused | listed):
             super().show(event)
 
 
@@ -78,17 +60,13 @@ class JsonLines(Reporter):
         self._told_at: dict[str, float] = {}
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Moving) and not self._is_due(event):
-            return
+        if isinstance(event, events.Moving):
+            now = time.monotonic()
+            if now - self._told_at.get(event.path, float("-inf")) < _JSON_INTERVAL_SECONDS:
+                return
+            self._told_at[event.path] = now
         sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
         sys.stdout.flush()
-
-    def _is_due(self, event: Moving) -> bool:
-        now = time.monotonic()
-        due = now - self._told_at.get(event.path, float("-inf")) >= _JSON_INTERVAL_SECONDS
-        if due:
-            self._told_at[event.path] = now
-        return due
 
 
 class Count(msgspec.Struct):
@@ -117,73 +95,91 @@ class Count(msgspec.Struct):
         return {**hows, "failed": self.failed, "replaced": self.replaced, "bytes": self.bytes}
 
 
-class Telling(Watcher):
-    """Makes events of what happens to the files, and counts. Failures are told of each for itself."""
+class FileTelling(Watcher):
+    """Makes events of the files that begin and move, and keeps what a summary tells of all of them."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self.codes: set[int] = set()
+        self._began_at = time.monotonic()
+        self._spared: dict[str, int] = {}
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began_at
+
+    @property
+    def spared_bytes(self) -> int:
+        return sum(self._spared.values())
+
+    def begun(self, local: LocalFile) -> None:
+        self.reporter.show(events.Started(shown_path(local.path), local.name, local.size))
+
+    def moved(self, local: LocalFile, progress: Progress) -> None:
+        path = shown_path(local.path)
+        self._spared[path] = progress.spared_bytes
+        self.reporter.show(moving(path, progress))
+
+
+class Telling(FileTelling):
+    """Tells of what becomes of the files, too, and counts. Failures are told of each for itself."""
 
     def __init__(self, reporter: Reporter, folder_of: FolderOf = lambda _local: None) -> None:
-        self._reporter = reporter
+        super().__init__(reporter)
         self._folder_of = folder_of
-        self._began_at = time.monotonic()
         self._all = Count()
         self._folders: dict[str, Count] = defaultdict(Count)
         self._moved: dict[str, int] = {}
         self._moved_bytes = 0
-        self._spared: dict[str, int] = {}
-        self.codes: set[int] = set()
 
     @property
     def complete(self) -> int:
         """How many files are whole at the other end."""
         return self._all.complete
 
-    def begun(self, local: LocalFile) -> None:
-        self._reporter.show(Started(shown_path(local.path), local.name, local.size))
-
     def moved(self, local: LocalFile, progress: Progress) -> None:
-        path = shown_path(local.path)
-        self._moved[path] = progress.moved_bytes
-        self._spared[path] = progress.spared_bytes
-        self._reporter.show(moving(path, progress))
+        self._moved[shown_path(local.path)] = progress.moved_bytes
+        super().moved(local, progress)
 
     def ended(self, outcome: Outcome) -> None:
-        path, error, folder = shown_path(outcome.local.path), outcome.error, self._folder_of(outcome.local)
+        path, folder = shown_path(outcome.local.path), self._folder_of(outcome.local)
         self._all.add(outcome)
         if folder is not None:
             self._folders[folder].add(outcome)
-        if error is not None:
-            self.codes.add(exit_code_of(error))
-            self._reporter.show(failed(path, error))
+        if outcome.error is not None:
+            self.codes.add(events.exit_code_of(outcome.error))
+            self.reporter.show(events.failed(path, outcome.error))
         elif outcome.file is not None:
             sent_bytes = outcome.file.size if outcome.how in ("sent", "fetched") else 0
             self._moved.setdefault(path, sent_bytes)
-            self._reporter.show(Completed(path, outcome.file, outcome.how, len(outcome.replaced), folder))
+            self.reporter.show(events.Completed(path, outcome.file, outcome.how, len(outcome.replaced), folder))
         self._moved_bytes += self._moved.pop(path, 0)
 
-    def refused(self, refusal: Failed, code: int) -> None:
+    def refused(self, refusal: events.Failed, code: int) -> None:
         """A file that is not even begun."""
         self._all.failed += 1
         self.codes.add(code)
-        self._reporter.show(refusal)
+        self.reporter.show(refusal)
 
-    def sum_up(self, files: int, codes: set[int]) -> int:
+    def sum_up(self, files: int, codes: Set[int] = frozenset()) -> int:
         """Tell how many of so many files came to what; the exit code, if other things ended with `codes`."""
         for folder, count in self._folders.items():
-            self._reporter.show(FolderEnded(folder, count.complete + count.failed, **count.words()))
-        code, seconds = worst_of(codes | self.codes), time.monotonic() - self._began_at
-        summary = TransferSummary(
+            self.reporter.show(events.FolderEnded(folder, count.complete + count.failed, **count.words()))
+        code, seconds = events.worst_of(self.codes | codes), self.seconds
+        summary = events.TransferSummary(
             files=files,
             complete=self._all.complete,
             left=max(0, files - self._all.complete - self._all.failed),
             seconds=seconds,
             exit_code=code,
             moved_bytes=self._moved_bytes,
-            spared_bytes=sum(self._spared.values()),
+            spared_bytes=self.spared_bytes,
             bytes_per_second=self._moved_bytes / seconds if seconds else None,
             **self._all.words(),
         )
-        self._reporter.show(summary)
+        self.reporter.show(summary)
         return code
 
 
-def moving(path: str, progress: Progress) -> Moving:
-    return Moving(path, **asdict(progress))
+def moving(path: str, progress: Progress) -> events.Moving:
+    return events.Moving(path, **asdict(progress))

@@ -8,7 +8,6 @@ import asyncio
 import errno
 import os
 import stat
-import time
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -18,46 +17,13 @@ from typing import IO, Any, Literal
 
 import click
 
-from uploader.cli.client import options
+from uploader.cli.client import events, options
 from uploader.cli.client.connection import run_client
-from uploader.cli.client.events import (
-    Completed,
-    Deleted,
-    DeletedHere,
-    Noted,
-    Planned,
-    Skipped,
-    Started,
-    SyncSummary,
-    Would,
-    count_of_files,
-    exit_code_of,
-    failed,
-    worst_of,
-)
 from uploader.cli.client.filters import Filters
 from uploader.cli.client.names import InTheWay, NoSuchFile
-from uploader.cli.client.reporters import Reporter, moving
+from uploader.cli.client.reporters import FileTelling, Reporter
 from uploader.cli.terminal import EXIT_USAGE, fail, shown_path
-from uploader.client import (
-    AsyncClient,
-    ClientError,
-    File,
-    FileChanged,
-    InvalidName,
-    LeadsOutside,
-    LocalFile,
-    NotFound,
-    Outcome,
-    Progress,
-    TargetExists,
-    Unauthenticated,
-    Unreachable,
-    Unreadable,
-    Unwritable,
-    Wanted,
-    Watcher,
-)
+from uploader.client import AsyncClient, ClientError, File, LocalFile, Outcome, Wanted, errors
 from uploader.client.download import sha256_of, sorted_out
 from uploader.client.files import There, named_apart
 from uploader.client.plan import checked_name, folder_name, folders_of
@@ -124,7 +90,7 @@ def _prefix(word: str) -> str:
     name = word.removeprefix(_REMOTE).rstrip("/")
     try:
         return folder_name(checked_name(name)) if name else ""
-    except InvalidName as error:
+    except errors.InvalidName as error:
         fail(error.detail, EXIT_USAGE)
 
 
@@ -199,12 +165,12 @@ def delete_file(root: Path, path: str, seen: os.stat_result) -> None:
     try:
         now = here.lstat()
         if (now.st_ino, now.st_size, now.st_mtime_ns) != (seen.st_ino, seen.st_size, seen.st_mtime_ns):
-            raise FileChanged(f"{here} changed meanwhile, and is not deleted")
+            raise errors.FileChanged(f"{here} changed meanwhile, and is not deleted")
         here.unlink()
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise Unwritable(f"{here}: {error.strerror}") from error
+        raise errors.Unwritable(f"{here}: {error.strerror}") from error
 
 
 def delete_folder(root: Path, path: str) -> bool:
@@ -215,7 +181,7 @@ def delete_folder(root: Path, path: str) -> bool:
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
             return False
-        raise Unwritable(f"{here}: {error.strerror}") from error
+        raise errors.Unwritable(f"{here}: {error.strerror}") from error
     return True
 
 
@@ -226,7 +192,7 @@ def _inside(root: Path, path: str) -> Path:
     for folder in folders:
         directory /= folder
         if directory.is_symlink():
-            raise LeadsOutside(f"{directory} is a symbolic link: {path} would be elsewhere")
+            raise errors.LeadsOutside(f"{directory} is a symbolic link: {path} would be elsewhere")
     return directory / last
 
 
@@ -236,18 +202,15 @@ class SourceEmpty(ClientError):
     code = "source-empty"
 
 
-class SyncTelling(Watcher):
+class SyncTelling(FileTelling):
     """Tells of what is done, and counts. What a dry run would do counts as done."""
 
     def __init__(self, reporter: Reporter, folder: str | None, *, dry_run: bool) -> None:
         """`folder`: the word that all files come by, unless each is to be told of for itself."""
-        self.reporter = reporter
+        super().__init__(reporter)
         self.dry_run = dry_run
         self.files = self.moved_files = self.present = self.deleted = self.failed = self.bytes = 0
-        self.codes: set[int] = set()
-        self._spared_bytes: dict[str, int] = {}
         self._folder = folder
-        self._started_at = time.monotonic()
 
     @property
     def left(self) -> int:
@@ -258,14 +221,6 @@ class SyncTelling(Watcher):
         """Whether nothing failed, and no more is left than those that wait for something."""
         return not self.codes and self.left == waiting
 
-    def begun(self, local: LocalFile) -> None:
-        self.reporter.show(Started(shown_path(local.path), local.name, local.size))
-
-    def moved(self, local: LocalFile, progress: Progress) -> None:
-        path = shown_path(local.path)
-        self._spared_bytes[path] = progress.spared_bytes
-        self.reporter.show(moving(path, progress))
-
     def ended(self, outcome: Outcome) -> None:
         path = shown_path(outcome.local.path)
         if outcome.error is not None:
@@ -274,7 +229,7 @@ class SyncTelling(Watcher):
             self.present += outcome.how == "present"
             self.moved_files += outcome.how != "present"
             self.bytes += outcome.file.size if outcome.how in ("sent", "fetched") else 0
-            self.reporter.show(Completed(path, outcome.file, outcome.how, folder=self._folder))
+            self.reporter.show(events.Completed(path, outcome.file, outcome.how, folder=self._folder))
 
     def would(self, action: Literal["send", "replace", "fetch", "delete"], path: str, size: int) -> None:
         if action == "delete":
@@ -282,45 +237,43 @@ class SyncTelling(Watcher):
         else:
             self.moved_files += 1
             self.bytes += size
-        self.reporter.show(Would(action, shown_path(path), size))
+        self.reporter.show(events.Would(action, shown_path(path), size))
 
     def fail(self, path: str, error: ClientError, *, is_file: bool = True) -> None:
         """Of one file of the source, or of something else."""
         self.failed += is_file
-        self.codes.add(exit_code_of(error))
-        self.reporter.show(failed(shown_path(path), error))
+        self.codes.add(events.exit_code_of(error))
+        self.reporter.show(events.failed(shown_path(path), error))
 
     def unreadable(self, tree: Tree) -> None:
         for folder, why in tree.unreadable.items():
             path = shown_path(tree.root / folder)
-            self.fail(path, Unreadable(f"{path}: {why}"), is_file=False)
+            self.fail(path, errors.Unreadable(f"{path}: {why}"), is_file=False)
 
     def skipped(self, tree: Tree) -> None:
-        """What is neither sent nor deleted."""
+        """Tell of what is neither sent nor deleted."""
         for path, reason in tree.others.items():
-            self.reporter.show(Skipped(shown_path(tree.root / path), reason))
+            self.reporter.show(events.Skipped(shown_path(tree.root / path), reason))
 
-    def missing(self, path: str) -> None:
-        """What was listed, and the source has not."""
-        self.fail(path, NoSuchFile(f"there is no {shown_path(path)} in the source"), is_file=False)
+    def missing(self, paths: Iterable[str]) -> None:
+        """Tell of what was listed, and the source has not."""
+        for path in sorted(paths):
+            self.fail(path, NoSuchFile(f"there is no {shown_path(path)} in the source"), is_file=False)
 
-    def spared(self, count: int) -> None:
-        """So many would be deleted, if it were sure that the source has not got them."""
-        self.reporter.show(Noted(f"not all went well, so none of {count_of_files(count)} at the target is deleted"))
-
-    def nothing_there(self, source: str, count: int) -> None:
-        """An empty source is rather not mounted, or another one than was meant."""
-        self.fail(
-            source,
-            SourceEmpty(f"the source has no files, so none of {count_of_files(count)} at the target is deleted"),
-            is_file=False,
-        )
+    def may_delete(self, source: str, count: int, *, is_empty: bool, waiting: int = 0) -> bool:
+        """Whether so many may be deleted, as it is sure that the source has not got them; tells why not."""
+        kept = f"none of {events.count_of_files(count)} at the target is deleted"
+        if count and is_empty:  # it is rather not mounted, or another one than was meant
+            self.fail(source, SourceEmpty(f"the source has no files, so {kept}"), is_file=False)
+        elif count and not self.is_well(waiting):
+            self.reporter.show(events.Noted(f"not all went well, so {kept}"))
+        return self.is_well(waiting)
 
     def sum_up(self) -> int:
         """The exit code."""
-        code = worst_of(self.codes)
+        code = events.worst_of(self.codes)
         self.reporter.show(
-            SyncSummary(
+            events.SyncSummary(
                 files=self.files,
                 moved=self.moved_files,
                 present=self.present,
@@ -328,10 +281,10 @@ class SyncTelling(Watcher):
                 failed=self.failed,
                 left=self.left,
                 bytes=self.bytes,
-                seconds=time.monotonic() - self._started_at,
+                seconds=self.seconds,
                 dry_run=self.dry_run,
                 exit_code=code,
-                spared_bytes=sum(self._spared_bytes.values()),
+                spared_bytes=self.spared_bytes,
             )
         )
         return code
@@ -349,10 +302,16 @@ class Sync:
     delete: bool
     checksum: bool
 
+    async def _is_present(self, unchanged: File | None, path: str | os.PathLike[str], sha256: str | None) -> bool:
+        """Count what is at both ends, by size and time. A dry run reads what it would compare by its `sha256`."""
+        same = unchanged is not None and not self.checksum
+        if not same and self.told.dry_run and sha256 is not None:
+            same = await asyncio.to_thread(has_content, path, sha256)
+        self.told.present += same
+        return same
+
 
 class Upwards(Sync):
-    """One run."""
-
     async def run(self, source: Path) -> int:
         """The exit code. Raises ClientError, where nothing was done."""
         await self._check_target()
@@ -368,14 +327,14 @@ class Upwards(Sync):
         blocked = self._blocked(named, there, extras)
         wanted = [named[name] for name in named if name not in blocked]
         changed = await self._changed(wanted, there)
-        self.told.reporter.show(Planned(len(changed), sum(local.size for local in changed)))
+        self.told.reporter.show(events.Planned(len(changed), sum(local.size for local in changed)))
         if self.told.dry_run:
             for local in changed:
                 self.told.would("replace" if local.name in there else "send", local.name, local.size)
         elif changed:
             await self.client.upload_many(changed, if_exists="replace", checksum=self.checksum, watcher=self.told)
         if self.delete and extras:
-            await self._delete_all(tree, extras)
+            await self._delete_all(tree, [file for files in extras.values() for file in files])
         return self.told.sum_up()
 
     async def _check_target(self) -> None:
@@ -403,9 +362,9 @@ class Upwards(Sync):
         empty = sum(folder not in found for folder in tree.folders)
         if empty and not self.filters:
             folders = "1 folder is" if empty == 1 else f"{empty} folders are"
-            self.told.reporter.show(Noted(f"{folders} left out: there are no files in it, and a server has only files"))
-        for path in sorted(listed - found - set(tree.folders)):
-            self.told.missing(path)
+            why = "there are no files in it, and a server has only files"
+            self.told.reporter.show(events.Noted(f"{folders} left out: {why}"))
+        self.told.missing(listed - found - set(tree.folders))
 
     def _extras(self, tree: Tree, named: dict[str, LocalFile], there: dict[str, list[File]]) -> dict[str, list[File]]:
         """What the target has and the source has not. What a link stands for here is not known, so it is left alone."""
@@ -438,27 +397,18 @@ class Upwards(Sync):
         return blocked
 
     async def _changed(self, wanted: list[LocalFile], there: dict[str, list[File]]) -> list[LocalFile]:
-        """Those that are not there by size and time. A dry run reads what it would compare."""
         known = There((file for files in there.values() for file in files), "replace")
         changed = []
         for local in wanted:
-            same = not self.checksum and known.unchanged(local) is not None
-            if not same and self.told.dry_run:
-                candidates = known.candidates(local.name, local.size)
-                same = bool(candidates) and await asyncio.to_thread(has_content, local.path, candidates[0].sha256)
-            if same:
-                self.told.present += 1
-            else:
+            sha256 = next((file.sha256 for file in known.candidates(local.name, local.size)), None)
+            if not await self._is_present(known.unchanged(local), local.path, sha256):
                 changed.append(local)
         return changed
 
-    async def _delete_all(self, tree: Tree, extras: dict[str, list[File]]) -> None:
-        files = [file for files in extras.values() for file in files]
-        if tree.is_empty:
-            self.told.nothing_there(shown_path(tree.root), len(files))
-        elif not self.told.is_well():
-            self.told.spared(len(files))
-        elif self.told.dry_run:
+    async def _delete_all(self, tree: Tree, files: list[File]) -> None:
+        if not self.told.may_delete(shown_path(tree.root), len(files), is_empty=tree.is_empty):
+            return
+        if self.told.dry_run:
             for file in files:
                 self.told.would("delete", file.name, file.size)
         else:
@@ -469,20 +419,18 @@ class Upwards(Sync):
         for file in waiting:
             try:
                 await self.client.delete(file.id)
-            except NotFound:
+            except errors.NotFound:
                 continue
             except ClientError as error:
-                if isinstance(error, Unauthenticated | Unreachable):
+                if isinstance(error, errors.Unauthenticated | errors.Unreachable):
                     raise
                 self.told.fail(file.name, error, is_file=False)
             else:
                 self.told.deleted += 1
-                self.told.reporter.show(Deleted(file))
+                self.told.reporter.show(events.Deleted(file))
 
 
 class Downwards(Sync):
-    """One run."""
-
     async def run(self, target: Path) -> int:
         """The exit code. Raises ClientError, where nothing was done."""
         files = sorted([file async for file in self.client.files(self.prefix or None)], key=lambda file: file.name)
@@ -493,16 +441,18 @@ class Downwards(Sync):
         if self.delete:
             self.told.skipped(tree)
         wanted = self._wanted(files)
-        extras = self._extras(tree, files)
+        names = {file.name.removeprefix(self.prefix) for file in files}
+        extras = [path for path in tree.files if path not in names]  # what the source has not
         now, later = self._parted(tree, wanted, extras)
         changed = await self._changed(tree, now)
-        self.told.reporter.show(Planned(len(changed) + len(later), sum(each.file.size for each in [*changed, *later])))
+        planned = [each.file.size for each in (*changed, *later)]
+        self.told.reporter.show(events.Planned(len(planned), sum(planned)))
         await self._fetch(target, changed)
-        may_delete = self.delete and self._is_sure(tree, files, extras, waiting=len(later))
-        if may_delete:
+        source, waiting = f":{self.prefix}", len(later)
+        if self.delete and self.told.may_delete(source, len(extras), is_empty=not files, waiting=waiting):
             await self._delete_all(tree, extras)
-        if may_delete and self.told.is_well(len(later)):
-            await self._fetch(target, self._cleared(target, later))
+            if self.told.is_well(waiting):
+                await self._fetch(target, self._cleared(target, later))
         return self.told.sum_up()
 
     def _wanted(self, files: Iterable[File]) -> list[Wanted]:
@@ -513,14 +463,8 @@ class Downwards(Sync):
             self.told.fail(each.file.name, error)
         self.told.files = len(kept) + len(refused)
         found = {folder for each in kept for folder in (each.path, *folders_of(each.path))}
-        for path in sorted((self.filters.listed or set()) - found):
-            self.told.missing(path)
+        self.told.missing((self.filters.listed or set()) - found)
         return kept
-
-    def _extras(self, tree: Tree, files: Iterable[File]) -> list[str]:
-        """What the target has and the source has not."""
-        names = {file.name.removeprefix(self.prefix) for file in files}
-        return [path for path in tree.files if path not in names]
 
     def _parted(self, tree: Tree, wanted: list[Wanted], extras: list[str]) -> tuple[list[Wanted], list[Wanted]]:
         """Those that can come now, and those that have to wait until what is in their way is deleted."""
@@ -536,11 +480,10 @@ class Downwards(Sync):
             else:
                 what = "a file" if in_the_way else "a folder"
                 path = shown_path(tree.root / (in_the_way or each.path))
-                self.told.fail(each.file.name, TargetExists(f"{path} is {what}, and it is not deleted"))
+                self.told.fail(each.file.name, errors.TargetExists(f"{path} is {what}, and it is not deleted"))
         return now, later
 
     async def _changed(self, tree: Tree, wanted: list[Wanted]) -> list[Wanted]:
-        """Those that are not here by size and time. A dry run reads what it would compare."""
         changed = []
         for each in wanted:
             status = tree.files.get(each.path)
@@ -548,12 +491,8 @@ class Downwards(Sync):
                 changed.append(each)
                 continue
             here = LocalFile(tree.root / each.path, each.file.name, status.st_size, status.st_mtime_ns)
-            same = not self.checksum and There([each.file], "keep").unchanged(here) is not None
-            if not same and self.told.dry_run and status.st_size == each.file.size:
-                same = await asyncio.to_thread(has_content, tree.root / each.path, each.file.sha256)
-            if same:
-                self.told.present += 1
-            else:
+            sha256 = each.file.sha256 if here.size == each.file.size else None
+            if not await self._is_present(There([each.file], "keep").unchanged(here), here.path, sha256):
                 changed.append(each)
         return changed
 
@@ -563,15 +502,6 @@ class Downwards(Sync):
                 self.told.would("fetch", str(target / each.path), each.file.size)
             return
         await self.client.download_many(wanted, target, overwrite=True, checksum=self.checksum, watcher=self.told)
-
-    def _is_sure(self, tree: Tree, files: list[File], extras: list[str], *, waiting: int) -> bool:
-        """Whether what the source has not may be deleted; tells why not."""
-        if not files and extras:
-            self.told.nothing_there(f":{self.prefix}", len(extras))
-            return False
-        if extras and not self.told.is_well(waiting):
-            self.told.spared(len(extras))
-        return self.told.is_well(waiting)
 
     async def _delete_all(self, tree: Tree, extras: list[str]) -> None:
         """The files, and then the folders that are empty; with filters only those that became so."""
@@ -586,7 +516,7 @@ class Downwards(Sync):
                 self.told.fail(here, error, is_file=False)
             else:
                 self.told.deleted += 1
-                self.told.reporter.show(DeletedHere(here, status.st_size))
+                self.told.reporter.show(events.DeletedHere(here, status.st_size))
         if self.told.dry_run:
             return
         emptied = {folder for path in extras for folder in folders_of(path)}
@@ -595,7 +525,7 @@ class Downwards(Sync):
             here = shown_path(tree.root / folder)
             try:
                 if may_go and await asyncio.to_thread(delete_folder, tree.root, folder):
-                    self.told.reporter.show(DeletedHere(f"{here}/", 0))
+                    self.told.reporter.show(events.DeletedHere(f"{here}/", 0))
             except ClientError as error:
                 self.told.fail(here, error, is_file=False)
 
@@ -605,7 +535,7 @@ class Downwards(Sync):
         for each in wanted:
             path = target / each.path
             if path.is_dir() and not path.is_symlink() and not self.told.dry_run:
-                error = TargetExists(f"{shown_path(path)} is a folder, with what is not deleted")
+                error = errors.TargetExists(f"{shown_path(path)} is a folder, with what is not deleted")
                 self.told.fail(each.file.name, error)
             else:
                 cleared.append(each)
