@@ -40,7 +40,13 @@ class Profile(Struct, frozen=True):
     def is_readable_on_the_way(self) -> bool:
         """Whether the token goes to another machine without TLS. Raises ValueError if the URL is none."""
         parts = urlsplit(self.url)
-        return self.token is not None and parts.scheme == "http" and not _is_this_machine(parts.hostname or "")
+        host = parts.hostname or ""
+        if self.token is None or parts.scheme != "http":
+            return False
+        try:
+            return not ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host != "localhost" and not host.endswith(".localhost")
 
 
 def profile_of_link(link: str) -> Profile | None:
@@ -57,13 +63,12 @@ def profile_path(environment: Mapping[str, str]) -> Path:
     return directory / "uploader" / "client.toml"
 
 
-def load_profile(environment: Mapping[str, str] | None = None) -> Profile | None:
+def load_profile(environment: Mapping[str, str] = os.environ) -> Profile | None:
     """`UPLOADER_URL` and `UPLOADER_TOKEN` go before the file. None where neither names a server. Raises ValueError, saying
     what is wrong with the file.
 
     A kept token is for the server it was kept with, and is never shown to another one.
     """
-    environment = os.environ if environment is None else environment
     kept = _read(profile_path(environment))
     url = environment.get("UPLOADER_URL") or kept.get("url")
     if not url:
@@ -74,9 +79,9 @@ def load_profile(environment: Mapping[str, str] | None = None) -> Profile | None
     return Profile(url, token or None)
 
 
-def save_profile(profile: Profile, environment: Mapping[str, str] | None = None) -> Path:
+def save_profile(profile: Profile, environment: Mapping[str, str] = os.environ) -> Path:
     """Keep it, readable by nobody else. Raises OSError."""
-    path = profile_path(os.environ if environment is None else environment)
+    path = profile_path(environment)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     members = {"url": profile.url, "token": profile.token}
     # A JSON string is a TOML string, too.
@@ -88,13 +93,6 @@ def save_profile(profile: Profile, environment: Mapping[str, str] | None = None)
         opened.writelines(lines)
     new.replace(path)
     return path
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -110,8 +108,7 @@ def _read(path: Path) -> dict[str, str]:
     return {name: value for name, value in kept.items() if isinstance(value, str)}
 
 
-def kept_profile() -> "Profile | None":
-    """Who is logged in."""
+def kept_profile() -> Profile | None:
     try:
         return load_profile()
     except ValueError as error:
@@ -123,7 +120,7 @@ def run_client(
     *,
     as_json: bool,
     quiet: bool,
-    profile: "Profile | None" = None,
+    profile: Profile | None = None,
     patience_seconds: float = _SHORT_PATIENCE_SECONDS,
     **options: Any,
 ) -> None:
@@ -131,10 +128,18 @@ def run_client(
     profile = profile or kept_profile() or fail(_NOBODY, EXIT_CONFIGURATION)
 
     async def run(reporter: Reporter) -> int:
-        retries = _Retries(reporter)
+        told_at: dict[str, float] = {}
+
+        def tell(error: ClientError, pause_seconds: float) -> None:
+            """Of each trouble a person is told but once."""
+            now = time.monotonic()
+            repeated = now - told_at.get(error.detail, -_SAME_TROUBLE_SECONDS) < _SAME_TROUBLE_SECONDS
+            told_at[error.detail] = now
+            reporter.show(events.Retrying(error.code, error.detail, pause_seconds, repeated))
+
         patience = Patience(give_up_after_seconds=patience_seconds)
         try:
-            client = AsyncClient(profile.url, profile.token, patience=patience, on_retry=retries.tell, **options)
+            client = AsyncClient(profile.url, profile.token, patience=patience, on_retry=tell, **options)
         except ValueError as error:
             fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_CONFIGURATION)
         try:
@@ -163,22 +168,7 @@ def with_client(work: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     return command
 
 
-class _Retries:
-    """Tells of calls that are tried again, and of each trouble to a person but once."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-        self._told: dict[str, float] = {}
-
-    def tell(self, error: ClientError, pause_seconds: float) -> None:
-        now = time.monotonic()
-        repeated = now - self._told.get(error.detail, -_SAME_TROUBLE_SECONDS) < _SAME_TROUBLE_SECONDS
-        self._told[error.detail] = now
-        self._reporter.show(events.Retrying(error.code, error.detail, pause_seconds, repeated))
-
-
 def _make_reporter(*, as_json: bool, quiet: bool) -> Reporter:
-    """Who shows the events of this command."""
     if as_json:
         return JsonLines()
     if quiet:
@@ -205,11 +195,8 @@ def login(url: str | None, as_json: bool, quiet: bool) -> None:
 
     async def work(client: AsyncClient, reporter: Reporter) -> int:
         if profile.is_readable_on_the_way:
-            reporter.show(
-                events.Noted(
-                    f"{profile.url} is no https: on the way to it others can read your token, and all that you send"
-                )
-            )
+            why = "on the way to it others can read your token, and all that you send"
+            reporter.show(events.Noted(f"{profile.url} is no https: {why}"))
         try:
             await client.usage()
             path = save_profile(profile)
@@ -224,7 +211,7 @@ def login(url: str | None, as_json: bool, quiet: bool) -> None:
     run_client(work, as_json=as_json, quiet=quiet, profile=profile)
 
 
-def _ask(url: str | None) -> "Profile":
+def _ask(url: str | None) -> Profile:
     try:
         kept, asks = kept_profile(), sys.stdin.isatty()
         offered = kept.url if kept is not None else DEFAULT_URL

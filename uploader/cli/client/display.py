@@ -15,10 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from types import FrameType, TracebackType
-from typing import TextIO
+from types import FrameType
+from typing import NamedTuple, TextIO
 
 import click
 from rich.cells import cell_len
@@ -61,8 +60,7 @@ _OUTAGE_SECONDS = 5.0
 _STEP_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """Nothing goes on for so long, and why, as far as that is known."""
 
     seconds: float
@@ -97,8 +95,7 @@ class Figures:
             case events.Retrying():
                 self._away = self._away or (self._clock(), event.detail)
             case events.Completed():
-                moved = event.file.size if event.how in ("sent", "fetched") else 0
-                self._end(event.path, moved)
+                self._end(event.path, event.file.size if event.how in ("sent", "fetched") else 0)
                 self._go_on()
             case events.Failed(path=str() as path):
                 self._end(path, 0)
@@ -231,13 +228,10 @@ class Live:
         while not self._stopped.wait(_INTERVAL_SECONDS):
             with self.lock:
                 if not self._stopped.is_set() and self._is_in_foreground():
-                    width, height = self._size()
+                    size = os.get_terminal_size(self._terminal.fileno())
+                    # A terminal that says nothing of it has the size that all had once.
+                    width, height = size.columns or 80, size.lines or 24
                     self._draw(["", *self._lines(min(width, WIDEST_COLUMNS), height - 2)][: height - 1])
-
-    def _size(self) -> tuple[int, int]:
-        """A terminal that says nothing of it has the size that all had once."""
-        size = os.get_terminal_size(self._terminal.fileno())
-        return size.columns or 80, size.lines or 24
 
     def _draw(self, lines: list[str]) -> None:
         up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
@@ -316,9 +310,7 @@ class Bars(Reporter):
         self._live = Live(self._lines)
         self._console = Console(stderr=True, highlight=False)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._live.stop()
         super().__exit__(kind, error, trace)
 
@@ -333,15 +325,13 @@ class Bars(Reporter):
                 self._say(event.all_words(), by_the_way=True)
             else:
                 super().show(event)
-        if not self._live.is_started and self._is_begin(event):
-            self._live.start()
-
-    def _is_begin(self, event: Event) -> bool:
-        """Whether there is something to look at from now on."""
         if isinstance(event, events.Started):
             # Unless the terminal gets the content of the file itself.
-            return event.path != STDOUT or not sys.stdout.isatty()
-        return isinstance(event, events.Retrying) and self._figures.planned.files > 0
+            begins = event.path != STDOUT or not sys.stdout.isatty()
+        else:
+            begins = isinstance(event, events.Retrying) and self._figures.planned.files > 0
+        if begins and not self._live.is_started:
+            self._live.start()
 
     def _say(self, words: str, *, by_the_way: bool) -> None:
         self._live.print_above(words, sys.stderr if by_the_way else sys.stdout)
@@ -365,8 +355,8 @@ class Bars(Reporter):
         if len(moving) > room:
             rows.append([f"and {len(moving) - room} more", *([""] * len(_CELL_COLUMNS))])
         if self._figures.planned.files > 1 or not moving:
-            name, *words = total_words(self._figures)
-            rows.append([name, _bar(self._figures.there_bytes, self._figures.planned.bytes), *words])
+            name, *rest = total_words(self._figures)
+            rows.append([name, _bar(self._figures.there_bytes, self._figures.planned.bytes), *rest])
         for first, *others in rows:
             table.add_row(first, *(others[cell] for cell in cells))
         self._console.width = width
@@ -374,18 +364,20 @@ class Bars(Reporter):
             self._console.print(table)
             waiting = self._figures.waiting()
             if waiting is not None:
-                self._console.print(_waiting_words(waiting), no_wrap=True, overflow="ellipsis", crop=True)
+                since = datetime.now().astimezone() - timedelta(seconds=waiting.seconds)
+                words = f"since {since:%H:%M:%S}, for {human_seconds(waiting.seconds)}: {waiting.why}"
+                text = Text(events.without_control(f"waiting for the server {words}"), style="yellow")
+                self._console.print(text, no_wrap=True, overflow="ellipsis", crop=True)
         return captured.get().splitlines()
 
     def _row_of(self, event: events.Moving) -> list[RenderableType]:
-        there = there_of(event)
-        rate, left = self._figures.bytes_per_second(event.path), self._figures.seconds_left(event.path)
-        return [
-            _bar(there, event.size),
-            f"{human_bytes(there)} of {human_bytes(event.size)}",
-            _rate_words(rate),
-            _beside(event) or _left_words(left),
-        ]
+        there, beside = there_of(event), _left_words(self._figures.seconds_left(event.path))
+        if event.state == "merging":
+            beside = f"merging {percent(event.merged_bytes, event.size)}"
+        elif event.state == "hashing" and event.hashed_bytes < event.size:
+            beside = f"hashing {percent(event.hashed_bytes, event.size)}"
+        rate, much = self._figures.bytes_per_second(event.path), f"{human_bytes(there)} of {human_bytes(event.size)}"
+        return [_bar(there, event.size), much, _rate_words(rate), beside]
 
 
 def total_words(figures: Figures) -> tuple[str, str, str, str]:
@@ -417,20 +409,5 @@ def _left_words(seconds: float | None) -> str:
     return "" if seconds is None else f"{human_seconds(seconds)} left"
 
 
-def _waiting_words(waiting: Waiting) -> Text:
-    since = datetime.now().astimezone() - timedelta(seconds=waiting.seconds)
-    words = f"waiting for the server since {since:%H:%M:%S}, for {human_seconds(waiting.seconds)}: {waiting.why}"
-    return Text(events.without_control(words), style="yellow")
-
-
 def _bar(there: int, size: int) -> ProgressBar:
     return ProgressBar(total=max(size, 1), completed=there if size else 1)
-
-
-def _beside(event: events.Moving) -> str:
-    """What goes on beside the sending."""
-    if event.state == "merging":
-        return f"merging {percent(event.merged_bytes, event.size)}"
-    if event.state == "hashing" and event.hashed_bytes < event.size:
-        return f"hashing {percent(event.hashed_bytes, event.size)}"
-    return ""

@@ -1,7 +1,7 @@
 """`ls`, `rm`, `mv`, `usage`, `uploads` and `cancel`: the commands about what is on the server."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from uploader.cli.client.names import InTheWay, Meaning, complete_names, look_up
 from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import Reporter
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, human_bytes
-from uploader.client import AmbiguousName, AsyncClient, ClientError, File, Folder, ServerTooOld, Upload
+from uploader.client import AmbiguousName, AsyncClient, ClientError, File, Folder, ServerTooOld
 
 
 @click.command()
@@ -57,10 +57,19 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
             error = IsFolder(f"{folder.name} is a folder: say -r to delete all that is in it")
             codes.add(told(reporter, folder.name, error))
     if not yes and any(each.file is None or each.by_pattern for each in removals):
-        await _refuse(client, removals)
+        sizes: dict[str, int] = {}
+        for removal in removals:
+            below = [file async for file in client.files(removal.name)] if removal.file is None else [removal.file]
+            sizes |= {file.id: file.size for file in below}
+        count, size = events.count_of_files(len(sizes)), human_bytes(sum(sizes.values()))
+        fail(f"this deletes {count}, {size}; say --yes", EXIT_USAGE)
     for removal in removals:
         try:
-            await _remove(client, reporter, removal)
+            if removal.file is None:
+                reporter.show(events.DeletedFolder(removal.name, await client.delete_folder(removal.name)))
+            else:
+                await client.delete(removal.file.id)
+                reporter.show(events.Deleted(removal.file))
         except ClientError as error:
             codes.add(told(reporter, removal.name, error))
     return events.worst_of(codes)
@@ -78,7 +87,7 @@ async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, 
     found = one_thing(await look_up(client, name))
     if found.matches:
         raise AmbiguousName(f"{name!r} is a pattern: only one file or folder is moved at a time")
-    old = _name_of(found)
+    old = found.files[0].name if found.folder is None else found.folder.rstrip("/")
     whole = new_name.lstrip("/") + old.rpartition("/")[2] if new_name.endswith("/") else new_name
     if not force and whole != old:
         await _check_free(client, whole, as_folder=not found.is_file)
@@ -100,23 +109,21 @@ async def usage(client: AsyncClient, reporter: Reporter) -> int:
 
 
 async def _list_level(client: AsyncClient, reporter: Reporter, found: Meaning) -> None:
+    for each in (*found.files, *_matched(found.matches)):
+        reporter.show(_listed(each))
+    if found.folder is None:
+        return
     try:
-        async for each in _level(client, found):
-            reporter.show(events.ListedFolder(each) if isinstance(each, Folder) else events.Listed(each))
+        async for below in client.level(found.folder):
+            reporter.show(_listed(below))
     except ServerTooOld as error:
         reporter.show(events.Noted(f"{error.detail}: this is all that is below it"))
         async for file in client.files(found.folder):
             reporter.show(events.Listed(file))
 
 
-async def _level(client: AsyncClient, found: Meaning) -> AsyncIterator[File | Folder]:
-    for file in found.files:
-        yield file
-    for each in _matched(found.matches):
-        yield each
-    if found.folder is not None:
-        async for below in client.level(found.folder):
-            yield below
+def _listed(each: File | Folder) -> events.Listed | events.ListedFolder:
+    return events.ListedFolder(each) if isinstance(each, Folder) else events.Listed(each)
 
 
 def _matched(matches: Iterable[tuple[str, File]]) -> list[File | Folder]:
@@ -156,26 +163,6 @@ def _removals(found: Meaning) -> list[_Removal]:
     ]
 
 
-async def _refuse(client: AsyncClient, removals: Sequence[_Removal]) -> None:
-    sizes: dict[str, int] = {}
-    for removal in removals:
-        below = [file async for file in client.files(removal.name)] if removal.file is None else [removal.file]
-        sizes |= {file.id: file.size for file in below}
-    fail(f"this deletes {events.count_of_files(len(sizes))}, {human_bytes(sum(sizes.values()))}; say --yes", EXIT_USAGE)
-
-
-async def _remove(client: AsyncClient, reporter: Reporter, removal: _Removal) -> None:
-    if removal.file is None:
-        reporter.show(events.DeletedFolder(removal.name, await client.delete_folder(removal.name)))
-        return
-    await client.delete(removal.file.id)
-    reporter.show(events.Deleted(removal.file))
-
-
-def _name_of(found: Meaning) -> str:
-    return found.files[0].name if found.folder is None else found.folder.rstrip("/")
-
-
 async def _check_free(client: AsyncClient, name: str, *, as_folder: bool) -> None:
     """Raises InTheWay."""
     if (await client.page(prefix=f"{name}/", limit=1)).files:
@@ -207,8 +194,8 @@ def cancel(names_or_ids: tuple[str, ...], everything: bool, **shown: Any) -> Non
     async def work(client: AsyncClient, reporter: Reporter) -> int:
         opened = await client.uploads()
         chosen = opened if everything else [each for each in opened if {each.id, each.name} & set(names_or_ids)]
-        codes = set()
-        for missing in _unknown(names_or_ids, opened):
+        codes, known = set(), {word for upload in opened for word in (upload.id, upload.name)}
+        for missing in [word for word in names_or_ids if word not in known]:
             codes.add(events.exit_code_of(ClientError()))
             reporter.show(events.Failed(missing, "upload-not-found", "there is no such open upload", retryable=False))
         for upload in chosen:
@@ -222,8 +209,3 @@ def cancel(names_or_ids: tuple[str, ...], everything: bool, **shown: Any) -> Non
         return events.worst_of(codes)
 
     run_client(work, **shown)
-
-
-def _unknown(names_or_ids: tuple[str, ...], opened: list[Upload]) -> list[str]:
-    known = {word for upload in opened for word in (upload.id, upload.name)}
-    return [word for word in names_or_ids if word not in known]
