@@ -8,24 +8,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec.json import Decoder
 
+from uploader.client import model
 from uploader.client.errors import BadAnswer, NotFound, ServerProblem, ServerTooOld
-from uploader.client.model import (
-    Changed,
-    Complete,
-    Config,
-    Digests,
-    File,
-    FilePage,
-    Line,
-    Lines,
-    Opened,
-    Sent,
-    State,
-    Upload,
-    UploadList,
-    UploadStatus,
-    Usage,
-)
 from uploader.client.pace import Retrying
 
 if TYPE_CHECKING:
@@ -41,18 +25,18 @@ _MANY_FILES_SECONDS = 600.0
 EMPTY_ARCHIVE = bytes(1024)
 _OCTETS = {"Content-Type": "application/octet-stream"}
 _TAR = {"Content-Type": "application/x-tar"}
-_OPENED: Decoder[Opened] = Decoder(Opened)
-_STANDING: Decoder[UploadStatus] = Decoder(UploadStatus)
-_SENT: Decoder[Sent] = Decoder(Sent)
-_COMPLETE = Decoder(Complete)
-_UPLOADS = Decoder(UploadList)
-_FILE = Decoder(File)
-_PAGE = Decoder(FilePage)
-_CHANGED = Decoder(Changed)
-_USAGE = Decoder(Usage)
-_CONFIG = Decoder(Config)
-_LINES = Decoder(Lines)
-_STATES = Decoder(dict[str, State])
+_OPENED: Decoder[model.Opened] = Decoder(model.Opened)
+_STANDING: Decoder[model.UploadStatus] = Decoder(model.UploadStatus)
+_SENT: Decoder[model.Sent] = Decoder(model.Sent)
+_COMPLETE = Decoder(model.Complete)
+_UPLOADS = Decoder(model.UploadList)
+_FILE = Decoder(model.File)
+_PAGE = Decoder(model.FilePage)
+_CHANGED = Decoder(model.Changed)
+_USAGE = Decoder(model.Usage)
+_CONFIG = Decoder(model.Config)
+_LINES = Decoder(model.Lines)
+_STATES = Decoder(dict[str, model.State])
 
 
 class Api:
@@ -69,7 +53,7 @@ class Api:
 
     # Uploading
 
-    async def config(self) -> Config:
+    async def config(self) -> model.Config:
         return await self._call("GET", "/config", _CONFIG)
 
     async def takes_batches(self) -> bool:
@@ -85,28 +69,28 @@ class Api:
 
     async def open_file(
         self,
-        digests: Digests,
+        digests: model.Digests,
         name: str,
         size: int,
         chunk_size: int | None,
         *,
         instant: bool,
         wishes: Mapping[str, str],
-    ) -> Opened:
+    ) -> model.Opened:
         body = _without_none(name=name, size=size, chunk_size=chunk_size, sha256=digests.sha256, instant=instant)
         return await self._call("POST", f"/files/{digests.md5}", _OPENED, body=body | dict(wishes))
 
     async def open_upload(
         self, name: str, size: int, chunk_size: int | None, key: str, wishes: Mapping[str, str]
-    ) -> UploadStatus:
+    ) -> model.UploadStatus:
         body = _without_none(name=name, size=size, chunk_size=chunk_size)
         return await self._call(
             "POST", "/uploads", _STANDING, body=body | dict(wishes), headers={"Idempotency-Key": key}
         )
 
     async def put_file_once(
-        self, digests: Digests, name: str, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
-    ) -> tuple[File, bool]:
+        self, digests: model.Digests, name: str, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
+    ) -> tuple[model.File, bool]:
         """One attempt to send a whole file; the file, and whether it was there already."""
         params = {"name": name, "sha256": digests.sha256, **wishes}
         headers = {"Content-Length": str(length), **_OCTETS}
@@ -116,7 +100,7 @@ class Api:
 
     async def put_batch_once(
         self, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
-    ) -> Sequence[Line]:
+    ) -> Sequence[model.Line]:
         """One attempt to send an archive; what became of its members, of those that arrived if it did not whole."""
         headers = {"Content-Length": str(length), **_TAR}
         try:
@@ -127,29 +111,29 @@ class Api:
             if error.code != "invalid-archive" or not error.fields.get("results"):
                 raise
             try:
-                return msgspec.convert(error.fields["results"], list[Line])
+                return msgspec.convert(error.fields["results"], list[model.Line])
             except msgspec.ValidationError:
                 raise error from None
         return _decode(response, _LINES).results
 
-    async def states(self, md5s: Sequence[str]) -> dict[str, State]:
+    async def states(self, md5s: Sequence[str]) -> dict[str, model.State]:
         return await self._call("POST", "/files/status", _STATES, body={"md5s": md5s})
 
-    async def tell(self, upload_id: str, digests: Digests) -> Opened:
+    async def tell(self, upload_id: str, digests: model.Digests) -> model.Opened:
         body = {"md5": digests.md5, "sha256": digests.sha256}
         return await self._call("PATCH", f"/uploads/{_segment(upload_id)}", _OPENED, body=body)
 
-    async def prove(self, upload_id: str | None, md5: str, challenge_id: str, name: str, proof: str) -> Complete:
+    async def prove(self, upload_id: str | None, md5: str, challenge_id: str, name: str, proof: str) -> model.Complete:
         place = f"/files/{md5}" if upload_id is None else f"/uploads/{_segment(upload_id)}"
         body = {"id": challenge_id, "name": name, "proof": proof}
         return await self._call("POST", f"{place}/proof", _COMPLETE, body=body)
 
-    async def status(self, upload_id: str) -> UploadStatus:
+    async def status(self, upload_id: str) -> model.UploadStatus:
         return await self._call("GET", f"/uploads/{_segment(upload_id)}", _STANDING)
 
     async def put_chunk_once(
         self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes], *, base_id: str | None = None
-    ) -> Sent:
+    ) -> model.Sent:
         """One attempt: the caller decides what to send after a failure. With a base the pieces are instructions."""
         params = _without_none(base=base_id)
         headers = {"Content-Length": str(length), **_OCTETS}
@@ -158,20 +142,20 @@ class Api:
             await self._transport.request_once("PUT", path, content=pieces, headers=headers, params=params), _SENT
         )
 
-    async def merge(self, upload_id: str) -> UploadStatus:
+    async def merge(self, upload_id: str) -> model.UploadStatus:
         return await self._call("POST", f"/uploads/{_segment(upload_id)}/merge", _STANDING)
 
     async def cancel(self, upload_id: str) -> None:
         await self._delete(f"/uploads/{_segment(upload_id)}")
 
-    async def uploads(self) -> list[Upload]:
+    async def uploads(self) -> list[model.Upload]:
         return (await self._call("GET", "/uploads", _UPLOADS)).uploads
 
     # Files
 
     async def page(
         self, after: str | None, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
-    ) -> FilePage:
+    ) -> model.FilePage:
         """An older server gives all levels, and whatever part of a name is asked for."""
         delimiter = "/" if one_level else None
         params = _without_none(limit=str(limit), after=after, prefix=prefix, q=part, delimiter=delimiter)
@@ -179,7 +163,7 @@ class Api:
 
     async def pages(
         self, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
-    ) -> AsyncIterator[FilePage]:
+    ) -> AsyncIterator[model.FilePage]:
         """Page after page. Raises BadAnswer for those that lead in a circle, or to nothing."""
         after: str | None = None
         seen = set()
@@ -203,7 +187,7 @@ class Api:
         """How many there were. Raises ServerTooOld."""
         return await self._change("move", "PATCH", {"prefix": prefix}, body={"prefix": new_prefix})
 
-    async def file(self, file_id: str) -> File:
+    async def file(self, file_id: str) -> model.File:
         return await self._call("GET", f"/me/files/{_segment(file_id)}", _FILE)
 
     async def signature(self, file_id: str) -> bytes:
@@ -211,13 +195,13 @@ class Api:
         path = f"/me/files/{_segment(file_id)}/signature"
         return (await self._transport.request("GET", path, timeout_seconds=_MANY_FILES_SECONDS)).content
 
-    async def rename(self, file_id: str, name: str) -> File:
+    async def rename(self, file_id: str, name: str) -> model.File:
         return await self._call("PATCH", f"/me/files/{_segment(file_id)}", _FILE, body={"name": name})
 
     async def delete(self, file_id: str) -> None:
         await self._delete(f"/me/files/{_segment(file_id)}")
 
-    async def usage(self) -> Usage:
+    async def usage(self) -> model.Usage:
         return await self._call("GET", "/me/usage", _USAGE)
 
     def content_once(self, file_id: str, headers: dict[str, str]) -> "AbstractAsyncContextManager[httpx2.Response]":

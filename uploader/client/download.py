@@ -20,34 +20,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from uploader.client import plan
+from uploader.client import errors, plan
 from uploader.client.api import Api
-from uploader.client.errors import (
-    AmbiguousName,
-    BadAnswer,
-    ClientError,
-    ContentDiffers,
-    InvalidName,
-    LeadsOutside,
-    TargetBusy,
-    TargetExists,
-    Unauthenticated,
-    Unreachable,
-    Unwritable,
-)
 from uploader.client.files import LocalFile, ManyFiles, Outcome, There, Wanted, ambiguous
 from uploader.client.model import File, How
 from uploader.client.plan import checked_name, checked_path, folders_of
-from uploader.client.transfer import Meter, all_or_none
+from uploader.client.transfer import Meter
 
 _READ_BYTES = 1 << 20
-
 _BLOCK_BYTES = 256 << 10
 # It becomes part of the name of the partial file.
 _SHA256 = re.compile("[0-9a-f]{64}")
 
-
-Refused = tuple[Wanted, ClientError]
+Refused = tuple[Wanted, errors.ClientError]
 
 
 def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
@@ -62,7 +47,7 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
         try:
             checked_name(each.file.name)
             checked = replace(each, path=checked_path(each.path))
-        except InvalidName as error:
+        except errors.InvalidName as error:
             refused.append((each, error))
         else:
             by_path[checked.path][each.file.id] = checked
@@ -73,7 +58,9 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
         if len(several) > 1:
             refused.append((first, ambiguous(path, [each.file for each in several.values()])))
         elif path in folders:
-            refused.append((first, AmbiguousName(f"{path!r} is a file and a folder; get {first.file.id} by its id")))
+            refused.append(
+                (first, errors.AmbiguousName(f"{path!r} is a file and a folder; get {first.file.id} by its id"))
+            )
         else:
             kept.append(first)
     return kept, refused
@@ -90,7 +77,7 @@ def placed(root: Path, path: str) -> Path:
     for folder in folders:
         directory /= folder
         if directory.is_symlink():
-            raise LeadsOutside(f"{directory} is a symbolic link: {path} would lead elsewhere")
+            raise errors.LeadsOutside(f"{directory} is a symbolic link: {path} would lead elsewhere")
         directory.mkdir(exist_ok=True)
     return directory / last
 
@@ -133,7 +120,7 @@ class Stream(Sink):
 
     def clear(self) -> None:
         if self.length:
-            raise Unwritable("the server begins anew, and what was written can't be taken back")
+            raise errors.Unwritable("the server begins anew, and what was written can't be taken back")
 
 
 class Partial(Sink):
@@ -187,9 +174,9 @@ def partial_of(file: File, target: Path) -> Iterator[Partial]:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise TargetBusy(f"another download of {file.name} into {target.parent} is running") from error
+            raise errors.TargetBusy(f"another download of {file.name} into {target.parent} is running") from error
         if not _is_at(opened, path):
-            raise TargetBusy(f"another download of {file.name} into {target.parent} has just ended")
+            raise errors.TargetBusy(f"another download of {file.name} into {target.parent} has just ended")
         try:
             yield Partial(opened, path)
         finally:
@@ -219,8 +206,6 @@ def sha256_of(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Downloading:
-    """Brings one file here."""
-
     api: Api
     file: File
     meter: Meter
@@ -229,11 +214,22 @@ class Downloading:
     async def run(self, target: Path, *, overwrite: bool) -> How:
         """To a path: whether it was fetched, or present. Raises ClientError. What has arrived stays for the next run."""
         if not _SHA256.fullmatch(self.file.sha256):
-            raise BadAnswer(f"{self.file.name}: the server names a SHA-256 that is none")
+            raise errors.BadAnswer(f"{self.file.name}: the server names a SHA-256 that is none")
         try:
-            return await self._run(target, overwrite=overwrite)
+            if await asyncio.to_thread(self._is_there, target, overwrite=overwrite):
+                return "present"
+            with partial_of(self.file, target) as partial:
+                await asyncio.to_thread(partial.take_over, self.file.size)
+                # A power cut may leave blocks that were never written: then once more, from the start.
+                for _ in range(2 if partial.length else 1):
+                    await self._fetch(partial)
+                    if partial.sha256 == self.file.sha256:
+                        await asyncio.to_thread(partial.become, target, self.file.modified_at)
+                        return "fetched"
+                    await asyncio.to_thread(partial.clear)
+                raise self._differs()
         except OSError as error:
-            raise Unwritable(f"{error.filename or target}: {error.strerror or error}") from error
+            raise errors.Unwritable(f"{error.filename or target}: {error.strerror or error}") from error
 
     async def write(self, opened: BinaryIO) -> None:
         """Into what was opened elsewhere, as it comes. Raises ClientError; only at the end if the bytes were wrong."""
@@ -241,26 +237,12 @@ class Downloading:
         try:
             await self._fetch(stream)
         except OSError as error:
-            raise Unwritable(f"{self.file.name} can't be written: {error.strerror or error}") from error
+            raise errors.Unwritable(f"{self.file.name} can't be written: {error.strerror or error}") from error
         if stream.sha256 != self.file.sha256:
-            raise ContentDiffers(f"{self.file.name}: the bytes received have another SHA-256")
+            raise self._differs()
 
-    async def _run(self, target: Path, *, overwrite: bool) -> How:
-        if await asyncio.to_thread(self._is_there, target, overwrite=overwrite):
-            return "present"
-        with partial_of(self.file, target) as partial:
-            await asyncio.to_thread(partial.take_over, self.file.size)
-            resumed = partial.length > 0
-            await self._fetch(partial)
-            if partial.sha256 != self.file.sha256 and resumed:
-                # A power cut may leave blocks that were never written: once more, from the start.
-                await asyncio.to_thread(partial.clear)
-                await self._fetch(partial)
-            if partial.sha256 != self.file.sha256:
-                await asyncio.to_thread(partial.clear)
-                raise ContentDiffers(f"{self.file.name}: the bytes received have another SHA-256")
-            await asyncio.to_thread(partial.become, target, self.file.modified_at)
-            return "fetched"
+    def _differs(self) -> errors.ContentDiffers:
+        return errors.ContentDiffers(f"{self.file.name}: the bytes received have another SHA-256")
 
     def _is_there(self, target: Path, *, overwrite: bool) -> bool:
         """Then its time is the file's. Raises TargetExists."""
@@ -272,7 +254,7 @@ class Downloading:
             return True
         if overwrite:
             return False
-        raise TargetExists(f"{target} is there already, with other content")
+        raise errors.TargetExists(f"{target} is there already, with other content")
 
     async def _fetch(self, sink: Sink) -> None:
         self.meter.begin_anew()
@@ -283,8 +265,8 @@ class Downloading:
             try:
                 await self._read_on(sink)
                 if sink.length < self.file.size:
-                    raise Unreachable("the answer ended early")
-            except ClientError as error:
+                    raise errors.Unreachable("the answer ended early")
+            except errors.ClientError as error:
                 if sink.length > failed_at:  # it moved since: patience begins anew
                     retrying, failed_at = self.api.retrying(), sink.length
                 await retrying.pause(error)
@@ -298,10 +280,10 @@ class Downloading:
             if response.status_code != 206:
                 await asyncio.to_thread(sink.clear)  # all of it comes
             elif not response.headers.get("content-range", "").startswith(f"bytes {sink.length}-"):
-                raise BadAnswer("the server sent another range than it was asked for")
+                raise errors.BadAnswer("the server sent another range than it was asked for")
             async for block in self.api.blocks(response, _BLOCK_BYTES):
                 if sink.length + len(block) > self.file.size:
-                    raise BadAnswer("the server sent more bytes than the file has")
+                    raise errors.BadAnswer("the server sent more bytes than the file has")
                 await self.gate.wait()
                 await asyncio.to_thread(sink.append, block)
                 self.meter.moving(len(block))
@@ -325,29 +307,17 @@ class ManyDownloads(ManyFiles):
             local = LocalFile(each.path, each.file.name, each.file.size, 0)
             self.watcher.begun(local)
             self.end(Outcome(local, error=error))
-        waiting = deque(chosen)
-        await all_or_none(self._fetch(waiting, root) for _ in range(min(self.shared.connections, len(waiting))))
+        wanted_of = {LocalFile(root / each.path, each.file.name, each.file.size, 0): each for each in chosen}
+        await self.bring(deque(wanted_of), lambda local: self._fetch(wanted_of[local], root, local))
         self.meter.enter("complete")
         return self.outcomes
 
-    async def _fetch(self, waiting: "deque[Wanted]", root: Path) -> None:
-        while waiting and not self.hopeless:
-            await self.gate.wait()
-            wanted = waiting.popleft()
-            local = LocalFile(root / wanted.path, wanted.file.name, wanted.file.size, 0)
-            self.watcher.begun(local)
-            try:
-                self.end(await self._fetch_one(wanted, root, local))
-            except ClientError as error:
-                self.hopeless |= isinstance(error, Unauthenticated | Unreachable)
-                self.end(Outcome(local, error=error))
-
-    async def _fetch_one(self, wanted: Wanted, root: Path, local: LocalFile) -> Outcome:
+    async def _fetch(self, wanted: Wanted, root: Path, local: LocalFile) -> Outcome:
         file = wanted.file
         try:
             target = await asyncio.to_thread(placed, root, wanted.path)
         except OSError as error:
-            raise Unwritable(f"{error.filename or local.path}: {error.strerror}") from error
+            raise errors.Unwritable(f"{error.filename or local.path}: {error.strerror}") from error
         if not self.checksum and await asyncio.to_thread(_is_unchanged, wanted, target):
             return Outcome(local, file, "present")
         # Of one content in one directory there is one partial file.
@@ -359,7 +329,6 @@ class ManyDownloads(ManyFiles):
 
 
 def _is_unchanged(wanted: Wanted, target: Path) -> bool:
-    """Whether it is here already, by size and time of modification."""
     try:
         status = target.lstat()
     except OSError:

@@ -3,18 +3,18 @@ caller has there already that is unchanged."""
 
 import asyncio
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
 
 from uploader.client.api import Api
-from uploader.client.errors import AmbiguousName, ClientError, InvalidName, Unreadable
+from uploader.client.errors import AmbiguousName, ClientError, InvalidName, Unauthenticated, Unreachable, Unreadable
 from uploader.client.model import File, How, IfExists
 from uploader.client.plan import checked_name, moment_of
-from uploader.client.transfer import Meter, Progress, Shared
+from uploader.client.transfer import Meter, Progress, Shared, all_or_none
 
 _PAGE_FILES = 1000
 # A page costs a server about as much as so many small files; more of them are not worth what they may spare.
@@ -98,6 +98,27 @@ class ManyFiles:
             self._complete_bytes += outcome.file.size
             self.meter.received(self._complete_bytes)
         self.watcher.ended(outcome)
+
+    async def bring(
+        self, waiting: "deque[LocalFile]", work: Callable[[LocalFile], Awaitable[Outcome]], *, begins: bool = True
+    ) -> None:
+        """Each for itself, several at a time. `begins`: they were not told of."""
+
+        async def go_on() -> None:
+            while waiting and not self.hopeless:
+                await self.gate.wait()
+                if not waiting:
+                    return  # another took the last one
+                local = waiting.popleft()
+                if begins:
+                    self.watcher.begun(local)
+                try:
+                    self.end(await work(local))
+                except ClientError as error:
+                    self.hopeless |= isinstance(error, Unauthenticated | Unreachable)
+                    self.end(Outcome(local, error=error))
+
+        await all_or_none(go_on() for _ in range(min(self.shared.connections, len(waiting))))
 
 
 def ambiguous(name: str, files: Sequence[File]) -> AmbiguousName:

@@ -12,17 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from uploader.client import plan
+from uploader.client import errors, plan
 from uploader.client.batch import Member, bytes_for, first_bytes, length_of, next_batch, pieces_of, read_batch
-from uploader.client.errors import (
-    BadAnswer,
-    ClientError,
-    ContentDiffers,
-    NotFound,
-    ServerTooOld,
-    Unauthenticated,
-    Unreachable,
-)
 from uploader.client.files import LocalFile, ManyFiles, Outcome, There, named_apart, read_target
 from uploader.client.model import File, How, IfExists, Line
 from uploader.client.pace import error_of
@@ -35,7 +26,7 @@ _BATCHES = 2
 # After so many unchanged files others have their turn.
 _TOLD_AT_ONCE = 100
 
-Refused = tuple[Member, ClientError]
+Refused = tuple[Member, errors.ClientError]
 
 
 @dataclass
@@ -65,26 +56,23 @@ class ManyUploads(ManyFiles):
             self.end(Outcome(local, error=error))
         try:
             await self._look(named)
-        except ClientError as error:
+        except errors.ClientError as error:
             if named:
                 self.watcher.begun(named[0])
                 self.end(Outcome(named[0], error=error))
             return self.outcomes
         await self._sort(named)
         self.meter.enter("uploading")
-        connections = self.shared.connections
-        batches = [self._send_batches() for _ in range(min(_BATCHES, connections))]
-        others = [self._send_others(self._others) for _ in range(min(connections, len(self._others)))]
-        await all_or_none([*batches, *others])
-        left_over = [self._send_others(self._left_over) for _ in range(min(connections, len(self._left_over)))]
-        await all_or_none(left_over)
+        batches = [self._send_batches() for _ in range(min(_BATCHES, self.shared.connections))]
+        await all_or_none([*batches, self.bring(self._others, self._send_other)])
+        await self.bring(self._left_over, self._send_other, begins=False)
         self.meter.enter("complete")
         return self.outcomes
 
     async def discard(self) -> None:
         """Let the server forget what is not whole."""
         for uploading in self._unfinished:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(errors.NotFound):
                 await uploading.discard()
 
     # What there is to do
@@ -93,7 +81,7 @@ class ManyUploads(ManyFiles):
         """Raises ServerTooOld, rather than do something else than what is wanted; ClientError."""
         at_once_bytes = await self.shared.at_once_bytes(self.api)
         if not at_once_bytes and self.if_exists != "keep":
-            raise ServerTooOld
+            raise errors.ServerTooOld
         self._small_bytes = min(plan.SMALL_BYTES, at_once_bytes)
         self._there = await read_target(self.api, [local.name for local in files], self.if_exists)
 
@@ -136,7 +124,7 @@ class ManyUploads(ManyFiles):
             if refused:
                 try:
                     await retrying.pause(refused[0][1])
-                except ClientError:
+                except errors.ClientError:
                     self._give_up(refused)
                     return
 
@@ -150,7 +138,7 @@ class ManyUploads(ManyFiles):
                 began_at = time.monotonic()
                 lines = await self.api.put_batch_once(wishes, length, pieces_of(members))
                 self._batch_bytes = bytes_for(length, time.monotonic() - began_at)
-        except ClientError as error:
+        except errors.ClientError as error:
             return [(member, error) for member in members]
         finally:
             self.meter.landed(length)
@@ -166,13 +154,13 @@ class ManyUploads(ManyFiles):
                 refused.append((member, error))
             else:
                 self.end(Outcome(member.local, error=error))
-        broken_off = Unreachable("the server got a part of a batch only")
+        broken_off = errors.Unreachable("the server got a part of a batch only")
         return refused + [(member, broken_off) for member in members[len(lines) :]]
 
     def _give_up(self, refused: Sequence[Refused]) -> None:
         """Trying again in a batch does not help."""
         first, why = refused[0]
-        if isinstance(why, Unauthenticated | Unreachable):
+        if isinstance(why, errors.Unauthenticated | errors.Unreachable):
             self.hopeless = True
             self.end(Outcome(first.local, error=why))
             return
@@ -183,18 +171,6 @@ class ManyUploads(ManyFiles):
                 self._left_over.append(member.local)
 
     # Each for itself
-
-    async def _send_others(self, waiting: deque[LocalFile]) -> None:
-        while waiting and not self.hopeless:
-            await self.gate.wait()
-            local = waiting.popleft()
-            if waiting is self._others:
-                self.watcher.begun(local)
-            try:
-                self.end(await self._send_other(local))
-            except ClientError as error:
-                self.hopeless |= isinstance(error, Unauthenticated | Unreachable)
-                self.end(Outcome(local, error=error))
 
     async def _send_other(self, local: LocalFile) -> Outcome:
         source = open_source(local.path)
@@ -214,12 +190,14 @@ class ManyUploads(ManyFiles):
         return Outcome(local, file, how, replaced=self._there.replaced_by(file))
 
 
-def _error_of(member: Member, line: Line) -> ClientError | None:
+def _error_of(member: Member, line: Line) -> errors.ClientError | None:
     """What is wrong with a member, by its line in the answer."""
     if line.name != member.local.name:
-        return BadAnswer(f"the server answers for {line.name!r} instead of {member.local.name!r}")
+        return errors.BadAnswer(f"the server answers for {line.name!r} instead of {member.local.name!r}")
     if line.file is None:
         return error_of(line.problem or {}, line.status)
     if line.file.sha256 != member.sha256:
-        return ContentDiffers(f"{line.name}: the server has SHA-256 {line.file.sha256}, here it is {member.sha256}")
+        return errors.ContentDiffers(
+            f"{line.name}: the server has SHA-256 {line.file.sha256}, here it is {member.sha256}"
+        )
     return None

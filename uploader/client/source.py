@@ -4,6 +4,7 @@ possession. Notices when they change meanwhile."""
 import asyncio
 import base64
 import hashlib
+import io
 import os
 import stat
 import threading
@@ -29,9 +30,18 @@ class Source(ABC):
     size: int
     modified_ns: int | None = None
 
-    @abstractmethod
     def read(self, offset: int, length: int) -> bytes:
         """Exactly these bytes. Raises FileChanged if they are not there any more, Unreadable."""
+        pieces = []
+        while length:
+            piece = self._read_some(offset, length)
+            pieces.append(piece)
+            offset, length = offset + len(piece), length - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @abstractmethod
+    def _read_some(self, offset: int, length: int) -> bytes:
+        """As many of these bytes as come at once, but one at least. Raises as `read`."""
 
     @abstractmethod
     def check(self) -> None:
@@ -47,7 +57,7 @@ def open_source(uploadable: Uploadable) -> Source:
     if isinstance(uploadable, str | os.PathLike):
         return _PathSource(Path(uploadable))
     if isinstance(uploadable, bytes | bytearray | memoryview):
-        return _BytesSource(uploadable)
+        return _ObjectSource(io.BytesIO(uploadable))  # a copy of what could change; bytes can't
     if hasattr(uploadable, "read") and hasattr(uploadable, "seek"):
         return _ObjectSource(uploadable)
     raise TypeError(f"{type(uploadable).__name__} is neither a path nor bytes nor a binary file object")
@@ -69,18 +79,14 @@ class _PathSource(Source):
             self.close()
             raise Unreadable(f"{path} is not a regular file")
 
-    def read(self, offset: int, length: int) -> bytes:
-        pieces = []
-        while length:
-            try:
-                piece = os.pread(self._descriptor, length, offset)
-            except OSError as error:
-                raise Unreadable(f"{self._path}: {error.strerror}") from error
-            if not piece:
-                raise self._changed()
-            pieces.append(piece)
-            offset, length = offset + len(piece), length - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    def _read_some(self, offset: int, length: int) -> bytes:
+        try:
+            piece = os.pread(self._descriptor, length, offset)
+        except OSError as error:
+            raise Unreadable(f"{self._path}: {error.strerror}") from error
+        if not piece:
+            raise self._changed()
+        return piece
 
     def check(self) -> None:
         now = os.fstat(self._descriptor)
@@ -92,23 +98,6 @@ class _PathSource(Source):
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-class _BytesSource(Source):
-    def __init__(self, content: bytes | bytearray | memoryview) -> None:
-        self.name = None
-        # A copy of what could change; bytes can't.
-        self._content = content if isinstance(content, bytes) else bytes(content)
-        self.size = len(self._content)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self._content[offset : offset + length]
-
-    def check(self) -> None:
-        """Bytes do not change."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
 
 class _ObjectSource(Source):
@@ -125,19 +114,15 @@ class _ObjectSource(Source):
         except OSError as error:
             raise Unreadable("the file object can't seek: its size has to be known before it is sent") from error
 
-    def read(self, offset: int, length: int) -> bytes:
-        pieces = []
+    def _read_some(self, offset: int, length: int) -> bytes:
         with self._lock:
             self._opened.seek(self._start + offset)
-            while length:
-                piece = self._opened.read(length)
-                if not isinstance(piece, bytes):
-                    raise TypeError("the file object is not binary: open it with 'rb'")
-                if not piece:
-                    raise FileChanged("the file object became shorter while it was uploaded")
-                pieces.append(piece)
-                length -= len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            piece = self._opened.read(length)
+        if not isinstance(piece, bytes):
+            raise TypeError("the file object is not binary: open it with 'rb'")
+        if not piece:
+            raise FileChanged("the file object became shorter while it was uploaded")
+        return piece
 
     def check(self) -> None:
         with self._lock:

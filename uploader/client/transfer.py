@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from uploader.client import plan
 from uploader.client.api import Api
 from uploader.client.errors import Cancelled, NotFound, Stopped
-from uploader.client.model import IfExists, Usage
+from uploader.client.model import IfExists
 from uploader.client.pace import error_of
 
 _WINDOW_SECONDS = 10.0
@@ -245,15 +245,11 @@ class Shared:
         """Up to which size a file goes in one request: a chunk. 0: the server is too old for that, and for batches,
         times and a choice among equal names, which came with it. Asked once."""
         async with self._asking:
-            if self._at_once_bytes is None:
-                self._at_once_bytes = await self._ask(api)
+            if self._at_once_bytes is None and await api.takes_batches():
+                offered = (await api.config()).chunk_size
+                self._at_once_bytes = min(self.chunk_size or offered.default, offered.max)
+            self._at_once_bytes = self._at_once_bytes or 0
         return self._at_once_bytes
-
-    async def _ask(self, api: Api) -> int:
-        if not await api.takes_batches():
-            return 0
-        offered = (await api.config()).chunk_size
-        return min(self.chunk_size or offered.default, offered.max)
 
 
 async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> None:
@@ -261,29 +257,21 @@ async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> Non
     if size <= plan.ASK_FOR_ROOM_BYTES:
         return
     usage = await api.usage()
-    if _fits(usage, size) or await _may_fit(api, name, size, if_exists, usage):
+    free_bytes = usage.total_space - usage.use_space_finished - usage.reserved
+    if size <= free_bytes or await _may_fit(api, name, size, if_exists, free_bytes):
         return
     problem = {"code": "quota-exceeded", "detail": "The file does not fit into your total space."}
     raise error_of(problem | asdict(usage) | {"requested": size}, 413)
 
 
-def _fits(usage: Usage, more_bytes: int) -> bool:
-    return more_bytes <= usage.total_space - usage.use_space_finished - usage.reserved
-
-
-async def _may_fit(api: Api, name: str, size: int, if_exists: IfExists, usage: Usage) -> bool:
+async def _may_fit(api: Api, name: str, size: int, if_exists: IfExists, free_bytes: int) -> bool:
     """Whether what needs more space than there is may be taken all the same, as its digests would tell: it may be there
     under this name, be a content of the server that takes the place of others of the name, or be what an open upload has
     reserved."""
     page = await api.page(None, name, _PAGE_FILES, one_level=True)
     of_name = [file for file in page.files if file.name == name]
     freed = sum(file.size for file in of_name) if if_exists == "replace" else 0
-    if (
-        page.next is not None
-        or any(file.size == size for file in of_name)
-        or size <= freed
-        or _fits(usage, size - freed)
-    ):
+    if page.next is not None or any(file.size == size for file in of_name) or size - freed <= max(0, free_bytes):
         return True
     return any(upload.size == size for upload in await api.uploads())
 

@@ -9,21 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from uploader.client import plan
+from uploader.client import errors, plan
 from uploader.client.api import Api
-from uploader.client.errors import (
-    ClientError,
-    ContentDiffers,
-    FileChanged,
-    NotFound,
-    QuotaExceeded,
-    ServerProblem,
-    ServerTooOld,
-)
 from uploader.client.model import (
     Acknowledged,
     Challenge,
@@ -35,7 +27,6 @@ from uploader.client.model import (
     IfExists,
     Merging,
     Open,
-    Opened,
     Sent,
     Upload,
     UploadStatus,
@@ -63,9 +54,9 @@ _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
 
 
 class Changes:
-    """Whether a source can be sent as what changed: it replaces a file that is there, the server tells what that is made of,
-    and goes on taking instructions. Whatever is in the way, everything is sent. Of one source.
-    The server is asked when it is to be sent, and once."""
+    """Whether one source can be sent as what changed: it replaces a file that is there, the server tells what that is made
+    of, and goes on taking instructions. Whatever is in the way, everything is sent. The server is asked when it is to be
+    sent, and once."""
 
     def __init__(self, api: Api, source: Source, name: str, *, wanted: bool) -> None:
         """`wanted`: whether it replaces what has the name, and nobody asked for all of it to be sent."""
@@ -97,11 +88,10 @@ class Changes:
         self._is_possible, self.known = False, None
 
     async def _find_base(self) -> File | None:
-        """The newest of the name."""
         if self._base is None:
             try:
                 page = await self._api.page(None, self._name, _PAGE_FILES, one_level=True)
-            except ServerProblem:
+            except errors.ServerProblem:
                 return None
             of_name = [file for file in page.files if file.name == self._name and file.size >= _SMALLEST_BASE_BYTES]
             self._base = max(of_name, key=lambda file: file.created_at, default=None)
@@ -113,7 +103,7 @@ class Changes:
         try:
             signature = await self._api.signature(base.id)
             return await asyncio.to_thread(Known, self._source, base, signature)
-        except (ClientError, ValueError):
+        except (errors.ClientError, ValueError):
             return None
 
 
@@ -140,7 +130,7 @@ class Sending(Struct, frozen=True):
         return await self.api.status(upload.id)
 
     async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
-        """Send chunk after chunk; where the upload stands, if the last answer said it."""
+        """Where the upload stands, if the last answer said it."""
         status: UploadStatus | None = None
         while len(queue):
             await self.gate.wait()
@@ -160,10 +150,10 @@ class Sending(Struct, frozen=True):
         while True:
             try:
                 return await self._send_once(upload, number)
-            except ServerProblem as error:
+            except errors.ServerProblem as error:
                 if error.code != "chunks-missing":  # then others are missing: ours counts
                     await retrying.pause(error)
-            except ClientError as error:
+            except errors.ClientError as error:
                 await retrying.pause(error)
             status = await self.api.status(upload.id)
             if not isinstance(status, Open) or number not in plan.missing_numbers(status.upload.missing):
@@ -180,7 +170,7 @@ class Sending(Struct, frozen=True):
         async with self._pieces(parts) as pieces:
             try:
                 sent = await self.api.put_chunk_once(upload.id, number, sent_bytes, pieces, base_id=base_id)
-            except ServerProblem as error:
+            except errors.ServerProblem as error:
                 if base_id is None or error.code not in _INSTRUCTIONS_REFUSED:
                     raise
                 self.changes.give_up()
@@ -231,7 +221,7 @@ class Sending(Struct, frozen=True):
         return block
 
 
-def begins_anew(error: ServerProblem) -> bool:
+def begins_anew(error: errors.ServerProblem) -> bool:
     """Whether an upload ended, or can't go on, for a reason that a new one does not have."""
     if error.code == "upload-gone":
         return error.fields.get("reason") in ("expired", "md5-mismatch", "sha256-mismatch")
@@ -252,6 +242,8 @@ class Destination(Struct, frozen=True):
 class Uploading:
     """Brings one source to the server."""
 
+    _hashing: "asyncio.Task[Digests]"
+
     def __init__(
         self, api: Api, source: Source, destination: Destination, meter: Meter, shared: Shared, gate: asyncio.Event
     ) -> None:
@@ -266,7 +258,7 @@ class Uploading:
         wants_delta = shared.delta and destination.if_exists == "replace"
         self._changes = Changes(api, source, destination.name, wanted=wants_delta)
         self._sending = Sending(api, source, meter, shared, gate, self._told, self._changes)
-        self._wishes: dict[str, str] = {}
+        self._wishes: dict[str, str] = {}  # beyond keeping the bytes
         self._present = False
         self.upload_id: str | None = None
 
@@ -276,7 +268,6 @@ class Uploading:
             await self._api.cancel(self.upload_id)
 
     def how(self, file: File) -> How:
-        """How it became this file."""
         if self._meter.moved_bytes and not self._present:
             return "sent"
         return "instant" if file.instant and not self._present else "present"
@@ -285,32 +276,27 @@ class Uploading:
         """The file it became. Raises ClientError; after FileChanged the server keeps nothing of the upload."""
         self._meter.tell()
         await self._check_room()  # before anything is read
-        hashing = asyncio.create_task(digests_of(self._source, self._meter.hashed))
+        self._hashing = asyncio.create_task(digests_of(self._source, self._meter.hashed))
         try:
             self._at_once_bytes = await self._shared.at_once_bytes(self._api)
-            self._wishes = self._wishes_of(self._destination)
-            file = await self._run_again_if_it_helps(hashing)
+            if self._at_once_bytes:
+                self._wishes = plan.wishes(self._destination.if_exists, self._source.modified_ns)
+            elif self._destination.if_exists != "keep":
+                raise errors.ServerTooOld  # rather than doing something else
+            file = await self._run_again_if_it_helps()
             self._meter.enter("complete")
             return file
         finally:
-            await end(hashing)
+            await end(self._hashing)
 
     async def _check_room(self) -> None:
         await check_room(self._api, self._name, self._source.size, self._destination.if_exists)
 
-    def _wishes_of(self, destination: Destination) -> dict[str, str]:
-        """What the server is asked beyond keeping the bytes. Raises ServerTooOld, rather than doing something else."""
-        if not self._at_once_bytes:
-            if destination.if_exists != "keep":
-                raise ServerTooOld
-            return {}
-        return plan.wishes(destination.if_exists, self._source.modified_ns)
-
-    async def _run_again_if_it_helps(self, hashing: "asyncio.Task[Digests]") -> File:
+    async def _run_again_if_it_helps(self) -> File:
         try:
             try:
-                return await self._run(hashing)
-            except ServerProblem as error:
+                return await self._run()
+            except errors.ServerProblem as error:
                 if not begins_anew(error):
                     raise
             # The bytes that earlier runs had sent were others, or the upload expired under our hands: once more.
@@ -319,28 +305,33 @@ class Uploading:
             self._expected = None
             self._changes.give_up()
             self._meter.begin_anew()
-            return await self._run(hashing)
-        except FileChanged:
+            return await self._run()
+        except errors.FileChanged:
             await self._discard_mixed()
             raise
 
     async def _discard_mixed(self) -> None:
         """Of what holds other bytes, too: somebody sent them under the same key, or appended them."""
-        with contextlib.suppress(ClientError):
+        with contextlib.suppress(errors.ClientError):
             await self.discard()
 
-    async def _run(self, hashing: "asyncio.Task[Digests]") -> File:
+    async def _run(self) -> File:
         self.upload_id = None
+        opened: UploadStatus | None = None
         if self._expected is not None:
-            file = await self._by_id(self._expected, hashing)
-        elif self._source.size <= self._shared.hash_first_bytes:
-            file = await self._by_digests(await hashing)
+            opened = await self._open_by_id(self._expected)
+        elif self._source.size > self._shared.hash_first_bytes:
+            opened = await self._open_by_key()
+        if opened is None:
+            file = await self._by_digests(await self._hashing)
         else:
-            file = await self._by_key(hashing)
-        digests = await hashing
+            file = opened.file if isinstance(opened, Complete) else await self._go_on(opened)
+        digests = await self._hashing
         self._source.check()
         if (file.sha256, file.size) != (digests.sha256, self._source.size):
-            raise ContentDiffers(f"{self._name}: the server has SHA-256 {file.sha256}, here it is {digests.sha256}")
+            raise errors.ContentDiffers(
+                f"{self._name}: the server has SHA-256 {file.sha256}, here it is {digests.sha256}"
+            )
         return file
 
     # Hashed first
@@ -382,7 +373,7 @@ class Uploading:
         moment, or the answer was lost."""
         try:
             file, self._present = await self._sending.send_whole(digests, self._name, self._wishes)
-        except ClientError as error:
+        except errors.ClientError as error:
             if error.code != "file-too-large":
                 await self._api.retrying().pause(error)
             return None
@@ -390,16 +381,14 @@ class Uploading:
         return file
 
     async def _open_by_digests(self, digests: Digests) -> UploadStatus:
-        opened = await self._open_file(digests, instant=True)
-        if isinstance(opened, Challenged):
-            opened = await self._prove(None, digests, opened.challenge) or await self._open_file(digests, instant=False)
-        if isinstance(opened, Challenged):
-            raise ContentDiffers("the server asks for a proof though none was offered")
-        return opened
-
-    async def _open_file(self, digests: Digests, *, instant: bool) -> Opened:
         size, chunk_size = self._source.size, self._shared.chunk_size
-        return await self._api.open_file(digests, self._name, size, chunk_size, instant=instant, wishes=self._wishes)
+        open_file = partial(self._api.open_file, digests, self._name, size, chunk_size, wishes=self._wishes)
+        opened = await open_file(instant=True)
+        if isinstance(opened, Challenged):
+            opened = await self._prove(None, digests, opened.challenge) or await open_file(instant=False)
+        if isinstance(opened, Challenged):
+            raise errors.ContentDiffers("the server asks for a proof though none was offered")
+        return opened
 
     async def _prove(self, upload_id: str | None, digests: Digests, challenge: Challenge) -> Complete | None:
         """The file, if the proof is taken; None: the bytes have to be sent."""
@@ -410,35 +399,29 @@ class Uploading:
         proof = await proof_of(self._source, digests, challenge)
         try:
             return await self._api.prove(upload_id, digests.md5, challenge.id, self._name, proof)
-        except ServerProblem as error:
+        except errors.ServerProblem as error:
             if error.code != "proof-failed":
                 raise
             return None
 
     # Opened first
 
-    async def _by_id(self, upload: Upload, hashing: "asyncio.Task[Digests]") -> File:
+    async def _open_by_id(self, upload: Upload) -> UploadStatus:
         if upload.size != self._source.size:
-            raise ContentDiffers(f"{upload.name}: the upload is of {upload.size} bytes, here are {self._source.size}")
-        return await self._go_on(await self._api.status(upload.id), hashing)
+            raise errors.ContentDiffers(
+                f"{upload.name}: the upload is of {upload.size} bytes, here are {self._source.size}"
+            )
+        return await self._api.status(upload.id)
 
-    async def _by_key(self, hashing: "asyncio.Task[Digests]") -> File:
-        opened = await self._open_by_key(hashing)
-        if opened is None:
-            return await self._by_digests(await hashing)
-        return await self._go_on(opened, hashing)
-
-    async def _go_on(self, opened: UploadStatus, hashing: "asyncio.Task[Digests]") -> File:
+    async def _go_on(self, opened: Open | Merging) -> File:
         """Send what it lacks while the source is hashed."""
-        if isinstance(opened, Complete):
-            return opened.file
         self._told.clear()
         sending = asyncio.create_task(self._finish(opened))
         try:
-            await asyncio.wait({sending, hashing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, self._hashing}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 return sending.result()
-            digests = hashing.result()
+            digests = self._hashing.result()
             alone = self._shared.alone(digests.md5)
             if alone.locked():
                 await end(sending)  # somebody sends the same bytes at this moment
@@ -447,30 +430,29 @@ class Uploading:
         finally:
             await end(sending)
 
-    async def _open_by_key(self, hashing: "asyncio.Task[Digests]") -> UploadStatus | None:
+    async def _open_by_key(self) -> UploadStatus | None:
         """The upload under this file's key, begun now or in an earlier run; None if only the digests can help."""
         sample = await sample_of(self._source)
         for attempt in range(_KEY_ATTEMPTS):
             key = plan.resume_key(self._name, self._source.size, sample, attempt)
+            size, chunk_size = self._source.size, self._shared.chunk_size
             try:
-                opened = await self._api.open_upload(
-                    self._name, self._source.size, self._shared.chunk_size, key, self._wishes
-                )
-            except NotFound:
+                opened = await self._api.open_upload(self._name, size, chunk_size, key, self._wishes)
+            except errors.NotFound:
                 continue  # it was cancelled, has expired, or its file was deleted
-            except QuotaExceeded:
+            except errors.QuotaExceeded:
                 await self._check_room()
                 return None  # the content may be there already
             if not isinstance(opened, Complete):
                 return opened
-            if opened.file.sha256 == (await hashing).sha256:
+            if opened.file.sha256 == (await self._hashing).sha256:
                 return opened if opened.file.name == self._name else None
         return None
 
     async def _tell_and_finish(self, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
         try:
             told = await self._api.tell(upload.id, digests)
-        except ServerProblem as error:
+        except errors.ServerProblem as error:
             if error.code == "upload-exists":
                 return await self._meet(str(error.fields.get("id")), upload, digests, sending)
             raise
@@ -509,12 +491,17 @@ class Uploading:
             if isinstance(status, Merging):
                 status = await self._wait_for_merge(upload.id)
             elif rounds == _ROUNDS:
-                raise ContentDiffers(f"{self._name}: the server keeps losing chunks")
+                raise errors.ContentDiffers(f"{self._name}: the server keeps losing chunks")
             elif upload.missing:
                 rounds += 1
                 status = await self._sending.send_missing(upload)
             else:
-                status = await self._merge(upload.id)
+                try:
+                    status = await self._api.merge(upload.id)
+                except errors.ServerProblem as error:
+                    if error.code != "chunks-missing":
+                        raise
+                    status = await self._api.status(upload.id)
         self._meter.received(status.file.size)
         return status.file
 
@@ -526,11 +513,3 @@ class Uploading:
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(pause_seconds * 2, _LONGEST_LOOK_SECONDS)
         return status
-
-    async def _merge(self, upload_id: str) -> UploadStatus:
-        try:
-            return await self._api.merge(upload_id)
-        except ServerProblem as error:
-            if error.code != "chunks-missing":
-                raise
-            return await self._api.status(upload_id)
