@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import stat
-from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -82,35 +81,17 @@ def placed(root: Path, path: str) -> Path:
     return directory / last
 
 
-class Sink(ABC):
-    """Where the bytes of a download go, in order, and what they have come to."""
+class Sink:
+    """Where the bytes of a download go, in order, and what they have come to. Another may read them while they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: BinaryIO) -> None:
+        self._opened = opened
         self._sha256 = hashlib.sha256()
         self.length = 0
-
-    @abstractmethod
-    def append(self, block: bytes) -> None: ...
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Begin anew. Raises Unwritable where that can't be."""
 
     @property
     def sha256(self) -> str:
         return self._sha256.hexdigest()
-
-    def _count(self, block: bytes) -> None:
-        self._sha256.update(block)
-        self.length += len(block)
-
-
-class Stream(Sink):
-    """What another reads while it comes, such as standard output."""
-
-    def __init__(self, opened: BinaryIO) -> None:
-        super().__init__()
-        self._opened = opened
 
     def append(self, block: bytes) -> None:
         left = memoryview(block)
@@ -118,7 +99,12 @@ class Stream(Sink):
             left = left[self._opened.write(left) :]  # a raw file takes what it can
         self._count(block)
 
+    def _count(self, block: bytes) -> None:
+        self._sha256.update(block)
+        self.length += len(block)
+
     def clear(self) -> None:
+        """Begin anew. Raises Unwritable where that can't be."""
         if self.length:
             raise errors.Unwritable("the server begins anew, and what was written can't be taken back")
 
@@ -127,8 +113,7 @@ class Partial(Sink):
     """An open partial file, locked against other downloads of the same content into the same directory."""
 
     def __init__(self, opened: BinaryIO, path: Path) -> None:
-        super().__init__()
-        self._opened = opened
+        super().__init__(opened)
         self._path = path
 
     def take_over(self, size: int) -> None:
@@ -140,9 +125,8 @@ class Partial(Sink):
             self._count(block)
 
     def append(self, block: bytes) -> None:
-        self._opened.write(block)
+        super().append(block)
         self._opened.flush()  # what a run that is killed has received is there for the next one
-        self._count(block)
 
     def clear(self) -> None:
         self._opened.seek(0)
@@ -233,7 +217,7 @@ class Downloading:
 
     async def write(self, opened: BinaryIO) -> None:
         """Into what was opened elsewhere, as it comes. Raises ClientError; only at the end if the bytes were wrong."""
-        stream = Stream(opened)
+        stream = Sink(opened)
         try:
             await self._fetch(stream)
         except OSError as error:

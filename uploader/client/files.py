@@ -7,7 +7,6 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import takewhile
 from pathlib import Path
 
 from uploader.client.api import Api
@@ -23,6 +22,8 @@ _FIRST_PAGES = 4
 _MOST_PREFIXES = 4
 # What is lost of a time on its way: decimals that a file system or a database has not.
 _SAME_TIME = timedelta(milliseconds=1)
+# Character by character, not folder by folder.
+_beginning = os.path.commonprefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +153,8 @@ def named_apart(
 
 
 def _clash(twins: Sequence[LocalFile], if_exists: IfExists) -> bool:
-    """Of files that get one name. Whoever gave them different ones wants different files; equal ones are as if sent one
-    after the other, which is a loss where each replaces the one before."""
+    """Whoever gave them different names wants different files; equal ones are as if sent one after the other, which is a
+    loss where each replaces the one before."""
     if len({local.name for local in twins}) > 1:
         return True
     return if_exists == "replace" and len({os.path.abspath(local.path) for local in twins}) > 1  # noqa: PTH100 (no look)
@@ -219,10 +220,3 @@ def prefixes_of(names: Sequence[str]) -> list[str]:
         if len(groups) > _MOST_PREFIXES:
             return [shared]
     return [_beginning(group) for group in groups.values()]
-
-
-def _beginning(names: Sequence[str]) -> str:
-    """Character by character: what the first and the last in order share, all between them share."""
-    first, last = min(names, default=""), max(names, default="")
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return "".join(character for character, _ in same)

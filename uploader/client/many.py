@@ -55,7 +55,11 @@ class ManyUploads(ManyFiles):
         for local, error in refused:
             self.end(Outcome(local, error=error))
         try:
-            await self._look(named)
+            at_once_bytes = await self.shared.at_once_bytes(self.api)
+            if not at_once_bytes and self.if_exists != "keep":
+                raise errors.ServerTooOld  # rather than do something else than what is wanted
+            self._small_bytes = min(plan.SMALL_BYTES, at_once_bytes)
+            self._there = await read_target(self.api, [local.name for local in named], self.if_exists)
         except errors.ClientError as error:
             if named:
                 self.watcher.begun(named[0])
@@ -74,16 +78,6 @@ class ManyUploads(ManyFiles):
         for uploading in self._unfinished:
             with contextlib.suppress(errors.NotFound):
                 await uploading.discard()
-
-    # What there is to do
-
-    async def _look(self, files: Sequence[LocalFile]) -> None:
-        """Raises ServerTooOld, rather than do something else than what is wanted; ClientError."""
-        at_once_bytes = await self.shared.at_once_bytes(self.api)
-        if not at_once_bytes and self.if_exists != "keep":
-            raise errors.ServerTooOld
-        self._small_bytes = min(plan.SMALL_BYTES, at_once_bytes)
-        self._there = await read_target(self.api, [local.name for local in files], self.if_exists)
 
     async def _sort(self, files: Sequence[LocalFile]) -> None:
         """Tell what is unchanged, and line up the rest."""
@@ -142,18 +136,15 @@ class ManyUploads(ManyFiles):
             return [(member, error) for member in members]
         finally:
             self.meter.landed(length)
-        return self._judge(members, lines)
-
-    def _judge(self, members: Sequence[Member], lines: Sequence[Line]) -> list[Refused]:
         refused: list[Refused] = []
         for member, line in zip(members, lines, strict=False):
-            error = _error_of(member, line)
-            if line.file is not None and error is None:
+            why = _error_of(member, line)
+            if line.file is not None and why is None:
                 self.end(self._made(member.local, line.file, "present" if line.status == 200 else "sent"))
-            elif error is not None and error.retryable:
-                refused.append((member, error))
+            elif why is not None and why.retryable:
+                refused.append((member, why))
             else:
-                self.end(Outcome(member.local, error=error))
+                self.end(Outcome(member.local, error=why))
         broken_off = errors.Unreachable("the server got a part of a batch only")
         return refused + [(member, broken_off) for member in members[len(lines) :]]
 

@@ -8,7 +8,7 @@ that each encoded name is one name here, whatever else lies beside it.
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,17 +50,6 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-class EmptyFolder(Struct, frozen=True):
-    """A directory with nothing in it: a server keeps files alone."""
-
-    path: str
-
-
-Find = LocalFile | Skipped | EmptyFolder
-# By the name that it would get, a folder with a slash at its end.
-LeavesOut = Callable[[str], bool]
-
-
 class FoundFiles(Struct):
     """What there is to upload, and what there is beside it."""
 
@@ -68,101 +57,83 @@ class FoundFiles(Struct):
     # By the paths of files: the folder on the server that they come into with a directory of the command line.
     folders: dict[str | os.PathLike[str], str] = {}
     skipped: list[Skipped] = []
+    # Directories with nothing in them: a server keeps files alone.
     empty: list[str] = []
     # Those whose names no server takes, and whether they were encoded before.
     refused: list[RefusedName] = []
     encoded: bool = False
 
-    def add(self, each: Find, folder: str | None, encode: Callable[[str], str]) -> None:
-        match each:
-            case Skipped():
-                self.skipped.append(each)
-            case EmptyFolder():
-                self.empty.append(each.path)
-            case LocalFile():
-                self._add_file(each, folder, encode)
-
-    def _add_file(self, local: LocalFile, folder: str | None, encode: Callable[[str], str]) -> None:
-        name = encode(local.name)
-        try:
-            normalise_name(name)
-        except ValueError as error:
-            self.refused.append(RefusedName(shown_path(local.path), str(error)))
-            return
-        self.files.append(local if name == local.name else replace(local, name=name))
-        if folder is not None:
-            self.folders[local.path] = folder
-
 
 def find(
     paths: tuple[Path, ...], listed: Iterable[str], prefix: str, name: str | None, filters: Filters, *, encode: bool
 ) -> FoundFiles:
-    """All of it. With `encode` names that no server takes are put into others; what the caller named stays as it is.
+    """Under names that begin with `prefix`. With `encode` names that no server takes are put into others; what the
+    caller named stays as it is.
 
     `listed` are relative paths that files keep as their names; those that are not there are told when they are sent."""
-
-    def encode_own(full: str) -> str:
-        return prefix + encode_name(full.removeprefix(prefix)) if encode and name is None else full
-
-    def leaves_out(full: str) -> bool:
-        return filters.leave_out(full.removeprefix(prefix))
-
-    found = FoundFiles(encoded=encode)
+    finding = _Finding(prefix, filters, encodes=encode and name is None, found=FoundFiles(encoded=encode))
     for path in paths:
-        folder = encode_own(prefix + _folder_of(path)) if path.is_dir() else None
-        for each in _find_files(path, prefix, name, leaves_out):
-            found.add(each, folder or None, encode_own)
+        own_name = path.name or path.resolve().name
+        if path.is_dir():
+            folder = prefix + (f"{own_name}/" if own_name else "")
+            finding.walk(path, folder, finding.encoded(folder))
+        elif not finding.leaves_out(full := prefix + (name or own_name)):
+            finding.add(LocalFile.at(path, full))
     for text in listed:
-        for each in _find_listed(text, prefix, leaves_out):
-            found.add(each, None, encode_own)
-    return found
+        finding.add_listed(Path(text), prefix + text)
+    return finding.found
 
 
-def _find_files(path: Path, prefix: str, name: str | None, leaves_out: LeavesOut) -> Iterator[Find]:
-    """Files under the names that they get, which begin with `prefix`; and what is no regular file."""
-    if path.is_dir():
-        yield from _walk(path, prefix + _folder_of(path), leaves_out)
-    elif not leaves_out(full := prefix + (name or _own_name(path))):
-        status = path.stat()
-        yield LocalFile(path, full, status.st_size, status.st_mtime_ns)
+class _Finding(Struct):
+    prefix: str
+    filters: Filters
+    encodes: bool
+    found: FoundFiles
 
+    def encoded(self, name: str) -> str:
+        return self.prefix + encode_name(name.removeprefix(self.prefix)) if self.encodes else name
 
-def _find_listed(text: str, prefix: str, leaves_out: LeavesOut) -> Iterator[Find]:
-    path = Path(text)
-    if path.is_dir() and not path.is_symlink():
-        yield from _walk(path, f"{prefix}{text}/", leaves_out)
-    elif not leaves_out(prefix + text):
+    def leaves_out(self, name: str) -> bool:
+        """By the name that it would get, a folder with a slash at its end."""
+        return self.filters.leave_out(name.removeprefix(self.prefix))
+
+    def add(self, local: LocalFile, folder: str = "") -> None:
+        name = self.encoded(local.name)
         try:
-            yield LocalFile.at(path, prefix + text)
-        except Unreadable:
-            yield LocalFile(path, prefix + text, 0, _NO_TIME_NS)
+            normalise_name(name)
+        except ValueError as error:
+            self.found.refused.append(RefusedName(shown_path(local.path), str(error)))
+            return
+        self.found.files.append(local if name == local.name else replace(local, name=name))
+        if folder:
+            self.found.folders[local.path] = folder
 
+    def add_listed(self, path: Path, name: str) -> None:
+        if path.is_dir() and not path.is_symlink():
+            self.walk(path, f"{name}/")
+        elif not self.leaves_out(name):
+            try:
+                self.add(LocalFile.at(path, name))
+            except Unreadable:
+                self.add(LocalFile(path, name, 0, _NO_TIME_NS))
 
-def _own_name(path: Path) -> str:
-    return path.name or path.resolve().name
-
-
-def _folder_of(directory: Path) -> str:
-    own_name = _own_name(directory)
-    return f"{own_name}/" if own_name else ""
-
-
-def _walk(directory: Path, prefix: str, leaves_out: LeavesOut) -> Iterator[Find]:
-    try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except OSError as error:
-        yield Skipped(shown_path(directory), error.strerror or "can't be read")
-        return
-    if not entries:
-        yield EmptyFolder(shown_path(directory))
-    for entry in entries:
-        path = directory / entry.name
-        status = entry.stat(follow_symlinks=False)
-        if leaves_out(prefix + entry.name + ("/" if stat.S_ISDIR(status.st_mode) else "")):
-            continue
-        if stat.S_ISDIR(status.st_mode):
-            yield from _walk(path, f"{prefix}{entry.name}/", leaves_out)
-        elif stat.S_ISREG(status.st_mode):
-            yield LocalFile(path, prefix + entry.name, status.st_size, status.st_mtime_ns)
-        else:
-            yield Skipped(shown_path(path), "a symbolic link" if entry.is_symlink() else "no regular file")
+    def walk(self, directory: Path, name: str, folder: str = "") -> None:
+        try:
+            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+        except OSError as error:
+            self.found.skipped.append(Skipped(shown_path(directory), error.strerror or "can't be read"))
+            return
+        if not entries:
+            self.found.empty.append(shown_path(directory))
+        for entry in entries:
+            path, own_name = directory / entry.name, name + entry.name
+            status = entry.stat(follow_symlinks=False)
+            if self.leaves_out(own_name + ("/" if stat.S_ISDIR(status.st_mode) else "")):
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                self.walk(path, f"{own_name}/", folder)
+            elif stat.S_ISREG(status.st_mode):
+                self.add(LocalFile(path, own_name, status.st_size, status.st_mtime_ns), folder)
+            else:
+                what = "a symbolic link" if entry.is_symlink() else "no regular file"
+                self.found.skipped.append(Skipped(shown_path(path), what))

@@ -107,13 +107,12 @@ async def _matching(client: AsyncClient, name: str) -> Meaning:
 
 
 def one_thing(found: Meaning) -> Meaning:
-    """Itself, if there is no choice. Raises AmbiguousName."""
+    """Raises AmbiguousName, if there is a choice."""
     if len(found.files) > 1:
         raise ambiguous(found.word, found.files)
     if found.files and found.folder:
-        raise AmbiguousName(
-            f"{found.word!r} is a folder, too: say {found.folder!r}, or for the file {found.files[0].id}"
-        )
+        choice = f"say {found.folder!r}, or for the file {found.files[0].id}"
+        raise AmbiguousName(f"{found.word!r} is a folder, too: {choice}")
     literal = [file for matched, file in found.matches if file.name == matched == found.word]
     if literal:
         raise AmbiguousName(f"{found.word!r} is a pattern, and the name of a file, too: that is {literal[0].id}")
@@ -153,7 +152,7 @@ def complete_names(
     """The files and folders that may be meant."""
     try:
         found = asyncio.run(_level(incomplete[: incomplete.rfind("/") + 1]))
-    except (ClientError, OSError, TimeoutError, ValueError):
+    except (ClientError, OSError, ValueError):
         return []  # whoever types a command is in no mood for messages
     return [CompletionItem(each.name, is_name=True) for each in found if each.name.startswith(incomplete)]
 
