@@ -133,15 +133,15 @@ def test_a_file_is_sent_as_it_is_when_it_is_read(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one")
-    real = os.read
+    real = os.pread
 
-    def grows(descriptor: int, length: int) -> bytes:
-        content = real(descriptor, length)
+    def grows(descriptor: int, length: int, offset: int) -> bytes:
+        content = real(descriptor, length, offset)
         with path.open("ab") as opened:
             opened.write(b"more")
         return content
 
-    monkeypatch.setattr(os, "read", grows)
+    monkeypatch.setattr(os, "pread", grows)
     with pytest.raises(FileChanged):
         read_member(LocalFile.at(path), 100)
 

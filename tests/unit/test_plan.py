@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.clock import ManualClock
 from uploader.cli.terminal import human_bytes, human_seconds
 from uploader.client.pace import Patience
-from uploader.client.plan import Queue, missing_numbers, prefers_other, resume_key, sample_ranges
+from uploader.client.plan import Queue, missing_numbers, resume_key, sample_ranges
 from uploader.client.transfer import Meter, Progress
 
 
@@ -56,12 +56,6 @@ def test_a_key_stands_for_one_name_size_sample_and_attempt() -> None:
 def test_a_key_is_the_same_in_every_version() -> None:
     """Another key for the same file would forget every upload that is open."""
     assert resume_key("caf\u00e9/a.iso", 10**10, b"sample", 0) == "put-01ecb455786687791be75b2a10312316ffb5fa87-0"
-
-
-def test_the_fuller_of_two_uploads_goes_on() -> None:
-    assert prefers_other(1, 2)
-    assert prefers_other(2, 2)
-    assert not prefers_other(3, 2)
 
 
 def test_pauses_double_up_to_a_limit_spread_by_up_to_a_half() -> None:

@@ -23,7 +23,6 @@ class Later(click.Command):
         self.module = module
 
     def load(self) -> click.Command:
-        """The command itself."""
         command: click.Command = getattr(import_module(f"uploader.cli.{self.module}"), str(self.name).replace("-", "_"))
         return command
 

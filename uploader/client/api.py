@@ -40,8 +40,6 @@ _STATES = Decoder(dict[str, model.State])
 
 
 class Api:
-    """What one caller may ask of one server."""
-
     def __init__(self, transport: "Transport") -> None:
         self._transport = transport
 
@@ -205,11 +203,9 @@ class Api:
         return await self._call("GET", "/me/usage", _USAGE)
 
     def content_once(self, file_id: str, headers: dict[str, str]) -> "AbstractAsyncContextManager[httpx2.Response]":
-        """One attempt to read a file's content."""
         return self._transport.stream(f"/me/files/{_segment(file_id)}/content", headers)
 
     def blocks(self, response: "httpx2.Response", most_bytes: int) -> AsyncIterator[bytes]:
-        """The content that comes by it."""
         return self._transport.blocks(response, most_bytes)
 
     # All calls
@@ -238,7 +234,6 @@ class Api:
 
 
 def lacks(error: ServerProblem | BadAnswer) -> bool:
-    """Whether it is an answer of a server that has no such path, or no such method there."""
     return isinstance(error, BadAnswer) or error.status in (404, 405, 501)
 
 

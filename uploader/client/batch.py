@@ -7,15 +7,15 @@ by a pax header before each member; it also tells the SHA-256, so that the serve
 """
 
 import hashlib
-import os
-import stat
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 
 from msgspec import Struct
 
-from uploader.client.errors import ClientError, FileChanged, Unreadable
+from uploader.client.errors import ClientError
 from uploader.client.files import LocalFile, Outcome, There
+from uploader.client.source import open_source
 
 _MOST_MEMBERS = 400
 _MOST_BYTES = 8 << 20
@@ -39,8 +39,6 @@ _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_BEHIND_KIND) + 8 * ord(" ")
 
 
 class Member(Struct, frozen=True):
-    """A file as it was read."""
-
     local: LocalFile
     size: int
     sha256: str
@@ -60,7 +58,6 @@ class TooLarge(Exception):
 
 
 def first_bytes(most_bytes_per_second: float | None) -> int:
-    """How many bytes the first batch may have."""
     if most_bytes_per_second is None:
         return _FIRST_BYTES
     return min(_FIRST_BYTES, bytes_for(int(most_bytes_per_second), 1.0))
@@ -92,42 +89,26 @@ def read_batch(files: Sequence[LocalFile], most_bytes: int, there: There) -> Bat
         except ClientError as error:
             batch.outcomes.append(Outcome(local, error=error))
         else:
-            same = next(
-                (file for file in there.candidates(local.name, member.size) if file.sha256 == member.sha256), None
-            )
-            if same is None:
-                batch.members.append(member)
+            same = [file for file in there.candidates(local.name, member.size) if file.sha256 == member.sha256]
+            if same:
+                batch.outcomes.append(Outcome(local, same[0], "present"))
             else:
-                batch.outcomes.append(Outcome(local, same, "present"))
+                batch.members.append(member)
     return batch
 
 
 def read_member(local: LocalFile, most_bytes: int) -> Member:
     """Blocking. Raises Unreadable, FileChanged, TooLarge."""
-    path = local.path
-    try:
-        # A named pipe must not hold up the opening; it is refused below.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            before = os.fstat(descriptor)
-            if not stat.S_ISREG(before.st_mode):
-                raise Unreadable(f"{path} is not a regular file")
-            if before.st_size > most_bytes:
-                raise TooLarge
-            content = os.read(descriptor, before.st_size + 1)
-            after = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise Unreadable(f"{path}: {error.strerror}") from error
-    if len(content) != before.st_size or (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise FileChanged(f"{path} changed while it was uploaded; put it again")
+    with closing(open_source(local.path)) as source:
+        if source.size > most_bytes:
+            raise TooLarge
+        content = source.read(0, source.size)
+        source.check()
     sha256 = hashlib.sha256(content).hexdigest()
-    return Member(local, len(content), sha256, archived(local.name, content, after.st_mtime_ns, sha256))
+    return Member(local, len(content), sha256, archived(local.name, content, source.modified_ns or 0, sha256))
 
 
 def length_of(members: Sequence[Member]) -> int:
-    """Of the archive that they are."""
     return sum(len(member.archived) for member in members) + len(END)
 
 
@@ -145,7 +126,6 @@ async def pieces_of(members: Sequence[Member]) -> AsyncIterator[bytes]:
 
 
 def archived(name: str, content: bytes, modified_ns: int, sha256: str) -> bytes:
-    """One member with all that belongs to it."""
     path = name.encode()
     records = b"".join(
         (

@@ -40,7 +40,6 @@ class _Stretch:
     base_offset: int | None
 
     def is_followed_by(self, other: "_Stretch") -> bool:
-        """Whether one instruction can take both."""
         if self.base_offset is None or other.base_offset is None:
             return self.base_offset is other.base_offset
         return self.base_offset + self.length == other.base_offset
@@ -76,7 +75,6 @@ class Known:
         return [_part(each) for each in stretches]
 
     def _cut(self, end: int) -> None:
-        """In a thread."""
         for record in self._pieces:
             self._stretches.append(_Stretch(self._end, record[0], self._offsets.get(record)))
             self._end += record[0]
@@ -96,8 +94,6 @@ class Known:
 
 
 class _Reading:
-    """A source, in order."""
-
     def __init__(self, source: Source) -> None:
         self._source = source
         self._position = 0
@@ -122,7 +118,6 @@ def _read(signature: bytes) -> tuple[_Head, Cuts, list[tuple[int, bytes]]]:
 
 
 def _joined(stretches: Iterator[_Stretch]) -> Iterator[_Stretch]:
-    """As few as possible."""
     last = next(stretches, None)
     for each in stretches:
         assert last is not None

@@ -277,8 +277,6 @@ class Downloading:
 
 @dataclass
 class ManyDownloads(ManyFiles):
-    """Brings many files into a directory."""
-
     overwrite: bool
     # A file that is here is compared by its digest, not by its time of modification.
     checksum: bool

@@ -93,7 +93,6 @@ class ManyFiles:
     _complete_bytes: int = field(init=False, default=0)
 
     def end(self, outcome: Outcome) -> None:
-        """Tell what became of a file."""
         self.outcomes.append(outcome)
         if outcome.file is not None:
             self._complete_bytes += outcome.file.size
@@ -123,7 +122,6 @@ class ManyFiles:
 
 
 def ambiguous(name: str, files: Sequence[File]) -> AmbiguousName:
-    """The error that tells how to choose one of them."""
     choices = ", ".join(
         f"{file.id} ({file.name}, {file.created_at:%Y-%m-%d %H:%M}, {file.size} bytes)" for file in files
     )
@@ -184,17 +182,14 @@ class There:
 
     def unchanged(self, local: LocalFile) -> File | None:
         """The file that this one is, by name, size and time of modification."""
+        here = moment_of(local.modified_ns)
         for file in self.candidates(local.name, local.size):
-            if _is_same_time(file, local.modified_ns):
+            there = file.modified_at
+            if here is None or there is None:
+                continue
+            if abs(here - there) <= _SAME_TIME or here.replace(microsecond=0) == there:
                 return file
         return None
-
-
-def _is_same_time(file: File, modified_ns: int) -> bool:
-    here, there = moment_of(modified_ns), file.modified_at
-    if here is None or there is None:
-        return False
-    return abs(here - there) <= _SAME_TIME or here.replace(microsecond=0) == there
 
 
 async def read_target(api: Api, names: Sequence[str], if_exists: IfExists) -> There:

@@ -31,8 +31,6 @@ Refused = tuple[Member, errors.ClientError]
 
 @dataclass
 class ManyUploads(ManyFiles):
-    """Brings many files to the server."""
-
     if_exists: IfExists
     # A file is compared by its digest, not by its time of modification.
     checksum: bool
@@ -74,13 +72,11 @@ class ManyUploads(ManyFiles):
         return self.outcomes
 
     async def discard(self) -> None:
-        """Let the server forget what is not whole."""
         for uploading in self._unfinished:
             with contextlib.suppress(errors.NotFound):
                 await uploading.discard()
 
     async def _sort(self, files: Sequence[LocalFile]) -> None:
-        """Tell what is unchanged, and line up the rest."""
         for number, local in enumerate(files):
             if number % _TOLD_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -182,7 +178,6 @@ class ManyUploads(ManyFiles):
 
 
 def _error_of(member: Member, line: Line) -> errors.ClientError | None:
-    """What is wrong with a member, by its line in the answer."""
     if line.name != member.local.name:
         return errors.BadAnswer(f"the server answers for {line.name!r} instead of {member.local.name!r}")
     if line.file is None:

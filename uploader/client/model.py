@@ -81,14 +81,10 @@ class FilePage(Struct, frozen=True):
 
 
 class Changed(Struct, frozen=True):
-    """How many files a call concerned."""
-
     files: int
 
 
 class UploadList(Struct, frozen=True):
-    """Open uploads, newest first."""
-
     uploads: list[Upload]
 
 
@@ -106,8 +102,6 @@ class ChunkSizes(Struct, frozen=True):
 
 
 class Config(Struct, frozen=True):
-    """What a client needs to know of a server."""
-
     chunk_size: ChunkSizes
 
 
@@ -121,8 +115,6 @@ class Line(Struct, frozen=True):
 
 
 class Lines(Struct, frozen=True):
-    """What became of a batch, in the order of its members."""
-
     results: list[Line]
 
 
@@ -141,20 +133,14 @@ class Challenge(Struct, frozen=True):
 
 
 class Open(Struct, frozen=True, tag_field="state", tag="uploading"):
-    """The upload takes chunks."""
-
     upload: Upload
 
 
 class Merging(Struct, frozen=True, tag_field="state", tag="merging"):
-    """All chunks are there."""
-
     upload: Upload
 
 
 class Complete(Struct, frozen=True, tag_field="state", tag="complete"):
-    """The upload is a file."""
-
     file: File
 
 
@@ -165,8 +151,6 @@ class Challenged(Struct, frozen=True, tag_field="state", tag="challenge"):
 
 
 class Acknowledged(Struct, frozen=True, tag_field="state", tag="uploading"):
-    """A chunk counts."""
-
     received_bytes: int
     received_chunks: int
     chunk_count: int

@@ -102,7 +102,6 @@ def moment_of(modified_ns: int) -> datetime | None:
 
 
 def modified_ns_of(moment: datetime) -> int:
-    """The other way round."""
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
@@ -111,11 +110,6 @@ def wishes(if_exists: IfExists, modified_ns: int | None) -> dict[str, str]:
     wished: dict[str, str] = {} if if_exists == "keep" else {"if_exists": if_exists}
     moment = None if modified_ns is None else moment_of(modified_ns)
     return wished if moment is None else wished | {"modified_at": moment.isoformat()}
-
-
-def prefers_other(own_received_bytes: int, other_received_bytes: int) -> bool:
-    """Whether to go on with another open upload of the same content instead of one's own."""
-    return other_received_bytes >= own_received_bytes
 
 
 def checked_name(name: str | None) -> str:

@@ -108,7 +108,6 @@ class Meter:
         self._tell_now_and_then()
 
     def moving(self, length_bytes: int) -> None:
-        """More bytes are on their way."""
         self.moved_bytes += length_bytes
         self._in_flight += length_bytes
         self._tell_now_and_then()
@@ -122,7 +121,6 @@ class Meter:
         self._in_flight -= length_bytes
 
     def begin_anew(self) -> None:
-        """What has arrived counts for nothing."""
         self._received = self._merged = 0
         self.tell()
 
@@ -221,8 +219,6 @@ class AsyncTransfer(Generic[T]):
 
 @dataclass(slots=True)
 class Shared:
-    """What all uploads of a client have in common."""
-
     connections: int
     hash_first_bytes: int
     chunk_size: int | None
@@ -258,22 +254,19 @@ async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> Non
         return
     usage = await api.usage()
     free_bytes = usage.total_space - usage.use_space_finished - usage.reserved
-    if size <= free_bytes or await _may_fit(api, name, size, if_exists, free_bytes):
+    if size <= free_bytes:
         return
-    problem = {"code": "quota-exceeded", "detail": "The file does not fit into your total space."}
-    raise error_of(problem | asdict(usage) | {"requested": size}, 413)
-
-
-async def _may_fit(api: Api, name: str, size: int, if_exists: IfExists, free_bytes: int) -> bool:
-    """Whether what needs more space than there is may be taken all the same, as its digests would tell: it may be there
-    under this name, be a content of the server that takes the place of others of the name, or be what an open upload has
-    reserved."""
+    # It may be taken all the same, as its digests would tell: it may be there under this name, be a content of the server
+    # that takes the place of others of the name, or be what an open upload has reserved.
     page = await api.page(None, name, _PAGE_FILES, one_level=True)
     of_name = [file for file in page.files if file.name == name]
     freed = sum(file.size for file in of_name) if if_exists == "replace" else 0
     if page.next is not None or any(file.size == size for file in of_name) or size - freed <= max(0, free_bytes):
-        return True
-    return any(upload.size == size for upload in await api.uploads())
+        return
+    if any(upload.size == size for upload in await api.uploads()):
+        return
+    problem = {"code": "quota-exceeded", "detail": "The file does not fit into your total space."}
+    raise error_of(problem | asdict(usage) | {"requested": size}, 413)
 
 
 async def all_or_none(works: Iterable[Awaitable[T]]) -> list[T]:

@@ -79,12 +79,10 @@ class Changes:
             self._is_possible = self.known is not None
 
     async def can_spare(self) -> bool:
-        """Whether there is a file that may have most of it."""
         async with self._asking:
             return self._is_possible and await self._find_base() is not None
 
     def give_up(self) -> None:
-        """Send everything from here on."""
         self._is_possible, self.known = False, None
 
     async def _find_base(self) -> File | None:
@@ -108,8 +106,6 @@ class Changes:
 
 
 class Sending(Struct, frozen=True):
-    """Sends one source."""
-
     api: Api
     source: Source
     meter: Meter
@@ -181,7 +177,6 @@ class Sending(Struct, frozen=True):
             return sent
 
     async def send_whole(self, digests: Digests, name: str, wishes: Mapping[str, str]) -> tuple[File, bool]:
-        """One attempt to send all of it; the file, and whether it was there already."""
         self.meter.enter("uploading")
         await self.gate.wait()
         size = self.source.size
@@ -229,8 +224,6 @@ def begins_anew(error: errors.ServerProblem) -> bool:
 
 
 class Destination(Struct, frozen=True):
-    """What the file is to be on the server."""
-
     name: str
     if_exists: IfExists = "keep"
     # The caller's files of this name and size: if it is one of them, nothing has to be done.
@@ -240,8 +233,6 @@ class Destination(Struct, frozen=True):
 
 
 class Uploading:
-    """Brings one source to the server."""
-
     _hashing: "asyncio.Task[Digests]"
 
     def __init__(
@@ -469,8 +460,8 @@ class Uploading:
     async def _meet(self, other_id: str, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
         """The caller has another open upload of this content, perhaps from another device: go on with the fuller one."""
         own, other = await asyncio.gather(self._api.status(upload.id), self._api.status(other_id))
-        if isinstance(own, Open) and (
-            not isinstance(other, Open) or plan.prefers_other(own.upload.received_bytes, other.upload.received_bytes)
+        if isinstance(own, Open) and not (
+            isinstance(other, Open) and other.upload.received_bytes < own.upload.received_bytes
         ):
             await end(sending)
             await self._api.cancel(upload.id)
@@ -482,7 +473,6 @@ class Uploading:
     # Sent, and merged
 
     async def _finish(self, status: UploadStatus) -> File:
-        """Send what is missing until the upload is a file."""
         rounds = 0
         while not isinstance(status, Complete):
             upload = status.upload

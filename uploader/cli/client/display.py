@@ -156,7 +156,6 @@ class Figures:
         return (self.moving[path].size - there_of(self.moving[path])) / rate
 
     def waiting(self) -> Waiting | None:
-        """Whether it waits for the server."""
         now = self._clock()
         if self._away is not None:
             since, why = self._away
@@ -214,7 +213,6 @@ class Live:
             signal.signal(number, signal.SIG_DFL)
 
     def print_above(self, words: str, stream: TextIO) -> None:
-        """Whole lines, which stay."""
         with self.lock:
             shown = self._shown
             if shown and stream.isatty():

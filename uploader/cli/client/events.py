@@ -201,7 +201,6 @@ class TransferSummary(Event, tag="summary"):
         return [self.all_words()] if self.files != 1 or self.failed or self.spared_bytes else []
 
     def all_words(self) -> str:
-        """What became of all, and how fast."""
         told = _told(_counts(self) | {"not begun": self.left})
         rate = "" if not self.bytes_per_second else f", {human_bytes(round(self.bytes_per_second))}/s"
         spared = f"; {_spared(self.spared_bytes)}" if self.spared_bytes else ""

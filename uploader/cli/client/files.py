@@ -90,13 +90,18 @@ async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, 
     old = found.files[0].name if found.folder is None else found.folder.rstrip("/")
     whole = new_name.lstrip("/") + old.rpartition("/")[2] if new_name.endswith("/") else new_name
     if not force and whole != old:
-        await _check_free(client, whole, as_folder=not found.is_file)
+        if (await client.page(prefix=f"{whole}/", limit=1)).files:
+            into = f"say {whole + '/'!r} to move into it, or --force"
+            raise InTheWay(f"there is a folder {whole}/ already: {into}")
+        if found.is_file and (files := await client.named(whole)):
+            which = f"there is a file {whole!r} already ({files[0].id})"
+            raise InTheWay(f"{which}: delete it first, or say --force to keep both")
     if found.folder is None:
         file = await client.rename(found.files[0].id, whole)
-        reporter.show(events.Renamed(file, old_name=found.files[0].name))
+        reporter.show(events.Renamed(file, old_name=old))
     else:
-        files = await client.move_folder(found.folder, whole)
-        reporter.show(events.MovedFolder(f"{whole}/", found.folder, files))
+        moved = await client.move_folder(found.folder, whole)
+        reporter.show(events.MovedFolder(f"{whole}/", found.folder, moved))
     return EXIT_OK
 
 
@@ -161,16 +166,6 @@ def _removals(found: Meaning) -> list[_Removal]:
     return files + [
         _Removal(matched, file if matched == file.name else None, by_pattern=True) for matched, file in found.matches
     ]
-
-
-async def _check_free(client: AsyncClient, name: str, *, as_folder: bool) -> None:
-    """Raises InTheWay."""
-    if (await client.page(prefix=f"{name}/", limit=1)).files:
-        raise InTheWay(f"there is a folder {name}/ already: say {name + '/'!r} to move into it, or --force")
-    if not as_folder and (files := await client.named(name)):
-        raise InTheWay(
-            f"there is a file {name!r} already ({files[0].id}): delete it first, or say --force to keep both"
-        )
 
 
 @click.command()

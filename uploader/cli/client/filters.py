@@ -27,8 +27,6 @@ def is_pattern(word: str) -> bool:
 
 
 class Pattern:
-    """A pattern of whole names, or of folders."""
-
     def __init__(self, word: str) -> None:
         fixed = _MAGIC.split(word, maxsplit=1)[0]
         # What all names begin with that it matches, and the folder that they all are in.
@@ -62,8 +60,6 @@ def _fits(pattern: Sequence[_Part], parts: Sequence[str]) -> bool:
 
 
 class Rule:
-    """One `--exclude` or `--include`."""
-
     def __init__(self, pattern: str, *, includes: bool) -> None:
         """Raises ValueError."""
         text = unicodedata.normalize("NFC", pattern)
@@ -89,7 +85,6 @@ class Filters:
         self._towards = {folder for path in self.listed or () for folder in folders_of(path)}
 
     def __bool__(self) -> bool:
-        """Whether they may leave out anything."""
         return bool(self._rules) or self.listed is not None
 
     def only(self, listed: Iterable[str]) -> "Filters":

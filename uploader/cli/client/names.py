@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 from msgspec import Struct
 
-from uploader.cli.client.connection import load_profile
+from uploader.cli.client.connection import Profile, load_profile
 from uploader.cli.client.events import exit_code_of, failed
 from uploader.cli.client.filters import Pattern, is_pattern
 from uploader.cli.client.reporters import Reporter
@@ -149,24 +149,19 @@ class InTheWay(ClientError):
 def complete_names(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> "list[CompletionItem[str]]":
-    """The files and folders that may be meant."""
+    folder, found = incomplete[: incomplete.rfind("/") + 1], list["Folder | File"]()
+
+    async def look(profile: Profile) -> None:
+        patience = Patience(give_up_after_seconds=0)
+        async with asyncio.timeout(_SECONDS), AsyncClient(profile.url, profile.token, patience=patience) as client:
+            async for each in client.level(folder):
+                found.append(each)
+                if len(found) == _MOST:
+                    return
+
     try:
-        found = asyncio.run(_level(incomplete[: incomplete.rfind("/") + 1]))
+        if profile := load_profile():
+            asyncio.run(look(profile))
     except (ClientError, OSError, ValueError):
         return []  # whoever types a command is in no mood for messages
     return [CompletionItem(each.name, is_name=True) for each in found if each.name.startswith(incomplete)]
-
-
-async def _level(folder: str) -> list[Folder | File]:
-    profile, found = load_profile(), list["Folder | File"]()
-    if profile is None:
-        return found
-    async with (
-        asyncio.timeout(_SECONDS),
-        AsyncClient(profile.url, profile.token, patience=Patience(give_up_after_seconds=0)) as client,
-    ):
-        async for each in client.level(folder):
-            found.append(each)
-            if len(found) == _MOST:
-                break
-    return found

@@ -87,7 +87,6 @@ class Count(msgspec.Struct):
         self.replaced += len(outcome.replaced)
 
     def words(self) -> dict[str, int]:
-        """As events have them."""
         hows = {how: self.hows[how] for how in ("sent", "fetched", "instant", "present")}
         return {**hows, "failed": self.failed, "replaced": self.replaced, "bytes": self.bytes}
 
@@ -131,7 +130,6 @@ class Telling(FileTelling):
 
     @property
     def complete(self) -> int:
-        """How many files are whole at the other end."""
         return self._all.complete
 
     def moved(self, local: LocalFile, progress: Progress) -> None:

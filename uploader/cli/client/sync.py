@@ -214,7 +214,6 @@ class SyncTelling(FileTelling):
 
     @property
     def left(self) -> int:
-        """How many were not begun."""
         return max(0, self.files - self.moved_files - self.present - self.failed)
 
     def is_well(self, waiting: int = 0) -> bool:
@@ -270,7 +269,6 @@ class SyncTelling(FileTelling):
         return self.is_well(waiting)
 
     def sum_up(self) -> int:
-        """The exit code."""
         code = events.worst_of(self.codes)
         self.reporter.show(
             events.SyncSummary(
@@ -292,8 +290,6 @@ class SyncTelling(FileTelling):
 
 @dataclass(frozen=True)
 class Sync:
-    """One run."""
-
     client: AsyncClient
     told: SyncTelling
     # What the names of all files begin with at the end that is on the server.
@@ -314,7 +310,9 @@ class Sync:
 class Upwards(Sync):
     async def run(self, source: Path) -> int:
         """The exit code. Raises ClientError, where nothing was done."""
-        await self._check_target()
+        for folder in (self.prefix.rstrip("/"), *folders_of(self.prefix.rstrip("/"))):
+            if folder and await self.client.named(folder):
+                raise InTheWay(f"there is a file {folder!r} on the server: it can't be a folder, too")
         tree = await asyncio.to_thread(read_tree, source, self.filters)
         there: dict[str, list[File]] = defaultdict(list)
         async for file in self.client.files(self.prefix or None):
@@ -337,14 +335,7 @@ class Upwards(Sync):
             await self._delete_all(tree, [file for files in extras.values() for file in files])
         return self.told.sum_up()
 
-    async def _check_target(self) -> None:
-        """Raises InTheWay."""
-        for folder in (self.prefix.rstrip("/"), *folders_of(self.prefix.rstrip("/"))):
-            if folder and await self.client.named(folder):
-                raise InTheWay(f"there is a file {folder!r} on the server: it can't be a folder, too")
-
     def _named(self, tree: Tree) -> dict[str, LocalFile]:
-        """The files by the names that they get; what can get none is told."""
         self.told.files = len(tree.files)
         found = [
             LocalFile(tree.root / path, self.prefix + path, status.st_size, status.st_mtime_ns)
@@ -356,7 +347,6 @@ class Upwards(Sync):
         return {local.name: local for local in named}
 
     def _tell_missing(self, tree: Tree) -> None:
-        """What was listed and is not there, and what is there and can't be on a server."""
         listed = self.filters.listed or set()
         found = {folder for path in (*tree.files, *tree.others) for folder in (path, *folders_of(path))}
         empty = sum(folder not in found for folder in tree.folders)
@@ -456,7 +446,6 @@ class Downwards(Sync):
         return self.told.sum_up()
 
     def _wanted(self, files: Iterable[File]) -> list[Wanted]:
-        """Those that can go where they are to go; the others are told."""
         taken = [Wanted(file, file.name.removeprefix(self.prefix)) for file in files]
         kept, refused = sorted_out(each for each in taken if self.filters.take(each.path))
         for each, error in refused:

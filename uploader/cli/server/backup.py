@@ -137,7 +137,6 @@ def _tell_lacking(copied: "Copied") -> None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Say what stands in the way, in one line."""
     from uploader.storage.backups import BackupRefused
 
     try:
