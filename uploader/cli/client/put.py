@@ -162,7 +162,7 @@ async def choice(client: AsyncClient, if_exists: IfExists | None) -> IfExists:
 
 def note_kept(reporter: Reporter, told: Telling, if_exists: IfExists | None, chosen: IfExists) -> None:
     """Say that nothing was replaced, though nobody chose that. A URL that leads to no server at all is no old server."""
-    if if_exists is None and chosen == "keep" and told.complete:
+    if if_exists is None and chosen == "keep" and told.sums.complete:
         reporter.show(Noted("the server is too old to replace files: others of the same names stay beside the new"))
 
 

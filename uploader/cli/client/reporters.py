@@ -3,7 +3,6 @@ how what happens to many files becomes events, each for itself, or those of a fo
 
 import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Set
 from dataclasses import asdict
 from typing import Self
@@ -66,31 +65,6 @@ class JsonLines(Reporter):
         sys.stdout.flush()
 
 
-class Count(msgspec.Struct):
-    """Files that are over."""
-
-    failed: int = 0
-    replaced: int = 0
-    bytes: int = 0
-    hows: Counter[str] = msgspec.field(default_factory=Counter)
-
-    @property
-    def complete(self) -> int:
-        return self.hows.total()
-
-    def add(self, outcome: Outcome) -> None:
-        if outcome.file is None:
-            self.failed += 1
-            return
-        self.hows[outcome.how] += 1
-        self.bytes += outcome.file.size
-        self.replaced += len(outcome.replaced)
-
-    def words(self) -> dict[str, int]:
-        hows = {how: self.hows[how] for how in ("sent", "fetched", "instant", "present")}
-        return {**hows, "failed": self.failed, "replaced": self.replaced, "bytes": self.bytes}
-
-
 class FileTelling(Watcher):
     """Makes events of the files that begin and move, and keeps what a summary tells of all of them."""
 
@@ -123,14 +97,9 @@ class Telling(FileTelling):
     def __init__(self, reporter: Reporter, folder_of: FolderOf = lambda _local: None) -> None:
         super().__init__(reporter)
         self._folder_of = folder_of
-        self._all = Count()
-        self._folders: dict[str, Count] = defaultdict(Count)
+        self.sums = events.TransferSummary(files=0, complete=0, failed=0, left=0, bytes=0, seconds=0.0, exit_code=0)
+        self._folders: dict[str, events.FolderEnded] = {}
         self._moved: dict[str, int] = {}
-        self._moved_bytes = 0
-
-    @property
-    def complete(self) -> int:
-        return self._all.complete
 
     def moved(self, local: LocalFile, progress: Progress) -> None:
         self._moved[shown_path(local.path)] = progress.moved_bytes
@@ -138,9 +107,12 @@ class Telling(FileTelling):
 
     def ended(self, outcome: Outcome) -> None:
         path, folder = shown_path(outcome.local.path), self._folder_of(outcome.local)
-        self._all.add(outcome)
+        _count(self.sums, outcome)
+        self.sums.complete += outcome.file is not None
         if folder is not None:
-            self._folders[folder].add(outcome)
+            of_folder = self._folders.setdefault(folder, events.FolderEnded(folder, files=0, bytes=0))
+            _count(of_folder, outcome)
+            of_folder.files += 1
         if outcome.error is not None:
             self.codes.add(events.exit_code_of(outcome.error))
             self.reporter.show(events.failed(path, outcome.error))
@@ -148,32 +120,37 @@ class Telling(FileTelling):
             sent_bytes = outcome.file.size if outcome.how in ("sent", "fetched") else 0
             self._moved.setdefault(path, sent_bytes)
             self.reporter.show(events.Completed(path, outcome.file, outcome.how, len(outcome.replaced), folder))
-        self._moved_bytes += self._moved.pop(path, 0)
+        self.sums.moved_bytes += self._moved.pop(path, 0)
 
     def refused(self, refusal: events.Failed, code: int) -> None:
         """A file that is not even begun."""
-        self._all.failed += 1
+        self.sums.failed += 1
         self.codes.add(code)
         self.reporter.show(refusal)
 
     def sum_up(self, files: int, codes: Set[int] = frozenset()) -> int:
         """Tell how many of so many files came to what; the exit code, if other things ended with `codes`."""
-        for folder, count in self._folders.items():
-            self.reporter.show(events.FolderEnded(folder, count.complete + count.failed, **count.words()))
-        code, seconds = events.worst_of(self.codes | codes), self.seconds
-        summary = events.TransferSummary(
-            files=files,
-            complete=self._all.complete,
-            left=max(0, files - self._all.complete - self._all.failed),
-            seconds=seconds,
-            exit_code=code,
-            moved_bytes=self._moved_bytes,
-            spared_bytes=self.spared_bytes,
-            bytes_per_second=self._moved_bytes / seconds if seconds else None,
-            **self._all.words(),
-        )
-        self.reporter.show(summary)
-        return code
+        for of_folder in self._folders.values():
+            self.reporter.show(of_folder)
+        sums = self.sums
+        sums.files, sums.seconds, sums.exit_code = files, self.seconds, events.worst_of(self.codes | codes)
+        sums.left = max(0, files - sums.complete - sums.failed)
+        sums.spared_bytes = self.spared_bytes
+        sums.bytes_per_second = sums.moved_bytes / sums.seconds if sums.seconds else None
+        self.reporter.show(sums)
+        return sums.exit_code
+
+
+def _count(sums: events.FolderEnded | events.TransferSummary, outcome: Outcome) -> None:
+    if outcome.file is None:
+        sums.failed += 1
+        return
+    sums.sent += outcome.how == "sent"
+    sums.fetched += outcome.how == "fetched"
+    sums.instant += outcome.how == "instant"
+    sums.present += outcome.how == "present"
+    sums.bytes += outcome.file.size
+    sums.replaced += len(outcome.replaced)
 
 
 def moving(path: str, progress: Progress) -> events.Moving:

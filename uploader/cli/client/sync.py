@@ -209,12 +209,13 @@ class SyncTelling(FileTelling):
         """`folder`: the word that all files come by, unless each is to be told of for itself."""
         super().__init__(reporter)
         self.dry_run = dry_run
-        self.files = self.moved_files = self.present = self.deleted = self.failed = self.bytes = 0
+        nothing = {"files": 0, "moved": 0, "present": 0, "deleted": 0, "failed": 0, "left": 0, "bytes": 0}
+        self.sums = events.SyncSummary(**nothing, seconds=0.0, dry_run=dry_run, exit_code=0)
         self._folder = folder
 
     @property
     def left(self) -> int:
-        return max(0, self.files - self.moved_files - self.present - self.failed)
+        return max(0, self.sums.files - self.sums.moved - self.sums.present - self.sums.failed)
 
     def is_well(self, waiting: int = 0) -> bool:
         """Whether nothing failed, and no more is left than those that wait for something."""
@@ -225,22 +226,22 @@ class SyncTelling(FileTelling):
         if outcome.error is not None:
             self.fail(path, outcome.error)
         elif outcome.file is not None:
-            self.present += outcome.how == "present"
-            self.moved_files += outcome.how != "present"
-            self.bytes += outcome.file.size if outcome.how in ("sent", "fetched") else 0
+            self.sums.present += outcome.how == "present"
+            self.sums.moved += outcome.how != "present"
+            self.sums.bytes += outcome.file.size if outcome.how in ("sent", "fetched") else 0
             self.reporter.show(events.Completed(path, outcome.file, outcome.how, folder=self._folder))
 
     def would(self, action: Literal["send", "replace", "fetch", "delete"], path: str, size: int) -> None:
         if action == "delete":
-            self.deleted += 1
+            self.sums.deleted += 1
         else:
-            self.moved_files += 1
-            self.bytes += size
+            self.sums.moved += 1
+            self.sums.bytes += size
         self.reporter.show(events.Would(action, shown_path(path), size))
 
     def fail(self, path: str, error: ClientError, *, is_file: bool = True) -> None:
         """Of one file of the source, or of something else."""
-        self.failed += is_file
+        self.sums.failed += is_file
         self.codes.add(events.exit_code_of(error))
         self.reporter.show(events.failed(shown_path(path), error))
 
@@ -269,23 +270,11 @@ class SyncTelling(FileTelling):
         return self.is_well(waiting)
 
     def sum_up(self) -> int:
-        code = events.worst_of(self.codes)
-        self.reporter.show(
-            events.SyncSummary(
-                files=self.files,
-                moved=self.moved_files,
-                present=self.present,
-                deleted=self.deleted,
-                failed=self.failed,
-                left=self.left,
-                bytes=self.bytes,
-                seconds=self.seconds,
-                dry_run=self.dry_run,
-                exit_code=code,
-                spared_bytes=self.spared_bytes,
-            )
-        )
-        return code
+        sums = self.sums
+        sums.left, sums.spared_bytes = self.left, self.spared_bytes
+        sums.seconds, sums.exit_code = self.seconds, events.worst_of(self.codes)
+        self.reporter.show(sums)
+        return sums.exit_code
 
 
 @dataclass(frozen=True)
@@ -303,7 +292,7 @@ class Sync:
         same = unchanged is not None and not self.checksum
         if not same and self.told.dry_run and sha256 is not None:
             same = await asyncio.to_thread(has_content, path, sha256)
-        self.told.present += same
+        self.told.sums.present += same
         return same
 
 
@@ -336,7 +325,7 @@ class Upwards(Sync):
         return self.told.sum_up()
 
     def _named(self, tree: Tree) -> dict[str, LocalFile]:
-        self.told.files = len(tree.files)
+        self.told.sums.files = len(tree.files)
         found = [
             LocalFile(tree.root / path, self.prefix + path, status.st_size, status.st_mtime_ns)
             for path, status in sorted(tree.files.items())
@@ -416,7 +405,7 @@ class Upwards(Sync):
                     raise
                 self.told.fail(file.name, error, is_file=False)
             else:
-                self.told.deleted += 1
+                self.told.sums.deleted += 1
                 self.told.reporter.show(events.Deleted(file))
 
 
@@ -450,7 +439,7 @@ class Downwards(Sync):
         kept, refused = sorted_out(each for each in taken if self.filters.take(each.path))
         for each, error in refused:
             self.told.fail(each.file.name, error)
-        self.told.files = len(kept) + len(refused)
+        self.told.sums.files = len(kept) + len(refused)
         found = {folder for each in kept for folder in (each.path, *folders_of(each.path))}
         self.told.missing((self.filters.listed or set()) - found)
         return kept
@@ -504,7 +493,7 @@ class Downwards(Sync):
             except ClientError as error:
                 self.told.fail(here, error, is_file=False)
             else:
-                self.told.deleted += 1
+                self.told.sums.deleted += 1
                 self.told.reporter.show(events.DeletedHere(here, status.st_size))
         if self.told.dry_run:
             return
