@@ -5,8 +5,7 @@ The source is cut as far as chunks are asked for, once, as the signature says.
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import msgspec
@@ -68,7 +67,7 @@ class Known:
         async with self._cutting:
             if self._end < offset + length:
                 await uninterrupted(asyncio.to_thread(self._cut, offset + length))
-        stretches = list(_joined(self._within(offset, offset + length)))
+        stretches = self._within(offset, offset + length)
         new_bytes = sum(each.length for each in stretches if each.base_offset is None)
         if 2 * new_bytes > length or len(stretches) > MAX_INSTRUCTIONS:
             return None
@@ -82,15 +81,22 @@ class Known:
                 return
         self._source.check()
 
-    def _within(self, start: int, end: int) -> Iterator[_Stretch]:
+    def _within(self, start: int, end: int) -> list[_Stretch]:
+        """As few as possible."""
+        found: list[_Stretch] = []
         first = bisect_right(self._stretches, start, key=lambda stretch: stretch.offset) - 1
         for stretch in self._stretches[first:]:
             if stretch.offset >= end:
-                return
+                break
             skipped = max(0, start - stretch.offset)
             length = min(end, stretch.offset + stretch.length) - stretch.offset - skipped
             base_offset = None if stretch.base_offset is None else stretch.base_offset + skipped
-            yield _Stretch(stretch.offset + skipped, length, base_offset)
+            each = _Stretch(stretch.offset + skipped, length, base_offset)
+            if found and found[-1].is_followed_by(each):
+                found[-1] = replace(found[-1], length=found[-1].length + length)
+            else:
+                found.append(each)
+        return found
 
 
 class _Reading:
@@ -115,19 +121,6 @@ def _read(signature: bytes) -> tuple[_Head, Cuts, list[tuple[int, bytes]]]:
     if (head.algorithm, head.hash) != (ALGORITHM, HASH) or len(content) % RECORD.size:
         raise ValueError("the signature is of a kind that is not known here")
     return head, Cuts(head.min, head.avg, head.max), list(RECORD.iter_unpack(content))
-
-
-def _joined(stretches: Iterator[_Stretch]) -> Iterator[_Stretch]:
-    last = next(stretches, None)
-    for each in stretches:
-        assert last is not None
-        if last.is_followed_by(each):
-            last = _Stretch(last.offset, last.length + each.length, last.base_offset)
-        else:
-            yield last
-            last = each
-    if last is not None:
-        yield last
 
 
 def _part(stretch: _Stretch) -> Part:

@@ -31,8 +31,10 @@ class ClientError(Exception):
     # Whether the same call may succeed later, without any change.
     retryable = False
 
-    def __init__(self, detail: str | None = None) -> None:
+    def __init__(self, detail: str | None = None, *, code: str | None = None) -> None:
         self.detail = detail or (type(self).__doc__ or "").strip().splitlines()[0]
+        if code is not None:
+            self.code = code
         super().__init__(self.detail)
 
 
@@ -49,8 +51,7 @@ class ServerProblem(ClientError):
         retry_after_seconds: float | None = None,
         fields: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(detail)
-        self.code = code
+        super().__init__(detail, code=code)
         self.status = status
         self.retryable = retryable
         self.retry_after_seconds = retry_after_seconds

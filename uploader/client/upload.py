@@ -74,8 +74,12 @@ class Changes:
         async with self._asking:
             if not self._is_possible or self.known is not None:
                 return
-            base = await self._find_base()
-            self.known = None if base is None else await self._ask(base)
+            if base := await self._find_base():
+                from uploader.client.delta import Known  # here, because most uploads replace nothing that is large
+
+                with contextlib.suppress(errors.ClientError, ValueError):
+                    signature = await self._api.signature(base.id)
+                    self.known = await asyncio.to_thread(Known, self._source, base, signature)
             self._is_possible = self.known is not None
 
     async def can_spare(self) -> bool:
@@ -94,15 +98,6 @@ class Changes:
             of_name = [file for file in page.files if file.name == self._name and file.size >= _SMALLEST_BASE_BYTES]
             self._base = max(of_name, key=lambda file: file.created_at, default=None)
         return self._base
-
-    async def _ask(self, base: File) -> "Known | None":
-        from uploader.client.delta import Known  # here, because most uploads replace nothing that is large
-
-        try:
-            signature = await self._api.signature(base.id)
-            return await asyncio.to_thread(Known, self._source, base, signature)
-        except (errors.ClientError, ValueError):
-            return None
 
 
 class Sending(Struct, frozen=True):

@@ -54,7 +54,8 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
     if not recursive:
         for folder in [each for each in removals if each.file is None]:
             removals.remove(folder)
-            error = IsFolder(f"{folder.name} is a folder: say -r to delete all that is in it")
+            detail = f"{folder.name} is a folder: say -r to delete all that is in it"
+            error = ClientError(detail, code="is-a-folder")
             codes.add(told(reporter, folder.name, error))
     if not yes and any(each.file is None or each.by_pattern for each in removals):
         sizes: dict[str, int] = {}
@@ -142,12 +143,6 @@ def _matched(matches: Iterable[tuple[str, File]]) -> list[File | Folder]:
             folders[matched].append(file)
     found += [Folder(name, len(files), sum(file.size for file in files)) for name, files in folders.items()]
     return sorted(found, key=lambda each: each.name.encode())
-
-
-class IsFolder(ClientError):
-    """It is a folder."""
-
-    code = "is-a-folder"
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,6 @@ def get(
         fail("-o - is for a single file, and nothing else is printed", EXIT_USAGE)
     listed = options.listed(files_from) if files_from is not None else []
     is_directory = target.endswith("/") or Path(target).is_dir()
-    decoded = decode_name if decode else str
 
     async def work(client: AsyncClient, reporter: Reporter) -> int:
         found, codes = await one_thing_each(client, reporter, words)
@@ -83,8 +82,9 @@ def get(
             return await _write(client, reporter, alone)
         if alone is not None and not is_directory:
             return await _get_as(client, reporter, alone, Path(target), overwrite=force)
-        wanted, folders = await _plan(client, found, filters, decoded)
-        codes |= await _add_listed(client, reporter, wanted, listed, filters, decoded)
+        wanted, folders, missing = await _plan(client, found, listed, filters, decode_name if decode else str)
+        for name in sorted(missing):
+            codes.add(told(reporter, name, NoSuchFile(f"there is no file or folder {name!r}")))
         files = len({each.path for each in wanted})
         reporter.show(Planned(files, sum(each.file.size for each in wanted)))
         telling = Telling(reporter) if verbose else Telling(reporter, lambda local: folders.get(local.name))
@@ -95,9 +95,14 @@ def get(
 
 
 async def _plan(
-    client: AsyncClient, found: list[Meaning], filters: Filters, decode: Callable[[str], str]
-) -> tuple[list[Wanted], dict[str, str]]:
-    """Which file goes where; and the word of each file, by its name, that came with others by one word."""
+    client: AsyncClient,
+    found: Sequence[Meaning],
+    listed: Sequence[str],
+    filters: Filters,
+    decode: Callable[[str], str],
+) -> tuple[list[Wanted], dict[str, str], set[str]]:
+    """Which file goes where; the word of each file, by its name, that came with others by one word; what was listed and is
+    not there. What was listed is asked for by as few questions as there are beginnings of names."""
     wanted: dict[tuple[str, str], Wanted] = {}
     words: dict[str, str] = {}
     for each in found:
@@ -108,29 +113,15 @@ async def _plan(
             wanted[file.id, path] = Wanted(file, path)
             if not each.is_file:
                 words.setdefault(file.name, each.folder or each.word)
-    return list(wanted.values()), words
-
-
-async def _add_listed(
-    client: AsyncClient,
-    reporter: Reporter,
-    wanted: list[Wanted],
-    listed: Sequence[str],
-    filters: Filters,
-    decode: Callable[[str], str],
-) -> set[int]:
-    """The files that were listed, and those in folders that were, by as few questions as there are beginnings of names; the
-    exit codes of those that are not there."""
-    only = Filters(listed=listed)
-    found: set[str] = set()
+    several, only = list(wanted.values()), Filters(listed=listed)
+    missing = set(only.listed or ())
     for prefix in prefixes_of(listed):
         async for file in client.files(prefix):
             if only.take(file.name):
+                missing -= {file.name, *folders_of(file.name)}
                 path = decode(file.name)
-                found.update((file.name, *folders_of(file.name)))
-                wanted += [Wanted(file, path)] if filters.take(path) else []
-    missing = (only.listed or set()) - found
-    return {told(reporter, name, NoSuchFile(f"there is no file or folder {name!r}")) for name in sorted(missing)}
+                several += [Wanted(file, path)] if filters.take(path) else []
+    return several, words, missing
 
 
 async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: Path, *, overwrite: bool) -> int:

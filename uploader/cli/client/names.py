@@ -15,17 +15,7 @@ from uploader.cli.client.connection import Profile, load_profile
 from uploader.cli.client.events import exit_code_of, failed
 from uploader.cli.client.filters import Pattern, is_pattern
 from uploader.cli.client.reporters import Reporter
-from uploader.client import (
-    AmbiguousName,
-    AsyncClient,
-    ClientError,
-    File,
-    Folder,
-    NotFound,
-    Patience,
-    Unauthenticated,
-    Unreachable,
-)
+from uploader.client import AsyncClient, ClientError, File, Folder, Patience, errors
 from uploader.client.files import ambiguous
 
 _ID_LENGTH = 32
@@ -77,7 +67,7 @@ async def look_up(client: AsyncClient, word: str) -> Meaning:
     if len(word) == _ID_LENGTH and set(word) <= set("0123456789abcdef"):
         try:
             return Meaning(word, [await client.file(word)])
-        except NotFound:
+        except errors.NotFound:
             pass  # perhaps it is a name all the same
     name = unicodedata.normalize("NFC", word)
     found = await _matching(client, name) if is_pattern(name) else await _named(client, name)
@@ -112,10 +102,10 @@ def one_thing(found: Meaning) -> Meaning:
         raise ambiguous(found.word, found.files)
     if found.files and found.folder:
         choice = f"say {found.folder!r}, or for the file {found.files[0].id}"
-        raise AmbiguousName(f"{found.word!r} is a folder, too: {choice}")
+        raise errors.AmbiguousName(f"{found.word!r} is a folder, too: {choice}")
     literal = [file for matched, file in found.matches if file.name == matched == found.word]
     if literal:
-        raise AmbiguousName(f"{found.word!r} is a pattern, and the name of a file, too: that is {literal[0].id}")
+        raise errors.AmbiguousName(f"{found.word!r} is a pattern, and the name of a file, too: that is {literal[0].id}")
     return found
 
 
@@ -134,7 +124,7 @@ async def one_thing_each(
 
 def told(reporter: Reporter, word: str, error: ClientError) -> int:
     """Tell of a failure that is of this word alone; its exit code. Raises it again if it is of all words."""
-    if isinstance(error, Unauthenticated | Unreachable):
+    if isinstance(error, errors.Unauthenticated | errors.Unreachable):
         raise error
     reporter.show(failed(word, error))
     return exit_code_of(error)

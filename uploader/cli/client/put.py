@@ -18,19 +18,7 @@ from uploader.cli.client.local import FoundFiles, find
 from uploader.cli.client.names import complete_names
 from uploader.cli.client.reporters import Reporter, Telling
 from uploader.cli.terminal import EXIT_USAGE, SIZE, fail, human_bytes
-from uploader.client import (
-    AmbiguousName,
-    AsyncClient,
-    ClientError,
-    How,
-    IfExists,
-    InvalidName,
-    LocalFile,
-    NotFound,
-    Outcome,
-    QuotaExceeded,
-    Unreadable,
-)
+from uploader.client import AsyncClient, ClientError, How, IfExists, LocalFile, Outcome, errors
 from uploader.client.plan import checked_name
 
 _EXAMPLES = 5
@@ -148,7 +136,7 @@ async def put_found(
         await client.upload_many(found.files, if_exists=chosen, checksum=checksum, watcher=told)
         note_kept(reporter, told, if_exists, chosen)
     for refused in found.refused:
-        failed = Failed(refused.path, InvalidName.code, refused.reason, retryable=False, together=True)
+        failed = Failed(refused.path, errors.InvalidName.code, refused.reason, retryable=False, together=True)
         told.refused(failed, EXIT_FAILED)
     if found.refused:
         reporter.show(NamesRefused(len(found.refused), found.refused[:_EXAMPLES], found.encoded))
@@ -212,11 +200,13 @@ async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
         size += len(block)
         if size > room:
             detail = f"standard input is larger than the {human_bytes(room)} that are available"
-            raise QuotaExceeded(detail, code="quota-exceeded", status=413)
+            raise errors.QuotaExceeded(detail, code="quota-exceeded", status=413)
         try:
             opened.write(block)
         except OSError as error:
-            raise Unreadable(f"standard input can't be kept until its size is known: {error.strerror}") from error
+            raise errors.Unreadable(
+                f"standard input can't be kept until its size is known: {error.strerror}"
+            ) from error
     opened.seek(0)
     return size
 
@@ -227,7 +217,7 @@ async def _blocks() -> AsyncIterator[bytes]:
         try:
             block = os.read(_DESCRIPTOR, _BLOCK_BYTES)
         except OSError as error:
-            raise Unreadable(f"standard input: {error.strerror}") from error
+            raise errors.Unreadable(f"standard input: {error.strerror}") from error
         if not block:
             return
         yield block
@@ -251,9 +241,9 @@ async def put_rest(client: AsyncClient, reporter: Reporter, path: str, name_or_i
     """Send the rest of the file, and say how it ended; the exit code. Raises ClientError where no upload is meant."""
     meant = [upload for upload in await client.uploads() if name_or_id in (upload.id, upload.name)]
     if not meant:
-        raise NotFound(f"there is no open upload {name_or_id!r}", code="upload-not-found", status=404)
+        raise errors.NotFound(f"there is no open upload {name_or_id!r}", code="upload-not-found", status=404)
     if len(meant) > 1:
-        raise AmbiguousName(f"several open uploads are called so; which: {', '.join(each.id for each in meant)}")
+        raise errors.AmbiguousName(f"several open uploads are called so; which: {', '.join(each.id for each in meant)}")
     upload, told = meant[0], Telling(reporter)
     local = LocalFile.at(path, upload.name)
     reporter.show(Planned(1, local.size))

@@ -196,12 +196,6 @@ def _inside(root: Path, path: str) -> Path:
     return directory / last
 
 
-class SourceEmpty(ClientError):
-    """The source has no files at all."""
-
-    code = "source-empty"
-
-
 class SyncTelling(FileTelling):
     """Tells of what is done, and counts. What a dry run would do counts as done."""
 
@@ -264,7 +258,8 @@ class SyncTelling(FileTelling):
         """Whether so many may be deleted, as it is sure that the source has not got them; tells why not."""
         kept = f"none of {events.count_of_files(count)} at the target is deleted"
         if count and is_empty:  # it is rather not mounted, or another one than was meant
-            self.fail(source, SourceEmpty(f"the source has no files, so {kept}"), is_file=False)
+            error = ClientError(f"the source has no files, so {kept}", code="source-empty")
+            self.fail(source, error, is_file=False)
         elif count and not self.is_well(waiting):
             self.reporter.show(events.Noted(f"not all went well, so {kept}"))
         return self.is_well(waiting)
