@@ -96,7 +96,11 @@ def _lines(context: click.Context) -> Iterator[str]:
     yield ".SH SYNOPSIS"
     yield f"\\fB{_text(context.command_path)}\\fR {_text(usage)}"
     yield ".SH DESCRIPTION"
-    yield from _paragraphs(command.help or "")
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):  # as click reads a help
+        kept = paragraph.startswith("\b\n")  # with its lines
+        lines = paragraph.removeprefix("\b\n").splitlines()
+        yield ".PP"
+        yield from [".nf", *map(_text, lines), ".fi"] if kept else [_text(" ".join(lines))]
     yield ".SH OPTIONS"
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
@@ -108,15 +112,6 @@ def _lines(context: click.Context) -> Iterator[str]:
             yield from (".TP", f"\\fB{_text(_page_of(each))}\\fR(1)", _text(each.command.get_short_help_str(limit=200)))
     if context.parent is not None:
         yield from (".SH SEE ALSO", f"\\fB{_text(_page_of(context.parent))}\\fR(1)")
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    """As click reads a help: what begins with \\b keeps its lines."""
-    for paragraph in inspect.cleandoc(text).split("\n\n"):
-        kept = paragraph.startswith("\b\n")
-        lines = paragraph.removeprefix("\b\n").splitlines()
-        yield ".PP"
-        yield from [".nf", *map(_text, lines), ".fi"] if kept else [_text(" ".join(lines))]
 
 
 def _text(text: str) -> str:

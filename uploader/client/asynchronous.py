@@ -120,22 +120,21 @@ class AsyncClient:
         except InvalidName:
             opened.close()
             raise
-        return self._begin(opened, checked, on_progress, if_exists=if_exists)
+        return self._begin(opened, checked, if_exists, on_progress)
 
     def go_on(
         self, upload: Upload, source: Uploadable, *, on_progress: OnProgress | None = None
     ) -> AsyncTransfer[File]:
         """Go on with an open upload, whoever began it and by whatever protocol. If it turns out to be of other bytes, what
         it has is dropped, and the source is uploaded under its name."""
-        return self._begin(open_source(source), upload.name, on_progress, upload=upload)
+        return self._begin(open_source(source), upload.name, "keep", on_progress, upload)
 
     def _begin(
         self,
         opened: Source,
         name: str,
+        if_exists: IfExists,
         on_progress: OnProgress | None,
-        *,
-        if_exists: IfExists = "keep",
         upload: Upload | None = None,
     ) -> AsyncTransfer[File]:
         from uploader.client.upload import Destination, Uploading

@@ -14,23 +14,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from uploader.client import errors, plan
+from uploader.client import errors, model, plan
 from uploader.client.api import Api
-from uploader.client.model import (
-    Acknowledged,
-    Challenge,
-    Challenged,
-    Complete,
-    Digests,
-    File,
-    How,
-    IfExists,
-    Merging,
-    Open,
-    Sent,
-    Upload,
-    UploadStatus,
-)
+from uploader.client.model import Challenged, Complete, Digests, File, Merging, Open, Upload, UploadStatus
 from uploader.client.plan import Part
 from uploader.client.source import Source, digests_of, proof_of, sample_of
 from uploader.client.transfer import Meter, Shared, all_or_none, check_room, end
@@ -135,7 +121,7 @@ class Sending(Struct, frozen=True):
             status = answer if isinstance(answer, Merging | Complete) else None
         return status
 
-    async def _send(self, upload: Upload, number: int) -> Sent | UploadStatus:
+    async def _send(self, upload: Upload, number: int) -> model.Sent | UploadStatus:
         """One chunk, until it counts. After a failure the server is asked first: the answer alone may have been lost."""
         retrying = self.api.retrying()
         while True:
@@ -150,7 +136,7 @@ class Sending(Struct, frozen=True):
             if not isinstance(status, Open) or number not in plan.missing_numbers(status.upload.missing):
                 return status
 
-    async def _send_once(self, upload: Upload, number: int) -> Sent:
+    async def _send_once(self, upload: Upload, number: int) -> model.Sent:
         offset = number * upload.chunk_size
         length = min(upload.chunk_size, upload.size - offset)
         known = self.changes.known
@@ -167,7 +153,7 @@ class Sending(Struct, frozen=True):
                 self.changes.give_up()
                 return await self._send_once(upload, number)
             self.meter.spared(max(0, length - sent_bytes))
-            if isinstance(sent, Acknowledged):
+            if isinstance(sent, model.Acknowledged):
                 self.meter.received(sent.received_bytes)
             return sent
 
@@ -220,7 +206,7 @@ def begins_anew(error: errors.ServerProblem) -> bool:
 
 class Destination(Struct, frozen=True):
     name: str
-    if_exists: IfExists = "keep"
+    if_exists: model.IfExists = "keep"
     # The caller's files of this name and size: if it is one of them, nothing has to be done.
     candidates: Sequence[File] = ()
     # The open upload of these bytes that is to become it.
@@ -253,7 +239,7 @@ class Uploading:
         if self.upload_id is not None:
             await self._api.cancel(self.upload_id)
 
-    def how(self, file: File) -> How:
+    def how(self, file: File) -> model.How:
         if self._meter.moved_bytes and not self._present:
             return "sent"
         return "instant" if file.instant and not self._present else "present"
@@ -376,7 +362,7 @@ class Uploading:
             raise errors.ContentDiffers("the server asks for a proof though none was offered")
         return opened
 
-    async def _prove(self, upload_id: str | None, digests: Digests, challenge: Challenge) -> Complete | None:
+    async def _prove(self, upload_id: str | None, digests: Digests, challenge: model.Challenge) -> Complete | None:
         """The file, if the proof is taken; None: the bytes have to be sent."""
         from uploader.domain.digest import ALGORITHM
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -178,14 +177,12 @@ async def put_stdin(
     return told.sum_up(1)
 
 
-@contextmanager
-def spool() -> Iterator[BinaryIO]:
+def spool() -> BinaryIO:
     """A file without a name, so that nothing stays of it, however this ends: in TMPDIR, or where large files may lie."""
     import tempfile  # here, because most of what is uploaded is in files
 
     elsewhere = os.environ.get("TMPDIR") or not os.access(_LARGE, os.W_OK | os.X_OK)
-    with tempfile.TemporaryFile(dir=None if elsewhere else _LARGE) as opened:
-        yield opened
+    return tempfile.TemporaryFile(dir=None if elsewhere else _LARGE)
 
 
 async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
