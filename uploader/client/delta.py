@@ -45,8 +45,6 @@ class _Stretch:
 
 
 class Known:
-    """A source, beside its base."""
-
     def __init__(self, source: Source, base: File, signature: bytes) -> None:
         """Raises ValueError for a signature that is none, or of a kind that is not known here."""
         head, cuts, records = _read(signature)

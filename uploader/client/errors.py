@@ -2,23 +2,11 @@
 
 ClientError
 ├── ServerProblem        the server's answer: its code, status and further members
-│   ├── Unauthenticated
-│   ├── QuotaExceeded
-│   └── NotFound
-├── Unreachable
-├── BadAnswer
-├── Unreadable
-├── Unwritable
-├── InvalidName
-├── AmbiguousName
-├── LeadsOutside
-├── ServerTooOld
-├── FileChanged
-├── ContentDiffers
-├── TargetExists
-├── TargetBusy
-└── Stopped
-    └── Cancelled
+│   └── Unauthenticated  QuotaExceeded  NotFound
+├── Stopped
+│   └── Cancelled
+└── Unreachable  BadAnswer  Unreadable  Unwritable  InvalidName  AmbiguousName  LeadsOutside  ServerTooOld  FileChanged
+    ContentDiffers  TargetExists  TargetBusy
 """
 
 from typing import Any

@@ -104,8 +104,6 @@ class Patience:
 
 
 class Retrying(Struct):
-    """The failures of one call."""
-
     patience: Patience
     on_retry: OnRetry | None
     failures: int = 0
@@ -129,7 +127,6 @@ class Retrying(Struct):
 
 
 def error_of(problem: dict[str, Any], status: int, retry_after_seconds: float | None = None) -> ServerProblem:
-    """A problem as the error that it is raised as."""
     code = str(problem.get("code"))
     return _PROBLEMS.get(code, ServerProblem)(
         str(problem.get("detail") or problem.get("title") or code),

@@ -16,8 +16,6 @@ _AT_ONCE = 1000
 
 
 class Loop:
-    """An event loop in a thread."""
-
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="uploader-client", daemon=True)

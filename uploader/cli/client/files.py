@@ -2,8 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -50,14 +49,20 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
     has to be named by its id.
     """
     found, codes = await one_thing_each(client, reporter, words)
-    removals = list(dict.fromkeys(removal for each in found for removal in _removals(each)))
+    removals: list[_Removal] = []
+    for each in found:
+        removals += [_Removal(each.folder)] if each.folder else [_Removal(file.name, file) for file in each.files]
+        removals += [
+            _Removal(name, file if name == file.name else None, by_pattern=True) for name, file in each.matches
+        ]
+    removals = list(dict.fromkeys(removals))
     if not recursive:
-        for folder in [each for each in removals if each.file is None]:
+        for folder in [removal for removal in removals if removal.file is None]:
             removals.remove(folder)
             detail = f"{folder.name} is a folder: say -r to delete all that is in it"
             error = ClientError(detail, code="is-a-folder")
             codes.add(told(reporter, folder.name, error))
-    if not yes and any(each.file is None or each.by_pattern for each in removals):
+    if not yes and any(removal.file is None or removal.by_pattern for removal in removals):
         sizes: dict[str, int] = {}
         for removal in removals:
             below = [file async for file in client.files(removal.name)] if removal.file is None else [removal.file]
@@ -145,22 +150,12 @@ def _matched(matches: Iterable[tuple[str, File]]) -> list[File | Folder]:
     return sorted(found, key=lambda each: each.name.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class _Removal:
+class _Removal(NamedTuple):
     """A file, or with a slash at the end of its name all that is in a folder."""
 
     name: str
     file: File | None = None
     by_pattern: bool = False
-
-
-def _removals(found: Meaning) -> list[_Removal]:
-    if found.folder is not None:
-        return [_Removal(found.folder)]
-    files = [_Removal(file.name, file) for file in found.files]
-    return files + [
-        _Removal(matched, file if matched == file.name else None, by_pattern=True) for matched, file in found.matches
-    ]
 
 
 @click.command()

@@ -51,8 +51,6 @@ def _bytes(text: str) -> bytes:
 
 
 class FoundFiles(Struct):
-    """What there is to upload, and what there is beside it."""
-
     files: list[LocalFile] = []
     # By the paths of files: the folder on the server that they come into with a directory of the command line.
     folders: dict[str | os.PathLike[str], str] = {}

@@ -11,6 +11,7 @@ import stat
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -69,7 +70,12 @@ def sync(
     if here.startswith(_REMOTE) or not there.startswith(_REMOTE):
         fail("one of the two is to be on the server, such as :photos", EXIT_USAGE)
     upwards = here is source
-    path, prefix = Path(here), _prefix(there)
+    path, folder = Path(here), there.removeprefix(_REMOTE).rstrip("/")
+    try:
+        # What all names on the server begin with.
+        prefix = folder_name(checked_name(folder)) if folder else ""
+    except errors.InvalidName as error:
+        fail(error.detail, EXIT_USAGE)
     if upwards and not path.is_dir():
         fail(f"{here} is no directory here", EXIT_USAGE)
     if not upwards and path.exists() and not path.is_dir():
@@ -83,15 +89,6 @@ def sync(
         return await kind(client, told, prefix, filters, delete=delete, checksum=checksum).run(path)
 
     run_client(work, **of_client)
-
-
-def _prefix(word: str) -> str:
-    """What all names begin with in a folder on the server."""
-    name = word.removeprefix(_REMOTE).rstrip("/")
-    try:
-        return folder_name(checked_name(name)) if name else ""
-    except errors.InvalidName as error:
-        fail(error.detail, EXIT_USAGE)
 
 
 @dataclass(slots=True)
@@ -153,10 +150,9 @@ def _read_entry(tree: Tree, folder: str, entry: os.DirEntry[str], filters: Filte
 
 def has_content(path: str | os.PathLike[str], sha256: str) -> bool:
     """Blocking. What can't be read has another one."""
-    try:
+    with suppress(OSError):
         return sha256_of(Path(path)) == sha256
-    except OSError:
-        return False
+    return False
 
 
 def delete_file(root: Path, path: str, seen: os.stat_result) -> None:
@@ -304,7 +300,15 @@ class Upwards(Sync):
         self.told.unreadable(tree)
         self.told.skipped(tree)
         self._tell_missing(tree)
-        named = self._named(tree)
+        found = [
+            LocalFile(tree.root / path, self.prefix + path, status.st_size, status.st_mtime_ns)
+            for path, status in sorted(tree.files.items())
+        ]
+        taken, refused = named_apart(found, "replace")
+        for local, error in refused:
+            self.told.fail(shown_path(local.path), error)
+        self.told.sums.files = len(tree.files)
+        named = {local.name: local for local in taken}
         extras = self._extras(tree, named, there)
         blocked = self._blocked(named, there, extras)
         wanted = [named[name] for name in named if name not in blocked]
@@ -318,17 +322,6 @@ class Upwards(Sync):
         if self.delete and extras:
             await self._delete_all(tree, [file for files in extras.values() for file in files])
         return self.told.sum_up()
-
-    def _named(self, tree: Tree) -> dict[str, LocalFile]:
-        self.told.sums.files = len(tree.files)
-        found = [
-            LocalFile(tree.root / path, self.prefix + path, status.st_size, status.st_mtime_ns)
-            for path, status in sorted(tree.files.items())
-        ]
-        named, refused = named_apart(found, "replace")
-        for local, error in refused:
-            self.told.fail(shown_path(local.path), error)
-        return {local.name: local for local in named}
 
     def _tell_missing(self, tree: Tree) -> None:
         listed = self.filters.listed or set()
@@ -426,7 +419,7 @@ class Downwards(Sync):
         if self.delete and self.told.may_delete(source, len(extras), is_empty=not files, waiting=waiting):
             await self._delete_all(tree, extras)
             if self.told.is_well(waiting):
-                await self._fetch(target, self._cleared(target, later))
+                await self._fetch(target, [*self._cleared(target, later)])
         return self.told.sum_up()
 
     def _wanted(self, files: Iterable[File]) -> list[Wanted]:
@@ -502,14 +495,12 @@ class Downwards(Sync):
             except ClientError as error:
                 self.told.fail(here, error, is_file=False)
 
-    def _cleared(self, target: Path, wanted: list[Wanted]) -> list[Wanted]:
+    def _cleared(self, target: Path, wanted: list[Wanted]) -> Iterator[Wanted]:
         """Those that nothing is in the way of any more; the others are told."""
-        cleared = []
         for each in wanted:
             path = target / each.path
             if path.is_dir() and not path.is_symlink() and not self.told.dry_run:
                 error = errors.TargetExists(f"{shown_path(path)} is a folder, with what is not deleted")
                 self.told.fail(each.file.name, error)
             else:
-                cleared.append(each)
-        return cleared
+                yield each
