@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from uploader.cli.client.filters import EVERYTHING, Filters, Pattern, Rule, is_pattern, listed_in
+from uploader.cli.client.filters import Filters, Pattern, Rule, is_pattern, listed_in
 
 PATHS = [
     "a.jpg",
@@ -59,7 +59,7 @@ def test_folders_are_not_walked_into_in_vain() -> None:
     assert not excluded.leave_out("src/")
     perhaps = Filters([Rule("*.js", includes=True), Rule("node_modules/", includes=False)])
     assert not perhaps.leave_out("node_modules/")
-    assert not EVERYTHING.leave_out("node_modules/")
+    assert not Filters().leave_out("node_modules/")
 
 
 def test_a_list_names_files_and_folders() -> None:

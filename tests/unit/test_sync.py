@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from uploader.cli.client.filters import EVERYTHING
+from uploader.cli.client.filters import Filters
 from uploader.cli.client.sync import Tree, delete_file, delete_folder, read_tree
 from uploader.client import FileChanged, LeadsOutside
 
@@ -14,7 +14,7 @@ def tree(tmp_path: Path) -> Tree:
     (tmp_path / "root/sub").mkdir(parents=True)
     for name in ("a", "b", "sub/c"):
         (tmp_path / "root" / name).write_text(name)
-    return read_tree(tmp_path / "root", EVERYTHING)
+    return read_tree(tmp_path / "root", Filters())
 
 
 def test_what_was_seen_is_deleted_and_what_is_gone_is_fine(tree: Tree) -> None:
@@ -50,6 +50,6 @@ def test_a_folder_that_became_a_link_leads_nowhere(tree: Tree, tmp_path: Path) -
 
 
 def test_a_folder_that_is_not_there_has_nothing_in_it(tmp_path: Path) -> None:
-    tree = read_tree(tmp_path / "missing", EVERYTHING)
+    tree = read_tree(tmp_path / "missing", Filters())
     assert tree.is_empty
     assert not tree.unreadable

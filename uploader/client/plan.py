@@ -6,6 +6,7 @@ itself yields (`resume_key`), and what is left of it by the server's list of mis
 
 import hashlib
 import unicodedata
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -50,20 +51,16 @@ class Queue:
     """
 
     def __init__(self, missing: Sequence[tuple[int, int]], *, hold_last: bool = False) -> None:
-        self._numbers = list(missing_numbers(missing))
-        self._next = 0
+        self._numbers = deque(missing_numbers(missing))
         self._held = 1 if hold_last else 0
 
     def __len__(self) -> int:
         """How many were not taken yet."""
-        return len(self._numbers) - self._next
+        return len(self._numbers)
 
     def take(self) -> int | None:
         """The next chunk to send; None if there is none, or only the one that is held."""
-        if len(self) <= self._held:
-            return None
-        self._next += 1
-        return self._numbers[self._next - 1]
+        return self._numbers.popleft() if len(self) > self._held else None
 
     def release(self) -> None:
         self._held = 0

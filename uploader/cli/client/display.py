@@ -44,8 +44,6 @@ _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 # Those that would leave the lines behind: to be stopped by Ctrl-Z, and to be ended.
 _LEAVING = (signal.SIGTSTP, signal.SIGTERM, signal.SIGHUP)
 
-Lines = Callable[[int, int], list[str]]
-
 STDOUT = "-"
 _MOST_BARS = 12
 # The lines beside those of files: how many more there are, the total, what it waits for.
@@ -181,7 +179,7 @@ def _figures(event: events.Moving) -> tuple[int, ...]:
 class Live:
     """On standard error. `lock` is held while `lines` is asked, for a width and a height."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: Callable[[int, int], list[str]]) -> None:
         self._lines = lines
         self._terminal = sys.stderr
         self.lock = threading.RLock()

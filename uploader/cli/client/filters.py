@@ -117,9 +117,6 @@ class Filters:
         return any(folder in self.listed for folder in folders_of(path))
 
 
-EVERYTHING = Filters()
-
-
 def listed_in(opened: IO[bytes]) -> list[str]:
     """The relative paths of a list, one a line, each once, in order. Raises ValueError."""
     listed: dict[str, None] = {}

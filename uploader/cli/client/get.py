@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -95,11 +95,7 @@ def get(
 
 
 async def _plan(
-    client: AsyncClient,
-    found: Sequence[Meaning],
-    listed: Sequence[str],
-    filters: Filters,
-    decode: Callable[[str], str],
+    client: AsyncClient, found: list[Meaning], listed: list[str], filters: Filters, decode: Callable[[str], str]
 ) -> tuple[list[Wanted], dict[str, str], set[str]]:
     """Which file goes where; the word of each file, by its name, that came with others by one word; what was listed and is
     not there. What was listed is asked for by as few questions as there are beginnings of names."""

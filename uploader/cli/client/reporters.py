@@ -17,9 +17,6 @@ from uploader.client import LocalFile, Outcome, Progress, Watcher
 
 _JSON_INTERVAL_SECONDS = 0.5
 
-# The folder whose line tells of a file, if it is not told of for itself.
-FolderOf = Callable[[LocalFile], str | None]
-
 
 class Reporter:
     """Shows events while it is entered."""
@@ -94,7 +91,8 @@ class FileTelling(Watcher):
 class Telling(FileTelling):
     """Tells of what becomes of the files, too, and counts. Failures are told of each for itself."""
 
-    def __init__(self, reporter: Reporter, folder_of: FolderOf = lambda _local: None) -> None:
+    def __init__(self, reporter: Reporter, folder_of: Callable[[LocalFile], str | None] = lambda _local: None) -> None:
+        """`folder_of`: the folder whose line tells of a file, if it is not told of for itself."""
         super().__init__(reporter)
         self._folder_of = folder_of
         self.sums = events.TransferSummary(files=0, complete=0, failed=0, left=0, bytes=0, seconds=0.0, exit_code=0)

@@ -235,14 +235,12 @@ class SyncTelling(FileTelling):
         self.codes.add(events.exit_code_of(error))
         self.reporter.show(events.failed(shown_path(path), error))
 
-    def unreadable(self, tree: Tree) -> None:
+    def left_out(self, tree: Tree, *, others: bool = True) -> None:
+        """Tell of what could not be read, and of what is neither sent nor deleted."""
         for folder, why in tree.unreadable.items():
             path = shown_path(tree.root / folder)
             self.fail(path, errors.Unreadable(f"{path}: {why}"), is_file=False)
-
-    def skipped(self, tree: Tree) -> None:
-        """Tell of what is neither sent nor deleted."""
-        for path, reason in tree.others.items():
+        for path, reason in tree.others.items() if others else ():
             self.reporter.show(events.Skipped(shown_path(tree.root / path), reason))
 
     def missing(self, paths: Iterable[str]) -> None:
@@ -297,8 +295,7 @@ class Upwards(Sync):
         there: dict[str, list[File]] = defaultdict(list)
         async for file in self.client.files(self.prefix or None):
             there[file.name].append(file)
-        self.told.unreadable(tree)
-        self.told.skipped(tree)
+        self.told.left_out(tree)
         self._tell_missing(tree)
         found = [
             LocalFile(tree.root / path, self.prefix + path, status.st_size, status.st_mtime_ns)
@@ -404,9 +401,7 @@ class Downwards(Sync):
         if self.prefix and not files:
             raise NoSuchFile(f"there is no folder {self.prefix!r} on the server")
         tree = await asyncio.to_thread(read_tree, target, self.filters)
-        self.told.unreadable(tree)
-        if self.delete:
-            self.told.skipped(tree)
+        self.told.left_out(tree, others=self.delete)
         wanted = self._wanted(files)
         names = {file.name.removeprefix(self.prefix) for file in files}
         extras = [path for path in tree.files if path not in names]  # what the source has not

@@ -216,7 +216,6 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
 
     Exit codes: 0 no damage, 1 any damage, also if it was healed, or an earlier run of the same pass found it.
     """
-
     from uploader.service.scrub import RateLimit
 
     async def run(services: "Services") -> "ScrubProgress":

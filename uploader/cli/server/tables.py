@@ -35,7 +35,7 @@ def _rows(section: str, key: str, rows: list[dict[str, Any]]) -> Iterator[tuple[
 
 def print_report(report: Report) -> None:
     """Print the tables. Names and ids are the users' own: none is taken for markup."""
-    _print(_totals(report), _growth(report), _users(report), _temp(report), _idle(report))
+    _print(*_tables(report))
 
 
 def print_queue(queue: QueueReport) -> None:
@@ -68,7 +68,7 @@ def _add(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell, overflow="fold") for cell in cells))
 
 
-def _totals(report: Report) -> Table:
+def _tables(report: Report) -> Iterator[Table]:
     summary, disk = report.summary, report.summary.disk
     table = _table(f"Totals as of {summary.as_of:%Y-%m-%d %H:%M:%S} UTC", " what", "how much")
     share = 100 * summary.saved_bytes / summary.logical_bytes if summary.logical_bytes else 0
@@ -86,10 +86,8 @@ def _totals(report: Report) -> Table:
     _add(table, "… free", human_bytes(disk.free_bytes))
     _add(table, "… in the trash", human_bytes(disk.trash_bytes))
     _add(table, "… open to new uploads", human_bytes(disk.available_bytes))
-    return table
+    yield table
 
-
-def _growth(report: Report) -> Table:
     table = _table("Growth", "days", " since", "files", "on the disk", "a day", "full in")
     for growth in report.summary.growth:
         if growth.since is None or growth.use_space_finished is None or growth.physical_bytes is None:
@@ -99,26 +97,20 @@ def _growth(report: Report) -> Table:
         signed = [f"{'-' if size_bytes < 0 else '+'}{human_bytes(abs(size_bytes))}" for size_bytes in grown]
         full = "–" if growth.days_until_full is None else f"{growth.days_until_full:,.1f} days"
         _add(table, str(growth.days), f"{growth.since:%Y-%m-%d}", *signed, full)
-    return table
+    yield table
 
-
-def _users(report: Report) -> Table:
     table = _table("Users by size", " user", "finished", "unfinished", "reserved", "total", "files", "open uploads")
     for user in report.users:
         spaces = (user.use_space_finished, user.use_space_unfinished, user.reserved, user.total_space)
         _add(table, user.user_id, *map(human_bytes, spaces), str(user.files), str(user.open_uploads))
-    return table
+    yield table
 
-
-def _temp(report: Report) -> Table:
     table = _table("Open uploads by month of their opening (UTC)", " month", "open uploads", "on the disk", "reserved")
     for month in report.summary.temp:
         sizes = (human_bytes(month.disk_bytes), human_bytes(month.quota_bytes))
         _add(table, month.month, str(month.open_uploads), *sizes)
-    return table
+    yield table
 
-
-def _idle(report: Report) -> Table:
     total = report.idle.total
     title = (
         f"Idle for {human_seconds(report.idle_seconds)}: {total.open_uploads} uploads; "
@@ -128,4 +120,4 @@ def _idle(report: Report) -> Table:
     for upload in report.idle.uploads:
         sizes = (human_bytes(upload.disk_bytes), human_bytes(upload.quota_bytes))
         _add(table, upload.upload_id, upload.user_id, f"{upload.updated_at:%Y-%m-%d %H:%M}", *sizes, upload.name)
-    return table
+    yield table
