@@ -34,6 +34,7 @@ from uploader.client import (
     Unauthenticated,
     Unreachable,
     Unreadable,
+    Wanted,
     Watcher,
 )
 
@@ -351,6 +352,30 @@ async def test_a_paused_folder_waits_and_a_stopped_one_keeps_what_is_there(
     # A server goes on with what it has received.
     assert there <= list(outcomes.values()).count("present") <= 800
     assert len(outcomes) == 1200
+
+
+async def test_of_those_that_wait_for_a_pause_to_end_one_gets_the_last_file(
+    client: AsyncClient, tmp_path: Path
+) -> None:
+    files = folder_of(tmp_path / "here", [Content(10, seed=number) for number in range(5)])
+    await client.upload_many(files)
+    wanted = [Wanted(file, file.name) async for file in client.files()]
+    ended = []
+
+    class Pausing(Watcher):
+        def ended(self, outcome: Outcome) -> None:
+            ended.append(outcome)
+            transfer.pause()
+
+    transfer = client.start_download_many(wanted, tmp_path / "there", watcher=Pausing())
+
+    async def all_but_one() -> bool:
+        return len(ended) == 4
+
+    await eventually(all_but_one)
+    await asyncio.sleep(0)
+    transfer.resume()
+    assert len(await transfer) == 5
 
 
 async def _nothing(_request: httpx2.Request) -> None:
