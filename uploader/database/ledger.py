@@ -1,12 +1,12 @@
 """The ledger of the store on S3, in the database: what is written down of open uploads, where contents lie, and what is
 put away.
 
-The statements, put together once; one function for each change and each question; and `LedgerRows`, each of whose
-methods is one transaction. Whoever changes the chunks of an upload has its row locked, and so has whoever reads both:
+The statements, put together once; the transactions of several of them; and `LedgerRows`, each of whose methods is one
+transaction. Whoever changes the chunks of an upload has its row locked, and so has whoever reads both:
 what is read is of one moment, and what is frozen stays as it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -31,6 +31,9 @@ from uploader.database.models import blob, chunk, multipart, piece, put_away
 from uploader.database.transactions.rows import PUT_AWAY, changed
 from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
 
+# Of one run of a statement.
+Values = Mapping[str, Any]
+
 _rows = multipart.c
 _OF_UPLOAD = _rows.upload_id == bindparam("of_upload")
 READ = select(multipart).where(_OF_UPLOAD)
@@ -54,7 +57,6 @@ _BYTES: dict[str, BindParameter[Any]] = {
 NOTE_BYTES = _CHANGE.values(_BYTES)
 CLAIM = _CHANGE.values(appender=bindparam("new_appender"))
 FREEZE = _CHANGE.values(frozen=True, fence=_rows.fence + 1)
-
 _NO_DIGEST = dict.fromkeys(("digest_position", "digest_state", "digest_md5", "digest_sha256"))
 _DIGEST: dict[str, BindParameter[Any]] = {name: bindparam(f"new_{name}") for name in _NO_DIGEST}
 NOTE_BYTES_AND_DIGEST = _CHANGE.values(_BYTES | _DIGEST)
@@ -75,7 +77,6 @@ SAVE_DIGEST = _CHANGE.where(
     or_(_rows.digest_position.is_(None), _rows.digest_position < _position, _SAME_PLACE),
 ).values(_DIGEST)
 
-
 _chunks = chunk.c
 _OF_CHUNKS = _chunks.upload_id == bindparam("of_upload")
 CHUNKS = select(_chunks.number, _chunks.etag, _chunks.object_key).where(_OF_CHUNKS).order_by(_chunks.number)
@@ -84,7 +85,6 @@ CHUNK = CHUNKS.where(_chunks.number == bindparam("of_number"))
 ADD_CHUNK = insert(chunk)
 WITHDRAW_CHUNKS = delete(chunk).where(_OF_CHUNKS, _chunks.number.in_(bindparam("numbers", expanding=True)))
 FORGET_CHUNKS = delete(chunk).where(_OF_CHUNKS)
-
 
 _pieces = piece.c
 _OF_WHOLE = _pieces.whole_id == bindparam("of_whole")
@@ -96,7 +96,6 @@ OTHER_OBJECTS = union_all(
     select(_chunks.object_key).where(_OF_CHUNKS, _chunks.object_key != bindparam("of_key")),
     select(_pieces.object_key).where(_OF_WHOLE),
 )
-
 
 _KEYS: BindParameter[list[str]] = bindparam("keys", expanding=True)
 LOCATIONS = select(blob.c.sha256, blob.c.location).where(
@@ -124,7 +123,6 @@ UPLOADS_OF = select(_rows.upload_id, _rows.multipart_id).where(
     _rows.upload_id.in_(bindparam("upload_ids", expanding=True))
 )
 
-
 _kept = put_away.c
 _OF_KEY = _kept.object_key == bindparam("of_key")
 LOCK_CONTENT_AT = select(blob.c.sha256).where(blob.c.location == bindparam("of_key")).with_for_update()
@@ -137,28 +135,23 @@ COPIES = (
 TAKE_OUT = delete(put_away).where(_OF_KEY)
 
 
-async def open_upload(connection: AsyncConnection, upload_id: str, multipart_id: str | None, now: datetime) -> None:
-    """Raises Duplicate (from the engine) if it is there."""
-    values = {"upload_id": upload_id, "multipart_id": multipart_id, "opened_at": now, "written_at": now}
-    await connection.execute(OPEN, values)
+async def _rows_of(connection: AsyncConnection, query: Executable, values: Values) -> list[Any]:
+    return list((await connection.execute(query, values)).all())
 
 
-async def entry(connection: AsyncConnection, upload_id: str) -> Entry | None:
-    """What is written down of an upload, with its chunks."""
-    return await _entry(connection, upload_id, READ_SHARED)
+async def _changes(connection: AsyncConnection, statement: Executable, values: Values) -> bool:
+    """Whether there is such a row."""
+    return await changed(connection, statement, **values) > 0
 
 
-async def look_at_chunk(connection: AsyncConnection, upload_id: str, number: int) -> Entry | None:
-    """As `entry`, of one chunk alone."""
-    row = (await connection.execute(READ, {"of_upload": upload_id})).mappings().first()
+async def _look_at_chunk(connection: AsyncConnection, upload_id: str, number: int) -> Entry | None:
+    row = await _row(connection, upload_id, READ)
     if row is None:
         return None
-    found = await connection.execute(CHUNK, {"of_upload": upload_id, "of_number": number})
-    return _entry_of(row, [StoredPart(*chunk) for chunk in found])
+    return _entry_of(row, await _rows_of(connection, CHUNK, {"of_upload": upload_id, "of_number": number}))
 
 
-async def set_pieces(connection: AsyncConnection, whole_id: str, pieces: Sequence[tuple[str, int]]) -> None:
-    """Write down the objects of the parts of a whole, instead of those before."""
+async def _set_pieces(connection: AsyncConnection, whole_id: str, pieces: Sequence[tuple[str, int]]) -> None:
     await connection.execute(FORGET_PIECES, {"of_whole": whole_id})
     rows = [
         {"whole_id": whole_id, "position": position, "object_key": key, "size": size}
@@ -168,24 +161,12 @@ async def set_pieces(connection: AsyncConnection, whole_id: str, pieces: Sequenc
         await connection.execute(ADD_PIECE, rows)
 
 
-async def pieces(connection: AsyncConnection, whole_id: str) -> list[tuple[str, int]]:
-    """The objects of the parts of a whole, and their sizes."""
-    return [(key, size) for key, size in await connection.execute(PIECES, {"of_whole": whole_id})]
-
-
-async def appender(connection: AsyncConnection, upload_id: str) -> str | None:
-    """Who appends to it."""
-    found: str | None = (await connection.execute(APPENDER, {"of_upload": upload_id})).scalar()
-    return found
-
-
-async def opened_before(connection: AsyncConnection, moment: datetime, after: str, limit: int) -> list[Entry]:
-    """Uploads that were opened before a moment, by id, after the id `after`; without their chunks."""
+async def _opened_before(connection: AsyncConnection, moment: datetime, after: str, limit: int) -> list[Entry]:
     values = {"moment": moment, "after": after, "most": limit}
     return [_entry_of(row, ()) for row in (await connection.execute(OPENED_BEFORE, values)).mappings()]
 
 
-async def add_part(
+async def _add_part(
     connection: AsyncConnection,
     upload_id: str,
     fence: int,
@@ -193,8 +174,7 @@ async def add_part(
     now: datetime,
     digest: SavedDigest | None,
 ) -> PartNoted:
-    """Write down a chunk, if the upload may still get it, and how far the digests have come with it. Raises Duplicate (from
-    the engine) if there is such a chunk."""
+    """Raises Duplicate (from the engine) if there is such a chunk."""
     row = await _locked(connection, upload_id, fence)
     if row is None:
         return PartNoted.REFUSED
@@ -205,7 +185,7 @@ async def add_part(
     return PartNoted.ADDED
 
 
-async def move_tail(
+async def _move_tail(
     connection: AsyncConnection,
     upload_id: str,
     fence: int,
@@ -213,7 +193,6 @@ async def move_tail(
     after: TailObject | None,
     now: datetime,
 ) -> bool:
-    """Whether the tail was `before`, and is `after` now; it is of a chunk that is not there."""
     row = await _locked(connection, upload_id, fence)
     if row is None or _tail_of(row) != before:
         return False
@@ -225,33 +204,22 @@ async def move_tail(
     return True
 
 
-async def claim(connection: AsyncConnection, upload_id: str, appender: str) -> bool:
-    """Whether there is such an upload, to which this one appends now."""
-    return await changed(connection, CLAIM, of_upload=upload_id, new_appender=appender) > 0
-
-
-async def freeze(connection: AsyncConnection, upload_id: str) -> tuple[Entry | None, bool]:
-    """What is written down of an upload that takes no chunk any more, and whether it did before."""
-    row = (await connection.execute(LOCK, {"of_upload": upload_id})).mappings().first()
+async def _freeze(connection: AsyncConnection, upload_id: str) -> tuple[Entry | None, bool]:
+    """Return also whether it was not frozen before."""
+    row = await _row(connection, upload_id, LOCK)
     freezes = row is not None and not row["frozen"]
     if freezes:
         await connection.execute(FREEZE, {"of_upload": upload_id})
     return await _entry(connection, upload_id, READ), freezes
 
 
-async def withdraw_chunks(
+async def _withdraw(
     connection: AsyncConnection,
     upload_id: str,
     numbers: Sequence[int],
     multipart_id: str | None,
-    instead_of: str | None = None,
+    instead_of: str | None,
 ) -> bool:
-    """Take chunks back, with the tail if it is of one of them or comes after one, and let others come. Return whether that
-    was done.
-
-    A multipart upload that takes the place of `instead_of` takes all chunks back, also one that came at this moment; none
-    where it has that place already, or another one has.
-    """
     found = await _entry(connection, upload_id, LOCK)
     if found is None:
         return False
@@ -269,27 +237,14 @@ async def withdraw_chunks(
     return True
 
 
-async def save_digest(connection: AsyncConnection, upload_id: str, fence: int, digest: SavedDigest) -> bool:
-    """Whether nobody has come further, and the fence is the same."""
-    values = {"of_upload": upload_id, "of_fence": fence, **_columns_of_digest(digest)}
-    return await changed(connection, SAVE_DIGEST, **values) > 0
-
-
-async def digest(connection: AsyncConnection, upload_id: str) -> SavedDigest | None:
-    """How far the digests of an upload have come."""
-    row = (await connection.execute(READ, {"of_upload": upload_id})).mappings().first()
+async def _digest(connection: AsyncConnection, upload_id: str) -> SavedDigest | None:
+    row = await _row(connection, upload_id, READ)
     return None if row is None else _digest_of(row)
 
 
-async def forget_digest(connection: AsyncConnection, upload_id: str) -> None:
-    """Let the digests be computed anew."""
-    await connection.execute(FORGET_DIGEST, {"of_upload": upload_id})
-
-
-async def forget(connection: AsyncConnection, upload_id: str) -> bool:
-    """Whether there was such an upload."""
+async def _forget(connection: AsyncConnection, upload_id: str) -> bool:
     found = {"of_upload": upload_id}
-    if (await connection.execute(LOCK, found)).first() is None:
+    if await _row(connection, upload_id, LOCK) is None:
         return False
     await connection.execute(FORGET_CHUNKS, found)
     await connection.execute(FORGET_PIECES, {"of_whole": upload_id})
@@ -297,22 +252,38 @@ async def forget(connection: AsyncConnection, upload_id: str) -> bool:
     return True
 
 
-async def forget_placed(connection: AsyncConnection, upload_id: str, key: str) -> bool:
-    """Whether there was such an upload, all of which is the content at this key."""
-    found = {"of_upload": upload_id}
-    row = (await connection.execute(LOCK, found)).mappings().first()
+async def _forget_placed(connection: AsyncConnection, upload_id: str, key: str) -> bool:
+    row = await _row(connection, upload_id, LOCK)
     if row is None or not row["frozen"] or _tail_of(row) is not None:
         return False
-    if (await connection.execute(OTHER_OBJECTS, {**found, "of_whole": upload_id, "of_key": key})).first():
+    others = {"of_upload": upload_id, "of_whole": upload_id, "of_key": key}
+    if (await connection.execute(OTHER_OBJECTS, others)).first():
         return False
     if (await connection.execute(CONTENTS_AT, {"keys": [key]})).first() is None:
         return False
-    return await forget(connection, upload_id)
+    return await _forget(connection, upload_id)
+
+
+async def _put_away(connection: AsyncConnection, put: PutAway) -> bool:
+    """Its own row comes first, and `relocate` takes that out last: whichever of the two is later sees what the other one
+    did."""
+    values = {"object_key": put.key, "name": put.name, "size": put.size, "created_at": put.created_at}
+    await connection.execute(PUT_AWAY[connection.dialect.name], values)
+    of_key = {"of_key": put.key}
+    if (await connection.execute(LOCK_CONTENT_AT, of_key)).first() is None:
+        return True
+    await connection.execute(TAKE_OUT, of_key)
+    return False
+
+
+async def _row(connection: AsyncConnection, upload_id: str, query: Executable) -> RowMapping | None:
+    found: RowMapping | None = (await connection.execute(query, {"of_upload": upload_id})).mappings().first()
+    return found
 
 
 async def _locked(connection: AsyncConnection, upload_id: str, fence: int) -> RowMapping | None:
     """The row of an upload that may still get chunks, locked."""
-    row = (await connection.execute(LOCK, {"of_upload": upload_id})).mappings().first()
+    row = await _row(connection, upload_id, LOCK)
     return None if row is None or row["frozen"] or row["fence"] != fence else row
 
 
@@ -333,14 +304,11 @@ async def _note_bytes(
 
 
 async def _entry(connection: AsyncConnection, upload_id: str, query: Executable) -> Entry | None:
-    row = (await connection.execute(query, {"of_upload": upload_id})).mappings().first()
-    if row is None:
-        return None
-    found = await connection.execute(CHUNKS, {"of_upload": upload_id})
-    return _entry_of(row, [StoredPart(number, etag, key) for number, etag, key in found])
+    row = await _row(connection, upload_id, query)
+    return None if row is None else _entry_of(row, await _rows_of(connection, CHUNKS, {"of_upload": upload_id}))
 
 
-def _entry_of(row: RowMapping, parts: Sequence[StoredPart]) -> Entry:
+def _entry_of(row: RowMapping, chunks: Sequence[Any]) -> Entry:
     return Entry(
         upload_id=row["upload_id"],
         multipart_id=row["multipart_id"],
@@ -350,7 +318,7 @@ def _entry_of(row: RowMapping, parts: Sequence[StoredPart]) -> Entry:
         written_at=row["written_at"],
         tail=_tail_of(row),
         digest=_digest_of(row),
-        parts={part.number: part for part in parts},
+        parts={number: StoredPart(number, etag, key) for number, etag, key in chunks},
     )
 
 
@@ -377,66 +345,6 @@ def _columns_of_digest(digest: SavedDigest) -> dict[str, object]:
     return columns | {"new_digest_md5": md5, "new_digest_sha256": sha256}
 
 
-async def locations(connection: AsyncConnection, sha256s: Sequence[str]) -> dict[str, str]:
-    """The keys of those contents that have a row and a key."""
-    rows = await connection.execute(LOCATIONS, {"sha256s": list(sha256s)})
-    return {sha256: location for sha256, location in rows}  # noqa: C416 (rows are no pairs to `dict`)
-
-
-async def contents_at(connection: AsyncConnection, keys: Sequence[str]) -> dict[str, str]:
-    """By key, the contents that lie at one of these."""
-    rows = await connection.execute(CONTENTS_AT, {"keys": list(keys)})
-    return {location: sha256 for location, sha256 in rows}  # noqa: C416
-
-
-async def named(connection: AsyncConnection, keys: Sequence[str]) -> set[str]:
-    """Those of these keys that a row names, whatever for."""
-    return set((await connection.execute(NAMED, {"keys": list(keys)})).scalars())
-
-
-async def kept(connection: AsyncConnection, keys: Sequence[str], but_of: str) -> set[str]:
-    """Those that a content lies at, that are put away, or that are pieces of another whole than `but_of`."""
-    found = await connection.execute(KEPT, {"keys": list(keys), "but_of": but_of})
-    return set(found.scalars())
-
-
-async def uploads_of(connection: AsyncConnection, upload_ids: Sequence[str]) -> dict[str, str | None]:
-    """Those uploads that are written down, each with what its multipart upload is called."""
-    rows = await connection.execute(UPLOADS_OF, {"upload_ids": list(upload_ids)})
-    return {upload_id: word for upload_id, word in rows}  # noqa: C416
-
-
-async def note_put_away(connection: AsyncConnection, put: PutAway) -> bool:
-    """Whether no content lies there. Its own row comes first, and `relocate` takes that out last: whichever of the two is
-    later sees what the other one did."""
-    values = {"object_key": put.key, "name": put.name, "size": put.size, "created_at": put.created_at}
-    await connection.execute(PUT_AWAY[connection.dialect.name], values)
-    if (await connection.execute(LOCK_CONTENT_AT, {"of_key": put.key})).first() is None:
-        return True
-    await take_out(connection, put.key)
-    return False
-
-
-async def all_put_away(connection: AsyncConnection, after: str, limit: int) -> list[PutAway]:
-    """By key, after the key `after`."""
-    return await _found(connection, ALL_PUT_AWAY, after=after, most=limit)
-
-
-async def copies(connection: AsyncConnection, sha256: str) -> list[PutAway]:
-    """Those of a content, the last one first."""
-    return await _found(connection, COPIES, of_content=sha256)
-
-
-async def take_out(connection: AsyncConnection, key: str) -> bool:
-    """Whether it was put away."""
-    return await changed(connection, TAKE_OUT, of_key=key) > 0
-
-
-async def _found(connection: AsyncConnection, query: Executable, **values: object) -> list[PutAway]:
-    rows = (await connection.execute(query, values)).mappings()
-    return [PutAway(row["object_key"], row["name"], row["size"], row["created_at"]) for row in rows]
-
-
 @dataclass(eq=False, repr=False)
 class LedgerRows:
     """What the store on S3 has written down; `storage/s3/ledger.py` says what each method does."""
@@ -446,16 +354,17 @@ class LedgerRows:
     # Uploads
 
     async def open(self, upload_id: str, multipart_id: str | None, now: datetime) -> None:
+        values = {"upload_id": upload_id, "multipart_id": multipart_id, "opened_at": now, "written_at": now}
         try:
-            await self.database.transact(open_upload, upload_id, multipart_id, now)
+            await self.database.transact(_changes, OPEN, values)
         except Duplicate:
             await self.database.sync()
 
     async def entry(self, upload_id: str) -> Entry | None:
-        return await self.database.read_durably(entry, upload_id)
+        return await self.database.read_durably(_entry, upload_id, READ_SHARED)
 
     async def glance(self, upload_id: str, number: int) -> Entry | None:
-        return await self.database.read(look_at_chunk, upload_id, number, brief=True)
+        return await self.database.read(_look_at_chunk, upload_id, number, brief=True)
 
     async def look(self, upload_id: str, number: int, digested_bytes: int = 0) -> Entry | None:
         found = await self.glance(upload_id, number)
@@ -470,7 +379,7 @@ class LedgerRows:
         self, upload_id: str, fence: int, part: StoredPart, now: datetime, digest: SavedDigest | None = None
     ) -> PartNoted:
         try:
-            noted = await self.database.transact(add_part, upload_id, fence, part, now, digest)
+            noted = await self.database.transact(_add_part, upload_id, fence, part, now, digest)
         except Duplicate:
             noted = PartNoted.PRESENT
         if noted is not PartNoted.ADDED:
@@ -480,16 +389,17 @@ class LedgerRows:
     async def move_tail(
         self, upload_id: str, fence: int, before: TailObject | None, after: TailObject | None, now: datetime
     ) -> bool:
-        return await self._done(move_tail, upload_id, fence, before, after, now)
+        return await self._done(_move_tail, upload_id, fence, before, after, now)
 
     async def claim(self, upload_id: str, appender: str) -> bool:
-        return await self._done(claim, upload_id, appender)
+        return await self._done(_changes, CLAIM, {"of_upload": upload_id, "new_appender": appender})
 
     async def appender(self, upload_id: str) -> str | None:
-        return await self.database.read(appender, upload_id, brief=True)
+        found = await self.database.read(_rows_of, APPENDER, {"of_upload": upload_id}, brief=True)
+        return found[0][0] if found else None
 
     async def freeze(self, upload_id: str) -> Entry | None:
-        found, freezes = await self.database.transact(freeze, upload_id)
+        found, freezes = await self.database.transact(_freeze, upload_id)
         if not freezes:
             await self.database.sync()
         return None if found is None else replace(found, newly_frozen=freezes)
@@ -497,66 +407,70 @@ class LedgerRows:
     async def withdraw(
         self, upload_id: str, numbers: Sequence[int], *, multipart_id: str | None, instead_of: str | None = None
     ) -> bool:
-        return await self._done(withdraw_chunks, upload_id, numbers, multipart_id, instead_of)
+        return await self._done(_withdraw, upload_id, numbers, multipart_id, instead_of)
 
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
-        return await self._done(save_digest, upload_id, fence, digest)
+        values = {"of_upload": upload_id, "of_fence": fence, **_columns_of_digest(digest)}
+        return await self._done(_changes, SAVE_DIGEST, values)
 
     async def digest(self, upload_id: str, beyond_bytes: int) -> SavedDigest | None:
-        found = await self.database.read(digest, upload_id, brief=True)
+        found = await self.database.read(_digest, upload_id, brief=True)
         if found is None or found.position <= beyond_bytes:
             return None
         await self.database.sync()
         return found
 
     async def forget_digest(self, upload_id: str) -> None:
-        await self.database.transact(forget_digest, upload_id)
+        await self.database.transact(_changes, FORGET_DIGEST, {"of_upload": upload_id})
 
     async def forget(self, upload_id: str) -> bool:
-        return await self._done(forget, upload_id)
+        return await self._done(_forget, upload_id)
 
     async def forget_placed(self, upload_id: str, key: str) -> bool:
-        return await self.database.transact(forget_placed, upload_id, key)
+        return await self.database.transact(_forget_placed, upload_id, key)
 
     async def opened_before(self, moment: datetime, *, after: str, limit: int) -> list[Entry]:
-        return await self.database.read(opened_before, moment, after, limit)
+        return await self.database.read(_opened_before, moment, after, limit)
 
     async def set_pieces(self, whole_id: str, pieces: Sequence[tuple[str, int]]) -> None:
-        await self.database.transact(set_pieces, whole_id, pieces)
+        await self.database.transact(_set_pieces, whole_id, pieces)
 
     async def pieces(self, whole_id: str) -> list[tuple[str, int]]:
-        return await self.database.read(pieces, whole_id)
+        return [(key, size) for key, size in await self.database.read(_rows_of, PIECES, {"of_whole": whole_id})]
 
     # Contents
 
     async def locations(self, sha256s: Sequence[str]) -> dict[str, str]:
-        return await self.database.read(locations, sha256s, brief=len(sha256s) == 1)
+        asked = {"sha256s": list(sha256s)}
+        return dict(await self.database.read(_rows_of, LOCATIONS, asked, brief=len(sha256s) == 1))
 
     async def contents_at(self, keys: Sequence[str]) -> dict[str, str]:
-        return await self.database.read_durably(contents_at, keys)
+        return dict(await self.database.read_durably(_rows_of, CONTENTS_AT, {"keys": list(keys)}))
 
     async def named(self, keys: Sequence[str]) -> set[str]:
-        return await self.database.read_durably(named, keys)
+        return {key for (key,) in await self.database.read_durably(_rows_of, NAMED, {"keys": list(keys)})}
 
     async def kept(self, keys: Sequence[str], *, but_of: str = "") -> set[str]:
-        return await self.database.read_durably(kept, keys, but_of)
+        asked = {"keys": list(keys), "but_of": but_of}
+        return {key for (key,) in await self.database.read_durably(_rows_of, KEPT, asked)}
 
     async def uploads_of(self, upload_ids: Sequence[str]) -> dict[str, str | None]:
-        return await self.database.read_durably(uploads_of, upload_ids)
+        return dict(await self.database.read_durably(_rows_of, UPLOADS_OF, {"upload_ids": list(upload_ids)}))
 
     # The trash
 
     async def put_away(self, put: PutAway) -> bool:
-        return await self._done(note_put_away, put)
+        return await self._done(_put_away, put)
 
     async def all_put_away(self, *, after: str, limit: int) -> list[PutAway]:
-        return await self.database.read(all_put_away, after, limit)
+        found = await self.database.read(_rows_of, ALL_PUT_AWAY, {"after": after, "most": limit})
+        return [PutAway(*row) for row in found]
 
     async def copies(self, sha256: str) -> list[PutAway]:
-        return await self.database.read(copies, sha256)
+        return [PutAway(*row) for row in await self.database.read(_rows_of, COPIES, {"of_content": sha256})]
 
     async def take_out(self, key: str) -> bool:
-        return await self._done(take_out, key)
+        return await self._done(_changes, TAKE_OUT, {"of_key": key})
 
     async def _done(self, work: Work[*Ts, bool], *of: *Ts) -> bool:
         """Whether a transaction did something. If not, nothing was written: what it has read instead is made durable,

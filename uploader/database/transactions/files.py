@@ -53,7 +53,7 @@ async def relocate(connection: AsyncConnection, locations: Mapping[str, str], no
     else:
         values = [{"of_content": sha256, "new_location": key} for sha256, key in sorted(locations.items())]
         await connection.execute(rows.RELOCATE, values)
-    # The last of it: see `note_put_away`.
+    # The last of it: see `_put_away` of the ledger.
     await connection.execute(rows.BRING_BACK, {"keys": sorted(locations.values())})
 
 
