@@ -590,7 +590,7 @@ async def test_a_recount_waits_for_a_change_that_is_not_committed(scene: Scene) 
     await _refs(scene)
     await _finished(scene)
     async with scene.stack.services.database.engine.begin() as connection:
-        await transactions.add_instant_file(connection, copy, IfExists.KEEP, replaced_upload_id=None)
+        await transactions.add_file(connection, copy, IfExists.KEEP, replaced_upload_id=None)
         repairing = asyncio.gather(recounting._repair_refs(DONE.sha256), recounting._repair_user("alice"))
         await asyncio.sleep(0.2)
         assert not repairing.done()

@@ -500,7 +500,7 @@ async def test_files_that_come_whole_say_where_their_bytes_are(act: Transactions
         return "w/2/0"
 
     await act.database.transact(
-        lambda connection: transactions.add_whole_file(
+        lambda connection: transactions.add_file(
             connection, replace(files[0], id=new_id()), IfExists.KEEP, replaced_upload_id=None, place_blob=place_one
         )
     )

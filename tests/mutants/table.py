@@ -70,9 +70,9 @@ local at = #reply""",
         ("close_upload", "now: datetime", "now: datetime, received: int"),
         (
             "close_upload",
-            "await settle_user(connection, upload, finished=0)",
+            "await rows.settle_user(connection, upload, finished=0)",
             "from dataclasses import replace\n"
-            "await settle_user(connection, replace(upload, flushed_bytes=received), finished=0)",
+            "await rows.settle_user(connection, replace(upload, flushed_bytes=received), finished=0)",
         ),
     ),
     _mutant(
@@ -364,7 +364,7 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a name that is decided on before the lock",
-        ("_Making._refusal", "_refuse_taken(file, of_name, self._if_exists)", "pass"),
+        ("Changes._refusal", "_refuse_taken(file, of_name, self.if_exists)", "pass"),
         tests=_ADDING,
     ),
     _mutant(
@@ -374,12 +374,12 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a refused member that keeps its ref",
-        ("_Making.decide", "changes.dropped[file.sha256] += 1", "pass"),
+        ("Changes.decide", "self.dropped[file.sha256] += 1", "pass"),
         tests=_ADDING,
     ),
     _mutant(
         "an open upload that its content leaves open",
-        ("_add_file", "if replaced is None:", "if True:"),
+        ("add_file", "if replaced is None:", "if True:"),
         tests=_WHOLE,
     ),
     _mutant(

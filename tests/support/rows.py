@@ -108,9 +108,7 @@ class Transactions:
     ) -> tuple[File, bool]:
         replaced_id = None if replaced is None else replaced.id
         added = await self.database.transact(
-            lambda connection: transactions.add_instant_file(
-                connection, file, if_exists, replaced_upload_id=replaced_id
-            )
+            lambda connection: transactions.add_file(connection, file, if_exists, replaced_upload_id=replaced_id)
         )
         return added.file, added.is_new
 
@@ -130,7 +128,7 @@ class Transactions:
 
         replaced_id = None if replaced is None else replaced.id
         return await self.database.transact(
-            lambda connection: transactions.add_whole_file(
+            lambda connection: transactions.add_file(
                 connection, file, if_exists, replaced_upload_id=replaced_id, place_blob=place_blob
             )
         )

@@ -16,6 +16,7 @@ from uploader.database import models
 from uploader.database.models import UtcDateTime
 from uploader.database.outbox import DEAD, DELIVERED, WAITING
 from uploader.database.queries import all_of, first_of
+from uploader.database.transactions.rows import given
 from uploader.domain.events import Message
 
 _EVENTS, _DELIVERIES = models.outbox.c, models.delivery.c
@@ -72,7 +73,7 @@ _PUT_OFF = (
         _DELIVERIES.sink == bindparam("of_sink"),
         _DELIVERIES.state == WAITING,
     )
-    .values({name: bindparam(f"new_{name}") for name in ("attempt", "due_at", "state", "last_error")})
+    .values(given("attempt", "due_at", "state", "last_error"))
 )
 _MAX_ERROR_BYTES = 1024
 

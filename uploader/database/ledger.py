@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database.engine import Database, Duplicate, Ts, Work
 from uploader.database.models import blob, chunk, multipart, piece, put_away
-from uploader.database.transactions.rows import PUT_AWAY, changed
+from uploader.database.transactions.rows import PUT_AWAY, changed, given
 from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
 
 # Of one run of a statement.
@@ -51,18 +51,16 @@ OPEN = insert(multipart)
 FORGET = delete(multipart).where(_OF_UPLOAD)
 
 _CHANGE = update(multipart).where(_OF_UPLOAD)
-_BYTES: dict[str, BindParameter[Any]] = {
-    name: bindparam(f"new_{name}") for name in ("tail_key", "tail_number", "tail_length", "written_at")
-}
+_BYTES = given("tail_key", "tail_number", "tail_length", "written_at")
 NOTE_BYTES = _CHANGE.values(_BYTES)
 CLAIM = _CHANGE.values(appender=bindparam("new_appender"))
 FREEZE = _CHANGE.values(frozen=True, fence=_rows.fence + 1)
 _NO_DIGEST = dict.fromkeys(("digest_position", "digest_state", "digest_md5", "digest_sha256"))
-_DIGEST: dict[str, BindParameter[Any]] = {name: bindparam(f"new_{name}") for name in _NO_DIGEST}
+_DIGEST = given(*_NO_DIGEST)
 NOTE_BYTES_AND_DIGEST = _CHANGE.values(_BYTES | _DIGEST)
 FORGET_DIGEST = _CHANGE.values(_NO_DIGEST)
 WITHDRAW = _CHANGE.values(
-    {name: bindparam(f"new_{name}") for name in ("tail_key", "tail_number", "tail_length", "multipart_id")}
+    given("tail_key", "tail_number", "tail_length", "multipart_id")
     | {"frozen": False, "fence": _rows.fence + 1}
     | _NO_DIGEST
 )

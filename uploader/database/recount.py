@@ -31,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from uploader.database import models, queries
 from uploader.database.audit_log import note
 from uploader.database.models import Bytewise, Integer64, Octets, UtcDateTime, metadata, upload
-from uploader.database.transactions.rows import lock_open
+from uploader.database.transactions.rows import lock_open, set_upload
 from uploader.domain.audit_log import Act
 from uploader.domain.reports import Usage
 from uploader.domain.upload import State
@@ -281,11 +281,8 @@ async def repair_flushed(
     """
     upload = await lock_open(connection, upload_id)
     generation = upload.generation + renew_generation
-    await connection.execute(
-        update(models.upload)
-        .where(models.upload.c.id == upload_id)
-        .values(flushed_bytes=received, flushed_generation=generation, generation=generation, updated_at=now)
-    )
+    values = {"flushed_bytes": received, "flushed_generation": generation, "generation": generation}
+    await set_upload(connection, upload_id, **values, updated_at=now)
     await repair_user(connection, upload.user_id)
     await note(connection, act, flushed_bytes={"from": upload.flushed_bytes, "to": received})
 

@@ -199,7 +199,7 @@ class Instant:
         if_exists, replaced_id = opening.if_exists or IfExists.KEEP, None if replaced is None else replaced.id
 
         async def commit() -> Complete:
-            added = await self.database.transact(transactions.add_instant_file, file, if_exists, replaced_id)
+            added = await self.database.transact(transactions.add_file, file, if_exists, replaced_id)
             crash_point("instant.after_commit")
             return Complete(file=added.file, created=added.is_new)
 

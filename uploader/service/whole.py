@@ -136,7 +136,7 @@ class Storing:
                 existing = None
             replaced_id = None if existing is None else existing.id
             commit = partial(
-                self.database.transact, transactions.add_whole_file, file, new.if_exists, replaced_id, place
+                self.database.transact, transactions.add_file, file, new.if_exists, replaced_id, place
             )
             try:
                 return _outcome(await self.closers.close_by(existing, commit))

@@ -4,9 +4,10 @@ or with many.
 What is done to the bytes of a content is done while nobody else has its row.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
 
@@ -18,19 +19,6 @@ from uploader.database import models, queries
 from uploader.database.engine import Duplicate
 from uploader.database.outbox import listens, tell, tell_all
 from uploader.database.transactions import rows
-from uploader.database.transactions.rows import (
-    BlobLost,
-    add_finished,
-    add_refs,
-    changed,
-    close_row,
-    drop_ref,
-    fill_md5s,
-    insert_files,
-    lock_open,
-    settle_user,
-    tell_of_content,
-)
 from uploader.domain import events
 from uploader.domain.events import EventType
 from uploader.domain.reports import Usage
@@ -38,6 +26,8 @@ from uploader.domain.upload import SUPERSEDED, File, IfExists, State, Upload
 from uploader.errors import NameTaken, QuotaExceeded
 
 T = TypeVar("T")
+# Makes bytes the blob while its row is locked, and returns where they are now, if the store has locations.
+PlaceBlob = Callable[[], Awaitable[str | None]]
 
 
 async def relocate(connection: AsyncConnection, locations: Mapping[str, str], now: datetime) -> None:
@@ -49,7 +39,7 @@ async def relocate(connection: AsyncConnection, locations: Mapping[str, str], no
     left = [(sha256, size, key) for sha256, size, key in former if key != locations[sha256]]
     await _put_away(connection, left, now)
     if len(locations) > 1 and connection.dialect.name != "sqlite":
-        await rows.set_locations(connection, locations)
+        await connection.execute(rows.SET_LOCATIONS, {"batch": json.dumps(sorted(locations.items()))})
     else:
         values = [{"of_content": sha256, "new_location": key} for sha256, key in sorted(locations.items())]
         await connection.execute(rows.RELOCATE, values)
@@ -59,10 +49,9 @@ async def relocate(connection: AsyncConnection, locations: Mapping[str, str], no
 
 async def _put_away(connection: AsyncConnection, left: Sequence[tuple[str, int, str]], now: datetime) -> None:
     """`left`: contents, their sizes, and the keys at which they do not lie any more."""
-    if not left:
-        return
-    values = [{"object_key": key, "name": sha256, "size": size, "created_at": now} for sha256, size, key in left]
-    await connection.execute(rows.PUT_AWAY[connection.dialect.name], values)
+    if left:
+        values = [{"object_key": key, "name": sha256, "size": size, "created_at": now} for sha256, size, key in left]
+        await connection.execute(rows.PUT_AWAY[connection.dialect.name], values)
 
 
 async def collect_blob(
@@ -126,18 +115,20 @@ async def note_scrub(
     other bytes are in its place now. `md5`: where it was computed at that."""
     kind = EventType.CONTENT_DAMAGED if damaged else EventType.CONTENT_HEALED
     before = await queries.blob_by_sha256(connection, sha256) if listens(connection, kind) else None
-    found = update(models.blob).where(models.blob.c.sha256 == sha256)
-    await connection.execute(found.values(damaged=damaged, scrubbed_at=now, reread_at=None))
+    await _note_reading(connection, sha256, damaged=damaged, scrubbed_at=now, reread_at=None)
     if md5 is not None:
-        await fill_md5s(connection, {sha256: md5})
+        await rows.fill_md5s(connection, {sha256: md5})
     if before is not None and (restored or damaged != before.damaged):
-        await tell_of_content(connection, kind, sha256)
+        await rows.tell_of_content(connection, kind, sha256)
 
 
 async def note_unreadable(connection: AsyncConnection, sha256: str, now: datetime, reread_at: datetime) -> None:
     """Say of a blob that it could not be read, which says nothing of its bytes, and when that is tried again."""
-    found = update(models.blob).where(models.blob.c.sha256 == sha256)
-    await connection.execute(found.values(scrubbed_at=now, reread_at=reread_at))
+    await _note_reading(connection, sha256, scrubbed_at=now, reread_at=reread_at)
+
+
+async def _note_reading(connection: AsyncConnection, sha256: str, **found: object) -> None:
+    await connection.execute(update(models.blob).where(models.blob.c.sha256 == sha256).values(**found))
 
 
 class NamesChanged(Duplicate):
@@ -158,8 +149,14 @@ Verdict = Added | NameTaken | QuotaExceeded
 
 @dataclass(slots=True)
 class Changes:
-    """What became of files that were to be made, in their order, and what is done for it."""
+    """What becomes of files that are to be made, each decided after those before it, and what is done for it."""
 
+    if_exists: IfExists
+    # By name, the files there are.
+    standing: dict[str, list[File]]
+    # None if the quota is not asked.
+    usage: Usage | None
+    freed_bytes: int
     verdicts: list[Verdict] = field(default_factory=list)
     # To be added to `use_space_finished`.
     finished_bytes: int = 0
@@ -174,6 +171,38 @@ class Changes:
         if isinstance(verdict, Added):
             return verdict
         raise verdict
+
+    def decide(self, file: File) -> None:
+        of_name = self.standing[file.name]
+        same = next((other for other in of_name if other.sha256 == file.sha256), None)
+        replaced = [other for other in of_name if other is not same] if self.if_exists is IfExists.REPLACE else []
+        more = (0 if same else file.size) - sum(other.size for other in replaced)
+        refusal = None if same else self._refusal(file, of_name, more)
+        if same or refusal:
+            self.dropped[file.sha256] += 1
+        if refusal:
+            self.verdicts.append(refusal)
+            return
+        for other in replaced:
+            self.dropped[other.sha256] += 1
+        self.removed += replaced
+        if same is None:
+            self.made.append(file)
+        self.finished_bytes += more
+        self.verdicts.append(Added(same or file, is_new=same is None))
+
+    def _refusal(self, file: File, of_name: Sequence[File], more: int) -> NameTaken | QuotaExceeded | None:
+        try:
+            _refuse_taken(file, of_name, self.if_exists)
+        except NameTaken as error:
+            return error
+        if self.usage is None:
+            return None
+        usage = replace(self.usage, use_space_finished=self.usage.use_space_finished + self.finished_bytes)
+        # What replaces more than it takes is let in, also where an administrator lowered the total below what is used.
+        if usage.fits(more - self.freed_bytes) or more <= 0 < file.size:
+            return None
+        return usage.refusal(file.size)
 
 
 async def lock_contents(
@@ -202,11 +231,11 @@ async def lock_contents(
         await queries.known_blobs(connection, sorted(locked), lock=True)
     if brings_bytes:
         by_content = {file.sha256: file for file in files}
-        await add_refs(connection, [by_content[sha256] for sha256 in own], now)
+        await rows.add_refs(connection, [by_content[sha256] for sha256 in own], now)
         return locked
     for sha256 in own:
-        if await changed(connection, rows.TAKE_REF, taken=sha256) == 0:
-            raise BlobLost(sha256)
+        if await rows.changed(connection, rows.TAKE_REF, taken=sha256) == 0:
+            raise rows.BlobLost(sha256)
     return locked
 
 
@@ -228,13 +257,11 @@ async def add_files(
     if freed_bytes is not None or if_exists is not IfExists.KEEP:
         usage = await queries.usage(connection, files[0].user_id, lock=True)
         if usage is None:
-            raise BlobLost(files[0].user_id)
-    making = _Making(
-        if_exists, await _read_names(connection, files, if_exists), None if freed_bytes is None else usage, freed_bytes
-    )
+            raise rows.BlobLost(files[0].user_id)
+    standing = await _read_names(connection, files, if_exists)
+    changes = Changes(if_exists, standing, None if freed_bytes is None else usage, freed_bytes or 0)
     for file in files:
-        making.decide(file)
-    changes = making.changes
+        changes.decide(file)
     if not {file.sha256 for file in changes.removed} <= locked:
         raise NamesChanged
     await _carry_out(connection, changes)
@@ -248,63 +275,9 @@ async def close_by(
     more: this upload is finished by it."""
     reason = SUPERSEDED if is_superseded else None
     file = added.file
-    await close_row(connection, upload, State.DONE, now, close_reason=reason, file_id=file.id, md5=file.md5)
+    await rows.close_row(connection, upload, State.DONE, now, close_reason=reason, file_id=file.id, md5=file.md5)
     if not added.is_new:
         await tell(connection, events.file_finished, added.file)
-
-
-class _Making:
-    """Decides of files, each after those before it."""
-
-    def __init__(
-        self, if_exists: IfExists, standing: dict[str, list[File]], usage: Usage | None, freed_bytes: int | None
-    ) -> None:
-        """`standing`: by name, the files there are; `usage`: None if the quota is not asked."""
-        self._if_exists = if_exists
-        self._standing = standing
-        self._usage = usage
-        self._freed_bytes = freed_bytes or 0
-        self.changes = Changes()
-
-    def decide(self, file: File) -> None:
-        changes, of_name = self.changes, self._standing[file.name]
-        same = next((other for other in of_name if other.sha256 == file.sha256), None)
-        replaced = [other for other in of_name if other is not same] if self._if_exists is IfExists.REPLACE else []
-        more = (0 if same else file.size) - sum(other.size for other in replaced)
-        refusal = None if same else self._refusal(file, of_name, more)
-        if same or refusal:
-            changes.dropped[file.sha256] += 1
-        if refusal:
-            changes.verdicts.append(refusal)
-            return
-        for other in replaced:
-            changes.dropped[other.sha256] += 1
-        changes.removed += replaced
-        if same is None:
-            changes.made.append(file)
-        changes.finished_bytes += more
-        changes.verdicts.append(Added(same or file, is_new=same is None))
-
-    def _refusal(self, file: File, of_name: Sequence[File], more: int) -> NameTaken | QuotaExceeded | None:
-        try:
-            _refuse_taken(file, of_name, self._if_exists)
-        except NameTaken as error:
-            return error
-        usage = self._usage
-        if usage is None:
-            return None
-        finished = usage.use_space_finished + self.changes.finished_bytes
-        # Negative, if an administrator lowered the total below what is used. What replaces more than it takes is let in.
-        room = usage.total_space - finished - usage.reserved + self._freed_bytes
-        if more <= room or more <= 0 < file.size:
-            return None
-        return QuotaExceeded(
-            total_space=usage.total_space,
-            use_space_finished=finished,
-            use_space_unfinished=usage.use_space_unfinished,
-            reserved=usage.reserved,
-            requested=file.size,
-        )
 
 
 def _refuse_taken(file: File, of_name: Sequence[File], if_exists: IfExists) -> None:
@@ -315,14 +288,11 @@ def _refuse_taken(file: File, of_name: Sequence[File], if_exists: IfExists) -> N
 
 async def _carry_out(connection: AsyncConnection, changes: Changes) -> None:
     if changes.made:
-        await insert_files(connection, changes.made)
-    if changes.removed:
-        for file_id, name in sorted((file.id, file.name) for file in changes.removed):
-            if await changed(connection, rows.DELETE_NAMED_FILE, removed=file_id, of_name=name) == 0:
-                raise NamesChanged
-    if changes.dropped:
-        dropped = [{"dropped": sha256, "fewer": fewer} for sha256, fewer in sorted(changes.dropped.items())]
-        await connection.execute(rows.DROP_REFS, dropped)
+        await rows.insert_files(connection, changes.made)
+    for file in sorted(changes.removed, key=lambda file: file.id):
+        if not await _is_deleted(connection, file):
+            raise NamesChanged
+    await _drop_refs(connection, changes.dropped)
     await tell_all(connection, events.file_finished, changes.made)
     await tell_all(connection, events.file_deleted, changes.removed, events.REPLACED)
 
@@ -344,47 +314,32 @@ async def _read_names(connection: AsyncConnection, files: Sequence[File], if_exi
     return standing
 
 
-async def add_instant_file(
-    connection: AsyncConnection, file: File, if_exists: IfExists, replaced_upload_id: str | None
-) -> Added:
-    """Give a user a file of content that is there already.
-
-    An open upload of the same content is closed as done in the same transaction and its reservation exchanged, so that
-    it fits at the edge of the quota. Raises BlobLost if the blob has no refs (any more), NotOpen, QuotaExceeded, NameTaken,
-    Duplicate.
-    """
-    replaced = None if replaced_upload_id is None else await lock_open(connection, replaced_upload_id)
-    locked = await lock_contents(connection, [file], if_exists, file.created_at, brings_bytes=False)
-    return await _add_file(connection, file, if_exists, locked, replaced)
-
-
-async def add_whole_file(
+async def add_file(
     connection: AsyncConnection,
     file: File,
     if_exists: IfExists,
     replaced_upload_id: str | None,
-    place_blob: Callable[[], Awaitable[str | None]],
+    place_blob: PlaceBlob | None = None,
 ) -> Added:
-    """As `add_instant_file`, of bytes that came whole: `place_blob` makes them the blob while its row is locked, and returns
-    where they are now, if the store has locations."""
-    replaced = None if replaced_upload_id is None else await lock_open(connection, replaced_upload_id)
-    locked = await lock_contents(connection, [file], if_exists, file.created_at)
-    if (location := await place_blob()) is not None:
+    """Give a user a file of bytes that came whole, or, without `place_blob`, of content that is there already.
+
+    An open upload of the same content is closed as done in the same transaction and its reservation exchanged, so that
+    it fits at the edge of the quota. Raises NotOpen, QuotaExceeded, NameTaken, Duplicate, and BlobLost if the blob of an
+    instant file has no refs (any more).
+    """
+    replaced = None if replaced_upload_id is None else await rows.lock_open(connection, replaced_upload_id)
+    is_whole = place_blob is not None
+    locked = await lock_contents(connection, [file], if_exists, file.created_at, brings_bytes=is_whole)
+    if place_blob is not None and (location := await place_blob()) is not None:
         await relocate(connection, {file.sha256: location}, file.created_at)
-    return await _add_file(connection, file, if_exists, locked, replaced)
-
-
-async def _add_file(
-    connection: AsyncConnection, file: File, if_exists: IfExists, locked: set[str], replaced: Upload | None
-) -> Added:
     freed = 0 if replaced is None else replaced.size
     changes = await add_files(connection, [file], if_exists, locked, freed_bytes=freed)
     added = changes.only()
     if replaced is None:
-        await add_finished(connection, file.user_id, changes.finished_bytes)
+        await rows.add_finished(connection, file.user_id, changes.finished_bytes)
     else:
         await close_by(connection, replaced, added, file.created_at, is_superseded=True)
-        await settle_user(connection, replaced, finished=changes.finished_bytes)
+        await rows.settle_user(connection, replaced, finished=changes.finished_bytes)
     return added
 
 
@@ -399,11 +354,14 @@ async def add_whole_files(
     upload of this MD5 is open, and closing one is not for here.
 
     `place_blobs` is given SHA-256s whose rows are locked, and returns by SHA-256 where the bytes are now, if the store has
-    locations. Those that are refused leave a blob without refs, for the
-    collector. Raises Duplicate, BlobLost.
+    locations. Those that are refused leave a blob without refs, for the collector. Raises Duplicate, BlobLost.
     """
-    user_id = files[0].user_id
-    uploads = await _open_md5s(connection, user_id, sorted({file.md5 for file in files if file.md5 is not None}))
+    user_id, md5s = files[0].user_id, sorted({file.md5 for file in files if file.md5 is not None})
+    uploads: Collection[str]
+    if len(md5s) > 1:
+        uploads = await queries.open_md5s(connection, user_id, md5s)
+    else:
+        uploads = [] if await queries.open_upload_by_md5(connection, user_id, md5s[0]) is None else md5s
     taken = [file for file in files if file.md5 not in uploads]
     verdicts = iter(await _add_files(connection, taken, if_exists, place_blobs) if taken else ())
     return [None if file.md5 in uploads else next(verdicts) for file in files]
@@ -421,31 +379,24 @@ async def _add_files(
         return [error]
     await relocate(connection, await place_blobs({file.sha256 for file in files}), files[0].created_at)
     changes = await add_files(connection, files, if_exists, locked, freed_bytes=0)
-    await add_finished(connection, files[0].user_id, changes.finished_bytes)
+    await rows.add_finished(connection, files[0].user_id, changes.finished_bytes)
     return changes.verdicts
-
-
-async def _open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> Collection[str]:
-    """Those of which the user has an open upload."""
-    if len(md5s) > 1:
-        return await queries.open_md5s(connection, user_id, md5s)
-    return [] if await queries.open_upload_by_md5(connection, user_id, md5s[0]) is None else md5s
 
 
 async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, name: str) -> bool:
     """Whether there was such a file. Raises Duplicate (from the engine) if the same content has this name already."""
     table = models.file.c
     rename = update(models.file).where(table.id == file_id, table.user_id == user_id).values(name=name)
-    return await changed(connection, rename) == 1
+    return await rows.changed(connection, rename) == 1
 
 
 async def delete_file(connection: AsyncConnection, file: File) -> bool:
     """Delete a file that was read before; False if somebody else was faster. The blob stays, perhaps without refs."""
     await connection.execute(rows.LOCK_BLOB, {"of_blob": file.sha256})
-    if await changed(connection, rows.DELETE_FILE, removed=file.id) == 0:
+    if await rows.changed(connection, rows.DELETE_FILE, removed=file.id) == 0:
         return False
-    await drop_ref(connection, file.sha256)
-    await add_finished(connection, file.user_id, -file.size)
+    await connection.execute(rows.DROP_REFS, {"dropped": file.sha256, "fewer": 1})
+    await rows.add_finished(connection, file.user_id, -file.size)
     await tell(connection, events.file_deleted, file)
     return True
 
@@ -464,23 +415,23 @@ async def delete_files(connection: AsyncConnection, files: Sequence[File], reaso
     if not files:
         return 0
     await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
-    return await _delete_locked(connection, files, reason)
-
-
-async def _delete_locked(connection: AsyncConnection, files: Sequence[File], reason: str | None) -> int:
-    gone = [file for file in files if await _deleted(connection, file)]
-    refs = Counter(file.sha256 for file in gone)
-    if refs:
-        dropped = [{"dropped": sha256, "fewer": fewer} for sha256, fewer in sorted(refs.items())]
-        await connection.execute(rows.DROP_REFS, dropped)
-        await add_finished(connection, gone[0].user_id, -sum(file.size for file in gone))
+    gone = [file for file in files if await _is_deleted(connection, file)]
+    if gone:
+        await _drop_refs(connection, Counter(file.sha256 for file in gone))
+        await rows.add_finished(connection, gone[0].user_id, -sum(file.size for file in gone))
         await tell_all(connection, events.file_deleted, gone, reason)
     return len(gone)
 
 
-async def _deleted(connection: AsyncConnection, file: File) -> bool:
-    """Unless it went, or was renamed, meanwhile."""
-    return await changed(connection, rows.DELETE_NAMED_FILE, removed=file.id, of_name=file.name) == 1
+async def _is_deleted(connection: AsyncConnection, file: File) -> bool:
+    """Delete a file, unless it went, or was renamed, meanwhile."""
+    return await rows.changed(connection, rows.DELETE_NAMED_FILE, removed=file.id, of_name=file.name) == 1
+
+
+async def _drop_refs(connection: AsyncConnection, fewer: Mapping[str, int]) -> None:
+    if fewer:
+        values = [{"dropped": sha256, "fewer": refs} for sha256, refs in sorted(fewer.items())]
+        await connection.execute(rows.DROP_REFS, values)
 
 
 async def move_files(connection: AsyncConnection, files: Sequence[File], names: Mapping[str, str]) -> int:
@@ -498,5 +449,5 @@ async def move_files(connection: AsyncConnection, files: Sequence[File], names: 
     for file in files:
         if file not in twins:
             values = {"renamed": file.id, "former": file.name, "new_name": names[file.id]}
-            moved += await changed(connection, _RENAME, **values)
+            moved += await rows.changed(connection, _RENAME, **values)
     return moved

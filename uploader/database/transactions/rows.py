@@ -18,6 +18,7 @@ from sqlalchemy import (
     Executable,
     Result,
     Table,
+    TextClause,
     bindparam,
     case,
     delete,
@@ -37,7 +38,11 @@ from uploader.database.models import UtcDateTime, blob, file, put_away, upload, 
 from uploader.database.outbox import listens, tell_all
 from uploader.domain.events import EventType, content_damaged, content_healed
 from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind
-from uploader.errors import QuotaExceeded
+
+
+def given(*columns: str) -> dict[str, Any]:
+    """The columns that a statement sets to values of its run: that of `size` is `new_size`."""
+    return {column: bindparam(f"new_{column}") for column in columns}
 
 
 def _bytes(name: str) -> BindParameter[int]:
@@ -57,23 +62,12 @@ SETTLE_USER = _OF_USER.values(
 )
 
 INSERT_UPLOAD = insert(upload)
-TELL_DIGESTS = (
-    update(upload)
-    .where(upload.c.id == bindparam("of_upload"))
-    .values({name: bindparam(f"told_{name}") for name in ("md5", "sha256")})
-)
-RESIZE_UPLOAD = (
-    update(upload)
-    .where(upload.c.id == bindparam("of_upload"))
-    .values({name: bindparam(f"new_{name}") for name in ("size", "length_known", "updated_at")})
-)
-CLOSE_UPLOAD = (
-    update(upload)
-    .where(upload.c.id == bindparam("of_upload"))
-    .values(
-        {name: bindparam(f"new_{name}") for name in ("state", "close_reason", "file_id", "md5", "closed_at")}
-        | {"open_flag": None, "updated_at": bindparam("new_closed_at")}
-    )
+_OF_UPLOAD = update(upload).where(upload.c.id == bindparam("of_upload"))
+TELL_DIGESTS = _OF_UPLOAD.values(given("md5", "sha256"))
+RESIZE_UPLOAD = _OF_UPLOAD.values(given("size", "length_known", "updated_at"))
+CLOSE_UPLOAD = _OF_UPLOAD.values(
+    given("state", "close_reason", "file_id", "md5", "closed_at")
+    | {"open_flag": None, "updated_at": bindparam("new_closed_at")}
 )
 
 INSERT_FILE = insert(file)
@@ -120,6 +114,15 @@ BRING_BACK = delete(put_away).where(put_away.c.object_key.in_(bindparam("keys", 
 DROP_REFS = update(blob).where(blob.c.sha256 == bindparam("dropped")).values(refs=blob.c.refs - _bytes("fewer"))
 
 
+def _of_batch(statement: str, **columns: int | None) -> TextClause:
+    """A statement of MySQL and MariaDB in which `{batch}` is a table: of each column how long its texts are; None: it is of
+    numbers."""
+    types = ["BIGINT" if length is None else f"VARCHAR({length}) CHARACTER SET utf8mb4" for length in columns.values()]
+    named = zip(columns, types, range(len(types)), strict=True)
+    listed = ", ".join(f"{column} {of_type} PATH '$[{place}]'" for column, of_type, place in named)
+    return text(statement.format(batch=f"JSON_TABLE(:batch, '$[*]' COLUMNS ({listed})) AS item"))
+
+
 # The order of the text is the order of the locks: STRAIGHT_JOIN has the rows of the text looked up one after the other.
 _LOCK_OPEN_MYSQL = """
 SELECT upload.id, upload.user_id, upload.flushed_generation, upload.flushed_bytes,
@@ -128,11 +131,7 @@ FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(32) CHARACTER SET utf8mb4 PATH 
   STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
 WHERE upload.state = 'OPEN' FOR UPDATE"""
 _SET_FLUSHED_MYSQL = """
-UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
-  id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[0]',
-  generation BIGINT PATH '$[1]',
-  received BIGINT PATH '$[2]'
-)) AS item STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
+UPDATE {batch} STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
 SET upload.flushed_generation = item.generation, upload.flushed_bytes = item.received, upload.updated_at = :now
 """
 _SET_FLUSHED_SQLITE = """
@@ -142,10 +141,7 @@ FROM (
 ) AS item WHERE upload.id = item.id
 """
 _ADD_UNFINISHED_MYSQL = """
-UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
-  id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[0]',
-  more BIGINT PATH '$[1]'
-)) AS item STRAIGHT_JOIN user_info ON user_info.user_id = CAST(item.id AS BINARY)
+UPDATE {batch} STRAIGHT_JOIN user_info ON user_info.user_id = CAST(item.id AS BINARY)
 SET user_info.use_space_unfinished = user_info.use_space_unfinished + item.more
 """
 _ADD_UNFINISHED_SQLITE = """
@@ -156,36 +152,33 @@ WHERE user_info.user_id = item.id
 # The driver sends many rows at once only where what follows VALUES has no parameters.
 _ADD_REFS_MYSQL = """
 INSERT INTO `blob` (sha256, md5, size, refs, created_at)
-SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now FROM JSON_TABLE(:batch, '$[*]' COLUMNS (
-  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
-  md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[1]',
-  size BIGINT PATH '$[2]'
-)) AS item
+SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now
+FROM {batch}
 ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, reread_at = NULL, created_at = :now
 """
 # By the key of the content: the rows without an MD5 may be very many.
 _SET_MD5S_MYSQL = """
-UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
-  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
-  md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[1]'
-)) AS item STRAIGHT_JOIN `{table}` AS content ON content.sha256 = CAST(item.sha256 AS BINARY)
+UPDATE {{batch}} STRAIGHT_JOIN `{table}` AS content ON content.sha256 = CAST(item.sha256 AS BINARY)
 SET content.md5 = CAST(item.md5 AS BINARY) WHERE content.md5 IS NULL
 """
 _SET_LOCATIONS_MYSQL = """
-UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
-  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
-  location VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]'
-)) AS item STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.sha256 AS BINARY)
+UPDATE {batch} STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.sha256 AS BINARY)
 SET `blob`.location = CAST(item.location AS BINARY)
 """
 _NOW = bindparam("now", type_=UtcDateTime)
 _SET_FLUSHED = {
-    "mysql": text(_SET_FLUSHED_MYSQL).bindparams(_NOW),
+    "mysql": _of_batch(_SET_FLUSHED_MYSQL, id=32, generation=None, received=None).bindparams(_NOW),
     "sqlite": text(_SET_FLUSHED_SQLITE).bindparams(_NOW),
 }
-_ADD_REFS = text(_ADD_REFS_MYSQL).bindparams(_NOW)
-_SET_LOCATIONS = text(_SET_LOCATIONS_MYSQL)
-_ADD_UNFINISHED = {"mysql": text(_ADD_UNFINISHED_MYSQL), "sqlite": text(_ADD_UNFINISHED_SQLITE)}
+_ADD_REFS = _of_batch(_ADD_REFS_MYSQL, sha256=64, md5=32, size=None).bindparams(_NOW)
+_SET_MD5S = {
+    table.name: _of_batch(_SET_MD5S_MYSQL.format(table=table.name), sha256=64, md5=32) for table in (blob, file)
+}
+SET_LOCATIONS = _of_batch(_SET_LOCATIONS_MYSQL, sha256=64, location=255)
+_ADD_UNFINISHED = {
+    "mysql": _of_batch(_ADD_UNFINISHED_MYSQL, id=255, more=None),
+    "sqlite": text(_ADD_UNFINISHED_SQLITE),
+}
 
 
 async def lock_batch(
@@ -219,24 +212,6 @@ async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -
     await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
 
 
-async def add_many_refs(
-    connection: AsyncConnection, items: Iterable[tuple[str, str | None, int]], now: datetime
-) -> "Result[Any]":
-    """`ADD_REF` of many contents on MySQL and MariaDB: SHA-256, MD5, size."""
-    return await connection.execute(_ADD_REFS, {"batch": json.dumps(list(items)), "now": now})
-
-
-async def set_md5s(connection: AsyncConnection, table: Table, md5s: Mapping[str, str]) -> "Result[Any]":
-    """`FILL_MD5` of many contents on MySQL and MariaDB, by SHA-256."""
-    statement = text(_SET_MD5S_MYSQL.format(table=table.name))
-    return await connection.execute(statement, {"batch": json.dumps(sorted(md5s.items()))})
-
-
-async def set_locations(connection: AsyncConnection, locations: Mapping[str, str]) -> None:
-    """`RELOCATE` of many contents on MySQL and MariaDB, by SHA-256."""
-    await connection.execute(_SET_LOCATIONS, {"batch": json.dumps(sorted(locations.items()))})
-
-
 # Of the files of one content.
 _MOST_TOLD = 1000
 
@@ -268,6 +243,10 @@ def row_of(upload: Upload) -> dict[str, object]:
     values = {name: getattr(upload, name) for name in Upload.__dataclass_fields__}
     values[queries.PLACE_COLUMN] = values.pop("place")
     return values | {"open_flag": 1}
+
+
+async def set_upload(connection: AsyncConnection, upload_id: str, **values: object) -> None:
+    await connection.execute(update(upload).where(upload.c.id == upload_id).values(**values))
 
 
 async def lock_open(connection: AsyncConnection, upload_id: str) -> Upload:
@@ -307,12 +286,13 @@ async def settle_user(connection: AsyncConnection, upload: Upload, finished: int
     await connection.execute(SETTLE_USER, values | {"of_user": upload.user_id})
 
 
-async def quota_refusal(connection: AsyncConnection, user_id: str, requested: int) -> QuotaExceeded:
-    """The error for a user who has no room for `requested` bytes. Raises BlobLost if the user's row has gone."""
-    usage = await queries.usage(connection, user_id)
-    if usage is None:
-        raise BlobLost(user_id)
-    return usage.refusal(requested)
+async def reserve(connection: AsyncConnection, user_id: str, more: int, requested: int) -> None:
+    """Raises QuotaExceeded, which tells of `requested` bytes; BlobLost if the user's row has gone."""
+    if await changed(connection, RESERVE, of_user=user_id, more=more) == 0:
+        usage = await queries.usage(connection, user_id)
+        if usage is None:
+            raise BlobLost(user_id)
+        raise usage.refusal(requested)
 
 
 async def insert_files(connection: AsyncConnection, files: Sequence[File]) -> None:
@@ -328,7 +308,8 @@ async def add_refs(connection: AsyncConnection, files: Sequence[File], now: date
         for sha256 in await _damaged(connection, [file.sha256 for file in files]):
             await tell_of_content(connection, EventType.CONTENT_HEALED, sha256)
     if len(files) > 1 and connection.dialect.name != "sqlite":
-        found = await add_many_refs(connection, ((file.sha256, file.md5, file.size) for file in files), now)
+        batch = json.dumps([(file.sha256, file.md5, file.size) for file in files])
+        found = await connection.execute(_ADD_REFS, {"batch": batch, "now": now})
     else:
         placed = {"refs": 1, "created_at": now, "placed_at": now}
         values = [{"sha256": file.sha256, "md5": file.md5, "size": file.size, **placed} for file in files]
@@ -350,7 +331,7 @@ async def fill_md5s(connection: AsyncConnection, md5s: Mapping[str, str]) -> Non
 async def _fill(connection: AsyncConnection, table: Table, md5s: Mapping[str, str]) -> int:
     """Returns how many rows lacked it."""
     if len(md5s) > 1 and connection.dialect.name != "sqlite":
-        return rows_of(await set_md5s(connection, table, md5s))
+        return await changed(connection, _SET_MD5S[table.name], batch=json.dumps(sorted(md5s.items())))
     values = [{"of_content": sha256, "computed": md5} for sha256, md5 in md5s.items()]
     return rows_of(await connection.execute(FILL_MD5[table.name], values))
 
@@ -371,10 +352,6 @@ async def tell_of_content(connection: AsyncConnection, kind: EventType, sha256: 
     make = content_damaged if kind is EventType.CONTENT_DAMAGED else content_healed
     files = await queries.files_by_sha256(connection, sha256, limit=_MOST_TOLD + 1)
     await tell_all(connection, make, files[:_MOST_TOLD], len(files) > _MOST_TOLD)
-
-
-async def drop_ref(connection: AsyncConnection, sha256: str) -> None:
-    await connection.execute(DROP_REFS, {"dropped": sha256, "fewer": 1})
 
 
 async def add_finished(connection: AsyncConnection, user_id: str, more_bytes: int) -> None:

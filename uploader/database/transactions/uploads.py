@@ -13,17 +13,7 @@ from uploader.database import models, queries
 from uploader.database.audit_log import note
 from uploader.database.outbox import tell
 from uploader.database.transactions import rows
-from uploader.database.transactions.files import add_files, close_by, lock_contents, relocate
-from uploader.database.transactions.rows import (
-    ClaimsChanged,
-    NotOpen,
-    changed,
-    close_row,
-    lock_open,
-    quota_refusal,
-    row_of,
-    settle_user,
-)
+from uploader.database.transactions.files import PlaceBlob, add_files, close_by, lock_contents, relocate
 from uploader.domain import events
 from uploader.domain.audit_log import Act
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Concatenation, File, IfExists, Reason, State, Upload
@@ -63,17 +53,18 @@ async def join_concatenation(
     """
     ordered = await queries.concatenation_by_id(connection, whole.id, lock=True)
     if ordered is None:
-        raise NotOpen(whole.id)
+        raise rows.NotOpen(whole.id)
     parts = await _lock_parts(connection, ordered)
     held = sum(part.size for part in parts.values())
     if sum(parts[part_id].size for part_id in ordered.part_ids) != whole.size:
-        raise NotOpen(whole.id)  # the length of one was told after the caller looked
-    await connection.execute(rows.INSERT_UPLOAD, row_of(whole))
+        raise rows.NotOpen(whole.id)  # the length of one was told after the caller looked
+    await connection.execute(rows.INSERT_UPLOAD, rows.row_of(whole))
     for part in parts.values():
-        await close_row(connection, part, State.CONSUMED, whole.created_at, close_reason=REDIS_WORDS[State.CONSUMED])
-    more = whole.size - held
-    if more and await changed(connection, rows.RESERVE, of_user=whole.user_id, more=more) == 0:
-        raise await quota_refusal(connection, whole.user_id, more)
+        await rows.close_row(
+            connection, part, State.CONSUMED, whole.created_at, close_reason=REDIS_WORDS[State.CONSUMED]
+        )
+    if more := whole.size - held:
+        await rows.reserve(connection, whole.user_id, more, requested=more)
     flushed = sum(part.flushed_bytes for part in parts.values())
     values = {"of_user": whole.user_id, "flushed": flushed, "size": 0, "finished": 0}
     await connection.execute(rows.SETTLE_USER, values)
@@ -85,9 +76,9 @@ async def _lock_parts(connection: AsyncConnection, ordered: Concatenation) -> di
     """The parts, their rows locked. Raises NotOpen unless all are parts of the user and open."""
     parts = {}
     for part_id in sorted(set(ordered.part_ids)):
-        part = parts[part_id] = await lock_open(connection, part_id)
+        part = parts[part_id] = await rows.lock_open(connection, part_id)
         if not part.is_part or part.user_id != ordered.user_id:
-            raise NotOpen(part_id)
+            raise rows.NotOpen(part_id)
     return parts
 
 
@@ -140,9 +131,8 @@ class Flushed:
 async def open_upload(connection: AsyncConnection, upload: Upload, max_open_uploads: int, expires_at: datetime) -> None:
     """Insert an upload and reserve its size; `expires_at` is for who is told of it. Raises Duplicate (from the engine),
     QuotaExceeded, TooManyUploads."""
-    await connection.execute(rows.INSERT_UPLOAD, row_of(upload))
-    if await changed(connection, rows.RESERVE, of_user=upload.user_id, more=upload.size) == 0:
-        raise await quota_refusal(connection, upload.user_id, upload.size)
+    await connection.execute(rows.INSERT_UPLOAD, rows.row_of(upload))
+    await rows.reserve(connection, upload.user_id, upload.size, requested=upload.size)
     # The user's row is locked by now, so racing callers count one after the other.
     if await queries.count_open_uploads(connection, upload.user_id) > max_open_uploads:
         raise TooManyUploads(limit=max_open_uploads)
@@ -151,15 +141,12 @@ async def open_upload(connection: AsyncConnection, upload: Upload, max_open_uplo
 
 
 async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | None, sha256: str | None) -> Upload:
-    """Store the digests a client claims, where none were claimed before. Raises NotOpen, Duplicate (from the engine).
-
-    Returns the row as it is now; what it holds was claimed first and stands.
-    """
-    upload = await lock_open(connection, upload_id)
-    values = {"told_md5": upload.md5 or md5, "told_sha256": upload.sha256 or sha256}
-    await connection.execute(rows.TELL_DIGESTS, values | {"of_upload": upload_id})
-    told = await queries.upload_by_id(connection, upload_id)
-    assert told is not None
+    """Store the digests a client claims, where none were claimed before, and return what stands. Raises NotOpen, Duplicate
+    (from the engine)."""
+    upload = await rows.lock_open(connection, upload_id)
+    told = replace(upload, md5=upload.md5 or md5, sha256=upload.sha256 or sha256)
+    values = {"of_upload": upload_id, "new_md5": told.md5, "new_sha256": told.sha256}
+    await connection.execute(rows.TELL_DIGESTS, values)
     return told
 
 
@@ -167,19 +154,18 @@ async def choose(
     connection: AsyncConnection, upload_id: str, if_exists: IfExists, modified_at: datetime | None
 ) -> None:
     """Note what else its client says of the file that an upload becomes. Raises NotOpen."""
-    await lock_open(connection, upload_id)
-    values = {"if_exists": if_exists.value, "modified_at": modified_at}
-    await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(**values))
+    await rows.lock_open(connection, upload_id)
+    await rows.set_upload(connection, upload_id, if_exists=if_exists.value, modified_at=modified_at)
 
 
-class LengthTold(NotOpen):
+class LengthTold(rows.NotOpen):
     """The length of the upload was told meanwhile: what the caller knows of it is out of date."""
 
 
 async def grow(connection: AsyncConnection, upload_id: str, end: int, step: int, limit: int, now: datetime) -> Upload:
     """Reserve more for an upload whose length is not known, so that it may have `end` bytes: `step` bytes where the user
     has twice as many, and never beyond `limit`. Raises NotOpen, LengthTold, QuotaExceeded."""
-    upload = await lock_open(connection, upload_id)
+    upload = await rows.lock_open(connection, upload_id)
     if upload.length_known:
         raise LengthTold(upload_id)
     wanted = end - upload.size
@@ -193,7 +179,7 @@ async def grow(connection: AsyncConnection, upload_id: str, end: int, step: int,
 async def tell_length(connection: AsyncConnection, upload_id: str, length: int, stored: int, now: datetime) -> Upload:
     """Let the size of an upload be what its client told, at least the `stored` bytes, and give back what was reserved
     beyond. The caller holds its locks. Raises NotOpen, SizeMismatch, QuotaExceeded."""
-    upload = await lock_open(connection, upload_id)
+    upload = await rows.lock_open(connection, upload_id)
     if upload.length_known and upload.size != length:
         raise SizeMismatch("The length of this upload was told before, and is another one.", size=upload.size)
     if length < stored:
@@ -206,18 +192,13 @@ async def tell_length(connection: AsyncConnection, upload_id: str, length: int, 
 
 async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wanted: int, now: datetime) -> Upload:
     """Reserve so much more for an upload, or less. Raises QuotaExceeded."""
-    if more > 0 and await changed(connection, rows.RESERVE, of_user=upload.user_id, more=more) == 0:
-        raise await quota_refusal(connection, upload.user_id, wanted)
+    if more > 0:
+        await rows.reserve(connection, upload.user_id, more, requested=wanted)
     if more < 0:
-        await changed(connection, rows.RELEASE, of_user=upload.user_id, less=-more)
+        await rows.changed(connection, rows.RELEASE, of_user=upload.user_id, less=-more)
     grown = replace(upload, size=upload.size + more, updated_at=now)
-    values = {
-        "of_upload": upload.id,
-        "new_size": grown.size,
-        "new_length_known": grown.length_known,
-        "new_updated_at": now,
-    }
-    await connection.execute(rows.RESIZE_UPLOAD, values)
+    values = {"new_size": grown.size, "new_length_known": grown.length_known, "new_updated_at": now}
+    await connection.execute(rows.RESIZE_UPLOAD, values | {"of_upload": upload.id})
     return grown
 
 
@@ -252,9 +233,9 @@ async def close_upload(
 
     The row is left without its MD5's uniqueness, so the same content can be opened anew.
     """
-    upload = await lock_open(connection, upload_id)
-    await close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
-    await settle_user(connection, upload, finished=0)
+    upload = await rows.lock_open(connection, upload_id)
+    await rows.close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
+    await rows.settle_user(connection, upload, finished=0)
     if not upload.is_part:
         await tell(connection, events.upload_closed, upload, reason)
     await note(connection, act, name=upload.name, size=upload.size)
@@ -266,20 +247,13 @@ async def withdraw(connection: AsyncConnection, upload_id: str, received: int, n
 
     From here on every flush and ack of the old generation is a no-op, so what was accounted can go down.
     """
-    upload = await lock_open(connection, upload_id)
+    upload = await rows.lock_open(connection, upload_id)
     flushed = min(upload.flushed_bytes, received)
     generation = upload.generation + 1
-    await connection.execute(
-        update(models.upload)
-        .where(models.upload.c.id == upload_id)
-        .values(generation=generation, flushed_generation=generation, flushed_bytes=flushed, updated_at=now)
-    )
-    users = models.user_info.c
-    await connection.execute(
-        update(models.user_info)
-        .where(users.user_id == upload.user_id)
-        .values(use_space_unfinished=users.use_space_unfinished - (upload.flushed_bytes - flushed))
-    )
+    values = {"generation": generation, "flushed_generation": generation, "flushed_bytes": flushed}
+    await rows.set_upload(connection, upload_id, **values, updated_at=now)
+    less = {"flushed": upload.flushed_bytes - flushed, "size": 0, "finished": 0}
+    await connection.execute(rows.SETTLE_USER, less | {"of_user": upload.user_id})
     return generation
 
 
@@ -290,17 +264,16 @@ async def merge(
     file_id: str,
     md5: str | None,
     sha256: str,
-    place_blob: Callable[[], Awaitable[str | None]],
+    place_blob: PlaceBlob,
     now: datetime,
 ) -> File:
-    """Turn an upload into a file. `place_blob` makes its bytes the blob while the blob's row is locked, and returns where
-    they are now, if the store has locations. `md5`: None where it was not computed; that of the blob is the file's then.
+    """Turn an upload into a file. `md5`: None where it was not computed; that of the blob is the file's then.
 
     Raises NotOpen, NameTaken, Duplicate, and ClaimsChanged if other digests were claimed while these were computed.
     """
-    upload = await lock_open(connection, upload_id)
+    upload = await rows.lock_open(connection, upload_id)
     if upload.md5 not in (None, md5) or upload.sha256 not in (None, sha256):
-        raise ClaimsChanged(upload_id)
+        raise rows.ClaimsChanged(upload_id)
     file = File(
         id=file_id,
         user_id=upload.user_id,
@@ -320,7 +293,7 @@ async def merge(
     changes = await add_files(connection, [file], upload.if_exists, locked, freed_bytes=None)
     added = changes.only()
     await close_by(connection, upload, added, now)
-    await settle_user(connection, upload, finished=changes.finished_bytes)
+    await rows.settle_user(connection, upload, finished=changes.finished_bytes)
     return added.file
 
 
@@ -328,11 +301,11 @@ async def purge_uploads(connection: AsyncConnection, upload_ids: list[str]) -> i
     """Forget what became of uploads that are closed; returns how many."""
     table = models.upload.c
     forget = delete(models.upload).where(table.id.in_(upload_ids), table.open_flag.is_(None))
-    forgotten = await changed(connection, forget)
+    forgotten = await rows.changed(connection, forget)
     await forget_concatenations(connection, upload_ids)
     return forgotten
 
 
 async def forget_metadata(connection: AsyncConnection, upload_id: str) -> None:
     """Whatever became of the upload."""
-    await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(metadata=None))
+    await rows.set_upload(connection, upload_id, metadata=None)
