@@ -29,7 +29,7 @@ from uploader.database.mysql import (
     is_read_only,
 )
 from uploader.database.outbox import Outbox
-from uploader.database.sqlite import FileLost, Sqlite, SqliteEngine, is_unfit, on_the_loop
+from uploader.database.sqlite import UNFIT, FileLost, Sqlite, SqliteEngine, code_of, on_the_loop
 from uploader.errors import DatabaseDamaged, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ _MYSQL_WANTS_TLS: dict[object, str] = {
 }
 # What a server says to whoever it does not let in, or not to this database.
 _MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1130, 1142, 1251, 1698, 3118, 3159, 3955})
-_SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT})
 _ATTEMPTS = 10
 _MYSQL_PORT = 3306
 
@@ -87,19 +86,16 @@ class Database:
         """Of a MySQL, `read_timeout_seconds`: how long an answer may take at the most; `connections`: how many at most;
         `timeout_seconds`: after how much silence one that hangs is given up. `creates`: the file of a SQLite may be made;
         without, one that is missing is away. `outbox`: where transactions tell what they do."""
-        self._sqlite = Sqlite(url, self._tell_lost, creates=creates) if url.startswith("sqlite") else None
-        self._mysql = None if self._sqlite else Mysql(url, read_timeout_seconds, connections, timeout_seconds)
-        self.engine = self._engine()
+        self._kind = (
+            Sqlite(url, self._tell_lost, creates=creates)
+            if url.startswith("sqlite")
+            else Mysql(url, read_timeout_seconds, connections, timeout_seconds)
+        )
+        self.engine: AsyncEngine | SqliteEngine = self._kind.engine
         self._outbox = outbox
         if outbox is not None:
             outbox.attach(self.engine.sync_engine)
         self._place = _place_of(url)
-
-    def _engine(self) -> AsyncEngine | SqliteEngine:
-        if self._sqlite is not None:
-            return self._sqlite.engine
-        assert self._mysql is not None
-        return self._mysql.engine
 
     def _tell_lost(self, lost: bool) -> None:
         self.is_lost = lost
@@ -107,12 +103,11 @@ class Database:
     async def look(self) -> None:
         """Whether the file of a SQLite still is the one that was opened: each commit looks, and whoever acknowledges without
         one relies on others to do so. Raises Unavailable."""
-        if self._sqlite is None:
-            return
-        try:
-            await self._sqlite.look()
-        except FileLost as error:
-            raise self._translated(error) from error
+        if isinstance(self._kind, Sqlite):
+            try:
+                await self._kind.look()
+            except FileLost as error:
+                raise self._translated(error) from error
 
     async def transact(self, work: "Work[*Ts, T]", *of: *Ts, alone: bool = False) -> T:
         """Run `work` of these in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work`
@@ -123,14 +118,8 @@ class Database:
         """
         if self.is_lost:
             await self.look()
-        written = self._tried_again(lambda: self._write(lambda connection: work(connection, *of), alone))
+        written = self._tried_again(lambda: self._kind.write(lambda connection: work(connection, *of), alone=alone))
         return await (written if self._outbox is None else self._outbox.waking(written))
-
-    async def _write(self, work: "Work[T]", alone: bool) -> T:
-        if self._sqlite is not None:
-            return await self._sqlite.write(work, alone=alone)
-        assert self._mysql is not None
-        return await self._mysql.write(work)
 
     async def read(self, work: "Work[*Ts, T]", *of: *Ts, snapshot: bool = False, brief: bool = False) -> T:
         """Run `work` of these in a transaction that writes nothing. Raises Unavailable, and what `work` raises.
@@ -141,10 +130,7 @@ class Database:
         if self.is_lost:
             await self.look()
         try:
-            if self._sqlite is not None:
-                return await self._sqlite.read(lambda connection: work(connection, *of), brief=brief)
-            assert self._mysql is not None
-            return await self._mysql.read(lambda connection: work(connection, *of), snapshot=snapshot)
+            return await self._kind.read(lambda connection: work(connection, *of), snapshot=snapshot, brief=brief)
         except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
             raise self._translated(error) from error
 
@@ -155,7 +141,7 @@ class Database:
         commit whose log, and all before it, is not. So this one writes. SQLite lets nobody read what is not durable.
         Raises as `transact`.
         """
-        if self._sqlite is not None:
+        if isinstance(self._kind, Sqlite):
             return await self.read(work, *of)
 
         async def read_and_write(connection: AsyncConnection) -> T:
@@ -170,23 +156,22 @@ class Database:
 
         May be called in the middle of a transaction. Raises Unavailable.
         """
-        if self._mysql is not None:
-            mysql = self._mysql
+        if isinstance(mysql := self._kind, Mysql):
             await self._tried_again(lambda: mysql.write(_write_something, syncs=True))
 
     async def check_writable(self) -> None:
         """Whether a MySQL is no primary any more, nor was set to take no writes. Raises Unavailable."""
-        if self._mysql is not None and await self.read(is_read_only):
+        if isinstance(self._kind, Mysql) and await self.read(is_read_only):
             raise self._demoted("read_only is set")
 
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         """`work`, which waits for something else, as a transaction may call it. What it writes here itself is a transaction
         of its own; on SQLite a part of the one that calls it."""
-        return work if self._sqlite is None else on_the_loop(work)
+        return on_the_loop(work) if isinstance(self._kind, Sqlite) else work
 
     def in_thread(self, work: Callable[..., T]) -> Callable[..., Awaitable[T]]:
         """`work`, which blocks, as a transaction may call it: one of SQLite is in a thread already."""
-        if self._sqlite is None:
+        if isinstance(self._kind, Mysql):
             return partial(asyncio.to_thread, work)
 
         async def run(*arguments: object) -> T:
@@ -195,10 +180,7 @@ class Database:
         return run
 
     async def close(self) -> None:
-        if self._sqlite is not None:
-            await self._sqlite.close()
-        if self._mysql is not None:
-            await self._mysql.close()
+        await self._kind.close()
 
     async def _tried_again(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """A transaction, again after a deadlock."""
@@ -207,7 +189,7 @@ class Database:
             try:
                 return await attempt()
             except IntegrityError as error:
-                if _is_duplicate(error):
+                if _code(error) == _MYSQL_DUPLICATE or "UNIQUE constraint failed" in str(error.orig):
                     raise Duplicate(str(error.orig)) from error
                 raise
             except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
@@ -220,9 +202,9 @@ class Database:
 
     def _has_waited(self, error: Exception, seconds: float) -> bool:
         """Whether a row was waited for as long as anybody waits. Whoever asked for one without waiting has not."""
-        if self._mysql is None or _code(error) != _MYSQL_LOCK_WAIT_TIMEOUT:
+        if not isinstance(self._kind, Mysql) or _code(error) != _MYSQL_LOCK_WAIT_TIMEOUT:
             return False
-        return seconds >= self._mysql.lock_wait_seconds / 2  # InnoDB looks at its clock once a second
+        return seconds >= self._kind.lock_wait_seconds / 2  # InnoDB looks at its clock once a second
 
     def _translated(self, error: Exception) -> Exception:
         """What the database's own troubles are to the rest of the server."""
@@ -240,15 +222,16 @@ class Database:
             return self._demoted(_said(error))
         lost = isinstance(error, DBAPIError) and error.connection_invalidated
         if lost or unfitness(error) or isinstance(error, (OperationalError, InterfaceError, PoolTimeoutError, OSError)):
-            hint = None if self._mysql is None or self._mysql.speaks_tls else _MYSQL_WANTS_TLS.get(_code(error))
+            speaks_plainly = isinstance(self._kind, Mysql) and not self._kind.speaks_tls
+            hint = _MYSQL_WANTS_TLS.get(_code(error)) if speaks_plainly else None
             inside = f"{self._place} is away: {_said(error)}" + (f" ({hint})" if hint else "")
             return Unavailable("The database is away; nothing was acknowledged.", inside=inside)
         return error
 
     def _demoted(self, said: str) -> Unavailable:
         """That it takes no writes. By the same address the next connections may find the server that took its place."""
-        if self._mysql is not None:
-            self._mysql.drop_connections()
+        if isinstance(self._kind, Mysql):
+            self._kind.drop_connections()
         inside = f"{self._place} is read-only, as after a failover: {said}"
         return Unavailable("The database is read-only, as after a failover; nothing was acknowledged.", inside=inside)
 
@@ -263,10 +246,6 @@ async def _write_something(connection: AsyncConnection) -> None:
 def _code(error: BaseException | None) -> object:
     original = getattr(error, "orig", None)
     return original.args[0] if original is not None and original.args else None
-
-
-def _is_duplicate(error: IntegrityError) -> bool:
-    return _code(error) == _MYSQL_DUPLICATE or "UNIQUE constraint failed" in str(error.orig)
 
 
 def is_retried(error: Exception) -> bool:
@@ -286,17 +265,14 @@ def is_refusal(error: BaseException | None) -> bool:
 def unfitness(error: BaseException | None) -> str | None:
     """What SQLite says of a file that can't be opened or written, or is no database: waiting does not help."""
     original = getattr(error, "orig", None)
-    return str(original) if original is not None and is_unfit(original) else None
+    return str(original) if code_of(original) in UNFIT else None
 
 
 def _is_damage(error: Exception) -> bool:
     """Whether SQLite can't read a page or a row, or finds another row than an index says."""
     original = getattr(error, "orig", None)
-    code = getattr(original, "sqlite_errorcode", None)
-    if str(original) == "integer overflow":  # of a sum that is one of right figures only
-        return True
-    # Of an extended code the lower byte is the kind (https://sqlite.org/rescode.html).
-    return code is not None and code & 0xFF in _SQLITE_DAMAGED
+    # The sum of right figures has one.
+    return str(original) == "integer overflow" or code_of(original) == sqlite3.SQLITE_CORRUPT
 
 
 def _place_of(url: str) -> str:

@@ -94,8 +94,10 @@ class Mysql:
         self._hello: asyncio.Task[Hello | None] | None = None
         self._given_up: set[asyncio.Task[Any]] = set()
 
-    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], *, syncs: bool = False) -> T:
-        """Run `work` in a transaction. Raises OSError if the server hangs."""
+    async def write(
+        self, work: Callable[[AsyncConnection], Awaitable[T]], *, alone: bool = False, syncs: bool = False
+    ) -> T:
+        """Run `work` in a transaction, `alone` as always here. Raises OSError if the server hangs."""
         engine = self._syncing if syncs else self.engine
 
         async def run() -> T:
@@ -104,7 +106,9 @@ class Mysql:
 
         return await self._answered(run)
 
-    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], *, snapshot: bool = False) -> T:
+    async def read(
+        self, work: Callable[[AsyncConnection], Awaitable[T]], *, snapshot: bool = False, brief: bool = False
+    ) -> T:
         """Run `work`, which writes nothing. `snapshot`: all it reads is of one moment. Raises as `write`."""
 
         async def run() -> T:

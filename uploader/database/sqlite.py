@@ -225,44 +225,11 @@ class CallingTransaction:
     """
 
     connection: Statements
-    engine: Engine
-    _waits: bool = field(default=False, init=False)
-
-    def waits_on(self, engine: Engine) -> bool:
-        """Whether it is in a call, and writes to this database."""
-        return self._waits and self.engine is engine
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around what it has called, on the loop. What is left running after that is no part of it any more."""
-        self._waits = True
-        try:
-            yield
-        finally:
-            self._waits = False
-
-    def run(self, work: "Work[T]") -> T:
-        """Run `work` as a part of it. It waits meanwhile, so nobody else uses its connection."""
-        return run_part(self.connection, work)
+    # It is in a call. What is left running after that is no part of it any more.
+    waits: bool = False
 
 
 _caller: ContextVar[CallingTransaction | None] = ContextVar("caller", default=None)
-
-
-@contextmanager
-def calling(connection: Statements, engine: Engine) -> Iterator[None]:
-    """In a thread, around the transactions that write."""
-    token = _caller.set(CallingTransaction(connection, engine))
-    try:
-        yield
-    finally:
-        _caller.reset(token)
-
-
-def caller_on(engine: Engine) -> CallingTransaction | None:
-    """Whose part a transaction is that begins here and now; None: it is one of its own."""
-    caller = _caller.get()
-    return caller if caller is not None and caller.waits_on(engine) else None
 
 
 def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
@@ -274,8 +241,11 @@ def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
             caller = _caller.get()  # of the thread, whose context comes along
             if caller is None:
                 return await work(*arguments)
-            with caller.waiting():
+            caller.waits = True
+            try:
                 return await work(*arguments)
+            finally:
+                caller.waits = False
 
         return asyncio.run_coroutine_threadsafe(call(), loop).result()
 
@@ -314,8 +284,8 @@ _READERS = min(4, (os.cpu_count() or 1) + 1)
 _COLD_SECONDS = 1.0
 # Of a commit: whoever is the last of them waits for all.
 _MAX_TOGETHER = 64
-# What no waiting helps: the file can't be opened or written, or is no database (https://sqlite.org/rescode.html).
-_UNFIT = frozenset(
+# What no waiting helps: the file can't be opened or written, or is no database.
+UNFIT = frozenset(
     {
         *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT),
         *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB),
@@ -472,8 +442,9 @@ class Sqlite:
         self._writing = False
         self._cold_until = 0.0
 
-    async def read(self, work: "Work[T]", *, brief: bool = False) -> T:
-        """`brief`: it takes less than a hop to a thread does, unless it has to wait for the disk."""
+    async def read(self, work: "Work[T]", *, snapshot: bool = False, brief: bool = False) -> T:
+        """`snapshot`: as always here. `brief`: it takes less than a hop to a thread does, unless it has to wait for the
+        disk."""
         if brief and self.engine.is_open and time.monotonic() >= self._cold_until:
             return self._glance(work)
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: self._read(work))
@@ -497,8 +468,9 @@ class Sqlite:
 
     async def write(self, work: "Work[T]", *, alone: bool) -> T:
         """`alone`: no other transaction may be in its commit, but for one that has called this one."""
-        if (caller := caller_on(self.engine.sync_engine)) is not None:
-            return caller.run(work)
+        caller = _caller.get()
+        if caller is not None and caller.waits and caller.connection.engine is self.engine.sync_engine:
+            return run_part(caller.connection, work)  # it waits meanwhile, so nobody else uses its connection
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._waiting.append(_Write(work, alone, outcome))
@@ -542,26 +514,19 @@ class Sqlite:
         """Raises FileLost, also after the commit: it went to a file that nobody finds again."""
         if batch[0].alone:
             self.engine.file.look()  # before it does what can't be rolled back
-        self._commit_together(batch)
-        self.engine.file.look()
-
-    def _commit_together(self, batch: list[_Write]) -> None:
-        with self.engine.writing() as connection, calling(connection, self.engine.sync_engine):
+        with self.engine.writing() as connection:
+            _caller.set(CallingTransaction(connection))  # in this thread nothing but transactions runs
             for write in batch:
                 if len(batch) == 1:
                     write.result = run_to_its_end(write.work, connection)
-                else:
-                    _run_within(connection, write)
-
-
-def _run_within(connection: Statements, write: _Write) -> None:
-    """Run a transaction as a part of a larger one, which goes on without it if it fails."""
-    try:
-        write.result = run_part(connection, write.work)
-    except Exception as error:
-        write.error = error
-        if not connection.in_transaction:
-            raise
+                    continue
+                try:
+                    write.result = run_part(connection, write.work)
+                except Exception as error:
+                    write.error = error
+                    if not connection.in_transaction:
+                        raise
+        self.engine.file.look()
 
 
 def _tell(batch: list[_Write]) -> None:
@@ -574,10 +539,10 @@ def _tell(batch: list[_Write]) -> None:
             write.outcome.set_exception(write.error)
 
 
-def is_unfit(error: BaseException) -> bool:
-    """Whether SQLite says of a file that it can't be opened or written, or is no database."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _UNFIT  # the rest is the extended code
+def code_of(error: BaseException | None) -> int | None:
+    """The result code of SQLite without its extension (https://sqlite.org/rescode.html)."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def _configure(connection: Any, _record: Any) -> None:
