@@ -4,19 +4,19 @@ A claim is a lease: the delivery is due again when it ends, so that whoever dies
 truth: what was claimed twice is told twice. Never a cursor by the highest id, because ids commit out of order.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, cast
 
-from sqlalchemy import ColumnElement, CursorResult, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
 from uploader.database.models import UtcDateTime
 from uploader.database.outbox import DEAD, DELIVERED, WAITING
-from uploader.database.queries import all_of, first_of
-from uploader.database.transactions.rows import given
+from uploader.database.queries import all_of, count, first_of
+from uploader.database.transactions.rows import changed, given
 from uploader.domain.events import Message
 
 _EVENTS, _DELIVERIES = models.outbox.c, models.delivery.c
@@ -37,18 +37,15 @@ _MOST_COUNTED = 10_000
 _NEXT_SINK = select(func.min(_DELIVERIES.sink)).where(
     _DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink > bindparam("after")
 )
+_OF_STATE = (_DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink == bindparam("of_sink"))
 _LONGEST_DUE = (
-    select(_DELIVERIES.outbox_id)
-    .where(_DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink == bindparam("of_sink"))
-    .order_by(_DELIVERIES.due_at)
-    .limit(bindparam("most"))
-    .subquery()
+    select(_DELIVERIES.outbox_id).where(*_OF_STATE).order_by(_DELIVERIES.due_at).limit(bindparam("most")).subquery()
 )
 _COUNTED = select(func.count(), func.min(_LONGEST_DUE.c.outbox_id))
 # What failed is due later than what is new; of what is dead, what died last.
 _LATEST_DUE = (
     select(_DELIVERIES.due_at, _DELIVERIES.last_error)
-    .where(_DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink == bindparam("of_sink"))
+    .where(*_OF_STATE)
     .order_by(_DELIVERIES.due_at.desc())
     .limit(bindparam("most"))
     .subquery()
@@ -68,11 +65,7 @@ _END = _OF_SINK.where(_DELIVERIES.state == WAITING).values(
 )
 _PUT_OFF = (
     update(models.delivery)
-    .where(
-        _DELIVERIES.outbox_id == bindparam("of_event"),
-        _DELIVERIES.sink == bindparam("of_sink"),
-        _DELIVERIES.state == WAITING,
-    )
+    .where(*_WAITING_FOR, _DELIVERIES.outbox_id == bindparam("of_event"))
     .values(given("attempt", "due_at", "state", "last_error"))
 )
 _MAX_ERROR_BYTES = 1024
@@ -137,13 +130,9 @@ async def settle(
             "new_attempt": failure.attempt,
             "new_due_at": failure.next_at or now,
             "new_state": DEAD if failure.next_at is None else WAITING,
-            "new_last_error": _shortened(failure.error),
+            "new_last_error": failure.error.encode()[:_MAX_ERROR_BYTES].decode(errors="ignore"),
         }
         await connection.execute(_PUT_OFF, values)
-
-
-def _shortened(error: str) -> str:
-    return error.encode()[:_MAX_ERROR_BYTES].decode(errors="ignore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +157,7 @@ async def newest(
         query = query.where(_EVENTS.id.in_(select(_DELIVERIES.outbox_id).where(_DELIVERIES.state == DEAD)))
     messages = await all_of(connection, Message, query)
     told = await _deliveries_of(connection, [message.id for message in messages])
-    return [(message, told.get(message.id, [])) for message in messages]
+    return [(message, told[message.id]) for message in messages]
 
 
 async def one(connection: AsyncConnection, event_id: str) -> tuple[Message, list[Delivery]] | None:
@@ -176,15 +165,15 @@ async def one(connection: AsyncConnection, event_id: str) -> tuple[Message, list
     message = await first_of(connection, Message, _ALL_MESSAGES.where(_EVENTS.id == event_id))
     if message is None:
         return None
-    return message, (await _deliveries_of(connection, [event_id])).get(event_id, [])
+    return message, (await _deliveries_of(connection, [event_id]))[event_id]
 
 
 async def _deliveries_of(connection: AsyncConnection, event_ids: Sequence[str]) -> dict[str, list[Delivery]]:
-    query = select(models.delivery).where(_DELIVERIES.outbox_id.in_(event_ids)).order_by(_DELIVERIES.sink)
-    told: dict[str, list[Delivery]] = {}
-    for row in (await connection.execute(query)).mappings():
-        values = {name: row[name] for name in Delivery.__dataclass_fields__}
-        told.setdefault(row["outbox_id"], []).append(Delivery(**values))
+    columns = [_DELIVERIES[each.name] for each in fields(Delivery)]
+    query = select(_DELIVERIES.outbox_id, *columns).where(_DELIVERIES.outbox_id.in_(event_ids))
+    told: dict[str, list[Delivery]] = defaultdict(list)
+    for event_id, *facts in await connection.execute(query.order_by(_DELIVERIES.sink)):
+        told[event_id].append(Delivery(*facts))
     return told
 
 
@@ -210,8 +199,7 @@ async def renew(
         some = await connection.execute(select(_DELIVERIES.outbox_id).where(*fits).limit(limit))
         fits.append(_DELIVERIES.outbox_id.in_(some.scalars().all()))
     values = {"state": WAITING, "attempt": 0, "due_at": now, "last_error": None}
-    result = await connection.execute(update(models.delivery).where(*fits).values(**values))
-    return int(cast("CursorResult[Any]", result).rowcount)
+    return await changed(connection, update(models.delivery).where(*fits).values(**values))
 
 
 async def last_error(connection: AsyncConnection, sink: str) -> str | None:
@@ -228,7 +216,11 @@ async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
     """Of each sink that has deliveries which have not ended well, whether anybody is told by that name or not."""
     waiting = {sink: await _counted(connection, WAITING, sink) for sink in await _sinks(connection, WAITING)}
     dead = {sink: await _counted(connection, DEAD, sink) for sink in await _sinks(connection, DEAD)}
-    times = await _times(connection, [first for _, first in waiting.values()]) if waiting else {}
+    times: dict[str, datetime] = {}
+    if waiting:
+        query = select(_EVENTS.id, _EVENTS.created_at)
+        found = await connection.execute(query.where(_EVENTS.id.in_([first for _, first in waiting.values()])))
+        times = dict(map(tuple, found))
     return {
         sink: SinkState(
             waiting=waiting.get(sink, (0, ""))[0],
@@ -257,11 +249,6 @@ async def _counted(connection: AsyncConnection, state: str, sink: str) -> tuple[
     return count, first or ""
 
 
-async def _times(connection: AsyncConnection, event_ids: Sequence[str]) -> dict[str, datetime]:
-    query = select(_EVENTS.id, _EVENTS.created_at).where(_EVENTS.id.in_(event_ids))
-    return {row[0]: row[1] for row in await connection.execute(query)}
-
-
 async def forget(connection: AsyncConnection, before: datetime, limit: int) -> tuple[int, int]:
     """Forget at most so many events of before a moment, with their deliveries; how many, and how many deliveries still
     waited."""
@@ -270,8 +257,7 @@ async def forget(connection: AsyncConnection, before: datetime, limit: int) -> t
     if not ids:
         return 0, 0
     of_them = _DELIVERIES.outbox_id.in_(ids)
-    counted = select(func.count()).select_from(models.delivery).where(of_them, _DELIVERIES.state == WAITING)
-    waiting = int((await connection.execute(counted)).scalar_one())
+    waiting = await count(connection, of_them, _DELIVERIES.state == WAITING)
     await connection.execute(delete(models.delivery).where(of_them))
     await connection.execute(delete(models.outbox).where(_EVENTS.id.in_(ids)))
     return len(ids), waiting

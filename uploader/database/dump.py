@@ -96,18 +96,18 @@ def place_sqlite(directory: Path, target: Path) -> None:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.new")
     shutil.copyfile(directory / SQLITE_FILE, draft)
-    descriptor = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
+    _sync(draft)
+    draft.chmod(0o600)
+    draft.rename(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    draft.chmod(0o600)
-    draft.rename(target)
-    parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
 
 
 def _opened(directory: Path) -> sqlite3.Connection:
@@ -126,26 +126,24 @@ async def dump_tables(
     how many."""
     dumped = await _tables(connection)
     with gzip.open(directory / TABLES_FILE, "wt", compresslevel=1) as file:
-        await asyncio.to_thread(_write, file, [{"revision": revision}])
+        await asyncio.to_thread(_write, file, {"revision": revision})
         for number, table in enumerate(dumped):
             tell(number, len(dumped))
-            async with connection.stream(text(_select(table))) as found:
-                await asyncio.to_thread(_write, file, [{"table": table.name, "columns": list(found.keys())}])
+            key = ", ".join(f"`{column.name}`" for column in table.primary_key)
+            query = text(f"SELECT * FROM `{table.name}` ORDER BY {key}")  # noqa: S608 (names of our own)
+            async with connection.stream(query) as found:
+                await asyncio.to_thread(_write, file, {"table": table.name, "columns": list(found.keys())})
                 async for rows in found.partitions(_ROWS_AT_ONCE):
                     await asyncio.to_thread(_write_rows, file, rows)
 
 
-def _select(table: Table) -> str:
-    key = ", ".join(f"`{column.name}`" for column in table.primary_key)
-    return f"SELECT * FROM `{table.name}` ORDER BY {key}"  # noqa: S608 (names of our own)
+def _write(file: Any, facts: object) -> None:
+    file.write(json.dumps(facts, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def _write_rows(file: Any, rows: Any) -> None:
-    _write(file, [[_encoded(value) for value in row] for row in rows])
-
-
-def _write(file: Any, lines: list[Any]) -> None:
-    file.writelines(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+    for row in rows:
+        _write(file, [_encoded(value) for value in row])
 
 
 async def load_tables(connection: AsyncConnection, directory: Path) -> None:

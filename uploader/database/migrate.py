@@ -35,7 +35,7 @@ def migrations_directory() -> Path:
 
 
 def head_revision() -> str:
-    """The newest revision; their files are named by it, in order."""
+    """Their files are named by their revisions, in order."""
     return max(path.stem.split("_")[0] for path in (migrations_directory() / "versions").glob("[0-9]*.py"))
 
 
@@ -74,11 +74,7 @@ async def upgrade(database: Database, revision: str = "head") -> None:
     if current == head and revision == "head" and database.engine.dialect.name == "sqlite":
         return  # its migrations are whole or not at all
     _refuse_newer(current, head)
-
-    async def run(connection: AsyncConnection) -> None:
-        await connection.run_sync(_run_alembic, "upgrade", revision)
-
-    await database.transact(run)
+    await database.transact(_migrate, "upgrade", revision)
 
 
 async def downgrade(database: Database, revision: str) -> None:
@@ -86,11 +82,11 @@ async def downgrade(database: Database, revision: str) -> None:
 
     Raises ConfigurationError, Unavailable.
     """
+    await database.transact(_migrate, "downgrade", revision)
 
-    async def run(connection: AsyncConnection) -> None:
-        await connection.run_sync(_run_alembic, "downgrade", revision)
 
-    await database.transact(run)
+async def _migrate(connection: AsyncConnection, direction: str, revision: str) -> None:
+    await connection.run_sync(_run_alembic, direction, revision)
 
 
 def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
@@ -100,7 +96,6 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
     config.attributes["connection"] = connection
-    verb: Any = getattr(command, direction)
     # MySQL ignores the name that alembic gives its primary key, and the driver makes a warning of that.
     logging.getLogger("asyncmy").setLevel(logging.ERROR)
     # MySQL commits with every DDL statement, so a lock of its own keeps a second migration out; SQLite's transaction does.
@@ -110,7 +105,7 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
         if connection.execute(wait, {"seconds": _LOCK_TIMEOUT_SECONDS}).scalar() != 1:
             raise Unavailable("Another migration is running.")
     try:
-        verb(config, revision)
+        getattr(command, direction)(config, revision)
         if (direction, revision) == ("upgrade", "head"):
             _refuse_gaps(connection)
         if locks:
@@ -170,7 +165,7 @@ def drop_table(name: str) -> None:
 
 
 def columns(table: str) -> set[str]:
-    """The names of a table's columns; none if it is not there."""
+    """None if the table is not there."""
     return {column["name"] for column in _columns(table)}
 
 
@@ -224,7 +219,9 @@ def _make_anew(table: str, column: str, *, nullable: bool) -> None:
     text that made it, because its unnamed checks are told nowhere else."""
     indexes = _texts(table, "index")
     (made_by,) = _texts(table, "table")
-    made_anew = _with_nullable(made_by, table, column, nullable=nullable)
+    renamed = re.sub(rf'^CREATE TABLE "?{table}"?', f"CREATE TABLE {table}_new", made_by)
+    rule = "" if nullable else " NOT NULL"
+    made_anew = re.sub(rf"(\b{column} \w+(\(\d+\))?)( NOT NULL)?", rf"\1{rule}", renamed, count=1)
     copy = f"INSERT INTO {table}_new SELECT * FROM {table}"  # noqa: S608 (a migration's own word)
     for statement in (made_anew, copy, f"DROP TABLE {table}", f"ALTER TABLE {table}_new RENAME TO {table}", *indexes):
         op.execute(text(statement))
@@ -234,12 +231,6 @@ def _texts(table: str, kind: str) -> list[str]:
     """The statements that made a table, or its indexes."""
     query = text("SELECT sql FROM sqlite_master WHERE tbl_name = :table AND type = :kind AND sql IS NOT NULL")
     return list(op.get_bind().execute(query, {"table": table, "kind": kind}).scalars())
-
-
-def _with_nullable(made_by: str, table: str, column: str, *, nullable: bool) -> str:
-    renamed = re.sub(rf'^CREATE TABLE "?{table}"?', f"CREATE TABLE {table}_new", made_by)
-    rule = "" if nullable else " NOT NULL"
-    return re.sub(rf"(\b{column} \w+(\(\d+\))?)( NOT NULL)?", rf"\1{rule}", renamed, count=1)
 
 
 def _indexes(table: str) -> set[str | None]:

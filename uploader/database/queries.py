@@ -1,4 +1,5 @@
-"""Reads: each function is one question, asked on a connection that the caller holds.
+"""Reads: each function is one question, asked on a connection that the caller holds. `lock` keeps the rows that it finds
+until the transaction ends.
 
 Those that every file asks are put together once: to build a statement costs several times what it costs to run it.
 """
@@ -11,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Executable,
     LargeBinary,
@@ -29,6 +31,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from uploader.database import models
 from uploader.domain.names import Folder, Place
@@ -36,6 +39,7 @@ from uploader.domain.reports import Usage
 from uploader.domain.upload import Concatenation, File, Upload, if_exists_of, kind_of, state_of
 
 T = TypeVar("T")
+Columns = ReadOnlyColumnCollection[str, Column[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,11 @@ class Token:
         return self.token_sha256[:16]
 
 
+def _are_given(table: Columns, *columns: str) -> list[ColumnElement[bool]]:
+    """That they are the values of the same names that come with a run."""
+    return [table[column] == bindparam(column) for column in columns]
+
+
 _UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
 _USERS, _TOKENS = models.user_info.c, models.token.c
 _PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
@@ -65,8 +74,8 @@ UPLOAD_COLUMNS = [
     _UPLOADS[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
 ]
 FILE_COLUMNS = [field.name for field in fields(File) if field.name != "damaged"]
-_USAGE_COLUMNS = [_USERS[field.name] for field in fields(Usage)]
-_TOKEN_COLUMNS = [_TOKENS[field.name] for field in fields(Token)]
+USAGE = select(*(_USERS[field.name] for field in fields(Usage)))
+_TOKEN = select(*(_TOKENS[field.name] for field in fields(Token)))
 
 
 _UPLOAD = select(*UPLOAD_COLUMNS)
@@ -79,19 +88,15 @@ _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
 _OPEN_UPLOADS_OF_USER = (_UPLOADS.user_id == bindparam("user_id"), _UPLOADS.open_flag == 1)
 _OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, _UPLOADS.md5 == bindparam("md5")).limit(1)
 _NEWEST_CLOSED_UPLOAD = (
-    _UPLOAD.where(*(_UPLOADS[name] == bindparam(name) for name in ("user_id", "md5")))
+    _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "md5"))
     .where(_UPLOADS.closed_at > bindparam("closed_after"))
     .order_by(_UPLOADS.closed_at.desc(), _UPLOADS.id.desc())
     .limit(1)
 )
-_UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(
-    *(_UPLOADS[name] == bindparam(name) for name in ("user_id", "idempotency_key"))
-).limit(1)
+_UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "idempotency_key")).limit(1)
 _OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER).order_by(_UPLOADS.id.desc())
 _COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
-_FILE_BY_CONTENT = FILE.where(
-    *(_FILES[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
-).limit(1)
+_FILE_BY_CONTENT = FILE.where(*_are_given(_FILES, "user_id", "sha256", "name")).limit(1)
 _FILES_OF_USER = FILE.where(_FILES.user_id == bindparam("user_id"))
 _FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(bindparam("names", expanding=True))).order_by(_FILES.id)
 _FILES_BY_CONTENTS = _FILES_OF_USER.where(tuple_(_FILES.sha256, _FILES.name).in_(bindparam("contents", expanding=True)))
@@ -107,9 +112,9 @@ _FILES_IN_JSON = FILE.join(
         )
     ),
 )
-_FILE_BY_ID = FILE.where(*(_FILES[name] == bindparam(name) for name in ("id", "user_id"))).limit(1)
-_TOKEN_BY_HASH = select(*_TOKEN_COLUMNS).where(_TOKENS.token_sha256 == bindparam("token_sha256")).limit(1)
-_USAGE = select(*_USAGE_COLUMNS).where(_USERS.user_id == bindparam("user_id")).limit(1)
+_FILE_BY_ID = FILE.where(*_are_given(_FILES, "id", "user_id")).limit(1)
+_TOKEN_BY_HASH = _TOKEN.where(_TOKENS.token_sha256 == bindparam("token_sha256")).limit(1)
+_USAGE = USAGE.where(_USERS.user_id == bindparam("user_id")).limit(1)
 _LOCKED_USAGE = _USAGE.with_for_update()
 
 
@@ -131,8 +136,17 @@ async def all_of(connection: AsyncConnection, make: Callable[..., T], query: Exe
     return [make(**row) for row in (await connection.execute(query, values)).mappings()]
 
 
+async def count(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
+    """How many rows of a table fulfil all of these."""
+    return int((await connection.execute(select(func.count()).where(*conditions))).scalar_one())
+
+
+def _after(query: "Select[Any]", key: ColumnElement[str], after: str, limit: int) -> "Select[Any]":
+    """The next rows of a query in the order of a key."""
+    return query.where(key > after).order_by(key).limit(limit)
+
+
 async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: bool = False) -> Upload | None:
-    """An upload; `lock` keeps its row until the transaction ends."""
     return await first_of(connection, upload_of, _LOCKED_UPLOAD_BY_ID if lock else _UPLOAD_BY_ID, upload_id=upload_id)
 
 
@@ -178,8 +192,7 @@ async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
 
 
 async def count_all_open_uploads(connection: AsyncConnection) -> int:
-    query = select(func.count()).select_from(models.upload).where(_UPLOADS.open_flag == 1)
-    return int((await connection.execute(query)).scalar_one())
+    return await count(connection, _UPLOADS.open_flag == 1)
 
 
 async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> dict[str, Upload]:
@@ -189,20 +202,15 @@ async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) 
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
 
 
-async def idle_uploads(connection: AsyncConnection, updated_before: datetime, after: str, limit: int) -> list[Upload]:
-    """Open uploads that nothing was accounted for since `updated_before`, by id, after the id `after`."""
-    query = (
-        _UPLOAD.where(_UPLOADS.open_flag == 1, _UPLOADS.updated_at < updated_before, _UPLOADS.id > after)
-        .order_by(_UPLOADS.id)
-        .limit(limit)
-    )
-    return await all_of(connection, upload_of, query)
-
-
-async def all_open_uploads(connection: AsyncConnection, after: str, limit: int) -> list[Upload]:
-    """Open uploads of everybody, by id, after the id `after`."""
-    query = _UPLOAD.where(_UPLOADS.open_flag == 1, _UPLOADS.id > after).order_by(_UPLOADS.id).limit(limit)
-    return await all_of(connection, upload_of, query)
+async def all_open_uploads(
+    connection: AsyncConnection, after: str, limit: int, updated_before: datetime | None = None
+) -> list[Upload]:
+    """Open uploads of everybody, by id, after the id `after`; only those that nothing was accounted for since
+    `updated_before`, if it is given."""
+    query = _UPLOAD.where(_UPLOADS.open_flag == 1)
+    if updated_before is not None:
+        query = query.where(_UPLOADS.updated_at < updated_before)
+    return await all_of(connection, upload_of, _after(query, _UPLOADS.id, after, limit))
 
 
 async def promised_bytes(connection: AsyncConnection) -> int:
@@ -214,10 +222,8 @@ async def promised_bytes(connection: AsyncConnection) -> int:
 
 @cache
 def _newest_file(sound: bool, *facts: str) -> "Select[Any]":
-    conditions: list[ColumnElement[bool]] = [_FILES[fact] == bindparam(fact) for fact in facts]
-    if sound:
-        conditions += [~_BLOBS.damaged, _BLOBS.reread_at.is_(None)]
-    return FILE.where(*conditions).order_by(_FILES.id.desc()).limit(1)
+    of_sound = [~_BLOBS.damaged, _BLOBS.reread_at.is_(None)] if sound else []
+    return FILE.where(*_are_given(_FILES, *facts), *of_sound).order_by(_FILES.id.desc()).limit(1)
 
 
 async def newest_file(
@@ -265,7 +271,6 @@ async def files_by_sha256(connection: AsyncConnection, sha256: str, limit: int |
 
 
 async def usage(connection: AsyncConnection, user_id: str, *, lock: bool = False) -> Usage | None:
-    """The accounts of a user; `lock` keeps them until the transaction ends."""
     return await first_of(connection, Usage, _LOCKED_USAGE if lock else _USAGE, user_id=user_id)
 
 
@@ -276,13 +281,12 @@ async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> Token
 async def tokens_by_id(connection: AsyncConnection, prefix: str) -> list[Token]:
     """Those whose SHA-256 begins with `prefix`, in hexadecimal digits."""
     column = _TOKENS.token_sha256
-    query = select(*_TOKEN_COLUMNS).where(column >= prefix, column < f"{prefix}g")
-    return await all_of(connection, Token, query)
+    return await all_of(connection, Token, _TOKEN.where(column >= prefix, column < f"{prefix}g"))
 
 
 async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token]:
     """The tokens of a user, or of everybody, the oldest first."""
-    query = select(*_TOKEN_COLUMNS).order_by(_TOKENS.created_at)
+    query = _TOKEN.order_by(_TOKENS.created_at)
     if user_id is not None:
         query = query.where(_TOKENS.user_id == user_id)
     return await all_of(connection, Token, query)
@@ -311,9 +315,7 @@ class Blob:
 _BLOB_COLUMNS = [_BLOBS[field.name] for field in fields(Blob)]
 
 _BLOB = select(*_BLOB_COLUMNS)
-_BLOBS_BY_MD5 = _BLOB.where(
-    *(_BLOBS[name] == bindparam(name) for name in ("md5", "size")),
-).order_by(_BLOBS.sha256)
+_BLOBS_BY_MD5 = _BLOB.where(*_are_given(_BLOBS, "md5", "size")).order_by(_BLOBS.sha256)
 # A list of MD5s is a table, as in `transactions/rows.py`: asked with IN, MariaDB walks over all files of the user.
 _OF_USER_SQLITE = """
 SELECT DISTINCT {columns} FROM json_each(:md5s) AS asked
@@ -368,7 +370,7 @@ async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> di
 
 
 async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
-    """Those of `sha256s` that have a row; `lock` waits for rows on their way, and keeps them until the transaction ends."""
+    """Those of `sha256s` that have a row; `lock` waits for rows on their way, too."""
     query = select(_BLOBS.sha256).where(_BLOBS.sha256.in_(sha256s)).order_by(_BLOBS.sha256)
     return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
 
@@ -404,15 +406,12 @@ async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None
 
 
 async def count_damaged_blobs(connection: AsyncConnection) -> int:
-    query = select(func.count()).select_from(models.blob).where(_BLOBS.damaged, _BLOBS.refs > 0)
-    return int((await connection.execute(query)).scalar_one())
+    return await count(connection, _BLOBS.damaged, _BLOBS.refs > 0)
 
 
 async def count_unreadable_blobs(connection: AsyncConnection) -> int:
     """Those that could not be read when that was last tried, and are not known to be damaged."""
-    query = select(func.count()).select_from(models.blob)
-    unreadable = query.where(_BLOBS.reread_at.is_not(None), ~_BLOBS.damaged, _BLOBS.refs > 0)
-    return int((await connection.execute(unreadable)).scalar_one())
+    return await count(connection, _BLOBS.reread_at.is_not(None), ~_BLOBS.damaged, _BLOBS.refs > 0)
 
 
 async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
@@ -422,12 +421,10 @@ async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[st
 
 async def blobs_in_use(connection: AsyncConnection, after: str, limit: int) -> list[Blob]:
     """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
-    query = _BLOB.where(_BLOBS.refs > 0, _BLOBS.sha256 > after).order_by(_BLOBS.sha256).limit(limit)
-    return await all_of(connection, Blob, query)
+    return await all_of(connection, Blob, _after(_BLOB.where(_BLOBS.refs > 0), _BLOBS.sha256, after, limit))
 
 
 async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
-    """A blob; `lock` keeps its row until the transaction ends."""
     query = _LOCKED_BLOB_BY_SHA256 if lock else _BLOB_BY_SHA256
     return await first_of(connection, Blob, query, sha256=sha256)
 
@@ -438,12 +435,10 @@ _COLUMNS = [_PLANS[name] for name in ("id", "user_id", "name", "metadata", "orde
 async def concatenation_by_id(
     connection: AsyncConnection, concatenation_id: str, *, lock: bool = False
 ) -> Concatenation | None:
-    """A concatenation; `lock` keeps its row until the transaction ends."""
     return await _first_concatenation(connection, _PLANS.id == concatenation_id, lock=lock)
 
 
 async def concatenation_by_parts(connection: AsyncConnection, user_id: str, parts_sha256: str) -> Concatenation | None:
-    """The one of a user that has these parts in this order."""
     return await _first_concatenation(connection, and_(_PLANS.user_id == user_id, _PLANS.parts_sha256 == parts_sha256))
 
 
@@ -483,21 +478,14 @@ async def due_concatenations(connection: AsyncConnection, after: str, limit: int
     has_lost_a_part = exists().where(own_part, ~exists().where(is_open))
     has_all = and_(_UPLOADS.length_known, _UPLOADS.flushed_bytes >= _UPLOADS.size)
     is_under_way = exists().where(own_part, is_open, ~has_all)
-    query = (
-        select(_PLANS.id)
-        .where(_PLANS.open_flag == 1, _PLANS.id > after, or_(is_joined, has_lost_a_part, ~is_under_way))
-        .order_by(_PLANS.id)
-        .limit(limit)
-    )
-    return list((await connection.execute(query)).scalars())
+    query = select(_PLANS.id).where(_PLANS.open_flag == 1, or_(is_joined, has_lost_a_part, ~is_under_way))
+    return list((await connection.execute(_after(query, _PLANS.id, after, limit))).scalars())
 
 
 async def count_waiting_concatenations(connection: AsyncConnection, user_id: str) -> int:
     """How many of a user wait for their parts."""
-    query = select(func.count()).where(
-        _PLANS.user_id == user_id, _PLANS.open_flag == 1, ~exists().where(_UPLOADS.id == _PLANS.id)
-    )
-    return int((await connection.execute(query)).scalar_one())
+    is_joined = exists().where(_UPLOADS.id == _PLANS.id)
+    return await count(connection, _PLANS.user_id == user_id, _PLANS.open_flag == 1, ~is_joined)
 
 
 async def files(
@@ -541,8 +529,8 @@ async def folders(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
 ) -> list[Folder]:
     """The folders right below a prefix, by name, with all that is in them."""
-    name, slash = _name_and_slash(prefix)
-    folder = func.substr(_FILES.name, 1, len(prefix.encode()) + slash, type_=name.type).label("name")
+    slash = _slash_after(prefix)
+    folder = func.substr(_FILES.name, 1, len(prefix.encode()) + slash, type_=_FILES.name.type).label("name")
     query = (
         select(folder, func.count().label("files"), func.sum(_FILES.size, type_=_FILES.size.type).label("bytes"))
         .where(*_below(user_id, prefix), slash > 0)
@@ -559,8 +547,9 @@ async def files_of_folder(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
 ) -> list[File]:
     """The files right below a prefix, and in no folder there, by name."""
-    _, slash = _name_and_slash(prefix)
-    query = FILE.where(*_below(user_id, prefix), slash == 0).order_by(_FILES.name, _FILES.id).limit(limit)
+    query = (
+        FILE.where(*_below(user_id, prefix), _slash_after(prefix) == 0).order_by(_FILES.name, _FILES.id).limit(limit)
+    )
     if after is not None:
         name, file_id = after
         query = query.where(or_(_FILES.name > name, and_(_FILES.name == name, _FILES.id > file_id)))
@@ -573,9 +562,8 @@ async def files_below(
     """Files whose names start with a prefix, after a file, in the order of their ids; or those with the shortest names
     first."""
     length = func.length(_FILES.name)
-    query = (
-        FILE.where(*_below(user_id, prefix)).order_by(*((length, _FILES.id) if shortest else (_FILES.id,))).limit(limit)
-    )
+    order = [length, _FILES.id] if shortest else [_FILES.id]
+    query = FILE.where(*_below(user_id, prefix)).order_by(*order).limit(limit)
     if after is not None:
         later = _FILES.id > after.id
         reached = len(after.name.encode())
@@ -605,7 +593,6 @@ def _below(user_id: str, prefix: str) -> list[ColumnElement[bool]]:
     return [_FILES.user_id == user_id, _FILES.name >= prefix, _FILES.name < beyond]
 
 
-def _name_and_slash(prefix: str) -> tuple[ColumnElement[str], ColumnElement[int]]:
-    """The name, and where after the prefix it has its first slash, counted from 1; 0: nowhere."""
-    name = _FILES.name
-    return name, func.instr(func.substr(name, len(prefix.encode()) + 1), _SLASH)
+def _slash_after(prefix: str) -> ColumnElement[int]:
+    """Where after the prefix a name has its first slash, counted from 1; 0: nowhere."""
+    return func.instr(func.substr(_FILES.name, len(prefix.encode()) + 1), _SLASH)

@@ -109,8 +109,7 @@ async def _slice(
     """The next `count` ids of a column; the last slice holds whatever follows."""
     last = select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
     within = _Range(after, (await connection.execute(last)).scalar())
-    counted = select(func.count()).where(*within.holds(identifier))
-    found = int((await connection.execute(counted)).scalar_one())
+    found = await queries.count(connection, *within.holds(identifier))
     return Slice(within.until, found, await recounted(connection, within))
 
 
@@ -226,11 +225,6 @@ async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str
     return [(file_id, f"{size} {md5}", f"{own_size} {own_md5}") for file_id, size, md5, own_size, own_md5 in rows]
 
 
-async def count_files_of(connection: AsyncConnection, sha256: str) -> int:
-    query = select(func.count()).select_from(models.file).where(models.file.c.sha256 == sha256)
-    return int((await connection.execute(query)).scalar_one())
-
-
 async def repair_user(connection: AsyncConnection, user_id: str, act: Act | None = None) -> bool:
     """Set a user's figures to what their definitions make them; False if the user has no row.
 
@@ -258,7 +252,7 @@ async def repair_refs(connection: AsyncConnection, sha256: str, act: Act | None 
     blob = await queries.blob_by_sha256(connection, sha256, lock=True)
     if blob is None:
         return False
-    refs = await count_files_of(connection, sha256)
+    refs = await queries.count(connection, models.file.c.sha256 == sha256)
     await connection.execute(update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
     if refs != blob.refs:
         await note(connection, act, refs=_change(blob.refs, refs))

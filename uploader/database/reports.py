@@ -3,7 +3,7 @@
 Each figure is exact at the moment of the transaction that it is read in.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any
 
@@ -17,8 +17,6 @@ from uploader.domain.upload import Upload
 
 _DAYS, _USERS = models.usage_daily.c, models.user_info.c
 _UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
-_TOTALS_COLUMNS = [_DAYS[name] for name in Totals.__struct_fields__]
-_DAY_COLUMNS = [_DAYS[name] for name in ("day", "taken_at", "free_disk_bytes")]
 
 
 async def has_day(connection: AsyncConnection, day: date) -> bool:
@@ -34,21 +32,18 @@ async def add_day(connection: AsyncConnection, day: Day) -> None:
 
 async def days_since(connection: AsyncConnection, first: date) -> list[Day]:
     """The days from `first` on, in order. Those on which nobody looked are not there."""
-    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(_DAYS.day >= first).order_by(_DAYS.day)
-    return [_day_of(row) for row in await connection.execute(query)]
+    query = select(models.usage_daily).where(_DAYS.day >= first).order_by(_DAYS.day)
+    return await queries.all_of(connection, _day_of, query)
 
 
 async def newest_day_until(connection: AsyncConnection, last: date) -> Day | None:
     """The newest day that is not after `last`."""
-    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(_DAYS.day <= last).order_by(_DAYS.day.desc()).limit(1)
-    row = (await connection.execute(query)).first()
-    return None if row is None else _day_of(row)
+    query = select(models.usage_daily).where(_DAYS.day <= last).order_by(_DAYS.day.desc()).limit(1)
+    return await queries.first_of(connection, _day_of, query)
 
 
-def _day_of(row: Any) -> Day:
-    day, taken_at, free_disk_bytes, *figures = row
-    totals = Totals(**dict(zip(Totals.__struct_fields__, figures, strict=True)))
-    return Day(day=day, taken_at=taken_at, free_disk_bytes=free_disk_bytes, totals=totals)
+def _day_of(day: date, taken_at: datetime, free_disk_bytes: int, **figures: int) -> Day:
+    return Day(day=day, taken_at=taken_at, free_disk_bytes=free_disk_bytes, totals=Totals(**figures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,17 +129,14 @@ async def _who_have_some(connection: AsyncConnection, page: Page, containing: st
         beyond = page.beyond(func.count(), counted.user_id)
         query = page.ordered(query if beyond is None else query.having(beyond), func.count(), counted.user_id)
         rows = (await connection.execute(query)).all()
-        there = await _who_are_there(connection, [user_id for user_id, _ in rows])
+        # Rows of users who are not there are a drift, and must not end a list early.
+        are_there = select(_USERS.user_id).where(_USERS.user_id.in_([user_id for user_id, _ in rows]))
+        there = set((await connection.execute(are_there)).scalars())
         found += [user_id for user_id, _ in rows if user_id in there]
         if len(rows) < page.limit:
             break
         page = replace(page, after=(rows[-1][1], rows[-1][0]))
     return found[: page.limit]
-
-
-async def _who_are_there(connection: AsyncConnection, user_ids: list[str]) -> set[str]:
-    """Rows of users who are not there are a drift, and must not end a list early."""
-    return set((await connection.execute(select(_USERS.user_id).where(_USERS.user_id.in_(user_ids)))).scalars())
 
 
 async def _who_have_none(
@@ -167,8 +159,6 @@ def _contains(user_id: ColumnElement[str], text: str) -> ColumnElement[bool]:
 # The largest figure that a column holds. A user may have a total space of that size, so sums of it may be larger.
 _LARGEST = 2**63 - 1
 
-_USAGE_COLUMNS = [_USERS[field.name] for field in fields(Usage)]
-
 _UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
     "updated_at": _UPLOADS.updated_at,
     "quota_bytes": _UPLOADS.size,
@@ -178,18 +168,18 @@ _UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
 
 async def user_reports(connection: AsyncConnection, page: Page, containing: str | None) -> list[UserReport]:
     """A page of the users whose ids contain `containing`."""
-    query = select(*_USAGE_COLUMNS)
+    query = queries.USAGE
     if page.sort in COUNTED:
         user_ids = await users_by_count(connection, page, containing)
         return await _counted(connection, query.where(_USERS.user_id.in_(user_ids)), user_ids)
     if containing:
-        query = query.where(func.instr(_USERS.user_id, containing.encode()) > 0)
+        query = query.where(_contains(_USERS.user_id, containing))
     return await _counted(connection, page.of(query, _USERS[page.sort], _USERS.user_id))
 
 
 async def user_report(connection: AsyncConnection, user_id: str) -> UserReport | None:
     """One user."""
-    found = await _counted(connection, select(*_USAGE_COLUMNS).where(_USERS.user_id == user_id))
+    found = await _counted(connection, queries.USAGE.where(_USERS.user_id == user_id))
     return found[0] if found else None
 
 
@@ -206,6 +196,13 @@ async def _counted(
         for user_id in user_ids
         if user_id in usages  # not so where an index of SQLite names another one than its row
     ]
+
+
+def _sum(column: ColumnElement[int]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(column), 0)
+
+
+_OPEN_FIGURES = (func.count(), _sum(_UPLOADS.size), _sum(_UPLOADS.flushed_bytes))
 
 
 def _open_conditions(idle_since: datetime | None, user_id: str | None) -> list[ColumnElement[bool]]:
@@ -227,7 +224,7 @@ async def open_uploads(
 
 async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenTotal:
     """What all of these together hold."""
-    row = (await connection.execute(select(*_open_figures()).where(*_open_conditions(idle_since, user_id)))).one()
+    row = (await connection.execute(select(*_OPEN_FIGURES).where(*_open_conditions(idle_since, user_id)))).one()
     return OpenTotal(row[0], int(row[1]), int(row[2]))
 
 
@@ -235,13 +232,9 @@ async def open_sums_by_month(connection: AsyncConnection) -> list[TempMonth]:
     """What the open uploads of each month (UTC) of opening hold, the earliest month first."""
     # As text, a moment begins with `YYYY-MM` on every database.
     month = func.substr(_UPLOADS.created_at, 1, 7, type_=String)
-    query = select(month.label("month"), *_open_figures()).where(_UPLOADS.open_flag == 1)
+    query = select(month.label("month"), *_OPEN_FIGURES).where(_UPLOADS.open_flag == 1)
     rows = await connection.execute(query.group_by("month").order_by("month"))
     return [TempMonth(count, int(quota), int(disk), month) for month, count, quota, disk in rows]
-
-
-def _open_figures() -> list[ColumnElement[Any]]:
-    return [func.count(), _sum(_UPLOADS.size), _sum(_UPLOADS.flushed_bytes)]
 
 
 async def totals(connection: AsyncConnection, months: list[TempMonth]) -> Totals:
@@ -269,7 +262,3 @@ async def totals(connection: AsyncConnection, months: list[TempMonth]) -> Totals
         logical_bytes=of_blobs[2],
         physical_bytes=of_blobs[3],
     )
-
-
-def _sum(column: ColumnElement[int]) -> ColumnElement[int]:
-    return func.coalesce(func.sum(column), 0)

@@ -10,6 +10,7 @@ begun again: whose the data directory is, the blobs, and the database last, all 
 
 import asyncio
 import heapq
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -66,9 +67,7 @@ class Copying:
     _: KW_ONLY
     rereads: bool = False
     _done_bytes: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._copied = Copied()
+    _copied: Copied = field(default_factory=Copied, init=False)
 
     async def run(self, dump: Path) -> Copied:
         """Copy all blobs that the listing of a dump names; they are durable then. Raises OSError of the target."""
@@ -122,8 +121,7 @@ class Copying:
 
 async def left_there(dump: Path) -> Copied:
     """The blobs of a dump, none of which is copied."""
-    blobs, total_bytes = await asyncio.to_thread(_totals, dump)
-    return Copied(blobs, total_bytes)
+    return Copied(*await asyncio.to_thread(_totals, dump))
 
 
 async def found_there(dump: Path, sizes: Callable[[list[str]], Awaitable[list[int | None]]], tell: Tell) -> Copied:
@@ -338,8 +336,7 @@ class Restoring:
                 f"the {store.name} belongs to no installation, and the contents of the backup are in a bucket that belongs "
                 f"to {owner}: correct {store.setting}"
             )
-        names = await asyncio.to_thread(lambda: {each.name for each in self.data.iterdir()})
-        if there := sorted(names - _NOTHING):
+        if there := sorted(set(await asyncio.to_thread(os.listdir, self.data)) - _NOTHING):
             raise ConfigurationError(
                 f"UPLOADER_DATA: {self.data} is not empty, it has {there[0]}: a restore needs a new one"
             )

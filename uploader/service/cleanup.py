@@ -39,8 +39,8 @@ class Expiry:
     expiry_seconds: float
 
     async def idle(self, updated_before: datetime, *, after_id: str) -> list[Upload]:
-        """Raises Unavailable."""
-        return await self.database.read(queries.idle_uploads, updated_before, after_id, _EXPIRY_BATCH)
+        """The next uploads, by their ids, that may be idle. Raises Unavailable."""
+        return await self.database.read(queries.all_open_uploads, after_id, _EXPIRY_BATCH, updated_before)
 
     async def expire(self, uploads: list[Upload]) -> None:
         """Expire those that are idle. One that is busy holds up no other."""

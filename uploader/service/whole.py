@@ -135,9 +135,7 @@ class Storing:
             if existing is not None and not existing.may_be(file.sha256, file.size):
                 existing = None
             replaced_id = None if existing is None else existing.id
-            commit = partial(
-                self.database.transact, transactions.add_file, file, new.if_exists, replaced_id, place
-            )
+            commit = partial(self.database.transact, transactions.add_file, file, new.if_exists, replaced_id, place)
             try:
                 return _outcome(await self.closers.close_by(existing, commit))
             except (NameTaken, QuotaExceeded, StorageFull) as error:

@@ -15,8 +15,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -72,7 +71,10 @@ class BlobTree:
                 if linked:
                     check(sha256, source)
                 else:
-                    _copy(directory, source, draft, sha256)
+                    with disk.opened(directory.create_to_write(draft)) as target:
+                        check(sha256, source, target)
+                        disk.sync_data(target)
+                        disk.drop_cache(target)
                 directory.rename(draft, sha256)
             finally:
                 directory.unlink(draft)  # also of a rename between two names of one file, which does nothing
@@ -214,11 +216,6 @@ class BackupDirectory:
         shutil.rmtree(self.path / gone)
 
 
-def check(sha256: str, source: int) -> None:
-    """Read an open file to its end. Raises BlobDamaged."""
-    _read(sha256, source, None)
-
-
 def _is_linked(directory: Directory, source: int, name: str) -> bool:
     try:
         directory.link_open(source, name)
@@ -229,19 +226,15 @@ def _is_linked(directory: Directory, source: int, name: str) -> bool:
     return True
 
 
-def _copy(directory: Directory, source: int, name: str, sha256: str) -> None:
-    with disk.opened(directory.create_to_write(name)) as target:
-        _read(sha256, source, target)
-        disk.sync_data(target)
-        disk.drop_cache(target)
-
-
-def _read(sha256: str, source: int, target: int | None) -> None:
+def check(sha256: str, source: int, target: int | None = None) -> None:
+    """Read an open file to its end, and copy it if there is a target. Raises BlobDamaged."""
     digest, buffer, done = hashlib.sha256(), memoryview(bytearray(_READ_BYTES)), 0
     disk.drop_cache(source)  # what counts is what the disk has
     while True:
-        with _damaged(sha256):
+        try:
             count = disk.read_into(source, buffer, done)
+        except OSError as error:
+            raise BlobDamaged(sha256) from error
         if not count:
             break
         digest.update(buffer[:count])
@@ -251,15 +244,6 @@ def _read(sha256: str, source: int, target: int | None) -> None:
     disk.drop_cache(source)  # and it does not push out what is being served
     if digest.hexdigest() != sha256:
         raise BlobDamaged(sha256)
-
-
-@contextmanager
-def _damaged(sha256: str) -> Iterator[None]:
-    """What a source says that can't be read."""
-    try:
-        yield
-    except OSError as error:
-        raise BlobDamaged(sha256) from error
 
 
 def _digest_of(facts: dict[str, Any]) -> str:
