@@ -35,7 +35,7 @@ _RETRY_SECONDS = 1.0
 
 
 def check_settings(settings: Settings) -> None:
-    """What can be told before anything starts. Raises ConfigurationError."""
+    """Raises ConfigurationError."""
     if settings.auth == "none" and not _is_loopback(settings.host):
         raise ConfigurationError(
             f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {settings.host}, which is not a loopback address"
@@ -186,7 +186,7 @@ async def _with_services(settings: Settings, work: Callable[[Services], Awaitabl
 
 
 async def prepare_installation(settings: Settings) -> str | None:
-    """As `begin_installation`, and make the owner at the first start; the owner's token where it lies on disk."""
+    """Begin it, and make the owner at the first start; return the owner's token where it lies on disk."""
 
     async def prepare(services: Services) -> str | None:
         await _begin(services)

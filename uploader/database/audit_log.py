@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which acts: each condition that is given has to hold. `user_id`: by this user, or about this user."""
+    """All given conditions have to hold. `user_id`: by this user, or about this user."""
 
     since: datetime | None = None
     until: datetime | None = None
@@ -31,7 +31,7 @@ class Wanted:
 
 
 async def note(connection: AsyncConnection, act: Act | None, **details: object) -> None:
-    """Write an act, with what only its transaction knows of it; None is nobody's act, and not told."""
+    """Write an act, with what only its transaction knows of it; None is nobody's act."""
     if act is None:
         return
     values = {name: getattr(act, name) for name in Act.__dataclass_fields__}
@@ -39,7 +39,7 @@ async def note(connection: AsyncConnection, act: Act | None, **details: object) 
 
 
 async def acts(connection: AsyncConnection, wanted: Wanted, page: Page) -> list[Act]:
-    """A page of the acts that are wanted, by the time of each."""
+    """By the time of each."""
     query = select(models.audit_log)
     if wanted.since is not None:
         query = query.where(_ACTS.created_at >= wanted.since)
@@ -57,7 +57,7 @@ def _act_of(details: bytes, **facts: Any) -> Act:
 
 
 def _decoded(details: bytes) -> Mapping[str, Any]:
-    """None of a damaged row."""
+    """Of a damaged row nothing."""
     try:
         return msgspec.json.decode(details, type=dict[str, Any])
     except (TypeError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -65,7 +65,7 @@ def _decoded(details: bytes) -> Mapping[str, Any]:
 
 
 async def forget(connection: AsyncConnection, before: datetime, limit: int) -> int:
-    """Forget at most so many acts of before a moment, the oldest first; how many."""
+    """Forget the oldest acts of before a moment; return how many."""
     ids = (await connection.execute(_OLDEST.limit(limit), {"before": before})).scalars().all()
     if not ids:
         return 0

@@ -73,15 +73,13 @@ _MAX_ERROR_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An event that a sink is to be told of, and how often that has failed."""
-
     message: Message
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that failed: the how manieth, when the next one is due (None: there is none), and why."""
+    """An attempt that failed, the `attempt`th; `next_at` is None if there is no other."""
 
     event_id: str
     attempt: int
@@ -91,8 +89,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class SinkState:
-    """How far a sink is: what waits and since when the oldest of it does, and what is dead; of each 10,000 are counted at
-    most."""
+    """`oldest`: of what waits. Of each 10,000 are counted at most."""
 
     waiting: int = 0
     dead: int = 0
@@ -100,7 +97,7 @@ class SinkState:
 
 
 async def claim(connection: AsyncConnection, sink: str, limit: int, *, now: datetime, until: datetime) -> list[Due]:
-    """Claim at most so many deliveries that are due, the longest first; they are due again at `until`."""
+    """Claim deliveries that are due, the longest first; they are due again at `until`."""
     found = (await connection.execute(_DUE, {"of_sink": sink, "now": now, "most": limit})).all()
     if not found:
         return []
@@ -112,7 +109,7 @@ async def claim(connection: AsyncConnection, sink: str, limit: int, *, now: date
 
 
 async def next_due(connection: AsyncConnection, sink: str) -> datetime | None:
-    """When the earliest delivery of a sink is due, or its lease ends; None if none waits."""
+    """The earliest moment at which a delivery is due, or its lease ends."""
     found: datetime | None = (await connection.execute(_NEXT_DUE, {"of_sink": sink})).scalar()
     return found
 
@@ -120,7 +117,7 @@ async def next_due(connection: AsyncConnection, sink: str) -> datetime | None:
 async def settle(
     connection: AsyncConnection, sink: str, delivered: Sequence[str], failed: Iterable[Failure], now: datetime
 ) -> None:
-    """Note what became of claimed deliveries. One that somebody else has ended meanwhile stays ended."""
+    """Note the outcome of claimed deliveries. One that somebody else has ended meanwhile stays ended."""
     if delivered:
         await connection.execute(_END, {"of_sink": sink, "ids": list(delivered), "ended_at": now})
     for failure in failed:
@@ -137,7 +134,7 @@ async def settle(
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Whether a sink was told of an event; `due_at` is when the next attempt is, or when it ended."""
+    """`due_at`: of the next attempt, or the end."""
 
     sink: str
     state: str
@@ -149,7 +146,7 @@ class Delivery:
 async def newest(
     connection: AsyncConnection, *, limit: int, since: datetime | None = None, dead: bool = False
 ) -> list[tuple[Message, list[Delivery]]]:
-    """The newest events, newest first, and who was told of each. `dead`: only those that a sink has not taken."""
+    """Newest first. `dead`: only those that a sink has not taken."""
     query = _ALL_MESSAGES.order_by(_EVENTS.id.desc()).limit(limit)
     if since is not None:
         query = query.where(_EVENTS.created_at >= since)
@@ -161,7 +158,6 @@ async def newest(
 
 
 async def one(connection: AsyncConnection, event_id: str) -> tuple[Message, list[Delivery]] | None:
-    """An event, and who was told of it."""
     message = await first_of(connection, Message, _ALL_MESSAGES.where(_EVENTS.id == event_id))
     if message is None:
         return None
@@ -187,7 +183,7 @@ async def renew(
     dead: bool = False,
     limit: int | None = None,
 ) -> int:
-    """Let deliveries of these sinks be due as if they were new; how many. Each condition that is given has to hold."""
+    """Let deliveries of these sinks be due as if they were new; return how many. All given conditions have to hold."""
     fits: list[ColumnElement[bool]] = [_DELIVERIES.sink.in_(sinks)]
     if event_id is not None:
         fits.append(_DELIVERIES.outbox_id == event_id)
@@ -203,7 +199,7 @@ async def renew(
 
 
 async def last_error(connection: AsyncConnection, sink: str) -> str | None:
-    """Why a sink has not taken what it is to be told, or else what is dead."""
+    """The error of what waits, or else of what is dead."""
     for state in (WAITING, DEAD):
         values = {"of_state": state, "of_sink": sink, "most": _MOST_COUNTED}
         error: str | None = (await connection.execute(_LAST_ERROR, values)).scalar()
@@ -213,7 +209,7 @@ async def last_error(connection: AsyncConnection, sink: str) -> str | None:
 
 
 async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
-    """Of each sink that has deliveries which have not ended well, whether anybody is told by that name or not."""
+    """Of each sink that has deliveries which have not ended well, configured or not."""
     waiting = {sink: await _counted(connection, WAITING, sink) for sink in await _sinks(connection, WAITING)}
     dead = {sink: await _counted(connection, DEAD, sink) for sink in await _sinks(connection, DEAD)}
     times: dict[str, datetime] = {}
@@ -232,7 +228,7 @@ async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
 
 
 async def _sinks(connection: AsyncConnection, state: str) -> list[str]:
-    """Whom deliveries of a state are for, found by one look into the index for each."""
+    """Find the sinks by one look into the index for each."""
     found: list[str] = []
     while True:
         values = {"of_state": state, "after": found[-1] if found else ""}
@@ -243,15 +239,14 @@ async def _sinks(connection: AsyncConnection, state: str) -> list[str]:
 
 
 async def _counted(connection: AsyncConnection, state: str, sink: str) -> tuple[int, str]:
-    """How many there are, and the first event of them; of very many, of those that are due for longest."""
+    """Count them, and find the first event; of very many, of those that are due for longest."""
     values = {"of_state": state, "of_sink": sink, "most": _MOST_COUNTED}
     count, first = (await connection.execute(_COUNTED, values)).one()
     return count, first or ""
 
 
 async def forget(connection: AsyncConnection, before: datetime, limit: int) -> tuple[int, int]:
-    """Forget at most so many events of before a moment, with their deliveries; how many, and how many deliveries still
-    waited."""
+    """Forget the oldest events, with their deliveries; return how many, and how many deliveries still waited."""
     oldest = select(_EVENTS.id, _EVENTS.created_at).order_by(_EVENTS.id).limit(limit)
     ids = [event_id for event_id, created_at in await connection.execute(oldest) if created_at < before]
     if not ids:

@@ -35,14 +35,12 @@ LISTING = "blobs.gz"
 
 
 def write_listing(directory: Path, blobs: Iterable[tuple[str, int]]) -> None:
-    """List the blobs that a dump has files of, by their SHA-256, with their sizes in bytes: what has to be there beside
-    it. They come in order."""
+    """List the blobs that a dump has files of, in order: SHA-256, size in bytes."""
     with gzip.open(directory / LISTING, "wt", compresslevel=1) as file:
         file.writelines(f"{sha256} {size}\n" for sha256, size in blobs)
 
 
 def read_listing(directory: Path) -> Iterator[tuple[str, int]]:
-    """In order."""
     with gzip.open(directory / LISTING, "rt") as file:
         for line in file:
             sha256, _, size = line.partition(" ")
@@ -55,11 +53,11 @@ _IN_USE = "SELECT sha256, size FROM blob WHERE refs > 0 ORDER BY sha256"
 
 
 def copy_sqlite(source: Path, directory: Path, tell: Callable[[int, int], None]) -> None:
-    """Copy a database that is in use, by SQLite's own backup API (https://sqlite.org/backup.html). `tell` hears how
-    many pages are done, and of how many. Raises sqlite3.Error.
+    """Copy a database that is in use, by SQLite's own backup API (https://sqlite.org/backup.html). `tell` hears of
+    pages. Raises sqlite3.Error.
 
-    In WAL mode whoever reads holds up nobody who writes. So the copy is made within one transaction that reads: it is
-    of one moment, and does not begin anew with every commit of others.
+    In WAL mode readers hold up no writer. So the copy is made within one transaction that reads: it is of one moment,
+    and does not begin anew with every commit of others.
     """
     with (
         closing(sqlite3.connect(f"file:{quote(str(source))}?mode=rw", uri=True, isolation_level=None)) as live,
@@ -74,7 +72,7 @@ def copy_sqlite(source: Path, directory: Path, tell: Callable[[int, int], None])
 
 
 def doubt_about(directory: Path) -> str | None:
-    """What SQLite finds wrong with the copy, as it was with the original: it keeps no checksums."""
+    """SQLite's own check of the copy, which is as the original was: it keeps no checksums."""
     with closing(_opened(directory)) as copied:
         try:
             said = str(copied.execute("PRAGMA integrity_check(1)").fetchone()[0])
@@ -84,14 +82,13 @@ def doubt_about(directory: Path) -> str | None:
 
 
 def blobs_of_sqlite(directory: Path) -> Iterator[tuple[str, int]]:
-    """Those that have files, by their SHA-256, with their sizes."""
     with closing(_opened(directory)) as copied:
         for sha256, size in copied.execute(_IN_USE):
             yield bytes(sha256).decode(errors="replace"), int(size)
 
 
 def place_sqlite(directory: Path, target: Path) -> None:
-    """Make a database of the copy, all at once and durably."""
+    """All at once and durably."""
     # Where contents are in a bucket nobody else has made it.
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.new")
@@ -122,8 +119,7 @@ _NAME = re.compile(r"[a-z_0-9]+")
 async def dump_tables(
     connection: AsyncConnection, directory: Path, revision: str, tell: Callable[[int, int], None]
 ) -> None:
-    """Write all rows, as this transaction sees them: it has to see one moment. `tell` hears how many tables are done, and of
-    how many."""
+    """Write all rows, as this transaction sees them: it has to see one moment. `tell` hears of tables."""
     dumped = await _tables(connection)
     with gzip.open(directory / TABLES_FILE, "wt", compresslevel=1) as file:
         await asyncio.to_thread(_write, file, {"revision": revision})
@@ -147,7 +143,7 @@ def _write_rows(file: Any, rows: Any) -> None:
 
 
 async def load_tables(connection: AsyncConnection, directory: Path) -> None:
-    """Insert all rows of a dump into tables of its revision, which are empty."""
+    """Insert into the tables of the dump's revision, which are empty."""
     parts = _parts(directory)
     while (part := await asyncio.to_thread(next, parts, None)) is not None:
         table, columns, rows = part
@@ -157,7 +153,6 @@ async def load_tables(connection: AsyncConnection, directory: Path) -> None:
 
 
 def blobs_of_tables(directory: Path) -> Iterator[tuple[str, int]]:
-    """Those that have files, by their SHA-256, with their sizes."""
     for table, columns, rows in _parts(directory):
         if table != models.blob.name:
             continue
@@ -166,7 +161,6 @@ def blobs_of_tables(directory: Path) -> Iterator[tuple[str, int]]:
 
 
 async def first_with_rows(connection: AsyncConnection) -> str | None:
-    """The name of a table that is there and not empty."""
     for table in await _tables(connection):
         if (await connection.execute(table.select().limit(1))).first() is not None:
             return table.name
@@ -174,7 +168,7 @@ async def first_with_rows(connection: AsyncConnection) -> str | None:
 
 
 async def _tables(connection: AsyncConnection) -> list[Table]:
-    """Those that are there: of an older revision, not all."""
+    """Of an older revision not all are there."""
     found = await connection.execute(text("SHOW TABLES"))
     names = {name.decode() if isinstance(name, bytes) else name for (name,) in found}
     return [table for table in models.metadata.sorted_tables if table.name in names]
@@ -201,7 +195,7 @@ def _parts(directory: Path) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
 
 
 def _checked(name: str) -> str:
-    """What becomes a part of a statement."""
+    """It becomes a part of a statement."""
     if not _NAME.fullmatch(name):
         raise ValueError(name)
     return name
@@ -241,8 +235,6 @@ SQLITE, TABLES = "sqlite", "tables"
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """What a dump is."""
-
     # Of SQLite, or of tables of MySQL and MariaDB.
     kind: str
     revision: str
@@ -251,13 +243,11 @@ class Dumped:
 
 
 def kind_of(database: Database) -> str:
-    """Which dumps such a database can be made of."""
     return SQLITE if database.engine.dialect.name == "sqlite" else TABLES
 
 
 async def write_dump(database: Database, directory: Path, tell: Callable[[int, int], None]) -> Dumped:
-    """Write the whole database, as it is at one moment, and which blobs it names. `tell` hears how much is done, and of how
-    much. Raises Unavailable, OSError."""
+    """Write the whole database, as of one moment, and the list of its blobs. Raises Unavailable, OSError."""
     revision = await migrate.current_revision(database) or ""
     if kind_of(database) == TABLES:
 
@@ -278,7 +268,7 @@ async def write_dump(database: Database, directory: Path, tell: Callable[[int, i
 
 
 async def check_empty(database: Database, revision: str) -> None:
-    """Whether a dump of this revision can be loaded. Raises ConfigurationError, Unavailable."""
+    """Raises ConfigurationError if a dump of this revision can't be loaded, Unavailable."""
     if kind_of(database) == SQLITE:
         path = _path_of(database)
         for there in (path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
@@ -296,10 +286,8 @@ async def check_empty(database: Database, revision: str) -> None:
 
 
 async def load_dump(database: Database, directory: Path, revision: str) -> None:
-    """Make the database, which is empty, what was dumped, all of it or nothing; then bring it to the schema of this version.
-
-    Raises ConfigurationError, Unavailable, OSError.
-    """
+    """Make the empty database what was dumped, all of it or nothing, and migrate it. Raises ConfigurationError,
+    Unavailable, OSError."""
     if kind_of(database) == SQLITE:
         await asyncio.to_thread(place_sqlite, directory, _path_of(database))
     else:

@@ -67,8 +67,6 @@ class Duplicate(Exception):
 
 
 class Database:
-    """The engine of one URL."""
-
     # Of a SQLite: whether its file was not the one that was opened when somebody last looked. What is acknowledged meanwhile
     # is lost.
     is_lost = False
@@ -101,8 +99,8 @@ class Database:
         self.is_lost = lost
 
     async def look(self) -> None:
-        """Whether the file of a SQLite still is the one that was opened: each commit looks, and whoever acknowledges without
-        one relies on others to do so. Raises Unavailable."""
+        """Raises Unavailable if the file of a SQLite is not the one that was opened. Each commit looks; who acknowledges
+        without one relies on others to do so."""
         if isinstance(self._kind, Sqlite):
             try:
                 await self._kind.look()
@@ -152,25 +150,23 @@ class Database:
         return await self.transact(read_and_write)
 
     async def sync(self) -> None:
-        """Return once all that anybody could read when this began would survive a crash of the database server.
-
-        May be called in the middle of a transaction. Raises Unavailable.
-        """
+        """Return once all that anybody could read when this began would survive a crash of the database server. May be
+        called in the middle of a transaction. Raises Unavailable."""
         if isinstance(mysql := self._kind, Mysql):
             await self._tried_again(lambda: mysql.write(_write_something, syncs=True))
 
     async def check_writable(self) -> None:
-        """Whether a MySQL is no primary any more, nor was set to take no writes. Raises Unavailable."""
+        """Raises Unavailable if a MySQL is no primary any more, or was set to take no writes."""
         if isinstance(self._kind, Mysql) and await self.read(is_read_only):
             raise self._demoted("read_only is set")
 
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-        """`work`, which waits for something else, as a transaction may call it. What it writes here itself is a transaction
-        of its own; on SQLite a part of the one that calls it."""
+        """Let a transaction call `work`, which waits for something else. What it writes here is a transaction of its
+        own; on SQLite a part of its caller's."""
         return on_the_loop(work) if isinstance(self._kind, Sqlite) else work
 
     def in_thread(self, work: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-        """`work`, which blocks, as a transaction may call it: one of SQLite is in a thread already."""
+        """Let a transaction call `work`, which blocks: one of SQLite is in a thread already."""
         if isinstance(self._kind, Mysql):
             return partial(asyncio.to_thread, work)
 
@@ -183,7 +179,6 @@ class Database:
         await self._kind.close()
 
     async def _tried_again(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """A transaction, again after a deadlock."""
         for number in range(1, _ATTEMPTS + 1):
             began = time.monotonic()
             try:
@@ -201,13 +196,13 @@ class Database:
         raise AssertionError("unreachable")
 
     def _has_waited(self, error: Exception, seconds: float) -> bool:
-        """Whether a row was waited for as long as anybody waits. Whoever asked for one without waiting has not."""
+        """A row was waited for as long as anybody waits; not so if it was asked for without waiting."""
         if not isinstance(self._kind, Mysql) or _code(error) != _MYSQL_LOCK_WAIT_TIMEOUT:
             return False
         return seconds >= self._kind.lock_wait_seconds / 2  # InnoDB looks at its clock once a second
 
     def _translated(self, error: Exception) -> Exception:
-        """What the database's own troubles are to the rest of the server."""
+        """Return the error of this server that the database's own is."""
         if isinstance(error, FileLost):
             return Unavailable(
                 "The database's file was removed or replaced while the server runs; nothing is acknowledged.",
@@ -229,7 +224,8 @@ class Database:
         return error
 
     def _demoted(self, said: str) -> Unavailable:
-        """That it takes no writes. By the same address the next connections may find the server that took its place."""
+        """Return the error of a database that takes no writes. By its address the next connections may find its
+        successor."""
         if isinstance(self._kind, Mysql):
             self._kind.drop_connections()
         inside = f"{self._place} is read-only, as after a failover: {said}"
@@ -237,7 +233,7 @@ class Database:
 
 
 async def _write_something(connection: AsyncConnection) -> None:
-    """For what its commit makes durable: a row that nobody sees, and that nobody waits for."""
+    """Write for the commit's sake: a row that nobody sees, and that nobody waits for."""
     name = f"written {uuid4().hex}"
     await connection.execute(insert(models.meta).values(name=name, value=""))
     await connection.execute(delete(models.meta).where(models.meta.c.name == name))
@@ -249,12 +245,11 @@ def _code(error: BaseException | None) -> object:
 
 
 def is_retried(error: Exception) -> bool:
-    """Whether its whole transaction is to be run again."""
     return _code(error) in _MYSQL_RETRIED
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether a MySQL is there and does not let in who asks, or is not the one that was meant: waiting does not help."""
+    """Whether a MySQL is there and refuses the connection, or is not the one that was meant: waiting does not help."""
     if _code(error) in _MYSQL_REFUSALS:
         return True
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
@@ -263,7 +258,7 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def unfitness(error: BaseException | None) -> str | None:
-    """What SQLite says of a file that can't be opened or written, or is no database: waiting does not help."""
+    """Return SQLite's words for a file that can't be opened or written, or is no database: waiting does not help."""
     original = getattr(error, "orig", None)
     return str(original) if code_of(original) in UNFIT else None
 
@@ -276,7 +271,7 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _place_of(url: str) -> str:
-    """What whoever runs the server knows the database by; without its password."""
+    """Name the database for whoever runs the server; without its password."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         return f"the database {parsed.database}"
@@ -285,7 +280,7 @@ def _place_of(url: str) -> str:
 
 
 def _said(error: Exception) -> str:
-    """The reason in the words of whoever told it, without the statement."""
+    """Return the reason without the statement."""
     if isinstance(error, PoolTimeoutError):
         return f"no connection came free within {POOL_TIMEOUT_SECONDS} s"
     told = getattr(error, "orig", error)

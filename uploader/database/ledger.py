@@ -280,7 +280,7 @@ async def _row(connection: AsyncConnection, upload_id: str, query: Executable) -
 
 
 async def _locked(connection: AsyncConnection, upload_id: str, fence: int) -> RowMapping | None:
-    """The row of an upload that may still get chunks, locked."""
+    """Lock the row of an upload that may still get chunks."""
     row = await _row(connection, upload_id, LOCK)
     return None if row is None or row["frozen"] or row["fence"] != fence else row
 
@@ -292,8 +292,8 @@ async def _note_bytes(
     now: datetime,
     digest: SavedDigest | None = None,
 ) -> None:
-    """Say that bytes came, which are of the tail now, and how far the digests have come, unless somebody else has come
-    further. The clocks of two machines differ: the later one counts."""
+    """Note the tail, and how far the digests have come, unless somebody else has come further. The clocks of two
+    machines differ: the later one counts."""
     values = {"of_upload": row["upload_id"], "new_written_at": max(row["written_at"], now), **_columns_of(tail)}
     if digest is None or digest.position <= (row["digest_position"] or 0):
         await connection.execute(NOTE_BYTES, values)
@@ -345,7 +345,7 @@ def _columns_of_digest(digest: SavedDigest) -> dict[str, object]:
 
 @dataclass(eq=False, repr=False)
 class LedgerRows:
-    """What the store on S3 has written down; `storage/s3/ledger.py` says what each method does."""
+    """`storage/s3/ledger.py` says what each method does."""
 
     database: Database
 
@@ -471,8 +471,7 @@ class LedgerRows:
         return await self._done(_changes, TAKE_OUT, {"of_key": key})
 
     async def _done(self, work: Work[*Ts, bool], *of: *Ts) -> bool:
-        """Whether a transaction did something. If not, nothing was written: what it has read instead is made durable,
-        because the caller decides by it."""
+        """Make durable what a transaction has read instead of writing, because the caller decides by it."""
         done = await self.database.transact(work, *of)
         if not done:
             await self.database.sync()

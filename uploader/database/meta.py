@@ -32,12 +32,12 @@ class Mishap(StrEnum):
 
 
 async def note_mishap(connection: AsyncConnection, mishap: Mishap, now: datetime) -> None:
-    """Let all processes tell, for a week, that it has come to this."""
+    """Let all processes tell of it for a week."""
     await replace_fact(connection, mishap, now.isoformat())
 
 
 async def recent_mishaps(connection: AsyncConnection, now: datetime) -> list[str]:
-    """Return what was noted within the last week, in words, with the last time."""
+    """Return those of the last week, in words, with the last time."""
     query = select(models.meta.c.name, models.meta.c.value).where(models.meta.c.name.in_(list(Mishap)))
     noted = {name: _moment(value, now) for name, value in await connection.execute(query)}
     since = now - timedelta(days=_TOLD_DAYS)
@@ -45,7 +45,7 @@ async def recent_mishaps(connection: AsyncConnection, now: datetime) -> list[str
 
 
 async def durability(connection: AsyncConnection) -> dict[str, str]:
-    """The settings of MySQL or MariaDB that decide what a commit survives. SQLite's are set by the engine."""
+    """The settings that decide what a commit survives. SQLite's are set by the engine."""
     if connection.dialect.name == "sqlite":
         return {}
     names = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin")
@@ -54,27 +54,22 @@ async def durability(connection: AsyncConnection) -> dict[str, str]:
 
 
 async def replace_fact(connection: AsyncConnection, name: str, value: str) -> None:
-    """Store a fact about this installation, whatever was stored before."""
     await connection.execute(_REPLACE[connection.dialect.name], {"of_name": name, "new_value": value})
 
 
 async def forget_fact(connection: AsyncConnection, name: str) -> None:
-    """Store no fact of this name any more."""
     await connection.execute(delete(models.meta).where(models.meta.c.name == name))
 
 
 async def fact(connection: AsyncConnection, name: str) -> str | None:
-    """What is stored under this name."""
     query = select(models.meta.c.value).where(models.meta.c.name == name)
     stored: str | None = (await connection.execute(query)).scalar()
     return stored
 
 
 async def lease(connection: AsyncConnection, name: str, owner: str, *, now: datetime, until: datetime) -> bool:
-    """Whether `owner` may do alone, until a moment, what `name` says: it does it already, or nobody does now.
-
-    Raises Duplicate (from the engine) where two are the first at once.
-    """
+    """Return whether `owner` may do alone, until a moment, what `name` says: it does it already, or nobody does now.
+    Raises Duplicate (from the engine) where two are the first at once."""
     query = select(models.meta.c.value).where(models.meta.c.name == name).with_for_update()
     stored: str | None = (await connection.execute(query)).scalar()
     holder, _, ends_at = (stored or "").partition(" ")
@@ -89,7 +84,7 @@ async def lease(connection: AsyncConnection, name: str, owner: str, *, now: date
 
 
 def _moment(text: str, fallback: datetime) -> datetime:
-    """As it was written; one that can't be read, in a damaged row, holds up nobody."""
+    """One that can't be read, in a damaged row, holds up nobody."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -97,7 +92,7 @@ def _moment(text: str, fallback: datetime) -> datetime:
 
 
 async def remember(database: Database, name: str, value: str) -> str:
-    """Store a fact about this installation once; returns what is stored, perhaps by an earlier start. Raises Unavailable."""
+    """Return what is stored, perhaps by an earlier start. Raises Unavailable."""
     try:
         return await database.transact(_store_unless_there, name, value)
     except Duplicate:  # another process was first by a moment: what it stored is there now

@@ -40,7 +40,7 @@ def head_revision() -> str:
 
 
 async def current_revision(database: Database) -> str | None:
-    """The revision that the database is at, or None if it is empty. Raises Unavailable."""
+    """Return the revision that the database is at, or None if it is empty. Raises Unavailable."""
     return await database.read(_current_revision)
 
 
@@ -78,10 +78,8 @@ async def upgrade(database: Database, revision: str = "head") -> None:
 
 
 async def downgrade(database: Database, revision: str) -> None:
-    """Migrate down to `revision`; `base` is an empty database. One that was interrupted has to be run again.
-
-    Raises ConfigurationError, Unavailable.
-    """
+    """Migrate down to `revision`; `base` is an empty database. One that was interrupted has to be run again. Raises
+    ConfigurationError, Unavailable."""
     await database.transact(_migrate, "downgrade", revision)
 
 
@@ -159,13 +157,12 @@ def create_table(name: str, *items: Any) -> None:
 
 
 def drop_table(name: str) -> None:
-    """Drop a table unless it has gone."""
     if columns(name):
         _change(op.drop_table, name)
 
 
 def columns(table: str) -> set[str]:
-    """None if the table is not there."""
+    """Return no names if there is no such table."""
     return {column["name"] for column in _columns(table)}
 
 
@@ -175,7 +172,6 @@ def _columns(table: str) -> list[Any]:
 
 
 def create_index(name: str, table: str, *column_names: str) -> None:
-    """Create an index unless it is there."""
     if name not in _indexes(table):
         _change(op.create_index, name, table, column_names)
 
@@ -228,7 +224,6 @@ def _make_anew(table: str, column: str, *, nullable: bool) -> None:
 
 
 def _texts(table: str, kind: str) -> list[str]:
-    """The statements that made a table, or its indexes."""
     query = text("SELECT sql FROM sqlite_master WHERE tbl_name = :table AND type = :kind AND sql IS NOT NULL")
     return list(op.get_bind().execute(query, {"table": table, "kind": kind}).scalars())
 

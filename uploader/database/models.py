@@ -79,8 +79,6 @@ class _SqliteOctets(LargeBinary):
 
 
 class Octets(TypeDecorator[bytes]):
-    """Bytes that are no text."""
-
     impl = LargeBinary
     cache_ok = True
 
@@ -99,7 +97,6 @@ class _SqliteDate(sqlite.DATE):
 
 
 def _or_else(parse: Callable[[Any], Any] | None, fallback: date) -> Callable[[Any], Any]:
-    """Parse a value of a column; the fallback where it can't be."""
     assert parse is not None
 
     def process(value: Any) -> Any:
@@ -112,7 +109,7 @@ def _or_else(parse: Callable[[Any], Any] | None, fallback: date) -> Callable[[An
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC, to the microsecond; the databases keep no zone, this type gives it back."""
+    """A moment in UTC, to the microsecond; the databases keep no zone."""
 
     impl = DateTime
     cache_ok = True
@@ -128,8 +125,6 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class UtcDay(TypeDecorator[date]):
-    """A day in UTC."""
-
     impl = Date
     cache_ok = True
 

@@ -46,20 +46,20 @@ class Session:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a server says: who it is, and which connections of this user it has."""
+    """A server's answer: its name, and its connections of this user."""
 
     server: str
     numbers: frozenset[int]
     asked_at: float
 
     def knows(self, session: Session) -> bool:
-        """Whether it still works for one. Of those that were made meanwhile nothing is known."""
+        """Whether it still works for a connection. Of those that were made meanwhile nothing is known."""
         return session.made_at > self.asked_at or (session.server == self.server and session.number in self.numbers)
 
 
 @dataclass
 class _Wait:
-    """Of one task: the connection on whose answer it waits; none as long as it waits for one."""
+    """Of one task: the connection on whose answer it waits; None until it has one."""
 
     session: Session | None = None
 
@@ -71,11 +71,11 @@ class Mysql:
     """One server by its URL, whichever it leads to at the moment.
 
     A report, or a migration, takes as long as it takes. So a server that is silent is asked for a hello by another
-    connection, and given up only if that is not answered either; or if who answers does not know the silent connection,
+    connection, and given up only if that is not answered either; or if its answer does not know the silent connection,
     because the address leads to another server by now, or the server was started anew.
 
-    Whoever waits for a row gives up by itself, as soon as for an answer. With the 50 s of InnoDB a planned failover would
-    hang as long: `SET GLOBAL read_only` waits for a statement that waits for a row, whose transaction waits for that lock.
+    A wait for a row ends as soon as one for an answer. With the 50 s of InnoDB a planned failover would hang as long:
+    `SET GLOBAL read_only` waits for a statement that waits for a row, whose transaction waits for that lock.
     """
 
     def __init__(self, url: str, read_timeout_seconds: float | None, connections: int, timeout_seconds: float) -> None:
@@ -121,7 +121,7 @@ class Mysql:
         return await self._answered(run)
 
     def drop_connections(self) -> None:
-        """Each that there is now is closed instead of being used again."""
+        """Close all connections of now instead of using them again."""
         self._stale_before = time.monotonic()
 
     async def close(self) -> None:
@@ -153,8 +153,8 @@ class Mysql:
         return task.result()
 
     async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: WaitBudget, deadline: float) -> bool:
-        """Whether it is done; if not, the server has said hello meanwhile, and works on it, or for those who have the
-        connections. Raises OSError."""
+        """Return False if the server said hello meanwhile, and works on it, or for those who have the connections.
+        Raises OSError."""
         seconds = own.left("database", self._timeout_seconds)
         began, half_seconds = time.monotonic(), seconds / 2
         await asyncio.wait({task}, timeout=min(half_seconds, max(deadline - began, 0)))
@@ -195,7 +195,7 @@ class Mysql:
             return None
 
     def _give_up(self, task: asyncio.Task[Any]) -> None:
-        """Nobody waits while its connection is closed, which over TLS takes an answer, too."""
+        """Cancel without waiting for the end of its connection, which over TLS takes an answer, too."""
         self._given_up.add(task)
         task.add_done_callback(self._forget)
         task.cancel()
@@ -208,7 +208,7 @@ class Mysql:
     # How to connect
 
     def _create_engine(self, connections: int) -> AsyncEngine:
-        """`connections`: how many at most, half of them are kept; 0 are made for each use."""
+        """Keep half of at most so many `connections`; 0: make one for each use."""
         pool: dict[str, Any] = {
             "pool_size": (connections + 1) // 2,
             "max_overflow": connections // 2,
@@ -233,8 +233,8 @@ class Mysql:
         return engine
 
     def _check_out(self, connection: Any, record: Any, _proxy: Any) -> None:
-        """A connection that was used before is used again only if its server answers, and was not demoted since: what a
-        replica has is of another moment."""
+        """Use a connection again only if its server answers, and was not demoted since: what a replica has is of another
+        moment."""
         session: Session = record.info["session"]
         if session.made_at < self._stale_before:
             raise DisconnectionError("it leads to a server that is the one no more")
@@ -255,7 +255,7 @@ async def is_read_only(connection: AsyncConnection) -> bool:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Of what the driver logs. MySQL calls the statement of each hello deprecated; what it names instead may be empty."""
+    """MySQL calls the statement of each hello deprecated; what it names instead may be empty."""
     return "PROCESSLIST' is deprecated" not in str(record.msg)
 
 
@@ -274,7 +274,6 @@ def _note_session(connection: Any, record: Any) -> None:
 
 
 def _asked(connection: Any, query: str) -> Any:
-    """The row that a connection of the driver answers with."""
     cursor = connection.cursor()
     try:
         cursor.execute(query)

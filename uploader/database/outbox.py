@@ -47,11 +47,9 @@ class Outbox:
         self._written = 0
 
     def attach(self, engine: Engine) -> None:
-        """Have all transactions of an engine write here."""
         event.listen(engine, "connect", lambda _connection, record: record.info.update({_OUTBOX: self}))
 
     def listens(self, kind: EventType) -> bool:
-        """Whether anybody is told of a type."""
         return bool(self._sinks[kind])
 
     async def write(self, connection: AsyncConnection, news: Iterable[News]) -> None:
@@ -70,8 +68,8 @@ class Outbox:
             self._written += len(events)
 
     async def waking(self, commit: Awaitable[T]) -> T:
-        """Run a transaction, and wake whoever delivers if events were written meanwhile, perhaps by another one. Also if its
-        outcome is not known."""
+        """Wake whoever delivers if events were written meanwhile, perhaps by another transaction; also if the outcome is
+        not known."""
         before = self._written
         try:
             return await commit
@@ -85,7 +83,7 @@ def delivery_row(event_id: str, sink: str, due_at: datetime) -> dict[str, Any]:
 
 
 async def tell(connection: AsyncConnection, make: Callable[..., News], *of: object) -> None:
-    """Tell in this transaction of what it does: the event that `make` makes of it."""
+    """Tell in this transaction of what it does."""
     outbox: Outbox | None = connection.info.get(_OUTBOX)
     if outbox is not None:
         await outbox.write(connection, [make(*of)])
@@ -94,14 +92,13 @@ async def tell(connection: AsyncConnection, make: Callable[..., News], *of: obje
 async def tell_all(
     connection: AsyncConnection, make: Callable[..., News], things: Iterable[object], *more: object
 ) -> None:
-    """As `tell`, of many."""
     outbox: Outbox | None = connection.info.get(_OUTBOX)
     if outbox is not None:
         await outbox.write(connection, [make(each, *more) for each in things])
 
 
 def listens(connection: AsyncConnection, kind: EventType) -> bool:
-    """Whether anybody is told of a type: for what has to be asked before there is anything to tell."""
+    """Ask before there is anything to tell whether anybody is told of a type."""
     outbox: Outbox | None = connection.info.get(_OUTBOX)
     return outbox is not None and outbox.listens(kind)
 

@@ -56,12 +56,11 @@ class Token:
 
     @property
     def token_id(self) -> str:
-        """What a person names it by."""
         return self.token_sha256[:16]
 
 
 def _are_given(table: Columns, *columns: str) -> list[ColumnElement[bool]]:
-    """That they are the values of the same names that come with a run."""
+    """The conditions that columns are the values of the same names that come with a run."""
     return [table[column] == bindparam(column) for column in columns]
 
 
@@ -126,23 +125,20 @@ def upload_of(**row: Any) -> Upload:
 async def first_of(
     connection: AsyncConnection, make: Callable[..., T], query: Executable, **values: object
 ) -> T | None:
-    """What `make` makes of the first row; None if there is none."""
     row = (await connection.execute(query, values)).mappings().first()
     return None if row is None else make(**row)
 
 
 async def all_of(connection: AsyncConnection, make: Callable[..., T], query: Executable, **values: object) -> list[T]:
-    """What `make` makes of each row."""
     return [make(**row) for row in (await connection.execute(query, values)).mappings()]
 
 
 async def count(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
-    """How many rows of a table fulfil all of these."""
+    """Count the rows of a table that fulfil all conditions."""
     return int((await connection.execute(select(func.count()).where(*conditions))).scalar_one())
 
 
 def _after(query: "Select[Any]", key: ColumnElement[str], after: str, limit: int) -> "Select[Any]":
-    """The next rows of a query in the order of a key."""
     return query.where(key > after).order_by(key).limit(limit)
 
 
@@ -157,7 +153,6 @@ async def is_inserted(connection: AsyncConnection, upload_id: str) -> bool:
 
 
 async def uploads_by_id(connection: AsyncConnection, upload_ids: list[str]) -> dict[str, Upload]:
-    """Those of `upload_ids` that have a row."""
     query = _UPLOAD.where(_UPLOADS.id.in_(upload_ids))
     return {upload.id: upload for upload in await all_of(connection, upload_of, query)}
 
@@ -183,7 +178,7 @@ async def upload_by_idempotency_key(connection: AsyncConnection, user_id: str, k
 
 
 async def open_uploads(connection: AsyncConnection, user_id: str) -> list[Upload]:
-    """The open uploads of a user, newest first."""
+    """Newest first."""
     return await all_of(connection, upload_of, _OPEN_UPLOADS, user_id=user_id)
 
 
@@ -196,7 +191,7 @@ async def count_all_open_uploads(connection: AsyncConnection) -> int:
 
 
 async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> dict[str, Upload]:
-    """Those of `md5s` that the user has an open upload of."""
+    """The open uploads of a user by those of `md5s` that they have."""
     query = _UPLOAD.where(_UPLOADS.user_id == user_id, _UPLOADS.md5.in_(md5s), _UPLOADS.open_flag == 1)
     uploads = await all_of(connection, upload_of, query)
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
@@ -205,8 +200,7 @@ async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) 
 async def all_open_uploads(
     connection: AsyncConnection, after: str, limit: int, updated_before: datetime | None = None
 ) -> list[Upload]:
-    """Open uploads of everybody, by id, after the id `after`; only those that nothing was accounted for since
-    `updated_before`, if it is given."""
+    """Open uploads of everybody, by id, after the id `after`; idle since `updated_before`, if it is given."""
     query = _UPLOAD.where(_UPLOADS.open_flag == 1)
     if updated_before is not None:
         query = query.where(_UPLOADS.updated_at < updated_before)
@@ -214,8 +208,8 @@ async def all_open_uploads(
 
 
 async def promised_bytes(connection: AsyncConnection) -> int:
-    """What open uploads of everybody may still write, by the counters of the users: the uploads are far more, and a counter
-    of all would be a row that everybody waits for."""
+    """Add up the bytes that open uploads may still write, by the counters of the users: the uploads are far more, and a
+    counter of all would be a row that everybody waits for."""
     query = select(func.coalesce(func.sum(_USERS.reserved - _USERS.use_space_unfinished), 0))
     return int((await connection.execute(query)).scalar_one())
 
@@ -236,8 +230,7 @@ async def newest_file(
     name: str | None = None,
     sound: bool = False,
 ) -> File | None:
-    """The newest file of a user with this MD5 and, where given, this size, SHA-256 and name. `sound`: not of
-    content that is damaged, or could not be read."""
+    """The newest file of a user with these facts. `sound`: not of content that is damaged, or could not be read."""
     asked = {"user_id": user_id, "md5": md5, "size": size, "sha256": sha256, "name": name}
     given = {fact: value for fact, value in asked.items() if value is not None}
     return await first_of(connection, File, _newest_file(sound, *given), **given)
@@ -252,7 +245,7 @@ async def file_by_content(connection: AsyncConnection, user_id: str, sha256: str
 
 
 async def files_of_names(connection: AsyncConnection, user_id: str, names: list[str]) -> list[File]:
-    """The files of a user that have one of `names`, the oldest first."""
+    """The oldest first."""
     return await all_of(connection, File, _FILES_OF_NAMES, user_id=user_id, names=names)
 
 
@@ -279,7 +272,7 @@ async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> Token
 
 
 async def tokens_by_id(connection: AsyncConnection, prefix: str) -> list[Token]:
-    """Those whose SHA-256 begins with `prefix`, in hexadecimal digits."""
+    """`prefix`: of the SHA-256, in hexadecimal digits."""
     column = _TOKENS.token_sha256
     return await all_of(connection, Token, _TOKEN.where(column >= prefix, column < f"{prefix}g"))
 
@@ -308,7 +301,7 @@ class Blob:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is known against its bytes: they are not damaged, and could be read."""
+        """Nothing is known against its bytes: they are not damaged, and could be read."""
         return not self.damaged and self.reread_at is None
 
 
@@ -344,14 +337,14 @@ _LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
 async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
-    """The contents, all of them sound as far as is known, that a user has files of with one of `md5s`."""
+    """The contents of a user's files with one of `md5s`, as far as they are known to be sound."""
     query = _OF_USER[connection.dialect.name]
     found = await all_of(connection, Blob, query, user_id=user_id, md5s=json.dumps(md5s))
     return [blob for blob in found if blob.is_sound]
 
 
 async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
-    """Blobs in use with this MD5 and size, all of them sound as far as is known; several if it has twins."""
+    """Blobs in use, as far as they are known to be sound; several if one has twins."""
     found = await all_of(connection, Blob, _BLOBS_BY_MD5, md5=md5, size=size)
     # Asked for those that are not damaged, SQLite walks over them all, by the index of `damaged`.
     return [blob for blob in found if blob.refs > 0 and blob.is_sound]
@@ -364,7 +357,6 @@ async def md5_of(connection: AsyncConnection, sha256: str) -> str | None:
 
 
 async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> dict[str, Blob]:
-    """Those of `sha256s` that have a row."""
     query = _BLOB.where(_BLOBS.sha256.in_(sha256s))
     return {blob.sha256: blob for blob in await all_of(connection, Blob, query)}
 
@@ -378,8 +370,8 @@ async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: 
 async def blobs_to_scrub(
     connection: AsyncConnection, *, placed_before: datetime, scrubbed_before: datetime, limit: int
 ) -> list[Blob]:
-    """Blobs in use that were not read back since they were placed, before a moment; then those that were last read back
-    before another. Of each the oldest first."""
+    """Blobs in use that were never read back and placed before a moment; then those that were last read back before
+    another. Of each the oldest first."""
     in_use = _BLOB.where(_BLOBS.refs > 0)
     first = in_use.where(_BLOBS.scrubbed_at.is_(None), _BLOBS.created_at < placed_before).order_by(_BLOBS.created_at)
     again = in_use.where(_BLOBS.scrubbed_at < scrubbed_before).order_by(_BLOBS.scrubbed_at)
@@ -392,14 +384,13 @@ async def blobs_to_scrub(
 
 
 async def blobs_to_reread(connection: AsyncConnection, now: datetime, limit: int) -> list[Blob]:
-    """Blobs in use that could not be read, and are to be tried again by now, those that wait longest first."""
+    """Blobs in use that could not be read, and are due again, those that wait longest first."""
     query = _BLOB.where(_BLOBS.refs > 0, _BLOBS.reread_at <= now).order_by(_BLOBS.reread_at).limit(limit)
     return await all_of(connection, Blob, query)
 
 
 async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
-    """Of the blobs in use that were never read back, when the oldest was placed; and of the others, when the one that
-    waits longest was. None where there are none."""
+    """When the oldest blob in use was placed that was never read back; and the earliest moment at which another was."""
     placed = select(func.min(_BLOBS.created_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_(None))
     scrubbed = select(func.min(_BLOBS.scrubbed_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_not(None))
     return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
@@ -410,7 +401,7 @@ async def count_damaged_blobs(connection: AsyncConnection) -> int:
 
 
 async def count_unreadable_blobs(connection: AsyncConnection) -> int:
-    """Those that could not be read when that was last tried, and are not known to be damaged."""
+    """Of those that are not known to be damaged."""
     return await count(connection, _BLOBS.reread_at.is_not(None), ~_BLOBS.damaged, _BLOBS.refs > 0)
 
 
@@ -420,7 +411,7 @@ async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[st
 
 
 async def blobs_in_use(connection: AsyncConnection, after: str, limit: int) -> list[Blob]:
-    """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
+    """By SHA-256."""
     return await all_of(connection, Blob, _after(_BLOB.where(_BLOBS.refs > 0), _BLOBS.sha256, after, limit))
 
 
@@ -460,7 +451,7 @@ async def is_concatenation(connection: AsyncConnection, user_id: str, concatenat
 
 
 async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) -> list[str]:
-    """The ids of those that are open and name a part."""
+    """The ids of the open ones that name a part."""
     query = (
         select(_PLANS.id)
         .join_from(models.concatenation_part, models.concatenation, _PLANS.id == _PARTS.concatenation_id)
@@ -470,8 +461,8 @@ async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) 
 
 
 async def due_concatenations(connection: AsyncConnection, after: str, limit: int) -> list[str]:
-    """The ids, after the id `after`, of those that something is to be done for: they have an upload already; or a part of
-    them has ended otherwise; or all parts are complete, as far as that was accounted for."""
+    """The ids of those that have an upload already; or a part of which has ended otherwise; or all of whose parts are
+    complete, as far as that was accounted for."""
     own_part = _PARTS.concatenation_id == _PLANS.id
     is_open = and_(_UPLOADS.id == _PARTS.part_id, _UPLOADS.open_flag == 1)
     is_joined = exists().where(_UPLOADS.id == _PLANS.id)
@@ -483,7 +474,6 @@ async def due_concatenations(connection: AsyncConnection, after: str, limit: int
 
 
 async def count_waiting_concatenations(connection: AsyncConnection, user_id: str) -> int:
-    """How many of a user wait for their parts."""
     is_joined = exists().where(_UPLOADS.id == _PLANS.id)
     return await count(connection, _PLANS.user_id == user_id, _PLANS.open_flag == 1, ~is_joined)
 
@@ -491,8 +481,7 @@ async def count_waiting_concatenations(connection: AsyncConnection, user_id: str
 async def files(
     connection: AsyncConnection, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None
 ) -> list[File]:
-    """Files of a user, newest first, after the id `after`, with names that start with `prefix` and contain `part`, byte by
-    byte."""
+    """Newest first, after the id `after`; names that start with `prefix` and contain `part`, byte by byte."""
     query = FILE.order_by(_FILES.id.desc())
     if part:
         query = query.where(_FILES.id.in_(_ids_by_part_of_name(user_id, limit, after, prefix, part)))
@@ -502,7 +491,7 @@ async def files(
 
 
 def _ids_by_part_of_name(user_id: str, limit: int, after: str | None, prefix: str | None, part: str) -> Any:
-    """By a scan of the index of names alone, which is a fraction of the table: rows are looked at where a name matches."""
+    """Scan the index of names alone, which is a fraction of the table: rows are looked at where a name matches."""
     # Not the column itself, or SQLite would rather walk the rows in the order of their ids.
     key = func.substr(_FILES.id, 1, type_=_FILES.id.type)
     conditions = [*_conditions(user_id, key, after, prefix), func.instr(_FILES.name, part.encode()) > 0]
@@ -559,8 +548,7 @@ async def files_of_folder(
 async def files_below(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None, shortest: bool = False
 ) -> list[File]:
-    """Files whose names start with a prefix, after a file, in the order of their ids; or those with the shortest names
-    first."""
+    """Files whose names start with a prefix, after a file, by their ids; or the shortest names first."""
     length = func.length(_FILES.name)
     order = [length, _FILES.id] if shortest else [_FILES.id]
     query = FILE.where(*_below(user_id, prefix)).order_by(*order).limit(limit)
@@ -572,7 +560,6 @@ async def files_below(
 
 
 async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:
-    """Those of the files with these ids that are a user's."""
     query = FILE.where(_FILES.user_id == user_id, _FILES.id.in_(ids)).order_by(_FILES.id)
     return await all_of(connection, File, query)
 

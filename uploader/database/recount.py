@@ -49,7 +49,7 @@ class Sums:
 
 
 class RecountedUser(NamedTuple):
-    """The figures of a user as they are stored (None: there is no row), and as they are counted."""
+    """`stored` is None if there is no row."""
 
     user_id: str
     stored: Usage | None
@@ -57,7 +57,7 @@ class RecountedUser(NamedTuple):
 
 
 class RecountedRefs(NamedTuple):
-    """The refs of a content as they are stored (None: there is no row of the blob), and how many files it has."""
+    """`stored` is None if there is no row of the blob; counted are its files."""
 
     sha256: str
     stored: int | None
@@ -66,7 +66,7 @@ class RecountedRefs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slice(Generic[Row]):
-    """A range of ids: the last one (None: no more follow), how many there are, and the rows that are wrong."""
+    """A range of ids with its wrong rows; `until` is None if no more follow."""
 
     until: str | None
     count: int
@@ -75,7 +75,7 @@ class Slice(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """What comes after the id `after`, up to and with `until`; None: to the end."""
+    """The ids after `after`, up to and with `until`; None: to the end."""
 
     after: str
     until: str | None
@@ -85,17 +85,16 @@ class _Range:
 
 
 async def users_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedUser]:
-    """The next `count` users. Wrong is whose figures are not what their definitions make them, or break a bound."""
+    """Wrong are figures that are not what their definitions make them, or break a bound."""
     return await _slice(connection, models.user_info.c.user_id, after, count, _recounted_users)
 
 
 async def refs_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedRefs]:
-    """The next `count` contents. Wrong are refs that are not the number of files."""
+    """Wrong are refs that are not the number of files."""
     return await _slice(connection, models.blob.c.sha256, after, count, _recounted_refs)
 
 
 async def recounted_user(connection: AsyncConnection, user_id: str) -> RecountedUser:
-    """One user, right or wrong."""
     return RecountedUser(user_id, await queries.usage(connection, user_id), await sums_of(connection, user_id))
 
 
@@ -106,7 +105,7 @@ async def _slice(
     count: int,
     recounted: Callable[[AsyncConnection, _Range], Awaitable[list[Row]]],
 ) -> Slice[Row]:
-    """The next `count` ids of a column; the last slice holds whatever follows."""
+    """The last slice holds whatever follows."""
     last = select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
     within = _Range(after, (await connection.execute(last)).scalar())
     found = await queries.count(connection, *within.holds(identifier))
@@ -123,7 +122,7 @@ _Figures = Mapping[str, ColumnElement[Any]]
 def _added_up(
     identifier: str, names: tuple[str, ...], parts: list[tuple[ColumnElement[str], _Figures, Any]]
 ) -> Subquery:
-    """For each id the sums of `names`; each part is an id, some figures, and what its query goes on with."""
+    """Add figures up by id; each part is an id, its figures, and the rest of its query."""
     queries = [
         more(select(id_.label(identifier), *(figures.get(name, literal(0)).label(name) for name in names)))
         for id_, figures, more in parts
@@ -178,7 +177,6 @@ async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[
 
 
 async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
-    """The figures of one user, recounted."""
     uploads, files = models.upload.c, models.file.c
     sums = func.coalesce(func.sum(uploads.flushed_bytes), 0), func.coalesce(func.sum(uploads.size), 0)
     open_sums = select(*sums).where(uploads.user_id == user_id, uploads.state == State.OPEN.value)
@@ -213,8 +211,7 @@ async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[R
 
 
 async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str | None) -> list[tuple[str, str, str]]:
-    """Of the contents after the SHA-256 `after`, up to and with `until`: files that have another size or MD5, and what the
-    blob and the file say."""
+    """Find files that have another size or MD5 than their blobs, with what the blob and the file say."""
     blobs, files = models.blob.c, models.file.c
     query = select(files.id, blobs.size, blobs.md5, files.size, files.md5).join_from(
         models.blob, models.file, files.sha256 == blobs.sha256
@@ -228,7 +225,7 @@ async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str
 async def repair_user(connection: AsyncConnection, user_id: str, act: Act | None = None) -> bool:
     """Set a user's figures to what their definitions make them; False if the user has no row.
 
-    Whoever changes an upload or a file locks the user's row last, before the commit. So while it is held here, every
+    Every change of an upload or a file locks the user's row last, before the commit. So while it is held here, every
     change that is in the figures can be seen, and every other one can't and will still be added.
     """
     users = models.user_info.c
@@ -248,7 +245,7 @@ def _change(before: int, after: int) -> dict[str, int] | None:
 
 
 async def repair_refs(connection: AsyncConnection, sha256: str, act: Act | None = None) -> bool:
-    """Set the refs of a blob to the number of its files, which only change under the lock of its row; False without one."""
+    """Set the refs of a blob to the number of its files, which only change under its lock; False without a blob."""
     blob = await queries.blob_by_sha256(connection, sha256, lock=True)
     if blob is None:
         return False
@@ -300,8 +297,6 @@ _CLOSED = "(closed_at IS NULL) = (open_flag IS 1) AND (CAST(state AS TEXT) = 'OP
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A value that its column can't have."""
-
     table: str
     rowid: int
     column: str
@@ -309,8 +304,8 @@ class Malformed:
 
 
 async def contradictions(connection: AsyncConnection) -> list[str]:
-    """What SQLite finds wrong in its file: pages, rows that an index does not have as they are, broken constraints. It reads
-    the whole file (https://sqlite.org/pragma.html#pragma_integrity_check)."""
+    """SQLite's own check of the whole file: pages, rows that an index does not have as they are, broken constraints
+    (https://sqlite.org/pragma.html#pragma_integrity_check)."""
     if connection.dialect.name != "sqlite":
         return []
     rows = await connection.execute(text(f"PRAGMA integrity_check({_MAX_TOLD})"))
@@ -319,8 +314,7 @@ async def contradictions(connection: AsyncConnection) -> list[str]:
 
 
 async def malformed(connection: AsyncConnection) -> list[Malformed]:
-    """Values that their columns can't have, of all tables; one of a row is told. Which values nothing repeats is in
-    docs/operations.md."""
+    """Find values that their columns can't have, one of a row; docs/operations.md lists those that nothing repeats."""
     if connection.dialect.name != "sqlite":
         return []
     found: list[Malformed] = []
@@ -348,7 +342,6 @@ async def _shown(connection: AsyncConnection, table_name: str, rowid: int, colum
 
 
 def _rule(column: Column[Any]) -> str:
-    """What every value of a column is."""
     rule = _rule_of_value(column).format(column=column.name)
     return f"{column.name} IS NULL OR ({rule})" if column.nullable else rule
 

@@ -31,13 +31,12 @@ async def add_day(connection: AsyncConnection, day: Day) -> None:
 
 
 async def days_since(connection: AsyncConnection, first: date) -> list[Day]:
-    """The days from `first` on, in order. Those on which nobody looked are not there."""
+    """In order. Days on which nobody looked are not there."""
     query = select(models.usage_daily).where(_DAYS.day >= first).order_by(_DAYS.day)
     return await queries.all_of(connection, _day_of, query)
 
 
 async def newest_day_until(connection: AsyncConnection, last: date) -> Day | None:
-    """The newest day that is not after `last`."""
     query = select(models.usage_daily).where(_DAYS.day <= last).order_by(_DAYS.day.desc()).limit(1)
     return await queries.first_of(connection, _day_of, query)
 
@@ -48,8 +47,8 @@ def _day_of(day: date, taken_at: datetime, free_disk_bytes: int, **figures: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which part of a list, in which order: at most `limit` rows after the pair (value of `sort`, id) `after`. A page
-    begins after a row, not after a number of rows, so what changes before it moves nothing."""
+    """At most `limit` rows after the pair (value of `sort`, id) `after`. A page begins after a row, not after a number
+    of rows, so what changes before it moves nothing."""
 
     sort: str
     descending: bool
@@ -57,12 +56,11 @@ class Page:
     after: tuple[Any, str] | None
 
     def of(self, query: "Select[Any]", key: ColumnElement[Any], identifier: ColumnElement[str]) -> "Select[Any]":
-        """The part of `query`, sorted by `key` and then by `identifier`."""
+        """Sort by `key` and then by `identifier`."""
         beyond = self.beyond(key, identifier)
         return self.ordered(query if beyond is None else query.where(beyond), key, identifier)
 
     def beyond(self, key: ColumnElement[Any], identifier: ColumnElement[str]) -> ColumnElement[bool] | None:
-        """What the rows after `after` have in common."""
         if self.after is None:
             return None
         value, last = self.after
@@ -74,7 +72,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What is counted: the rows with `condition`, by the user they belong to."""
+    """The rows with `condition`, counted by the user they belong to."""
 
     user_id: ColumnElement[str]
     condition: ColumnElement[bool] | None = None
@@ -83,7 +81,6 @@ class Counted:
         return [*more] if self.condition is None else [self.condition, *more]
 
     def counts(self) -> "Select[Any]":
-        """Users who have some, and how many."""
         columns: list[ColumnElement[Any]] = [self.user_id, func.count()]
         return select(*columns).where(*self.conditions()).group_by(self.user_id)
 
@@ -95,18 +92,15 @@ COUNTED = {
 
 
 async def counts_of(connection: AsyncConnection, user_ids: list[str], name: str) -> dict[str, int]:
-    """How many each of these users has; who has none is left out."""
+    """Leave out users who have none."""
     counted = COUNTED[name]
     rows = await connection.execute(counted.counts().where(counted.user_id.in_(user_ids)))
     return dict(rows.all())
 
 
 async def users_by_count(connection: AsyncConnection, page: Page, containing: str | None) -> list[str]:
-    """The ids of a page of the users whose ids contain `containing`, sorted by a count.
-
-    A join of all users with all counts is slow. So a page is put together from two questions, each of which walks along
-    one index: who has some, by how many, and who has none, by their ids.
-    """
+    """A join of all users with all counts is slow. So a page is put together from two questions, each of which walks
+    along one index: who has some, by how many, and who has none, by their ids."""
     count, last = page.after or (None, "")
     found: list[str] = []
     if page.descending:
@@ -167,7 +161,6 @@ _UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
 
 
 async def user_reports(connection: AsyncConnection, page: Page, containing: str | None) -> list[UserReport]:
-    """A page of the users whose ids contain `containing`."""
     query = queries.USAGE
     if page.sort in COUNTED:
         user_ids = await users_by_count(connection, page, containing)
@@ -178,7 +171,6 @@ async def user_reports(connection: AsyncConnection, page: Page, containing: str 
 
 
 async def user_report(connection: AsyncConnection, user_id: str) -> UserReport | None:
-    """One user."""
     found = await _counted(connection, queries.USAGE.where(_USERS.user_id == user_id))
     return found[0] if found else None
 
@@ -186,7 +178,7 @@ async def user_report(connection: AsyncConnection, user_id: str) -> UserReport |
 async def _counted(
     connection: AsyncConnection, query: "Select[Any]", order: list[str] | None = None
 ) -> list[UserReport]:
-    """The users of `query`, each with its counts, in the order of these ids or of the query itself."""
+    """Return them in the order of these ids or of the query itself."""
     usages = {usage.user_id: usage for usage in await queries.all_of(connection, Usage, query)}
     user_ids = list(usages) if order is None else order
     files = await counts_of(connection, user_ids, "files")
@@ -217,7 +209,7 @@ def _open_conditions(idle_since: datetime | None, user_id: str | None) -> list[C
 async def open_uploads(
     connection: AsyncConnection, page: Page, *, idle_since: datetime | None, user_id: str | None
 ) -> list[Upload]:
-    """A page of open uploads: those that nothing was accounted for since `idle_since`, and of one user, if given."""
+    """Those that nothing was accounted for since `idle_since`, and of one user, if given."""
     query = select(*queries.UPLOAD_COLUMNS).where(*_open_conditions(idle_since, user_id))
     return await queries.all_of(connection, queries.upload_of, page.of(query, _UPLOAD_KEYS[page.sort], _UPLOADS.id))
 
@@ -238,10 +230,7 @@ async def open_sums_by_month(connection: AsyncConnection) -> list[TempMonth]:
 
 
 async def totals(connection: AsyncConnection, months: list[TempMonth]) -> Totals:
-    """What everything adds up to, with the open uploads of all `months`.
-
-    Files are counted by the refs of their contents, so that one walk over them is enough.
-    """
+    """Files are counted by the refs of their contents, so that one walk over them is enough."""
     # In two halves, because SQLite refuses a sum beyond 64 bits.
     halves = [_sum(_USERS.total_space.bitwise_rshift(32)), _sum(_USERS.total_space.bitwise_and(2**32 - 1))]
     accounts = select(

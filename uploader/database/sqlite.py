@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Rows:
-    """What a statement has found or changed: of SQLAlchemy's results what is used here."""
+    """The part of SQLAlchemy's results that is used here."""
 
     rows: list[Any]
     names: Sequence[str] = ()
@@ -80,8 +80,6 @@ class Rows:
 
 
 class _Text:
-    """One statement."""
-
     def __init__(self, compiled: SQLCompiler) -> None:
         dialect, asked = compiled.dialect, [compiled.binds[name] for name in compiled.positiontup or ()]
         self._text = compiled.string
@@ -115,12 +113,11 @@ class _Text:
 
 
 class Texts:
-    """The statements of one dialect as text, for SQLite's own driver.
+    """Compiles statements of one dialect to text, for SQLite's own driver.
 
     SQLAlchemy takes several times as long to run a statement as SQLite does: it looks for the form that it compiled
-    before, and makes objects for each run. A statement that is executed with values was put together before there were
-    any, and once. So it is compiled when it is first run, with what its types do to values on their way in and out;
-    from then on it is a text.
+    before, and makes objects for each run. A statement that is executed with values stays the same. So it is compiled
+    when it is first run, with the conversions of its types.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -129,7 +126,7 @@ class Texts:
         self._known: WeakKeyDictionary[Executable, dict[tuple[object, ...], _Text | None]] = WeakKeyDictionary()
 
     def of(self, statement: Executable, values: Values) -> _Text | None:
-        """None if it has no text that stays the same, as where a list of values is expanded."""
+        """Return None if a statement has no text that stays the same, as where a list of values is expanded."""
         many = not isinstance(values, Mapping)
         names = tuple(values if isinstance(values, Mapping) else values[0])
         known = self._known.get(statement)
@@ -151,7 +148,7 @@ class Texts:
 
 @cache
 def texts() -> Texts:
-    """Those of this process: a statement is compiled once, however many databases it is for."""
+    """Return those of this process: a statement is compiled once, however many databases it is for."""
     from sqlalchemy.dialects import sqlite  # which servers on MySQL need not load
 
     return Texts(sqlite.dialect(dbapi=sqlite3))
@@ -175,14 +172,13 @@ class Statements:
 
     @property
     def info(self) -> dict[Any, Any]:
-        """What is noted of the driver's connection, as long as there is one."""
         return self.pooled.info
 
     async def run_sync(self, work: Callable[..., T], *arguments: Any) -> T:
         return work(self._plain, *arguments)
 
     def run(self, text: str) -> None:
-        """What begins or ends a transaction. Raises DBAPIError."""
+        """Begin or end a transaction. Raises DBAPIError."""
         try:
             self.driver.execute(text)
         except sqlite3.Error as error:
@@ -200,7 +196,6 @@ class Statements:
         return plain
 
     def close(self) -> None:
-        """What has not been committed is rolled back."""
         if "_plain" in vars(self):
             self._plain.close()
         else:
@@ -208,7 +203,7 @@ class Statements:
 
 
 def wrapped(error: sqlite3.Error, text: str | None) -> BaseException:
-    """The error as SQLAlchemy raises it; without the values, which do not belong into logs."""
+    """Return the error as SQLAlchemy raises it; without the values, which do not belong into logs."""
     return DBAPIError.instance(text, None, error, sqlite3.Error, hide_parameters=True)
 
 
@@ -217,11 +212,11 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 @dataclass(eq=False, repr=False)
 class CallingTransaction:
-    """A transaction that writes, as those see it that it calls from its thread on the event loop, and waits for.
+    """A transaction that writes, and waits for what it calls from its thread on the event loop.
 
-    What is called may write, too, as by the rows of a store on S3. Another transaction could begin only after this one,
-    which waits for it. So it is a part of this one: on MySQL, where it is one of its own, it has to be repeatable
-    anyway, because whatever calls it may be run again.
+    That may write, too, as by the rows of a store on S3. Another transaction could begin only after this one, which
+    waits for it. So it is a part of this one. On MySQL, where it is one of its own, it has to be repeatable anyway,
+    because its caller may be run again.
     """
 
     connection: Statements
@@ -233,7 +228,7 @@ _caller: ContextVar[CallingTransaction | None] = ContextVar("caller", default=No
 
 
 def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """As `work`, for a transaction to call from its thread, which waits for it."""
+    """Let a transaction call `work` from its thread, which waits for it."""
     loop = asyncio.get_running_loop()
 
     async def called(*arguments: Any) -> T:
@@ -269,7 +264,7 @@ def run_part(connection: Statements, work: "Work[T]") -> T:
 
 
 def run_to_its_end(work: "Work[T]", connection: Statements) -> T:
-    """What a coroutine that never waits returns."""
+    """Run a coroutine that never waits."""
     steps = work(cast(AsyncConnection, connection)).__await__()
     try:
         next(steps)
@@ -300,8 +295,7 @@ class FileLost(Exception):
 class _File:
     """The file of a database, as it was when it was first opened.
 
-    Whoever removes or replaces it leaves open connections to what has no name any more: they work, and all that they write
-    is gone with them.
+    Connections to a file that was removed or replaced work on, and all that is written is gone with it.
     """
 
     def __init__(self, path: str | None, tell: Callable[[bool], None], *, creates: bool) -> None:
@@ -313,7 +307,7 @@ class _File:
 
     @property
     def address(self) -> str | None:
-        """What to open in the place of the path, so that nothing is made; None: the path."""
+        """Return what to open in the place of the path, so that nothing is made; None: the path."""
         makes = self._creates and self._opened is None
         return None if self._path is None or makes else f"file:{quote(self._path)}?mode=rw"
 
@@ -356,18 +350,16 @@ class SqliteEngine:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection that nobody has."""
+        """A connection is there, and nobody has it."""
         return cast(QueuePool, self.sync_engine.pool).checkedin() > 0
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that writes."""
         with self.writing() as connection:
             yield cast(AsyncConnection, connection)
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that only reads."""
         with self.reading() as connection:
             yield cast(AsyncConnection, connection)
 
@@ -419,8 +411,6 @@ class SqliteEngine:
 
 @dataclass(slots=True)
 class _Write:
-    """A transaction that waits to be run, and what became of it."""
-
     work: "Work[Any]"
     alone: bool
     outcome: "asyncio.Future[Any]"
@@ -433,7 +423,6 @@ class Sqlite:
     """Runs transactions."""
 
     def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
-        """`tell` hears, after each look, whether the file is lost. `creates`: it may be made."""
         self.engine = SqliteEngine(url, tell, creates=creates)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reading database")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writing database")
@@ -480,7 +469,7 @@ class Sqlite:
         return await outcome
 
     async def close(self) -> None:
-        """The threads end with this, or with what they are at."""
+        """Leave the threads to end by themselves."""
         await asyncio.to_thread(self.engine.sync_engine.dispose)
 
     # In the thread that writes
@@ -496,7 +485,7 @@ class Sqlite:
                 batch[0].loop.call_soon_threadsafe(_tell, batch)
 
     def _next_batch(self) -> list[_Write]:
-        """Those that wait, in their order, as far as they may be in one commit."""
+        """Take those that may be in one commit, in their order."""
         batch: list[_Write] = []
         with self._lock:
             while self._waiting and len(batch) < _MAX_TOGETHER:

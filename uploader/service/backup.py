@@ -70,7 +70,7 @@ class Copying:
     _copied: Copied = field(default_factory=Copied, init=False)
 
     async def run(self, dump: Path) -> Copied:
-        """Copy all blobs that the listing of a dump names; they are durable then. Raises OSError of the target."""
+        """The blobs are durable then. Raises OSError of the target."""
         copied = self._copied
         copied.blobs, copied.bytes = await asyncio.to_thread(_totals, dump)
         async for batch in _batches(dump):
@@ -120,12 +120,12 @@ class Copying:
 
 
 async def left_there(dump: Path) -> Copied:
-    """The blobs of a dump, none of which is copied."""
+    """None of the blobs is copied."""
     return Copied(*await asyncio.to_thread(_totals, dump))
 
 
 async def found_there(dump: Path, sizes: Callable[[list[str]], Awaitable[list[int | None]]], tell: Tell) -> Copied:
-    """The same, once `sizes` has said how large each is where it is: what is not there, or of another size, is lacking."""
+    """Ask `sizes` for the blobs where they are: what is not there, or of another size, is lacking."""
     copied, done_bytes = await left_there(dump), 0
     async for batch in _batches(dump):
         found = await sizes([sha256 for sha256, _ in batch])
@@ -216,7 +216,7 @@ class Backups:
         return BackedUp(stamp, dumped, copied, bucket, *removed)
 
     async def _sources(self, sha256: str, size: int) -> AsyncIterator[int]:
-        """The blob, and what the trash has of it; twice, because it may come back from there meanwhile."""
+        """The blob and its copies in the trash; twice, because it may come back from there meanwhile."""
         for _ in range(2):
             with suppress(Gone, StorageFailed):
                 async with _opened(self.storage.open_blob(sha256, size)) as descriptor:
@@ -247,7 +247,7 @@ async def _opened(opening: Awaitable[OpenBlob]) -> AsyncIterator[int]:
 
 
 def _remove_old(directory: BackupDirectory, keeps: int) -> tuple[int, int]:
-    """How many backups were removed, and how many blobs that no other one names."""
+    """Return how many backups were removed, and how many blobs that no other one names."""
     stamps = directory.stamps()
     old, kept = stamps[:-keeps], stamps[-keeps:]
     try:

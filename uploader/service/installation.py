@@ -46,7 +46,7 @@ class Installation:
     id: str | None = field(default=None, init=False)
 
     async def begin(self) -> None:
-        """For whoever serves or works: an installation that is none yet becomes one. Raises as `compare`."""
+        """Let an installation that is none yet become one, for a server or a worker. Raises as `compare`."""
         marks = await self.storage.marks.read()
         if marks.installation is None and await self._fact() is None:
             await self._refuse_what_is_named_elsewhere()
@@ -91,13 +91,13 @@ class Installation:
             )
 
     async def check(self) -> None:
-        """Look, before a removal, whether all still belong together. Raises ConfigurationError, Unavailable."""
+        """Ask before anything is removed. Raises ConfigurationError if not all belong together, Unavailable."""
         await self.database.look()
         await self.check_database()
         await self.check_redis()
 
     async def look(self) -> float:
-        """Look at what no commit looks at while there are none; when to look again, in seconds. Raises Unavailable."""
+        """Look at what no commit looks at; return when to look again, in seconds. Raises Unavailable."""
         await self.database.look()
         return 2.0
 
@@ -113,8 +113,8 @@ class Installation:
         return Belonging(marks.installation, await self._fact(), await self.redis.read())
 
     async def adopt(self) -> str:
-        """Let all belong together by the id of the database, else of the store, else by a new one; returns it. Raises
-        ConfigurationError, Unavailable."""
+        """Let all belong together, by the id of the database, else of the store, else by a new one. Nothing else uses
+        them meanwhile. Raises ConfigurationError, Unavailable."""
         said = await self.belonging()
         adopted = said.database or said.disk or uuid4().hex
         await self.storage.marks.replace(adopted)

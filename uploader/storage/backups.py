@@ -49,7 +49,6 @@ class BlobTree:
         self._root = root
 
     def size(self, sha256: str) -> int | None:
-        """In bytes; None if there is none."""
         try:
             with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
                 return directory.size(sha256)
@@ -57,13 +56,13 @@ class BlobTree:
             return None
 
     def open(self, sha256: str) -> int:
-        """A descriptor to read a blob. Raises FileNotFoundError."""
+        """Raises FileNotFoundError."""
         with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
             return directory.open_to_read(sha256)
 
     def place(self, sha256: str, source: int) -> bool:
-        """Make the bytes of an open file the blob, by a link where that can be, once they were compared with its SHA-256;
-        whether they were linked. A copy is durable; names are with the next `sync`. Raises BlobDamaged."""
+        """Make the bytes of an open file the blob, by a link where that can be (True), once they were compared with its
+        SHA-256. A copy is durable; names are with the next `sync`. Raises BlobDamaged."""
         draft = f"{sha256}.{secrets.token_hex(16)}"
         with self._root.make_unsynced(f"blobs/{fan_out(sha256)}") as directory:
             try:
@@ -81,7 +80,7 @@ class BlobTree:
         return linked
 
     def keep_only(self, needed: Iterable[str]) -> int:
-        """Remove all but those, which come in order; returns how many went."""
+        """Remove all others; `needed` comes in order."""
         names, removed = iter(needed), 0
         name = next(names, None)
         for found in directories.blob_files(self._root):
@@ -92,7 +91,6 @@ class BlobTree:
         return removed
 
     def sync(self) -> None:
-        """Make all that was placed durable."""
         self._root.sync_all()
 
 
@@ -110,13 +108,12 @@ class BackupDirectory:
         self.blobs = BlobTree(self._root)
 
     def __str__(self) -> str:
-        """Its path as text; a path may have bytes that no text has."""
+        """A path may have bytes that no text has."""
         return os.fsencode(self.path).decode(errors="replace")
 
     @classmethod
     def claim(cls, path: Path, installation: str) -> Self:
-        """Open it to write, or make it, for the backups of an installation, closed to other accounts. Raises
-        BackupRefused."""
+        """Open it to write, or make it, closed to other accounts. Raises BackupRefused."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = cls(path)
         opened._claim(installation)
@@ -143,7 +140,7 @@ class BackupDirectory:
             self._lock = None
 
     def installation(self) -> str:
-        """Whose backups these are. Raises BackupRefused."""
+        """Raises BackupRefused."""
         try:
             facts = json.loads((self.path / _OWNER).read_bytes())
             version, owner = int(facts["format"]), str(facts["id"])
@@ -162,7 +159,7 @@ class BackupDirectory:
         return sorted(filter(_STAMP.fullmatch, self._root.directories()))
 
     def begin(self, now: datetime) -> tuple[str, Path]:
-        """A new backup: its stamp, and an empty directory. What was interrupted goes."""
+        """Return a stamp and an empty directory. What was interrupted goes."""
         for name in self._root.directories():
             if name.endswith(_NEW) and _STAMP.fullmatch(name.removesuffix(_NEW)):
                 shutil.rmtree(self.path / name)
@@ -173,7 +170,7 @@ class BackupDirectory:
         return stamp, begun
 
     def complete(self, stamp: str, facts: dict[str, Any]) -> None:
-        """Make a backup whole, durably, with the checksums of its files."""
+        """Make a backup whole, durably."""
         begun = self.path / f"{stamp}{_NEW}"
         facts = facts | {"format": _FORMAT, "files": {file.name: _sha256_of(file) for file in sorted(begun.iterdir())}}
         (begun / _MANIFEST).write_text(json.dumps(facts | {"sha256": _digest_of(facts)}, indent=2) + "\n")
@@ -182,7 +179,7 @@ class BackupDirectory:
         self._root.sync()
 
     def manifest(self, stamp: str, *, only: str | None = None) -> dict[str, Any]:
-        """What is known of a backup, whose files, or `only` one of them, are what they were. Raises BackupRefused."""
+        """Compare the files of a backup, or `only` one of them, with their checksums. Raises BackupRefused."""
         path = self.path / stamp
         facts = self._facts(path)
         files = facts["files"] if only is None else {only: facts["files"].get(only)}

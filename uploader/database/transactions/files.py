@@ -63,8 +63,8 @@ async def collect_blob(
     now: datetime,
 ) -> bool:
     """Remove a blob without refs, its bytes before the commit: a row without bytes is mended by the next merge, bytes
-    without a row by nobody. False if it is in use or gone. One that has a location is put away by a row of this transaction,
-    and `prepare` and `remove` are not called.
+    without a row by nobody. False if it is in use or gone. One that has a location is put away by a row instead, without
+    `prepare` and `remove`.
 
     `prepare` makes durable that it has no refs. If the database crashed meanwhile, this connection is gone and the
     statement after it fails.
@@ -87,10 +87,11 @@ async def collect_blob(
 async def with_blob_locked(
     connection: AsyncConnection, sha256: str, work: Callable[[queries.Blob | None], Awaitable[T]], now: datetime
 ) -> T:
-    """What `work` does to the bytes of a content; it is given their row, or None if they have none.
+    """Let `work` change the bytes of a content; it is given their row, or None if they have none.
 
-    Then there is no row to lock, and READ COMMITTED locks no gap. So one is inserted that nobody ever sees: a merge of this
-    content waits for it, and then places its own bytes. Raises Duplicate (from the engine) if one came at this moment.
+    Then there is no row to lock, and READ COMMITTED locks no gap. So one is inserted that nobody ever sees: a merge of
+    this content waits for it, and then places its own bytes. Raises Duplicate (from the engine) if one came at this
+    moment.
     """
     blob = await queries.blob_by_sha256(connection, sha256, lock=True)
     if blob is not None:
@@ -111,8 +112,8 @@ async def note_scrub(
     restored: bool = False,
     md5: str | None = None,
 ) -> None:
-    """Say of a blob what reading it back found. The caller has its row locked. `restored`: it was bad, known or not, and
-    other bytes are in its place now. `md5`: where it was computed at that."""
+    """Note what reading a blob back found. The caller has its row locked. `restored`: it was bad, known or not, and
+    other bytes are in its place now."""
     kind = EventType.CONTENT_DAMAGED if damaged else EventType.CONTENT_HEALED
     before = await queries.blob_by_sha256(connection, sha256) if listens(connection, kind) else None
     await _note_reading(connection, sha256, damaged=damaged, scrubbed_at=now, reread_at=None)
@@ -123,7 +124,7 @@ async def note_scrub(
 
 
 async def note_unreadable(connection: AsyncConnection, sha256: str, now: datetime, reread_at: datetime) -> None:
-    """Say of a blob that it could not be read, which says nothing of its bytes, and when that is tried again."""
+    """Note that a blob could not be read, which says nothing of its bytes."""
     await _note_reading(connection, sha256, scrubbed_at=now, reread_at=reread_at)
 
 
@@ -166,7 +167,7 @@ class Changes:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def only(self) -> Added:
-        """Of a single file. Raises NameTaken, QuotaExceeded."""
+        """Raises NameTaken, QuotaExceeded."""
         (verdict,) = self.verdicts
         if isinstance(verdict, Added):
             return verdict
@@ -209,12 +210,11 @@ async def lock_contents(
     connection: AsyncConnection, files: Sequence[File], if_exists: IfExists, now: datetime, *, brings_bytes: bool = True
 ) -> set[str]:
     """Lock the contents of files that are to be made, and of those that they may replace; count a ref for each of the
-    former. Returns what is locked.
+    former.
 
-    Names are read before anything is locked. Then all contents concerned are locked, in the order of their SHA-256;
-    then the user's row, if a name or the quota is to be decided on; and then (`add_files`) the names are read again:
-    what was decided on is what is there. A file that came by meanwhile, whose content is not locked, has the whole
-    transaction run again.
+    Names are read before anything is locked. Then all contents concerned are locked, in the order of their SHA-256; then
+    the user's row, if a name or the quota is to be decided on; and then (`add_files`) the names are read again. A file
+    that came by meanwhile, whose content is not locked, has the whole transaction run again.
 
     `brings_bytes`: the caller places them; without, raises BlobLost where there are none. Raises NameTaken for a single
     file that is sure to be refused, so that its bytes are not placed for nothing.
@@ -247,11 +247,10 @@ async def add_files(
     *,
     freed_bytes: int | None,
 ) -> Changes:
-    """Make files of one user and of different names, after `lock_contents`; the caller adds `finished_bytes` to the user's
-    account.
+    """Make files of one user and of different names, after `lock_contents`; the caller accounts for `finished_bytes`.
 
-    `freed_bytes`: what an upload that is closed by it gives back of the quota; None if the quota is not asked, because all
-    that is needed was reserved. Raises NamesChanged, BlobLost if the user's row has gone.
+    `freed_bytes`: what an upload that is closed by it gives back of the quota; None if the quota is not asked, because
+    all that is needed was reserved. Raises NamesChanged, BlobLost if the user's row has gone.
     """
     usage = None
     if freed_bytes is not None or if_exists is not IfExists.KEEP:
@@ -271,8 +270,7 @@ async def add_files(
 async def close_by(
     connection: AsyncConnection, upload: Upload, added: Added, now: datetime, *, is_superseded: bool = False
 ) -> None:
-    """End an upload in a file; `is_superseded`: its bytes came in another way. One that was there already is told of once
-    more: this upload is finished by it."""
+    """End an upload in a file; `is_superseded`: its bytes came in another way."""
     reason = SUPERSEDED if is_superseded else None
     file = added.file
     await rows.close_row(connection, upload, State.DONE, now, close_reason=reason, file_id=file.id, md5=file.md5)
@@ -298,7 +296,7 @@ async def _carry_out(connection: AsyncConnection, changes: Changes) -> None:
 
 
 async def _read_names(connection: AsyncConnection, files: Sequence[File], if_exists: IfExists) -> dict[str, list[File]]:
-    """By name, the user's files that could be replaced or in the way, and always those that are the same."""
+    """Read, by name, the files that could be replaced or in the way, and always those that are the same."""
     user_id = files[0].user_id
     if if_exists is not IfExists.KEEP:
         found = await queries.files_of_names(connection, user_id, sorted({file.name for file in files}))
@@ -350,11 +348,11 @@ async def add_whole_files(
     *,
     place_blobs: Callable[[Collection[str]], Awaitable[Mapping[str, str]]],
 ) -> list[Verdict | None]:
-    """Files of one user and of different names, of bytes that came whole; what became of each, in their order. None: an
-    upload of this MD5 is open, and closing one is not for here.
+    """Add files of one user and of different names, of bytes that came whole. None: an upload of this MD5 is open, and
+    closing one is not for here.
 
-    `place_blobs` is given SHA-256s whose rows are locked, and returns by SHA-256 where the bytes are now, if the store has
-    locations. Those that are refused leave a blob without refs, for the collector. Raises Duplicate, BlobLost.
+    `place_blobs` is given SHA-256s whose rows are locked, and returns by SHA-256 where the bytes are now, if the store
+    has locations. Those that are refused leave a blob without refs, for the collector. Raises Duplicate, BlobLost.
     """
     user_id, md5s = files[0].user_id, sorted({file.md5 for file in files if file.md5 is not None})
     uploads: Collection[str]
@@ -384,7 +382,8 @@ async def _add_files(
 
 
 async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, name: str) -> bool:
-    """Whether there was such a file. Raises Duplicate (from the engine) if the same content has this name already."""
+    """Return whether there is such a file. Raises Duplicate (from the engine) if the same content has this name
+    already."""
     table = models.file.c
     rename = update(models.file).where(table.id == file_id, table.user_id == user_id).values(name=name)
     return await rows.changed(connection, rename) == 1
@@ -410,8 +409,8 @@ _RENAME = (
 
 
 async def delete_files(connection: AsyncConnection, files: Sequence[File], reason: str | None = None) -> int:
-    """Delete files of one user that were read before; returns how many were still there. Their blobs stay, perhaps without
-    refs. `reason`: for who is told of it, if not that the user wanted it."""
+    """Delete files of one user that were read before; return how many were still there. Their blobs stay, perhaps
+    without refs. `reason`: if not that the user wanted it."""
     if not files:
         return 0
     await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
@@ -435,11 +434,10 @@ async def _drop_refs(connection: AsyncConnection, fewer: Mapping[str, int]) -> N
 
 
 async def move_files(connection: AsyncConnection, files: Sequence[File], names: Mapping[str, str]) -> int:
-    """Give files of one user, which were read before, other names, by their ids and one after the other; returns how many
-    were still there.
+    """Rename files of one user that were read before, one after the other; return how many were still there.
 
-    A file whose content has the new name already goes: it would be a twin, unless that one is to be moved itself, which then
-    has to come first. Raises Duplicate (from the engine) if one came at this moment.
+    A file whose content has the new name already goes: it would be a twin, unless that one is to be moved itself, which
+    then has to come first. Raises Duplicate (from the engine) if one came at this moment.
     """
     equals = [(file.sha256, names[file.id]) for file in files]
     there = await queries.files_by_contents(connection, files[0].user_id, equals)

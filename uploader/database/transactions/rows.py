@@ -41,7 +41,7 @@ from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind
 
 
 def given(*columns: str) -> dict[str, Any]:
-    """The columns that a statement sets to values of its run: that of `size` is `new_size`."""
+    """Let a statement set columns to values of its run: that of `size` is `new_size`."""
     return {column: bindparam(f"new_{column}") for column in columns}
 
 
@@ -115,7 +115,7 @@ DROP_REFS = update(blob).where(blob.c.sha256 == bindparam("dropped")).values(ref
 
 
 def _of_batch(statement: str, **columns: int | None) -> TextClause:
-    """A statement of MySQL and MariaDB in which `{batch}` is a table: of each column how long its texts are; None: it is of
+    """Put a table for `{batch}` into a statement of MySQL: of each column how long its texts are; None: it is of
     numbers."""
     types = ["BIGINT" if length is None else f"VARCHAR({length}) CHARACTER SET utf8mb4" for length in columns.values()]
     named = zip(columns, types, range(len(types)), strict=True)
@@ -184,8 +184,8 @@ _ADD_UNFINISHED = {
 async def lock_batch(
     connection: AsyncConnection, ids: Iterable[str]
 ) -> Iterable[tuple[str, str, int, int, int | None]]:
-    """The uploads of these that are OPEN, locked in the order of their ids: id, user, generation and bytes accounted, and
-    the length with which one is to be merged, if it is known."""
+    """Lock the OPEN ones in the order of their ids: id, user, generation and bytes accounted, and the length to be
+    merged with, if it is known."""
     dialect: Any = connection.dialect
     if dialect.name != "sqlite":
         # MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
@@ -200,13 +200,12 @@ async def lock_batch(
 
 
 async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, int, int]], now: datetime) -> None:
-    """Set what is accounted of uploads: id, generation, bytes received."""
     values = {"batch": json.dumps(list(items)), "now": now}
     await connection.execute(_SET_FLUSHED[connection.dialect.name], values)
 
 
 async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -> None:
-    """Add to `use_space_unfinished` of users. The rows are locked in the order of their ids."""
+    """The rows are locked in the order of their ids."""
     # As it is, not as \u escapes: what becomes of those is each database's own affair.
     batch = json.dumps(sorted(more.items()), ensure_ascii=False)
     await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
@@ -229,17 +228,15 @@ class BlobLost(Exception):
 
 
 async def changed(connection: AsyncConnection, statement: Executable, **values: object) -> int:
-    """Execute a statement that changes rows; returns how many it found."""
+    """Return how many rows a statement found."""
     return rows_of(await connection.execute(statement, values))
 
 
 def rows_of(result: "Result[Any]") -> int:
-    """How many rows a statement has changed, or found as they were to be."""
     return int(cast("CursorResult[Any]", result).rowcount)
 
 
 def row_of(upload: Upload) -> dict[str, object]:
-    """The columns of a new upload's row."""
     values = {name: getattr(upload, name) for name in Upload.__dataclass_fields__}
     values[queries.PLACE_COLUMN] = values.pop("place")
     return values | {"open_flag": 1}
@@ -250,7 +247,7 @@ async def set_upload(connection: AsyncConnection, upload_id: str, **values: obje
 
 
 async def lock_open(connection: AsyncConnection, upload_id: str) -> Upload:
-    """An open upload, its row locked. Raises NotOpen."""
+    """Raises NotOpen."""
     upload = await queries.upload_by_id(connection, upload_id, lock=True)
     if upload is None or upload.state is not State.OPEN:
         raise NotOpen(upload_id)
@@ -301,9 +298,8 @@ async def insert_files(connection: AsyncConnection, files: Sequence[File]) -> No
 
 
 async def add_refs(connection: AsyncConnection, files: Sequence[File], now: datetime) -> None:
-    """Insert the row of the blob of each file or lock it, with one ref more, for bytes that the caller is about to place.
-    The rows are locked in the order of `files`. Of a content whose MD5 was not known, all files have it from here on, if
-    this one has."""
+    """Insert the row of the blob of each file or lock it, in the order of `files`, with one ref more, for bytes that the
+    caller is about to place. Of a content whose MD5 was not known, all files have it from here on, if this one has."""
     if listens(connection, EventType.CONTENT_HEALED):
         for sha256 in await _damaged(connection, [file.sha256 for file in files]):
             await tell_of_content(connection, EventType.CONTENT_HEALED, sha256)
@@ -320,8 +316,8 @@ async def add_refs(connection: AsyncConnection, files: Sequence[File], now: date
 
 
 async def fill_md5s(connection: AsyncConnection, md5s: Mapping[str, str]) -> None:
-    """Say the MD5 of each content, by its SHA-256, where nobody had computed it: of its blob, whose row the caller has
-    locked, and of its files."""
+    """Set the MD5 of each content where nobody had computed it: of its blob, whose row the caller has locked, and of its
+    files."""
     if not md5s or not await _fill(connection, models.blob, md5s):
         return
     crash_point("md5.after_blob")
@@ -347,8 +343,8 @@ async def _damaged(connection: AsyncConnection, sha256s: Sequence[str]) -> list[
 
 
 async def tell_of_content(connection: AsyncConnection, kind: EventType, sha256: str) -> None:
-    """Tell of the files of a content how that is now; to be asked for where somebody `listens`. Of a content that very many
-    have, as that of empty files, not of all: it is one transaction, which holds its blob."""
+    """Tell the files of a content how that is now; where somebody `listens`. Of a content that very many have, as that
+    of empty files, not of all: it is one transaction, which holds its blob."""
     make = content_damaged if kind is EventType.CONTENT_DAMAGED else content_healed
     files = await queries.files_by_sha256(connection, sha256, limit=_MOST_TOLD + 1)
     await tell_all(connection, make, files[:_MOST_TOLD], len(files) > _MOST_TOLD)

@@ -23,8 +23,7 @@ _PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
 
 
 async def order_concatenation(connection: AsyncConnection, ordered: Concatenation, max_waiting: int) -> None:
-    """Note that parts are to become a whole once they are complete. Raises Duplicate (from the engine), NotOpen,
-    TooManyUploads."""
+    """Let parts become a whole once they are complete. Raises Duplicate (from the engine), NotOpen, TooManyUploads."""
     await _lock_parts(connection, ordered)
     await queries.usage(connection, ordered.user_id, lock=True)  # so racing callers count one after the other
     if await queries.count_waiting_concatenations(connection, ordered.user_id) >= max_waiting:
@@ -45,9 +44,8 @@ async def join_concatenation(
     expires_at: datetime,
     make_room: Callable[[], Awaitable[object]],
 ) -> None:
-    """Make a whole of the parts that its concatenation names: they are closed, and what they hold of the quota is the
-    whole's from now on. Only of a part that is named more than once more is needed. `make_room` makes the directory of the
-    whole, which has the bytes of the parts, while their rows are locked.
+    """Make a whole of parts, which are closed; it holds what they held of the quota, and more only for a part that is
+    named more than once. `make_room` makes the directory of the whole while their rows are locked.
 
     Raises NotOpen, QuotaExceeded, Duplicate if it was joined before.
     """
@@ -73,7 +71,7 @@ async def join_concatenation(
 
 
 async def _lock_parts(connection: AsyncConnection, ordered: Concatenation) -> dict[str, Upload]:
-    """The parts, their rows locked. Raises NotOpen unless all are parts of the user and open."""
+    """Raises NotOpen unless all are parts of the user and open."""
     parts = {}
     for part_id in sorted(set(ordered.part_ids)):
         part = parts[part_id] = await rows.lock_open(connection, part_id)
@@ -83,7 +81,6 @@ async def _lock_parts(connection: AsyncConnection, ordered: Concatenation) -> di
 
 
 async def settle_concatenation(connection: AsyncConnection, concatenation_id: str) -> None:
-    """Nothing is to be done for it any more: its upload is closed."""
     await connection.execute(update(models.concatenation).where(_PLANS.id == concatenation_id).values(open_flag=None))
 
 
@@ -98,7 +95,6 @@ async def drop_waiting(connection: AsyncConnection, concatenation_id: str) -> bo
 
 
 async def forget_concatenations(connection: AsyncConnection, upload_ids: list[str]) -> None:
-    """Forget those of uploads that are forgotten."""
     uploads = select(models.upload.c.id).where(models.upload.c.id.in_(upload_ids))
     kept = set((await connection.execute(uploads)).scalars())
     named = select(_PLANS.id).where(_PLANS.id.in_(upload_ids))
@@ -112,7 +108,7 @@ async def _delete(connection: AsyncConnection, ids: list[str]) -> None:
 
 
 class Received(NamedTuple):
-    """What a flush writes: the absolute bytes received of an upload in a generation."""
+    """The absolute bytes received of an upload in a generation."""
 
     upload_id: str
     generation: int
@@ -121,16 +117,15 @@ class Received(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """How many rows a flush changed, and which uploads of the batch are open, in the generation that the batch knows, and
-    not whole: what is whole waits for its merge, and who would have it flushed has not heard of its length."""
+    """Returned by a flush: `open_ids` are open in the generation of the batch, and not whole: what is whole waits for
+    its merge, and who would have it flushed has not heard of its length."""
 
     changed: int
     open_ids: frozenset[str]
 
 
 async def open_upload(connection: AsyncConnection, upload: Upload, max_open_uploads: int, expires_at: datetime) -> None:
-    """Insert an upload and reserve its size; `expires_at` is for who is told of it. Raises Duplicate (from the engine),
-    QuotaExceeded, TooManyUploads."""
+    """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyUploads."""
     await connection.execute(rows.INSERT_UPLOAD, rows.row_of(upload))
     await rows.reserve(connection, upload.user_id, upload.size, requested=upload.size)
     # The user's row is locked by now, so racing callers count one after the other.
@@ -153,7 +148,7 @@ async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | N
 async def choose(
     connection: AsyncConnection, upload_id: str, if_exists: IfExists, modified_at: datetime | None
 ) -> None:
-    """Note what else its client says of the file that an upload becomes. Raises NotOpen."""
+    """Raises NotOpen."""
     await rows.lock_open(connection, upload_id)
     await rows.set_upload(connection, upload_id, if_exists=if_exists.value, modified_at=modified_at)
 
@@ -191,7 +186,7 @@ async def tell_length(connection: AsyncConnection, upload_id: str, length: int, 
 
 
 async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wanted: int, now: datetime) -> Upload:
-    """Reserve so much more for an upload, or less. Raises QuotaExceeded."""
+    """Raises QuotaExceeded."""
     if more > 0:
         await rows.reserve(connection, upload.user_id, more, requested=wanted)
     if more < 0:
@@ -203,10 +198,7 @@ async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wante
 
 
 async def flush(connection: AsyncConnection, batch: Sequence[Received], now: datetime) -> Flushed:
-    """Write the absolute bytes received of a batch of uploads, and the differences to their users' accounts.
-
-    A replay, a late worker and a stale generation change nothing.
-    """
+    """Write the absolute figures of a batch. A replay, a late worker and a stale generation change nothing."""
     newest = {item.upload_id: item for item in batch}
     changes: list[Received] = []
     added: dict[str, int] = {}
@@ -243,7 +235,7 @@ async def close_upload(
 
 
 async def withdraw(connection: AsyncConnection, upload_id: str, received: int, now: datetime) -> int:
-    """Mint a new generation, and return it: because of chunks that went bad `received` bytes are left. Raises NotOpen.
+    """Return a new generation: because of chunks that went bad `received` bytes are left. Raises NotOpen.
 
     From here on every flush and ack of the old generation is a no-op, so what was accounted can go down.
     """
@@ -298,7 +290,6 @@ async def merge(
 
 
 async def purge_uploads(connection: AsyncConnection, upload_ids: list[str]) -> int:
-    """Forget what became of uploads that are closed; returns how many."""
     table = models.upload.c
     forget = delete(models.upload).where(table.id.in_(upload_ids), table.open_flag.is_(None))
     forgotten = await rows.changed(connection, forget)
@@ -307,5 +298,4 @@ async def purge_uploads(connection: AsyncConnection, upload_ids: list[str]) -> i
 
 
 async def forget_metadata(connection: AsyncConnection, upload_id: str) -> None:
-    """Whatever became of the upload."""
     await rows.set_upload(connection, upload_id, metadata=None)

@@ -18,7 +18,7 @@ async def create_user(connection: AsyncConnection, user_id: str, total_space: in
 
 
 async def set_total_space(connection: AsyncConnection, user_id: str, total_space: int, act: Act | None = None) -> bool:
-    """Whether there is such a user. What is used already stays, even above the new total."""
+    """Return whether there is such a user. What is used already stays, even above the new total."""
     before = await queries.usage(connection, user_id, lock=True)
     if before is None:
         return False
@@ -37,7 +37,7 @@ async def create_token(connection: AsyncConnection, token: queries.Token, act: A
 
 
 async def revoke_token(connection: AsyncConnection, token_sha256: str, now: datetime, act: Act | None = None) -> bool:
-    """Whether there was such a token in force."""
+    """Return whether there was such a token in force."""
     table = models.token.c
     revoke = update(models.token).where(table.token_sha256 == token_sha256, table.revoked_at.is_(None))
     revoked = await changed(connection, revoke.values(revoked_at=now)) == 1
