@@ -15,7 +15,7 @@ from benchmarks.accounting.stores import DELAYS, status, upload_id
 from benchmarks.accounting.worker import TimedQueue, Worker, worker
 from benchmarks.report import Row, amount, at_most, compared
 from uploader.database import transactions
-from uploader.database.transactions import Received
+from uploader.database.transactions.uploads import Received
 from uploader.settings import Settings
 
 _CHUNK_BYTES = 5_000_000
@@ -82,7 +82,9 @@ async def _written_through(directory: Path, scale: Scale) -> Row:
             for number in range(scale.written_through // _WRITERS):
                 chunk, file = divmod(number * _WRITERS + writer, scale.files)
                 batch = [Received(upload_id(file), 0, (chunk + 1) * _CHUNK_BYTES)]
-                flushed = await it.database.transact(partial(transactions.flush, batch=batch, now=datetime.now(UTC)))
+                flushed = await it.database.transact(
+                    partial(transactions.uploads.flush, batch=batch, now=datetime.now(UTC))
+                )
                 changed += flushed.changed
             return changed
 

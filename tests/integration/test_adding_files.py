@@ -19,8 +19,9 @@ from tests.support.servers import PRIVATE_DATABASES
 from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import Added, BlobLost, NotOpen, delete_files, files, users
-from uploader.database.transactions.files import NamesChanged
+from uploader.database.transactions import files, users
+from uploader.database.transactions.files import Added, NamesChanged, delete_files
+from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.upload import File, IfExists, Reason, State
 from uploader.errors import NameTaken, QuotaExceeded
 
@@ -138,7 +139,7 @@ async def test_whether_a_name_is_free_is_decided_under_the_lock(act_beside: Tran
 
     with pytest.raises(NameTaken):
         await act.database.transact(
-            lambda connection: transactions.merge(
+            lambda connection: transactions.uploads.merge(
                 connection, upload_id=upload.id, file_id="f", place_blob=be_faster_again, now=NOW, **digests(upload.id)
             )
         )
@@ -156,7 +157,7 @@ async def test_a_file_that_is_renamed_meanwhile_is_not_replaced(act_beside: Tran
 
     async def rename() -> None:
         async with act.database.engine.begin() as connection:
-            await transactions.rename_file(connection, "alice", old.id, "away")
+            await transactions.files.rename_file(connection, "alice", old.id, "away")
             renamed.set()
             await go_on.wait()
 

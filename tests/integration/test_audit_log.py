@@ -21,7 +21,9 @@ from tests.support.stack import GIB, Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import NotOpen, close_upload, users
+from uploader.database.transactions import users
+from uploader.database.transactions.rows import NotOpen
+from uploader.database.transactions.uploads import close_upload
 from uploader.domain.audit_log import Act, Action, Actor, Via
 from uploader.domain.upload import Reason
 from uploader.jobs.runner import Job, Runner

@@ -75,7 +75,7 @@ def last_written(stack: Stack, upload: Upload, ago_seconds: float) -> None:
 async def close_without_tidying(stack: Stack, upload: Upload) -> None:
     """As a worker that died after its commit."""
     await stack.services.database.transact(
-        lambda connection: transactions.close_upload(
+        lambda connection: transactions.uploads.close_upload(
             connection, upload.id, Reason.CANCELLED, stack.services.clock.now()
         )
     )
@@ -323,7 +323,7 @@ async def test_a_row_that_came_after_the_look_at_its_directory_keeps_it(
             cleaning = await while_paused(pause, services.cleanup.clean(opened_before=ALL))
             [late] = [upload for upload in uploads if (stack.data / upload.place / "map").exists()]
             await services.database.transact(
-                lambda connection: transactions.open_upload(
+                lambda connection: transactions.uploads.open_upload(
                     connection, late, max_open_uploads=10, expires_at=late.created_at
                 )
             )
@@ -611,7 +611,7 @@ async def test_a_blob_without_refs_is_left_to_the_collector(make_stack: MakeStac
     async with make_stack(clock=clock) as stack:
         file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
         file = await stack.services.files.get("alice", file_id)
-        await stack.services.database.transact(lambda connection: transactions.delete_file(connection, file))
+        await stack.services.database.transact(lambda connection: transactions.files.delete_file(connection, file))
         clock.advance(41 * DAY)
         assert await stack.services.cleanup.clean() == Cleaned()
         assert len(stack.bytes_on_disk()) == 1

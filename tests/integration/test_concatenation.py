@@ -137,9 +137,9 @@ async def test_a_complete_part_is_accounted_for_as_one_that_is_open(make_stack_o
     """What has all its bytes, and is open all the same, is brought to its merge by whoever accounts for it: not a part."""
     async with make_stack_on(chunk_size_bytes=64 * KIB) as stack:
         part = (await part_of(stack, CONTENT.data)).rpartition("/")[2]
-        came = [transactions.Received(part, 0, CONTENT.size)]
+        came = [transactions.uploads.Received(part, 0, CONTENT.size)]
         flushed = await stack.services.database.transact(
-            lambda connection: transactions.flush(connection, came, stack.services.clock.now())
+            lambda connection: transactions.uploads.flush(connection, came, stack.services.clock.now())
         )
         assert flushed.open_ids == {part}
 

@@ -27,7 +27,7 @@ from tests.support.stack import Stack
 from tests.support.storing import running_storage
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import queries, transactions
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions.rows import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service import merge
@@ -718,13 +718,13 @@ async def test_bytes_are_accounted_before_a_merge_that_has_much_left_to_hash(
 ) -> None:
     monkeypatch.setattr(merge, "_LONG_MERGE_BYTES", 4 * CHUNK)
     accounted: list[str] = []
-    real = transactions.flush
+    real = transactions.uploads.flush
 
     async def flush(*arguments: object) -> object:
         accounted.append("flush")
         return await real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(transactions, "flush", flush)
+    monkeypatch.setattr(transactions.uploads, "flush", flush)
     async with make_stack_on() as stack:
         await stack.open(CONTENT)
         numbers = list(range(LAST + 1)) if in_order else [*range(1, LAST + 1), 0]

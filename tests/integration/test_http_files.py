@@ -343,7 +343,7 @@ async def test_content_is_removed_only_for_a_deletion_that_is_committed(stack: S
     await held.wait()
     others = []
     for work in (
-        database.transact(lambda connection: transactions.delete_file(connection, row)),
+        database.transact(lambda connection: transactions.files.delete_file(connection, row)),
         files.collect(CONTENT.sha256),
         database.transact(end_all),
     ):

@@ -190,7 +190,7 @@ async def test_a_folder_within_one_of_its_own_name_moves_up_whole(stack: Stack) 
 async def test_a_folder_with_a_damaged_file_is_refused_before_any_byte(filled: Stack, kind: str) -> None:
     (file,) = (await filled.client.get("/me/files", params={"prefix": "photos/2026/x"})).json()["files"]
     await filled.services.database.transact(
-        lambda connection: transactions.note_scrub(
+        lambda connection: transactions.files.note_scrub(
             connection, file["sha256"], damaged=True, now=filled.services.clock.now()
         )
     )
@@ -400,7 +400,7 @@ async def test_no_folder_moves_into_itself(filled: Stack) -> None:
 async def test_a_damaged_file_of_a_selection_is_told_where_the_link_is_made(filled: Stack) -> None:
     (file,) = (await filled.client.get("/me/files", params={"prefix": "photos/2026/x"})).json()["files"]
     await filled.services.database.transact(
-        lambda connection: transactions.note_scrub(
+        lambda connection: transactions.files.note_scrub(
             connection, file["sha256"], damaged=True, now=filled.services.clock.now()
         )
     )

@@ -166,9 +166,9 @@ async def test_a_flusher_that_died_before_its_ack_is_followed_by_one_that_repeat
         await open_with_chunks(stack, 0)
         queue = stack.services.pending.flush_queues[0]
         [claim] = await queue.claim()
-        received = transactions.Received(claim.upload_id, claim.generation, claim.received)
+        received = transactions.uploads.Received(claim.upload_id, claim.generation, claim.received)
         await stack.services.database.transact(
-            lambda connection: transactions.flush(connection, [received], stack.services.clock.now())
+            lambda connection: transactions.uploads.flush(connection, [received], stack.services.clock.now())
         )
         assert await account_of(stack) == Account(unfinished=CHUNK, reserved=CONTENT.size)
         await wait_until_due(queue)
@@ -319,7 +319,7 @@ async def test_a_cancel_that_died_after_its_commit_is_tidied_by_the_flusher(
             await flusher_of(stack).run_once()
         await stack.services.closers.announce(upload)
         await stack.services.database.transact(
-            lambda connection: transactions.close_upload(connection, upload.id, Reason.CANCELLED, NOW)
+            lambda connection: transactions.uploads.close_upload(connection, upload.id, Reason.CANCELLED, NOW)
         )
         assert stack.bytes_on_disk() != []
         await wait_until_due(stack.services.pending.flush_queues[0])
@@ -340,7 +340,7 @@ async def test_a_merge_that_died_after_its_commit_is_tidied_by_the_merger(make_s
             async with services.storage.closing(upload) as closer:
                 place = services.database.outside(lambda: closer.place_blob(CONTENT.sha256))
                 return await services.database.transact(
-                    lambda connection: transactions.merge(
+                    lambda connection: transactions.uploads.merge(
                         connection,
                         upload_id=upload.id,
                         file_id=file_id,
@@ -377,7 +377,9 @@ async def test_a_deletion_that_died_after_its_commit_is_ended_by_the_collector(m
     async with make_stack_on() as stack:
         file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
         file = await stack.services.files.get("alice", file_id)
-        assert await stack.services.database.transact(lambda connection: transactions.delete_file(connection, file))
+        assert await stack.services.database.transact(
+            lambda connection: transactions.files.delete_file(connection, file)
+        )
         assert len(stack.bytes_on_disk()) == 1
         await collector_of(stack).run_once()
         assert stack.bytes_on_disk() == []

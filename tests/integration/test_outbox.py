@@ -16,7 +16,9 @@ from tests.support.statements import statements
 from tests.support.telling import Woken, Written, outbox_of, written
 from uploader.database import models, queries, recount, transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import BlobLost, NotOpen, delete_files, move_files, note_scrub, rows
+from uploader.database.transactions import rows
+from uploader.database.transactions.files import delete_files, move_files, note_scrub
+from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.events import EventType
 from uploader.domain.upload import File, IfExists, Reason, Upload
 from uploader.errors import NameTaken, QuotaExceeded, TooManyUploads, Unavailable
@@ -146,7 +148,7 @@ async def test_of_a_batch_what_was_made_is_told_of(act: Transactions) -> None:
     ]
     verdicts = await act.batch(files, IfExists.FAIL)
     assert [type(verdict) for verdict in verdicts] == [
-        *(transactions.Added, NameTaken, QuotaExceeded, transactions.Added)
+        *(transactions.files.Added, NameTaken, QuotaExceeded, transactions.files.Added)
     ]
     assert await told(act) == [("file.finished", file.id) for file in (taken, files[0], files[3])]
 
@@ -174,7 +176,7 @@ async def test_damage_is_told_of_to_each_who_has_the_content_once(act: Transacti
     sha256 = digests("content")["sha256"]
 
     async def note(damaged: bool) -> None:
-        await act.database.transact(lambda c: transactions.note_scrub(c, sha256, damaged=damaged, now=NOW))
+        await act.database.transact(lambda c: transactions.files.note_scrub(c, sha256, damaged=damaged, now=NOW))
 
     for damaged in (False, True, True):
         await note(damaged)

@@ -575,9 +575,9 @@ async def _rows(scene: Scene) -> Any:
 async def test_a_figure_that_went_down_stays_down_when_a_late_flush_comes(scene: Scene) -> None:
     await _flushed_too_much(scene)
     assert (await scene.reconcile(repair=True)).repaired == 1
-    late = [transactions.Received(scene.open.id, 0, STORED + 5)]
+    late = [transactions.uploads.Received(scene.open.id, 0, STORED + 5)]
     flushed = await scene.stack.services.database.transact(
-        lambda connection: transactions.flush(connection, late, scene.stack.services.clock.now())
+        lambda connection: transactions.uploads.flush(connection, late, scene.stack.services.clock.now())
     )
     assert flushed.changed == 0
     assert (await _check_invariants(scene.stack)).unfinished == STORED
@@ -590,7 +590,7 @@ async def test_a_recount_waits_for_a_change_that_is_not_committed(scene: Scene) 
     await _refs(scene)
     await _finished(scene)
     async with scene.stack.services.database.engine.begin() as connection:
-        await transactions.add_file(connection, copy, IfExists.KEEP, replaced_upload_id=None)
+        await transactions.files.add_file(connection, copy, IfExists.KEEP, replaced_upload_id=None)
         repairing = asyncio.gather(recounting._repair_refs(DONE.sha256), recounting._repair_user("alice"))
         await asyncio.sleep(0.2)
         assert not repairing.done()

@@ -384,7 +384,7 @@ async def lying_at(act: Transactions, key: str, seed: str = "content", size: int
 
 async def relocated(act: Transactions, locations: dict[str, str]) -> None:
     async def work(connection: Connection) -> None:
-        await transactions.relocate(connection, locations, NOW)
+        await transactions.files.relocate(connection, locations, NOW)
 
     await act.database.transact(work)
 
@@ -471,7 +471,7 @@ async def test_a_merge_says_where_the_bytes_are_and_what_was_there_is_put_away(
             return key
 
         await act.database.transact(
-            lambda connection, upload=upload, place=place: transactions.merge(  # type: ignore[misc]
+            lambda connection, upload=upload, place=place: transactions.uploads.merge(  # type: ignore[misc]
                 connection, upload_id=upload.id, file_id=new_id(), place_blob=place, now=NOW, **digests("content")
             )
         )
@@ -489,7 +489,7 @@ async def test_files_that_come_whole_say_where_their_bytes_are(act: Transactions
             return locations
 
         await act.database.transact(
-            lambda connection, place=place: transactions.add_whole_files(  # type: ignore[misc]
+            lambda connection, place=place: transactions.files.add_whole_files(  # type: ignore[misc]
                 connection, [replace(file, id=new_id()) for file in files], IfExists.KEEP, place_blobs=place
             )
         )
@@ -500,7 +500,7 @@ async def test_files_that_come_whole_say_where_their_bytes_are(act: Transactions
         return "w/2/0"
 
     await act.database.transact(
-        lambda connection: transactions.add_file(
+        lambda connection: transactions.files.add_file(
             connection, replace(files[0], id=new_id()), IfExists.KEEP, replaced_upload_id=None, place_blob=place_one
         )
     )
@@ -614,7 +614,7 @@ async def test_what_a_transaction_calls_may_write(database: Database, ledger: Le
     called = database.outside(purge)
     async with asyncio.timeout(PATIENCE_SECONDS):
         assert await database.transact(
-            lambda connection: transactions.with_blob_locked(connection, SHA256, called, NOW), alone=True
+            lambda connection: transactions.files.with_blob_locked(connection, SHA256, called, NOW), alone=True
         )
         await left[0]
     assert {put.key for put in await ledger.copies(SHA256)} == {"u/0", "u/2"}

@@ -15,7 +15,8 @@ from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
 from uploader.database import meta, models, queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import BlobLost, ClaimsChanged, NotOpen, users
+from uploader.database.transactions import users
+from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
 from uploader.domain.upload import STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import QuotaExceeded, TooManyUploads, UploaderError
 from uploader.service.results import Opening, UploadStatus
@@ -177,7 +178,7 @@ async def test_told_digests_are_stored_once_and_stand(act: Transactions) -> None
     async def tell(seed: str) -> Upload:
         md5, sha256 = digests(seed).values()
         return await act.database.transact(
-            lambda connection: transactions.tell_digests(connection, upload.id, md5, sha256)
+            lambda connection: transactions.uploads.tell_digests(connection, upload.id, md5, sha256)
         )
 
     for seed in ("first", "second"):
@@ -193,7 +194,7 @@ async def test_an_md5_is_not_told_twice_by_one_user(act: Transactions) -> None:
     second = await act.open(upload_row(md5=None))
     with pytest.raises(Duplicate):
         await act.database.transact(
-            lambda connection: transactions.tell_digests(connection, second.id, digests("same")["md5"], None)
+            lambda connection: transactions.uploads.tell_digests(connection, second.id, digests("same")["md5"], None)
         )
     assert (await row_of(act, second)).md5 is None
 
@@ -395,7 +396,7 @@ async def test_bytes_that_can_not_be_placed_leave_everything_as_it_was(act: Tran
 
     with pytest.raises(UploaderError):
         await act.database.transact(
-            lambda connection: transactions.merge(
+            lambda connection: transactions.uploads.merge(
                 connection, upload_id=upload.id, file_id="f", place_blob=fail, now=NOW, **digests("content")
             )
         )
@@ -535,7 +536,7 @@ async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Tran
 
     with pytest.raises(UploaderError):
         await act.database.transact(
-            lambda connection: transactions.collect_blob(
+            lambda connection: transactions.files.collect_blob(
                 connection, file.sha256, prepare=act.database.sync, remove=fail, now=NOW
             )
         )
@@ -561,7 +562,7 @@ async def test_a_name_that_the_content_has_already_can_not_be_taken(act: Transac
 
     async def rename(user_id: str, name: str) -> bool:
         return await act.database.transact(
-            lambda connection: transactions.rename_file(connection, user_id, file.id, name)
+            lambda connection: transactions.files.rename_file(connection, user_id, file.id, name)
         )
 
     with pytest.raises(Duplicate):
@@ -619,7 +620,7 @@ async def test_only_uploads_closed_long_ago_are_purged(act: Transactions) -> Non
         later = NOW.replace(year=2031)
         found = await act.database.read(lambda connection: queries.closed_uploads(connection, later, limit))
         ids = [upload.id for upload in found] + [is_open.id]
-        return await act.database.transact(lambda connection: transactions.purge_uploads(connection, ids))
+        return await act.database.transact(lambda connection: transactions.uploads.purge_uploads(connection, ids))
 
     assert await act.database.read(lambda connection: queries.closed_uploads(connection, NOW, 10)) == []
     assert [await purge(2) for _ in range(3)] == [2, 1, 0]

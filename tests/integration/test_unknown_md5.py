@@ -322,7 +322,7 @@ async def test_a_file_that_is_being_made_while_it_is_filled_in_has_it_too(databa
 
     def merge(connection: Connection) -> Awaitable[File]:
         facts: dict[str, Any] = {"md5": None, "sha256": known["sha256"], "now": NOW, "place_blob": place}
-        return transactions.merge(connection, upload_id=upload.id, file_id=new_id(), **facts)
+        return transactions.uploads.merge(connection, upload_id=upload.id, file_id=new_id(), **facts)
 
     making = asyncio.create_task(database.transact(merge))
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -191,4 +191,6 @@ async def test_a_withdrawal_that_was_interrupted_is_carried_out_by_the_next_merg
 async def _commit_withdrawal(stack: Stack, upload: Upload) -> None:
     left = CONTENT.size - 2 * CONTENT.chunk_size
     now = stack.services.clock.now()
-    await stack.services.database.transact(lambda connection: transactions.withdraw(connection, upload.id, left, now))
+    await stack.services.database.transact(
+        lambda connection: transactions.uploads.withdraw(connection, upload.id, left, now)
+    )

@@ -157,7 +157,7 @@ async def deleted_and_opened_by_bob(services: Services, rounds: Sequence[Round])
 
     async def delete_all(connection: Connection) -> None:
         for file in files:
-            assert await transactions.delete_file(connection, file)
+            assert await transactions.files.delete_file(connection, file)
 
     await services.database.transact(delete_all)
     return rounds

@@ -45,7 +45,7 @@ from uploader.accounting.queue import Claim, UploadQueue
 from uploader.bootstrap import Services
 from uploader.database import models
 from uploader.database.engine import Connection, Duplicate
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions.rows import NotOpen
 from uploader.domain.upload import Reason, State, Upload, chunk_length, from_bitmap
 from uploader.errors import (
     ChunksMissing,

@@ -71,20 +71,22 @@ class Transactions:
 
     async def open(self, upload: Upload, max_open_uploads: int = 1000) -> Upload:
         await self.database.transact(
-            lambda connection: transactions.open_upload(
+            lambda connection: transactions.uploads.open_upload(
                 connection, upload, max_open_uploads=max_open_uploads, expires_at=NOW
             )
         )
         return upload
 
-    async def flush(self, *items: tuple[Upload, int, int]) -> transactions.Flushed:
+    async def flush(self, *items: tuple[Upload, int, int]) -> transactions.uploads.Flushed:
         """Each item is an upload, a generation and the bytes received."""
-        batch = [transactions.Received(upload.id, generation, received) for upload, generation, received in items]
-        return await self.database.transact(lambda connection: transactions.flush(connection, batch, NOW))
+        batch = [
+            transactions.uploads.Received(upload.id, generation, received) for upload, generation, received in items
+        ]
+        return await self.database.transact(lambda connection: transactions.uploads.flush(connection, batch, NOW))
 
     async def close(self, upload: Upload, reason: Reason = Reason.CANCELLED) -> Upload:
         return await self.database.transact(
-            lambda connection: transactions.close_upload(connection, upload.id, reason, NOW)
+            lambda connection: transactions.uploads.close_upload(connection, upload.id, reason, NOW)
         )
 
     async def merge(self, upload: Upload, seed: str) -> File:
@@ -93,7 +95,7 @@ class Transactions:
 
         file_id = new_id()
         return await self.database.transact(
-            lambda connection: transactions.merge(
+            lambda connection: transactions.uploads.merge(
                 connection, upload_id=upload.id, file_id=file_id, place_blob=place_blob, now=NOW, **digests(seed)
             )
         )
@@ -108,7 +110,7 @@ class Transactions:
     ) -> tuple[File, bool]:
         replaced_id = None if replaced is None else replaced.id
         added = await self.database.transact(
-            lambda connection: transactions.add_file(connection, file, if_exists, replaced_upload_id=replaced_id)
+            lambda connection: transactions.files.add_file(connection, file, if_exists, replaced_upload_id=replaced_id)
         )
         return added.file, added.is_new
 
@@ -119,7 +121,7 @@ class Transactions:
         *,
         replaced: Upload | None = None,
         place: Callable[[], Awaitable[None]] | None = None,
-    ) -> transactions.Added:
+    ) -> transactions.files.Added:
         """`place`: what happens while the contents are locked, and nothing else is decided."""
 
         async def place_blob() -> None:
@@ -128,28 +130,28 @@ class Transactions:
 
         replaced_id = None if replaced is None else replaced.id
         return await self.database.transact(
-            lambda connection: transactions.add_file(
+            lambda connection: transactions.files.add_file(
                 connection, file, if_exists, replaced_upload_id=replaced_id, place_blob=place_blob
             )
         )
 
     async def batch(
         self, files: Sequence[File], if_exists: IfExists = IfExists.KEEP
-    ) -> list[transactions.Verdict | None]:
+    ) -> list[transactions.files.Verdict | None]:
         async def place_blobs(_: Collection[str]) -> dict[str, str]:
             return {}
 
         return await self.database.transact(
-            lambda connection: transactions.add_whole_files(connection, files, if_exists, place_blobs=place_blobs)
+            lambda connection: transactions.files.add_whole_files(connection, files, if_exists, place_blobs=place_blobs)
         )
 
     async def rename(self, file: File, name: str) -> bool:
         return await self.database.transact(
-            lambda connection: transactions.rename_file(connection, file.user_id, file.id, name)
+            lambda connection: transactions.files.rename_file(connection, file.user_id, file.id, name)
         )
 
     async def delete(self, file: File) -> bool:
-        return await self.database.transact(lambda connection: transactions.delete_file(connection, file))
+        return await self.database.transact(lambda connection: transactions.files.delete_file(connection, file))
 
     async def collect(self, sha256: str, removed: list[str] | None = None) -> bool:
         async def remove() -> None:
@@ -157,7 +159,7 @@ class Transactions:
                 removed.append(sha256)
 
         return await self.database.transact(
-            lambda connection: transactions.collect_blob(
+            lambda connection: transactions.files.collect_blob(
                 connection, sha256, prepare=self.database.sync, remove=remove, now=NOW
             )
         )

@@ -295,7 +295,9 @@ async def test_a_file_becomes_and_goes_as_by_sqlalchemy(
 async def test_an_upload_ends_as_by_sqlalchemy(compared: list[Executable], act: Transactions) -> None:
     await act.create_user()
     by_id = await act.open(upload_row(md5=None))
-    told = await act.database.transact(lambda c: transactions.tell_digests(c, by_id.id, digests("a")["md5"], None))
+    told = await act.database.transact(
+        lambda c: transactions.uploads.tell_digests(c, by_id.id, digests("a")["md5"], None)
+    )
     assert (told.md5, told.sha256) == (digests("a")["md5"], None)
     closed = await act.close(told, Reason.CANCELLED)
     found = await act.database.read(

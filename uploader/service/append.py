@@ -18,7 +18,8 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import LengthTold, NotOpen
+from uploader.database.transactions.rows import NotOpen
+from uploader.database.transactions.uploads import LengthTold
 from uploader.domain.upload import MAX_CHUNK_COUNT, Tail, Upload, chunk_length
 from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS
 from uploader.service.chunk import COUNTED, ConcurrentBodies, Receiving, Stored
@@ -71,7 +72,7 @@ class DeferredLength:
         step = await self._admitted(min(upload.size + FIRST_STEP_BYTES, LONGEST_STEP_BYTES), end - upload.size)
         limit, now = self.limit_bytes(upload), self.clock.now()
         try:
-            grown = await self.database.transact(transactions.grow, upload.id, end, step, limit, now)
+            grown = await self.database.transact(transactions.uploads.grow, upload.id, end, step, limit, now)
         except errors.QuotaExceeded:
             QUOTA_REFUSALS.inc()
             raise
@@ -100,7 +101,7 @@ class DeferredLength:
 
         async def commit(stored: int) -> Upload:
             now = self.clock.now()
-            return await self.database.transact(transactions.tell_length, upload.id, length, stored, now)
+            return await self.database.transact(transactions.uploads.tell_length, upload.id, length, stored, now)
 
         try:
             told = await self.closers.tell_length(upload, commit)

@@ -18,7 +18,7 @@ from uploader import errors
 from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.crashpoints import crash_point
 from uploader.database.engine import Database
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions.rows import NotOpen
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.observability import BYTES_RECEIVED, CHUNK_SECONDS, CHUNKS

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from uploader.clock import Clock
 from uploader.database import meta, queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions.rows import NotOpen
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
@@ -168,7 +168,7 @@ class Cleanup:
         gone = [upload.id for upload in closed if upload.id not in left]
         if not gone:
             return 0
-        return await self.database.transact(transactions.purge_uploads, gone)
+        return await self.database.transact(transactions.uploads.purge_uploads, gone)
 
     async def reset_unfinished(self, *, only_lost: bool = False) -> Reset:
         """Cancel every upload that is open now, or only those whose chunks are lost. Raises Unavailable."""
@@ -314,7 +314,7 @@ class _Run:
 
         try:
             return await self.database.transact(
-                transactions.with_blob_locked, found.name, put_away, self._now, alone=True
+                transactions.files.with_blob_locked, found.name, put_away, self._now, alone=True
             )
         except Duplicate:
             return False  # it has a row by now

@@ -17,7 +17,8 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import meta, queries, transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import LengthTold, NotOpen
+from uploader.database.transactions.rows import NotOpen
+from uploader.database.transactions.uploads import LengthTold
 from uploader.domain.audit_log import Action, Via
 from uploader.domain.upload import (
     REDIS_WORDS,
@@ -89,7 +90,7 @@ class Closers:
         # What users cancel themselves, or what fails, is no act.
         if action is not None and not (reason is Reason.CANCELLED and actor().via is Via.REQUEST):
             told = act(action, now, subject=upload.id, user_id=upload.user_id)
-        await self.database.transact(transactions.close_upload, upload.id, reason, now, told)
+        await self.database.transact(transactions.uploads.close_upload, upload.id, reason, now, told)
         crash_point("close.after_commit")
         logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
         await self.clear(upload, STATE_OF_REASON[reason], closer)
@@ -264,7 +265,7 @@ class Closers:
         await self.storage.check_lost(row)
         await self.announce(row)
         # The generation comes first, as where chunks are withdrawn.
-        generation = await self.database.transact(transactions.withdraw, row.id, 0, self.clock.now())
+        generation = await self.database.transact(transactions.uploads.withdraw, row.id, 0, self.clock.now())
         for found in await self.storage.copies(row.id):
             if await self.storage.restore_upload(found, row):
                 break
@@ -361,7 +362,7 @@ class Closers:
         left = received_bytes(present, upload.extent, upload.chunk_size, tail)
         await self.announce(upload)
         # The generation comes first: figures of the old one have to count for nothing before there is a smaller figure.
-        generation = await self.database.transact(transactions.withdraw, upload.id, left, self.clock.now())
+        generation = await self.database.transact(transactions.uploads.withdraw, upload.id, left, self.clock.now())
         crash_point("withdraw.after_commit")
         await closer.withdraw(numbers, generation=generation, verified=verified)
         crash_point("withdraw.after_map")

@@ -15,7 +15,7 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions.rows import NotOpen
 from uploader.domain.upload import Concatenation, NewWhole, Reason, State, Upload, UploadKind
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
@@ -92,7 +92,7 @@ class Joining:
                     return False
                 await self.closers.announce(part)
             expires_at = whole.created_at + timedelta(seconds=self.settings.upload_expiry_seconds)
-            await self.database.transact(transactions.join_concatenation, whole, expires_at, make_room)
+            await self.database.transact(transactions.uploads.join_concatenation, whole, expires_at, make_room)
             crash_point("join.after_commit")
             self.admission.promise(whole.size)
             for part, closer in held:
@@ -236,7 +236,7 @@ class Concatenations:
         self._check_size(size or 0)
         await self.pre_create_hook.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
         ordered = Concatenation(**asdict(new), created_at=self.clock.now())
-        await self.database.transact(transactions.order_concatenation, ordered, self.settings.max_open_uploads)
+        await self.database.transact(transactions.uploads.order_concatenation, ordered, self.settings.max_open_uploads)
         crash_point("order.after_commit")
         return ordered
 
@@ -289,7 +289,7 @@ class Concatenations:
         return ordered
 
     async def _drop(self, concatenation_id: str) -> bool:
-        return await self.database.transact(transactions.drop_waiting, concatenation_id)
+        return await self.database.transact(transactions.uploads.drop_waiting, concatenation_id)
 
     # Bringing further
 
@@ -325,7 +325,7 @@ class Concatenations:
         if upload is None and not await self._join(ordered):
             return None
         if upload is not None and upload.state is not State.OPEN:
-            await self.database.transact(transactions.settle_concatenation, ordered.id)
+            await self.database.transact(transactions.uploads.settle_concatenation, ordered.id)
             return None
         return self.filling.start(ordered.id)
 

@@ -86,7 +86,7 @@ class Files:
     async def rename(self, user_id: str, file_id: str, name: str) -> File:
         """Raises FileNotFound, NameTaken."""
         try:
-            found = await self.database.transact(transactions.rename_file, user_id, file_id, name)
+            found = await self.database.transact(transactions.files.rename_file, user_id, file_id, name)
         except Duplicate as error:
             raise errors.NameTaken() from error
         if not found:
@@ -96,7 +96,7 @@ class Files:
     async def delete(self, user_id: str, file_id: str) -> None:
         """Delete a file, and its content if this was the last file of it. Raises FileNotFound."""
         file = await self.get(user_id, file_id)
-        if not await self.database.transact(transactions.delete_file, file):
+        if not await self.database.transact(transactions.files.delete_file, file):
             raise errors.FileNotFound()
         crash_point("delete.after_commit")
         try:
@@ -123,7 +123,7 @@ class Files:
             if found is not None:
                 await self.storage.put_away(found)
 
-        collect = partial(transactions.collect_blob, prepare=prepare, remove=remove, now=self.clock.now())
+        collect = partial(transactions.files.collect_blob, prepare=prepare, remove=remove, now=self.clock.now())
         return await self.database.transact(collect, sha256, alone=True)
 
     async def collect_all(self, limit: int = 1000) -> int:
@@ -172,7 +172,7 @@ class Folders:
         """Return how many files that were."""
         deleted = 0
         async for files in self._selected(user_id, selection):
-            deleted += await self.database.transact(transactions.delete_files, files)
+            deleted += await self.database.transact(transactions.files.delete_files, files)
         return deleted
 
     async def move(self, user_id: str, prefix: str, new_prefix: str) -> int:
@@ -213,7 +213,7 @@ class Folders:
     async def _move(self, files: list[File], names: dict[str, str]) -> int:
         for _ in range(_ATTEMPTS):
             try:
-                return await self.database.transact(transactions.move_files, files, names)
+                return await self.database.transact(transactions.files.move_files, files, names)
             except Duplicate:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a twin came at this moment: next time it is there
         raise errors.Unavailable("Files of these names are changing too fast; try again.")

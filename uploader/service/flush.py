@@ -16,7 +16,8 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import NotOpen, Received
+from uploader.database.transactions.rows import NotOpen
+from uploader.database.transactions.uploads import Received
 from uploader.domain.upload import State, Upload
 from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
 from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
@@ -74,7 +75,7 @@ class Flushing:
         up no other; an upload that fails alone is left out, neither acknowledged nor tidied: it is due after the lease."""
         batch = [Received(claim.upload_id, claim.generation, claim.received) for claim in claims]
         try:
-            flushed = await self.database.transact(transactions.flush, batch, self.clock.now())
+            flushed = await self.database.transact(transactions.uploads.flush, batch, self.clock.now())
         except Exception as error:
             if isinstance(error, Unavailable) and not isinstance(error, DatabaseDamaged):
                 raise

@@ -130,14 +130,14 @@ class Healing:
             waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
             wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
         reread_at = now + timedelta(seconds=wait_seconds)
-        await self.database.transact(transactions.note_unreadable, blob.sha256, now, reread_at)
+        await self.database.transact(transactions.files.note_unreadable, blob.sha256, now, reread_at)
 
     async def _note(self, blob: queries.Blob, found: Found | None, good: Digests | None) -> bool:
         """Say in the row how these bytes are, if they are still those of the blob. `good`: None if they are damaged."""
         damaged = good is None
 
         async def note(connection: Connection) -> None:
-            await transactions.note_scrub(
+            await transactions.files.note_scrub(
                 connection, blob.sha256, damaged=damaged, now=self.clock.now(), md5=good.md5 if good else None
             )
 
@@ -168,8 +168,10 @@ class Healing:
             location = await restore(copy)
             crash_point("heal.after_restore")
             if location is not None:
-                await transactions.relocate(connection, {good.sha256: location}, now)
-            await transactions.note_scrub(connection, good.sha256, damaged=False, now=now, restored=True, md5=good.md5)
+                await transactions.files.relocate(connection, {good.sha256: location}, now)
+            await transactions.files.note_scrub(
+                connection, good.sha256, damaged=False, now=now, restored=True, md5=good.md5
+            )
             await note(connection, told)
 
         try:

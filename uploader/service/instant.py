@@ -16,7 +16,7 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.transactions import BlobLost, NotOpen
+from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import Challenge, draw_ranges, proof_of
 from uploader.domain.upload import File, IfExists, Upload
 from uploader.errors import ProofFailed, Unavailable
@@ -199,7 +199,7 @@ class Instant:
         if_exists, replaced_id = opening.if_exists or IfExists.KEEP, None if replaced is None else replaced.id
 
         async def commit() -> Complete:
-            added = await self.database.transact(transactions.add_file, file, if_exists, replaced_id)
+            added = await self.database.transact(transactions.files.add_file, file, if_exists, replaced_id)
             crash_point("instant.after_commit")
             return Complete(file=added.file, created=added.is_new)
 

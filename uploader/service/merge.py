@@ -19,7 +19,8 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import ClaimsChanged, NotOpen, Received
+from uploader.database.transactions.rows import ClaimsChanged, NotOpen
+from uploader.database.transactions.uploads import Received
 from uploader.domain.upload import SUPERSEDED, File, Reason, State, Upload, as_ranges, missing_ranges
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.close import Closers
@@ -171,7 +172,7 @@ class Merging:
         """If the hashing takes long, say in the database now that all bytes are here, and not only after it."""
         if upload.size - await self.storage.digested_bytes(upload) >= _LONG_MERGE_BYTES:
             whole = Received(upload.id, upload.generation, upload.size)
-            await self.database.transact(transactions.flush, [whole], self.clock.now())
+            await self.database.transact(transactions.uploads.flush, [whole], self.clock.now())
             crash_point("merge.after_account")
 
     @asynccontextmanager
@@ -211,7 +212,7 @@ class Merging:
             place = self.database.outside(lambda: closer.place_blob(digests.sha256))
             await self.closers.announce(upload)
             merge = partial(
-                transactions.merge,
+                transactions.uploads.merge,
                 upload_id=upload.id,
                 file_id=new_id(),
                 md5=digests.md5,

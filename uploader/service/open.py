@@ -13,7 +13,7 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.transactions import BlobLost, NotOpen
+from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256, Challenge
 from uploader.domain.reports import Room, Usage, floor_of
 from uploader.domain.upload import ChunkSizes, IfExists, State, Upload, UploadKind
@@ -202,7 +202,7 @@ class Openings:
         wanted = _completed(opening, upload)
         if (wanted.if_exists, wanted.modified_at) != (upload.if_exists, upload.modified_at):
             await self.database.transact(
-                transactions.choose, upload.id, wanted.if_exists or IfExists.KEEP, wanted.modified_at
+                transactions.uploads.choose, upload.id, wanted.if_exists or IfExists.KEEP, wanted.modified_at
             )
         if upload.length_known and upload.size == 0:
             return await self._merge_empty(upload)
@@ -256,7 +256,9 @@ class Openings:
         crash_point("open.after_create")
         try:
             expires_at = upload.created_at + timedelta(seconds=self.settings.upload_expiry_seconds)
-            await self.database.transact(transactions.open_upload, upload, self.settings.max_open_uploads, expires_at)
+            await self.database.transact(
+                transactions.uploads.open_upload, upload, self.settings.max_open_uploads, expires_at
+            )
         except Exception as error:
             if isinstance(error, _ROLLED_BACK) or not await self._may_have_committed(upload):
                 await self.storage.discard(upload)
@@ -330,7 +332,7 @@ class Openings:
 
     async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
         """Store claimed digests; those that somebody else claimed meanwhile stand."""
-        told = await self.database.transact(transactions.tell_digests, upload.id, md5, sha256)
+        told = await self.database.transact(transactions.uploads.tell_digests, upload.id, md5, sha256)
         crash_point("tell.after_commit")
         if md5 is not None and told.md5 != md5:
             raise errors.Md5Conflict()

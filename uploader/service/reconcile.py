@@ -20,7 +20,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import queries, recount
 from uploader.database.engine import Connection, Database
 from uploader.database.recount import RecountedUser, Sums
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions.rows import NotOpen
 from uploader.domain.audit_log import Action
 from uploader.domain.reports import Usage
 from uploader.domain.upload import State, Tail, Upload, from_bitmap, received_bytes, to_bitmap

@@ -10,7 +10,7 @@ from uploader.accounting.pending import Pending
 from uploader.clock import Clock
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions.rows import NotOpen
 from uploader.domain.upload import Reason, State, Upload, chunk_count, missing_ranges
 from uploader.errors import Forbidden, Unavailable, UploadActive, UploadGone, UploadNotFound
 from uploader.service.close import Closers
@@ -66,13 +66,13 @@ class Uploads:
         return upload
 
     async def forget_metadata(self, target: Target) -> None:
-        await self.database.transact(transactions.forget_metadata, target.upload_id or "")
+        await self.database.transact(transactions.uploads.forget_metadata, target.upload_id or "")
 
     async def forget(self, target: Target) -> None:
         """Let nothing be known any more of an upload that became a file, which stays. Raises UploadNotFound."""
         upload = await self.known(target)
         await self.closers.tidy(upload.id)  # without the row nobody could tell whose bytes these are
-        await self.database.transact(transactions.purge_uploads, [upload.id])
+        await self.database.transact(transactions.uploads.purge_uploads, [upload.id])
 
     async def _by_id(self, target: Target) -> Upload | None:
         upload = await self.database.read(queries.upload_by_id, target.upload_id or "", brief=True)

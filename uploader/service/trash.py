@@ -158,7 +158,7 @@ class TrashKeeping:
 
         try:
             now = self.clock.now()
-            gone = await self.database.transact(transactions.with_blob_locked, found.name, purge, now, alone=True)
+            gone = await self.database.transact(transactions.files.with_blob_locked, found.name, purge, now, alone=True)
         except Duplicate:
             return False  # it has a row by now: the next look asks it
         crash_point("trash.after_purge")

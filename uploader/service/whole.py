@@ -13,7 +13,8 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.transactions import Added, BlobLost, NotOpen
+from uploader.database.transactions.files import Added
+from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import File, IfExists
 from uploader.errors import FileTooLarge, NameTaken, NotAllowed, QuotaExceeded, StorageFull, Unavailable, UploaderError
@@ -107,7 +108,7 @@ class Storing:
             return self.storage.place_arrivals([arrival for _, arrival in whole if arrival.sha256_of_bytes in contents])
 
         add = partial(
-            transactions.add_whole_files,
+            transactions.files.add_whole_files,
             files=[self._file(new, arrival) for new, arrival in whole],
             if_exists=whole[0][0].if_exists,
             place_blobs=self.database.in_thread(place),
@@ -135,7 +136,9 @@ class Storing:
             if existing is not None and not existing.may_be(file.sha256, file.size):
                 existing = None
             replaced_id = None if existing is None else existing.id
-            commit = partial(self.database.transact, transactions.add_file, file, new.if_exists, replaced_id, place)
+            commit = partial(
+                self.database.transact, transactions.files.add_file, file, new.if_exists, replaced_id, place
+            )
             try:
                 return _outcome(await self.closers.close_by(existing, commit))
             except (NameTaken, QuotaExceeded, StorageFull) as error:
@@ -176,7 +179,7 @@ async def _refuse(connection: Connection, new: NewFile, size: int) -> None:
     raise usage.refusal(size)
 
 
-def _outcome(verdict: transactions.Verdict) -> Outcome:
+def _outcome(verdict: transactions.files.Verdict) -> Outcome:
     return Complete(file=verdict.file, created=verdict.is_new) if isinstance(verdict, Added) else verdict
 
 
