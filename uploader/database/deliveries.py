@@ -217,14 +217,11 @@ async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
         query = select(_EVENTS.id, _EVENTS.created_at)
         found = await connection.execute(query.where(_EVENTS.id.in_([first for _, first in waiting.values()])))
         times = dict(map(tuple, found))
-    return {
-        sink: SinkState(
-            waiting=waiting.get(sink, (0, ""))[0],
-            dead=dead.get(sink, (0, ""))[0],
-            oldest=times.get(waiting[sink][1]) if sink in waiting else None,
-        )
-        for sink in waiting | dead
-    }
+    told: dict[str, SinkState] = {}
+    for sink in waiting | dead:
+        (waits, first), (died, _) = waiting.get(sink, (0, "")), dead.get(sink, (0, ""))
+        told[sink] = SinkState(waits, died, times.get(first))
+    return told
 
 
 async def _sinks(connection: AsyncConnection, state: str) -> list[str]:

@@ -122,7 +122,6 @@ UPLOADS_OF = select(_rows.upload_id, _rows.multipart_id).where(
 )
 
 _kept = put_away.c
-_OF_KEY = _kept.object_key == bindparam("of_key")
 LOCK_CONTENT_AT = select(blob.c.sha256).where(blob.c.location == bindparam("of_key")).with_for_update()
 ALL_PUT_AWAY = (
     select(put_away).where(_kept.object_key > bindparam("after")).order_by(_kept.object_key).limit(bindparam("most"))
@@ -130,7 +129,7 @@ ALL_PUT_AWAY = (
 COPIES = (
     select(put_away).where(_kept.name == bindparam("of_content")).order_by(_kept.created_at.desc(), _kept.object_key)
 )
-TAKE_OUT = delete(put_away).where(_OF_KEY)
+TAKE_OUT = delete(put_away).where(_kept.object_key == bindparam("of_key"))
 
 
 async def _rows_of(connection: AsyncConnection, query: Executable, values: Values) -> list[Any]:

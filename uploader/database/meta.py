@@ -18,8 +18,7 @@ _REPLACE: dict[str, Insert] = {
     "sqlite": sqlite_insert(models.meta).values(_GIVEN).on_conflict_do_update(index_elements=["name"], set_=_NEW),
     "mysql": mysql_insert(models.meta).values(_GIVEN).on_duplicate_key_update(**_NEW),
 }
-
-
+_VALUE = select(models.meta.c.value).where(models.meta.c.name == bindparam("of_name"))
 # How long a mishap is told: so that somebody sees it who looks once a week.
 _TOLD_DAYS = 7
 
@@ -62,16 +61,14 @@ async def forget_fact(connection: AsyncConnection, name: str) -> None:
 
 
 async def fact(connection: AsyncConnection, name: str) -> str | None:
-    query = select(models.meta.c.value).where(models.meta.c.name == name)
-    stored: str | None = (await connection.execute(query)).scalar()
+    stored: str | None = (await connection.execute(_VALUE, {"of_name": name})).scalar()
     return stored
 
 
 async def lease(connection: AsyncConnection, name: str, owner: str, *, now: datetime, until: datetime) -> bool:
     """Return whether `owner` may do alone, until a moment, what `name` says: it does it already, or nobody does now.
     Raises Duplicate (from the engine) where two are the first at once."""
-    query = select(models.meta.c.value).where(models.meta.c.name == name).with_for_update()
-    stored: str | None = (await connection.execute(query)).scalar()
+    stored: str | None = (await connection.execute(_VALUE.with_for_update(), {"of_name": name})).scalar()
     holder, _, ends_at = (stored or "").partition(" ")
     if holder not in ("", owner) and now < _moment(ends_at, now) <= until:
         return False

@@ -73,17 +73,12 @@ class PathWord(Bytewise):
         return word and word.replace("\0", _NO_TEXT)
 
 
-class _SqliteOctets(LargeBinary):
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
-        return lambda value: value if value is None or isinstance(value, bytes) else b""
-
-
 class Octets(TypeDecorator[bytes]):
     impl = LargeBinary
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(_SqliteOctets() if dialect.name == "sqlite" else LargeBinary())
+    def process_result_value(self, value: Any, dialect: Dialect) -> bytes | None:
+        return value if value is None or isinstance(value, bytes) else b""
 
 
 class _SqliteDateTime(sqlite.DATETIME):

@@ -6,6 +6,7 @@ for each sink.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -28,23 +29,21 @@ _INSERT_DELIVERY = insert(models.delivery)
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(eq=False, repr=False)
 class Outbox:
     """Writes events for those who are told of their types."""
 
-    def __init__(
-        self,
-        sinks_of: Callable[[EventType], tuple[str, ...]],
-        new_id: Callable[[], str],
-        now: Callable[[], datetime],
-        wake: Callable[[], None],
-    ) -> None:
-        """`new_id`: of events, growing with time. `wake`: after a commit that wrote any."""
+    sinks_of: InitVar[Callable[[EventType], tuple[str, ...]]]
+    # Growing with time.
+    new_id: Callable[[], str]
+    now: Callable[[], datetime]
+    # After a commit that wrote any.
+    wake: Callable[[], None]
+    # Events that were written since the start, committed or not.
+    _written: int = field(default=0, init=False)
+
+    def __post_init__(self, sinks_of: Callable[[EventType], tuple[str, ...]]) -> None:
         self._sinks = {kind: sinks_of(kind) for kind in EventType}
-        self._new_id = new_id
-        self._now = now
-        self._wake = wake
-        # Events that were written since the start, committed or not.
-        self._written = 0
 
     def attach(self, engine: Engine) -> None:
         event.listen(engine, "connect", lambda _connection, record: record.info.update({_OUTBOX: self}))
@@ -54,12 +53,12 @@ class Outbox:
 
     async def write(self, connection: AsyncConnection, news: Iterable[News]) -> None:
         events, deliveries = [], []
-        now = self._now()
+        now = self.now()
         for each in news:
             sinks = self._sinks[each.type]
             if not sinks:
                 continue
-            of = {"id": self._new_id(), "type": each.type.value, "subject": each.subject, "user_id": each.user_id}
+            of = {"id": self.new_id(), "type": each.type.value, "subject": each.subject, "user_id": each.user_id}
             events.append({**of, "created_at": now, "data": _encode(each.data)})
             deliveries += [delivery_row(of["id"], sink, now) for sink in sinks]
         if events:
@@ -75,7 +74,7 @@ class Outbox:
             return await commit
         finally:
             if self._written != before:
-                self._wake()
+                self.wake()
 
 
 def delivery_row(event_id: str, sink: str, due_at: datetime) -> dict[str, Any]:
@@ -84,9 +83,7 @@ def delivery_row(event_id: str, sink: str, due_at: datetime) -> dict[str, Any]:
 
 async def tell(connection: AsyncConnection, make: Callable[..., News], *of: object) -> None:
     """Tell in this transaction of what it does."""
-    outbox: Outbox | None = connection.info.get(_OUTBOX)
-    if outbox is not None:
-        await outbox.write(connection, [make(*of)])
+    await tell_all(connection, make, of[:1], *of[1:])
 
 
 async def tell_all(

@@ -114,53 +114,40 @@ async def _slice(
 
 _KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved")
 
+
 # What is kept of a user or a content, and what is counted, lie in rows of their own, which are then added up: so each table
 # is walked once, and nobody is missed who is only in one of them.
-_Figures = Mapping[str, ColumnElement[Any]]
+class _Part(NamedTuple):
+    identifier: ColumnElement[str]
+    figures: Mapping[str, ColumnElement[Any]]
+    conditions: tuple[ColumnElement[bool], ...] = ()
+    is_counted: bool = True
 
 
-def _added_up(
-    identifier: str, names: tuple[str, ...], parts: list[tuple[ColumnElement[str], _Figures, Any]]
-) -> Subquery:
-    """Add figures up by id; each part is an id, its figures, and the rest of its query."""
-    queries = [
-        more(select(id_.label(identifier), *(figures.get(name, literal(0)).label(name) for name in names)))
-        for id_, figures, more in parts
-    ]
+def _added_up(within: _Range, identifier: str, names: tuple[str, ...], *parts: _Part) -> Subquery:
+    queries = []
+    for part in parts:
+        figures = [part.figures.get(name, literal(0)).label(name) for name in names]
+        query = select(part.identifier.label(identifier), *figures)
+        query = query.where(*part.conditions, *within.holds(part.identifier))
+        queries.append(query.group_by(part.identifier) if part.is_counted else query)
     rows = union_all(*queries).subquery()
     sums = [func.sum(rows.c[name]).label(name) for name in names]
     return select(rows.c[identifier], *sums).group_by(rows.c[identifier]).subquery()
 
 
-_USER_FIGURES = ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:]))
-
-
 async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[RecountedUser]:
     users, files, uploads = models.user_info.c, models.file.c, models.upload.c
-    is_open = uploads.state == State.OPEN.value
+    kept = {"there": literal(1), **{name: users[name] for name in _KEPT}}
+    unfinished, reserved = func.sum(uploads.flushed_bytes), func.sum(uploads.size)
+    held = {"counted_use_space_unfinished": unfinished, "counted_reserved": reserved}
     table = _added_up(
+        within,
         "user_id",
-        _USER_FIGURES,
-        [
-            (
-                users.user_id,
-                {"there": literal(1), **{name: users[name] for name in _KEPT}},
-                lambda query: query.where(*within.holds(users.user_id)),
-            ),
-            (
-                files.user_id,
-                {"counted_use_space_finished": func.sum(files.size)},
-                lambda query: query.where(*within.holds(files.user_id)).group_by(files.user_id),
-            ),
-            (
-                uploads.user_id,
-                {
-                    "counted_use_space_unfinished": func.sum(uploads.flushed_bytes),
-                    "counted_reserved": func.sum(uploads.size),
-                },
-                lambda query: query.where(is_open, *within.holds(uploads.user_id)).group_by(uploads.user_id),
-            ),
-        ],
+        ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:])),
+        _Part(users.user_id, kept, is_counted=False),
+        _Part(files.user_id, {"counted_use_space_finished": func.sum(files.size)}),
+        _Part(uploads.user_id, held, (uploads.state == State.OPEN.value,)),
     ).c
     wrong = [table[name] != table[f"counted_{name}"] for name in _KEPT[1:]]
     beyond = [
@@ -170,9 +157,9 @@ async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[
     query = select(*table).where(or_(table.there == 0, *wrong, *beyond)).order_by(table.user_id)
     found = []
     for user_id, there, *figures in await connection.execute(query):
-        kept, counted = map(int, figures[: len(_KEPT)]), map(int, figures[len(_KEPT) :])
-        stored = Usage(user_id=user_id, **dict(zip(_KEPT, kept, strict=True))) if there else None
-        found.append(RecountedUser(user_id, stored, Sums(*counted)))
+        stored, counted = map(int, figures[: len(_KEPT)]), map(int, figures[len(_KEPT) :])
+        usage = Usage(user_id=user_id, **dict(zip(_KEPT, stored, strict=True))) if there else None
+        found.append(RecountedUser(user_id, usage, Sums(*counted)))
     return found
 
 
@@ -188,20 +175,11 @@ async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
 async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[RecountedRefs]:
     blobs, files = models.blob.c, models.file.c
     table = _added_up(
+        within,
         "sha256",
         ("there", "refs", "files"),
-        [
-            (
-                blobs.sha256,
-                {"there": literal(1), "refs": blobs.refs},
-                lambda query: query.where(*within.holds(blobs.sha256)),
-            ),
-            (
-                files.sha256,
-                {"files": func.count()},
-                lambda query: query.where(*within.holds(files.sha256)).group_by(files.sha256),
-            ),
-        ],
+        _Part(blobs.sha256, {"there": literal(1), "refs": blobs.refs}, is_counted=False),
+        _Part(files.sha256, {"files": func.count()}),
     ).c
     query = select(*table).where(or_(table.there == 0, table.refs != table.files)).order_by(table.sha256)
     return [

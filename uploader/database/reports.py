@@ -72,22 +72,19 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The rows with `condition`, counted by the user they belong to."""
+    """The rows with `conditions`, counted by the user they belong to."""
 
     user_id: ColumnElement[str]
-    condition: ColumnElement[bool] | None = None
-
-    def conditions(self, *more: ColumnElement[bool]) -> list[ColumnElement[bool]]:
-        return [*more] if self.condition is None else [self.condition, *more]
+    conditions: tuple[ColumnElement[bool], ...] = ()
 
     def counts(self) -> "Select[Any]":
         columns: list[ColumnElement[Any]] = [self.user_id, func.count()]
-        return select(*columns).where(*self.conditions()).group_by(self.user_id)
+        return select(*columns).where(*self.conditions).group_by(self.user_id)
 
 
 COUNTED = {
     "files": Counted(_FILES.user_id),
-    "open_uploads": Counted(_UPLOADS.user_id, _UPLOADS.open_flag == 1),
+    "open_uploads": Counted(_UPLOADS.user_id, (_UPLOADS.open_flag == 1,)),
 }
 
 
@@ -139,7 +136,7 @@ async def _who_have_none(
     if limit <= 0:
         return []
     counted, users = COUNTED[name], _USERS
-    some = select(counted.user_id).where(*counted.conditions(counted.user_id == users.user_id))
+    some = select(counted.user_id).where(*counted.conditions, counted.user_id == users.user_id)
     query = select(users.user_id).where(users.user_id > after, ~exists(some)).order_by(users.user_id).limit(limit)
     if containing:
         query = query.where(_contains(users.user_id, containing))
@@ -236,18 +233,19 @@ async def totals(connection: AsyncConnection, months: list[TempMonth]) -> Totals
     accounts = select(
         func.count(), *halves, _sum(_USERS.use_space_finished), _sum(_USERS.use_space_unfinished), _sum(_USERS.reserved)
     )
-    of_users = [int(value) for value in (await connection.execute(accounts)).one()]
+    users, high, low, finished, unfinished, reserved = map(int, (await connection.execute(accounts)).one())
     contents = select(func.count(), _sum(_BLOBS.refs), _sum(_BLOBS.size * _BLOBS.refs), _sum(_BLOBS.size))
-    of_blobs = [int(value) for value in (await connection.execute(contents.where(_BLOBS.refs > 0))).one()]
+    of_blobs = (await connection.execute(contents.where(_BLOBS.refs > 0))).one()
+    blobs, files, logical_bytes, physical_bytes = map(int, of_blobs)
     return Totals(
-        users=of_users[0],
-        files=of_blobs[1],
-        blobs=of_blobs[0],
+        users=users,
+        files=files,
+        blobs=blobs,
         open_uploads=sum(month.open_uploads for month in months),
-        total_space=min(_LARGEST, (of_users[1] << 32) + of_users[2]),
-        use_space_finished=of_users[3],
-        use_space_unfinished=of_users[4],
-        reserved=of_users[5],
-        logical_bytes=of_blobs[2],
-        physical_bytes=of_blobs[3],
+        total_space=min(_LARGEST, (high << 32) + low),
+        use_space_finished=finished,
+        use_space_unfinished=unfinished,
+        reserved=reserved,
+        logical_bytes=logical_bytes,
+        physical_bytes=physical_bytes,
     )

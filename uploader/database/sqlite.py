@@ -15,10 +15,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from resource import RUSAGE_THREAD, getrusage
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
@@ -370,26 +370,22 @@ class SqliteEngine:
             yield connection
             connection.run("COMMIT")
 
-    @contextmanager
-    def reading(self) -> Iterator[Statements]:
-        with self._beginning("BEGIN") as connection:
-            yield connection
+    def reading(self) -> AbstractContextManager[Statements]:
+        return self._beginning("BEGIN")
 
     @contextmanager
     def _beginning(self, begin: str) -> Iterator[Statements]:
         """A transaction, rolled back unless it is committed."""
-        connection = Statements(self.sync_engine, self._pooled(), self._texts)
+        try:
+            pooled = self.sync_engine.raw_connection()
+        except sqlite3.Error as error:
+            raise wrapped(error, None) from error
+        connection = Statements(self.sync_engine, pooled, self._texts)
         try:
             connection.run(begin)
             yield connection
         finally:
             connection.close()
-
-    def _pooled(self) -> PoolProxiedConnection:
-        try:
-            return self.sync_engine.raw_connection()
-        except sqlite3.Error as error:
-            raise wrapped(error, None) from error
 
     async def dispose(self) -> None:
         self.sync_engine.dispose()
@@ -538,12 +534,6 @@ def _configure(connection: Any, _record: Any) -> None:
     # The driver begins nothing by itself; `_begin` does.
     connection.isolation_level = None
     # A byte that is no UTF-8 is no error of the whole query; see `models.py`.
-    connection.text_factory = _text
-    cursor = connection.cursor()
+    connection.text_factory = partial(bytes.decode, errors="replace")
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
+        connection.execute(f"PRAGMA {pragma}").close()

@@ -12,7 +12,7 @@ import asyncio
 import heapq
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import islice
@@ -88,13 +88,11 @@ class Copying:
             return False
         if not self.rereads:
             return True
-        descriptor = self.tree.open(sha256)
         try:
-            check(sha256, descriptor)
+            with disk.opened(self.tree.open(sha256)) as descriptor:
+                check(sha256, descriptor)
         except BlobDamaged:
             return False
-        finally:
-            disk.close(descriptor)
         return True
 
     async def _copy(self, sha256: str, size: int) -> None:
@@ -179,11 +177,8 @@ class Backups:
             raise BackupRefused(await self.database.read(_why_there_is_no_id))
         if _is_within(path, self.data) or _is_within(self.data, path):
             raise BackupRefused(f"{path} and the data directory {self.data} are not apart")
-        directory = await asyncio.to_thread(BackupDirectory.claim, path, owner)
-        try:
+        with closing(await asyncio.to_thread(BackupDirectory.claim, path, owner)) as directory:
             return await self._back_up(directory, tell, rereads, keeps)
-        finally:
-            directory.close()
 
     async def _back_up(self, directory: BackupDirectory, tell: Tell, rereads: bool, keeps: int | None) -> BackedUp:
         stamp, begun = await asyncio.to_thread(directory.begin, self.clock.now())
@@ -374,11 +369,8 @@ class Restoring:
         await asyncio.to_thread(root.open)
 
         async def sources(sha256: str, _size: int) -> AsyncIterator[int]:
-            with suppress(FileNotFoundError):
-                descriptor = await asyncio.to_thread(plan.directory.blobs.open, sha256)
-                try:
-                    yield descriptor
-                finally:
-                    disk.close(descriptor)
+            opening = asyncio.to_thread(plan.directory.blobs.open, sha256)
+            with suppress(FileNotFoundError), disk.opened(await opening) as descriptor:
+                yield descriptor
 
         return await Copying(BlobTree(root), sources, tell).run(plan.dump)
