@@ -145,7 +145,7 @@ def _write_rows(file: Any, rows: Any) -> None:
 async def load_tables(connection: AsyncConnection, directory: Path) -> None:
     """Insert into the tables of the dump's revision, which are empty."""
     parts = _parts(directory)
-    while (part := await asyncio.to_thread(next, parts, None)) is not None:
+    while part := await asyncio.to_thread(next, parts, None):
         table, columns, rows = part
         names, values = ", ".join(f"`{name}`" for name in columns), ", ".join(f":{name}" for name in columns)
         statement = f"INSERT INTO `{table}` ({names}) VALUES ({values})"  # noqa: S608 (they were looked at)

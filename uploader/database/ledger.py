@@ -100,19 +100,9 @@ LOCATIONS = select(blob.c.sha256, blob.c.location).where(
     blob.c.sha256.in_(bindparam("sha256s", expanding=True)), blob.c.location.is_not(None)
 )
 CONTENTS_AT = select(blob.c.location, blob.c.sha256).where(blob.c.location.in_(_KEYS))
+_NAMING = (blob.c.location, chunk.c.object_key, multipart.c.tail_key, _pieces.object_key, put_away.c.object_key)
 # One statement, so that a key that moves from one place to another is seen in one of them.
-NAMED = union_all(
-    *(
-        select(column).where(column.in_(_KEYS))
-        for column in (
-            blob.c.location,
-            chunk.c.object_key,
-            multipart.c.tail_key,
-            _pieces.object_key,
-            put_away.c.object_key,
-        )
-    )
-)
+NAMED = union_all(*(select(column).where(column.in_(_KEYS)) for column in _NAMING))
 KEPT = union_all(
     *(select(column).where(column.in_(_KEYS)) for column in (blob.c.location, put_away.c.object_key)),
     select(_pieces.object_key).where(_pieces.object_key.in_(_KEYS), _pieces.whole_id != bindparam("but_of")),

@@ -11,25 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Executable,
-    LargeBinary,
-    Select,
-    TextualSelect,
-    and_,
-    bindparam,
-    cast,
-    exists,
-    func,
-    literal,
-    literal_column,
-    or_,
-    select,
-    text,
-    tuple_,
-)
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
@@ -39,7 +21,7 @@ from uploader.domain.reports import Usage
 from uploader.domain.upload import Concatenation, File, Upload, if_exists_of, kind_of, state_of
 
 T = TypeVar("T")
-Columns = ReadOnlyColumnCollection[str, Column[Any]]
+Columns = ReadOnlyColumnCollection[str, sa.Column[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +41,9 @@ class Token:
         return self.token_sha256[:16]
 
 
-def _are_given(table: Columns, *columns: str) -> list[ColumnElement[bool]]:
+def _are_given(table: Columns, *columns: str) -> list[sa.ColumnElement[bool]]:
     """The conditions that columns are the values of the same names that come with a run."""
-    return [table[column] == bindparam(column) for column in columns]
+    return [table[column] == sa.bindparam(column) for column in columns]
 
 
 _UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
@@ -73,47 +55,49 @@ UPLOAD_COLUMNS = [
     _UPLOADS[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
 ]
 FILE_COLUMNS = [field.name for field in fields(File) if field.name != "damaged"]
-USAGE = select(*(_USERS[field.name] for field in fields(Usage)))
-_TOKEN = select(*(_TOKENS[field.name] for field in fields(Token)))
+USAGE = sa.select(*(_USERS[field.name] for field in fields(Usage)))
+_TOKEN = sa.select(*(_TOKENS[field.name] for field in fields(Token)))
 
 
-_UPLOAD = select(*UPLOAD_COLUMNS)
-FILE = select(
+_UPLOAD = sa.select(*UPLOAD_COLUMNS)
+FILE = sa.select(
     *(_FILES[name] for name in FILE_COLUMNS),
-    func.coalesce(_BLOBS.damaged, _BLOBS.sha256.is_(None)).label("damaged"),
+    sa.func.coalesce(_BLOBS.damaged, _BLOBS.sha256.is_(None)).label("damaged"),
 ).outerjoin_from(models.file, models.blob, _FILES.sha256 == _BLOBS.sha256)
-_UPLOAD_BY_ID = _UPLOAD.where(_UPLOADS.id == bindparam("upload_id")).limit(1)
+_UPLOAD_BY_ID = _UPLOAD.where(_UPLOADS.id == sa.bindparam("upload_id")).limit(1)
 _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
-_OPEN_UPLOADS_OF_USER = (_UPLOADS.user_id == bindparam("user_id"), _UPLOADS.open_flag == 1)
-_OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, _UPLOADS.md5 == bindparam("md5")).limit(1)
+_OPEN_UPLOADS_OF_USER = (_UPLOADS.user_id == sa.bindparam("user_id"), _UPLOADS.open_flag == 1)
+_OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, _UPLOADS.md5 == sa.bindparam("md5")).limit(1)
 _NEWEST_CLOSED_UPLOAD = (
     _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "md5"))
-    .where(_UPLOADS.closed_at > bindparam("closed_after"))
+    .where(_UPLOADS.closed_at > sa.bindparam("closed_after"))
     .order_by(_UPLOADS.closed_at.desc(), _UPLOADS.id.desc())
     .limit(1)
 )
 _UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "idempotency_key")).limit(1)
 _OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER).order_by(_UPLOADS.id.desc())
-_COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
+_COUNT_OF_OPEN_UPLOADS = sa.select(sa.func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
 _FILE_BY_CONTENT = FILE.where(*_are_given(_FILES, "user_id", "sha256", "name")).limit(1)
-_FILES_OF_USER = FILE.where(_FILES.user_id == bindparam("user_id"))
-_FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(bindparam("names", expanding=True))).order_by(_FILES.id)
-_FILES_BY_CONTENTS = _FILES_OF_USER.where(tuple_(_FILES.sha256, _FILES.name).in_(bindparam("contents", expanding=True)))
+_FILES_OF_USER = FILE.where(_FILES.user_id == sa.bindparam("user_id"))
+_FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(sa.bindparam("names", expanding=True))).order_by(_FILES.id)
+_FILES_BY_CONTENTS = _FILES_OF_USER.where(
+    sa.tuple_(_FILES.sha256, _FILES.name).in_(sa.bindparam("contents", expanding=True))
+)
 # SQLite uses no index for a list of tuples, but it does for a table that it is joined with. The user is in that, too: it
 # would begin with a condition on the user, and look at all files.
-_ITEM = func.json_each(bindparam("contents")).table_valued("value", name="item")
+_ITEM = sa.func.json_each(sa.bindparam("contents")).table_valued("value", name="item")
 _FILES_IN_JSON = FILE.join(
     _ITEM,
-    and_(
+    sa.and_(
         *(
-            _FILES[name] == cast(_ITEM.c.value.op("->>")(literal_column(str(place))), LargeBinary)
+            _FILES[name] == sa.cast(_ITEM.c.value.op("->>")(sa.literal_column(str(place))), sa.LargeBinary)
             for place, name in enumerate(("user_id", "sha256", "name"))
         )
     ),
 )
 _FILE_BY_ID = FILE.where(*_are_given(_FILES, "id", "user_id")).limit(1)
-_TOKEN_BY_HASH = _TOKEN.where(_TOKENS.token_sha256 == bindparam("token_sha256")).limit(1)
-_USAGE = USAGE.where(_USERS.user_id == bindparam("user_id")).limit(1)
+_TOKEN_BY_HASH = _TOKEN.where(_TOKENS.token_sha256 == sa.bindparam("token_sha256")).limit(1)
+_USAGE = USAGE.where(_USERS.user_id == sa.bindparam("user_id")).limit(1)
 _LOCKED_USAGE = _USAGE.with_for_update()
 
 
@@ -123,22 +107,24 @@ def upload_of(**row: Any) -> Upload:
 
 
 async def first_of(
-    connection: AsyncConnection, make: Callable[..., T], query: Executable, **values: object
+    connection: AsyncConnection, make: Callable[..., T], query: sa.Executable, **values: object
 ) -> T | None:
     row = (await connection.execute(query, values)).mappings().first()
     return None if row is None else make(**row)
 
 
-async def all_of(connection: AsyncConnection, make: Callable[..., T], query: Executable, **values: object) -> list[T]:
+async def all_of(
+    connection: AsyncConnection, make: Callable[..., T], query: sa.Executable, **values: object
+) -> list[T]:
     return [make(**row) for row in (await connection.execute(query, values)).mappings()]
 
 
-async def count(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
+async def count(connection: AsyncConnection, *conditions: sa.ColumnElement[bool]) -> int:
     """Count the rows of a table that fulfil all conditions."""
-    return int((await connection.execute(select(func.count()).where(*conditions))).scalar_one())
+    return int((await connection.execute(sa.select(sa.func.count()).where(*conditions))).scalar_one())
 
 
-def _after(query: "Select[Any]", key: ColumnElement[str], after: str, limit: int) -> "Select[Any]":
+def _after(query: "sa.Select[Any]", key: sa.ColumnElement[str], after: str, limit: int) -> "sa.Select[Any]":
     return query.where(key > after).order_by(key).limit(limit)
 
 
@@ -148,7 +134,7 @@ async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: boo
 
 async def is_inserted(connection: AsyncConnection, upload_id: str) -> bool:
     """Whether an upload has a row; an error that is retried while a transaction that inserts one has not ended."""
-    query = select(_UPLOADS.id).where(_UPLOADS.id == upload_id).with_for_update(nowait=True)
+    query = sa.select(_UPLOADS.id).where(_UPLOADS.id == upload_id).with_for_update(nowait=True)
     return (await connection.execute(query)).first() is not None
 
 
@@ -210,12 +196,12 @@ async def all_open_uploads(
 async def promised_bytes(connection: AsyncConnection) -> int:
     """Add up the bytes that open uploads may still write, by the counters of the users: the uploads are far more, and a
     counter of all would be a row that everybody waits for."""
-    query = select(func.coalesce(func.sum(_USERS.reserved - _USERS.use_space_unfinished), 0))
+    query = sa.select(sa.func.coalesce(sa.func.sum(_USERS.reserved - _USERS.use_space_unfinished), 0))
     return int((await connection.execute(query)).scalar_one())
 
 
 @cache
-def _newest_file(sound: bool, *facts: str) -> "Select[Any]":
+def _newest_file(sound: bool, *facts: str) -> "sa.Select[Any]":
     of_sound = [~_BLOBS.damaged, _BLOBS.reread_at.is_(None)] if sound else []
     return FILE.where(*_are_given(_FILES, *facts), *of_sound).order_by(_FILES.id.desc()).limit(1)
 
@@ -307,7 +293,7 @@ class Blob:
 
 _BLOB_COLUMNS = [_BLOBS[field.name] for field in fields(Blob)]
 
-_BLOB = select(*_BLOB_COLUMNS)
+_BLOB = sa.select(*_BLOB_COLUMNS)
 _BLOBS_BY_MD5 = _BLOB.where(*_are_given(_BLOBS, "md5", "size")).order_by(_BLOBS.sha256)
 # A list of MD5s is a table, as in `transactions/rows.py`: asked with IN, MariaDB walks over all files of the user.
 _OF_USER_SQLITE = """
@@ -324,15 +310,15 @@ STRAIGHT_JOIN `blob` ON `blob`.sha256 = file.sha256
 """
 
 
-def _of_user(statement: str) -> TextualSelect:
+def _of_user(statement: str) -> sa.TextualSelect:
     columns = ", ".join(f"`blob`.{column.name}" for column in _BLOB_COLUMNS)
-    bound = text(statement.format(columns=columns)).bindparams(bindparam("user_id", type_=_FILES.user_id.type))
+    bound = sa.text(statement.format(columns=columns)).bindparams(sa.bindparam("user_id", type_=_FILES.user_id.type))
     return bound.columns(*_BLOB_COLUMNS)
 
 
 _OF_USER = {"sqlite": _of_user(_OF_USER_SQLITE), "mysql": _of_user(_OF_USER_MYSQL)}
-_BLOB_BY_SHA256 = _BLOB.where(_BLOBS.sha256 == bindparam("sha256")).limit(1)
-_MD5_OF_BLOB = select(_BLOBS.md5).where(_BLOBS.sha256 == bindparam("of_blob"))
+_BLOB_BY_SHA256 = _BLOB.where(_BLOBS.sha256 == sa.bindparam("sha256")).limit(1)
+_MD5_OF_BLOB = sa.select(_BLOBS.md5).where(_BLOBS.sha256 == sa.bindparam("of_blob"))
 _LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
@@ -363,7 +349,7 @@ async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> di
 
 async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
     """Those of `sha256s` that have a row; `lock` waits for rows on their way, too."""
-    query = select(_BLOBS.sha256).where(_BLOBS.sha256.in_(sha256s)).order_by(_BLOBS.sha256)
+    query = sa.select(_BLOBS.sha256).where(_BLOBS.sha256.in_(sha256s)).order_by(_BLOBS.sha256)
     return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
 
 
@@ -391,8 +377,8 @@ async def blobs_to_reread(connection: AsyncConnection, now: datetime, limit: int
 
 async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
     """When the oldest blob in use was placed that was never read back; and the earliest moment at which another was."""
-    placed = select(func.min(_BLOBS.created_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_(None))
-    scrubbed = select(func.min(_BLOBS.scrubbed_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_not(None))
+    placed = sa.select(sa.func.min(_BLOBS.created_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_(None))
+    scrubbed = sa.select(sa.func.min(_BLOBS.scrubbed_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_not(None))
     return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
 
 
@@ -406,7 +392,7 @@ async def count_unreadable_blobs(connection: AsyncConnection) -> int:
 
 
 async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
-    query = select(_BLOBS.sha256).where(_BLOBS.refs == 0).limit(limit)
+    query = sa.select(_BLOBS.sha256).where(_BLOBS.refs == 0).limit(limit)
     return list((await connection.execute(query)).scalars())
 
 
@@ -430,30 +416,32 @@ async def concatenation_by_id(
 
 
 async def concatenation_by_parts(connection: AsyncConnection, user_id: str, parts_sha256: str) -> Concatenation | None:
-    return await _first_concatenation(connection, and_(_PLANS.user_id == user_id, _PLANS.parts_sha256 == parts_sha256))
+    return await _first_concatenation(
+        connection, sa.and_(_PLANS.user_id == user_id, _PLANS.parts_sha256 == parts_sha256)
+    )
 
 
 async def _first_concatenation(
-    connection: AsyncConnection, condition: ColumnElement[bool], *, lock: bool = False
+    connection: AsyncConnection, condition: sa.ColumnElement[bool], *, lock: bool = False
 ) -> Concatenation | None:
-    query = select(*_COLUMNS).where(condition)
+    query = sa.select(*_COLUMNS).where(condition)
     row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
     if row is None:
         return None
-    parts = select(_PARTS.part_id).where(_PARTS.concatenation_id == row["id"]).order_by(_PARTS.position)
+    parts = sa.select(_PARTS.part_id).where(_PARTS.concatenation_id == row["id"]).order_by(_PARTS.position)
     return Concatenation(**row, part_ids=tuple((await connection.execute(parts)).scalars()))
 
 
 async def is_concatenation(connection: AsyncConnection, user_id: str, concatenation_id: str) -> bool:
     """Whether there is, or was, such a concatenation of a user."""
-    query = select(_PLANS.id).where(_PLANS.id == concatenation_id, _PLANS.user_id == user_id)
+    query = sa.select(_PLANS.id).where(_PLANS.id == concatenation_id, _PLANS.user_id == user_id)
     return (await connection.execute(query)).first() is not None
 
 
 async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) -> list[str]:
     """The ids of the open ones that name a part."""
     query = (
-        select(_PLANS.id)
+        sa.select(_PLANS.id)
         .join_from(models.concatenation_part, models.concatenation, _PLANS.id == _PARTS.concatenation_id)
         .where(_PARTS.part_id == part_id, _PLANS.open_flag == 1)
     )
@@ -464,17 +452,17 @@ async def due_concatenations(connection: AsyncConnection, after: str, limit: int
     """The ids of those that have an upload already; or a part of which has ended otherwise; or all of whose parts are
     complete, as far as that was accounted for."""
     own_part = _PARTS.concatenation_id == _PLANS.id
-    is_open = and_(_UPLOADS.id == _PARTS.part_id, _UPLOADS.open_flag == 1)
-    is_joined = exists().where(_UPLOADS.id == _PLANS.id)
-    has_lost_a_part = exists().where(own_part, ~exists().where(is_open))
-    has_all = and_(_UPLOADS.length_known, _UPLOADS.flushed_bytes >= _UPLOADS.size)
-    is_under_way = exists().where(own_part, is_open, ~has_all)
-    query = select(_PLANS.id).where(_PLANS.open_flag == 1, or_(is_joined, has_lost_a_part, ~is_under_way))
+    is_open = sa.and_(_UPLOADS.id == _PARTS.part_id, _UPLOADS.open_flag == 1)
+    is_joined = sa.exists().where(_UPLOADS.id == _PLANS.id)
+    has_lost_a_part = sa.exists().where(own_part, ~sa.exists().where(is_open))
+    has_all = sa.and_(_UPLOADS.length_known, _UPLOADS.flushed_bytes >= _UPLOADS.size)
+    is_under_way = sa.exists().where(own_part, is_open, ~has_all)
+    query = sa.select(_PLANS.id).where(_PLANS.open_flag == 1, sa.or_(is_joined, has_lost_a_part, ~is_under_way))
     return list((await connection.execute(_after(query, _PLANS.id, after, limit))).scalars())
 
 
 async def count_waiting_concatenations(connection: AsyncConnection, user_id: str) -> int:
-    is_joined = exists().where(_UPLOADS.id == _PLANS.id)
+    is_joined = sa.exists().where(_UPLOADS.id == _PLANS.id)
     return await count(connection, _PLANS.user_id == user_id, _PLANS.open_flag == 1, ~is_joined)
 
 
@@ -493,21 +481,21 @@ async def files(
 def _ids_by_part_of_name(user_id: str, limit: int, after: str | None, prefix: str | None, part: str) -> Any:
     """Scan the index of names alone, which is a fraction of the table: rows are looked at where a name matches."""
     # Not the column itself, or SQLite would rather walk the rows in the order of their ids.
-    key = func.substr(_FILES.id, 1, type_=_FILES.id.type)
-    conditions = [*_conditions(user_id, key, after, prefix), func.instr(_FILES.name, part.encode()) > 0]
-    found = select(_FILES.id).where(*conditions).order_by(key.desc()).limit(limit).subquery()
-    return select(found.c.id)
+    key = sa.func.substr(_FILES.id, 1, type_=_FILES.id.type)
+    conditions = [*_conditions(user_id, key, after, prefix), sa.func.instr(_FILES.name, part.encode()) > 0]
+    found = sa.select(_FILES.id).where(*conditions).order_by(key.desc()).limit(limit).subquery()
+    return sa.select(found.c.id)
 
 
 def _conditions(
-    user_id: str, key: ColumnElement[str], after: str | None, prefix: str | None
-) -> list[ColumnElement[bool]]:
+    user_id: str, key: sa.ColumnElement[str], after: str | None, prefix: str | None
+) -> list[sa.ColumnElement[bool]]:
     conditions = [_FILES.user_id == user_id]
     if after is not None:
         conditions.append(key < after)
     if prefix:
         # substr works on bytes here: the column is binary in every database.
-        conditions.append(func.substr(_FILES.name, 1, len(prefix.encode())) == prefix.encode())
+        conditions.append(sa.func.substr(_FILES.name, 1, len(prefix.encode())) == prefix.encode())
     return conditions
 
 
@@ -519,9 +507,11 @@ async def folders(
 ) -> list[Folder]:
     """The folders right below a prefix, by name, with all that is in them."""
     slash = _slash_after(prefix)
-    folder = func.substr(_FILES.name, 1, len(prefix.encode()) + slash, type_=_FILES.name.type).label("name")
+    folder = sa.func.substr(_FILES.name, 1, len(prefix.encode()) + slash, type_=_FILES.name.type).label("name")
     query = (
-        select(folder, func.count().label("files"), func.sum(_FILES.size, type_=_FILES.size.type).label("bytes"))
+        sa.select(
+            folder, sa.func.count().label("files"), sa.func.sum(_FILES.size, type_=_FILES.size.type).label("bytes")
+        )
         .where(*_below(user_id, prefix), slash > 0)
         .group_by(folder)
         .order_by(folder)
@@ -541,7 +531,7 @@ async def files_of_folder(
     )
     if after is not None:
         name, file_id = after
-        query = query.where(or_(_FILES.name > name, and_(_FILES.name == name, _FILES.id > file_id)))
+        query = query.where(sa.or_(_FILES.name > name, sa.and_(_FILES.name == name, _FILES.id > file_id)))
     return await all_of(connection, File, query)
 
 
@@ -549,13 +539,13 @@ async def files_below(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None, shortest: bool = False
 ) -> list[File]:
     """Files whose names start with a prefix, after a file, by their ids; or the shortest names first."""
-    length = func.length(_FILES.name)
+    length = sa.func.length(_FILES.name)
     order = [length, _FILES.id] if shortest else [_FILES.id]
     query = FILE.where(*_below(user_id, prefix)).order_by(*order).limit(limit)
     if after is not None:
         later = _FILES.id > after.id
         reached = len(after.name.encode())
-        query = query.where(or_(length > reached, and_(length == reached, later)) if shortest else later)
+        query = query.where(sa.or_(length > reached, sa.and_(length == reached, later)) if shortest else later)
     return await all_of(connection, File, query)
 
 
@@ -566,20 +556,20 @@ async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[
 
 async def damaged_below(connection: AsyncConnection, user_id: str, prefix: str) -> File | None:
     """A file whose name starts with a prefix and whose content is known to be damaged."""
-    query = FILE.where(*_below(user_id, prefix), or_(_BLOBS.damaged, _BLOBS.sha256.is_(None))).limit(1)
+    query = FILE.where(*_below(user_id, prefix), sa.or_(_BLOBS.damaged, _BLOBS.sha256.is_(None))).limit(1)
     return await first_of(connection, File, query)
 
 
-def _below(user_id: str, prefix: str) -> list[ColumnElement[bool]]:
+def _below(user_id: str, prefix: str) -> list[sa.ColumnElement[bool]]:
     """By the index of names, so that what lies elsewhere costs nothing."""
     if not prefix:
         return [_FILES.user_id == user_id]
     raw = prefix.encode()
     # In UTF-8 no byte is the largest one.
-    beyond = literal(raw[:-1] + bytes([raw[-1] + 1]), LargeBinary)
+    beyond = sa.literal(raw[:-1] + bytes([raw[-1] + 1]), sa.LargeBinary)
     return [_FILES.user_id == user_id, _FILES.name >= prefix, _FILES.name < beyond]
 
 
-def _slash_after(prefix: str) -> ColumnElement[int]:
+def _slash_after(prefix: str) -> sa.ColumnElement[int]:
     """Where after the prefix a name has its first slash, counted from 1; 0: nowhere."""
-    return func.instr(func.substr(_FILES.name, len(prefix.encode()) + 1), _SLASH)
+    return sa.func.instr(sa.func.substr(_FILES.name, len(prefix.encode()) + 1), _SLASH)

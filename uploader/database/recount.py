@@ -10,22 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from sqlalchemy import (
-    Boolean,
-    Column,
-    ColumnElement,
-    LargeBinary,
-    SmallInteger,
-    Subquery,
-    Table,
-    func,
-    literal,
-    or_,
-    select,
-    text,
-    union_all,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
@@ -80,7 +65,7 @@ class _Range:
     after: str
     until: str | None
 
-    def holds(self, identifier: ColumnElement[str]) -> list[ColumnElement[bool]]:
+    def holds(self, identifier: sa.ColumnElement[str]) -> list[sa.ColumnElement[bool]]:
         return [identifier > self.after, *([] if self.until is None else [identifier <= self.until])]
 
 
@@ -100,13 +85,13 @@ async def recounted_user(connection: AsyncConnection, user_id: str) -> Recounted
 
 async def _slice(
     connection: AsyncConnection,
-    identifier: Column[str],
+    identifier: sa.Column[str],
     after: str,
     count: int,
     recounted: Callable[[AsyncConnection, _Range], Awaitable[list[Row]]],
 ) -> Slice[Row]:
     """The last slice holds whatever follows."""
-    last = select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
+    last = sa.select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
     within = _Range(after, (await connection.execute(last)).scalar())
     found = await queries.count(connection, *within.holds(identifier))
     return Slice(within.until, found, await recounted(connection, within))
@@ -118,35 +103,35 @@ _KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved"
 # What is kept of a user or a content, and what is counted, lie in rows of their own, which are then added up: so each table
 # is walked once, and nobody is missed who is only in one of them.
 class _Part(NamedTuple):
-    identifier: ColumnElement[str]
-    figures: Mapping[str, ColumnElement[Any]]
-    conditions: tuple[ColumnElement[bool], ...] = ()
+    identifier: sa.ColumnElement[str]
+    figures: Mapping[str, sa.ColumnElement[Any]]
+    conditions: tuple[sa.ColumnElement[bool], ...] = ()
     is_counted: bool = True
 
 
-def _added_up(within: _Range, identifier: str, names: tuple[str, ...], *parts: _Part) -> Subquery:
+def _added_up(within: _Range, identifier: str, names: tuple[str, ...], *parts: _Part) -> sa.Subquery:
     queries = []
     for part in parts:
-        figures = [part.figures.get(name, literal(0)).label(name) for name in names]
-        query = select(part.identifier.label(identifier), *figures)
+        figures = [part.figures.get(name, sa.literal(0)).label(name) for name in names]
+        query = sa.select(part.identifier.label(identifier), *figures)
         query = query.where(*part.conditions, *within.holds(part.identifier))
         queries.append(query.group_by(part.identifier) if part.is_counted else query)
-    rows = union_all(*queries).subquery()
-    sums = [func.sum(rows.c[name]).label(name) for name in names]
-    return select(rows.c[identifier], *sums).group_by(rows.c[identifier]).subquery()
+    rows = sa.union_all(*queries).subquery()
+    sums = [sa.func.sum(rows.c[name]).label(name) for name in names]
+    return sa.select(rows.c[identifier], *sums).group_by(rows.c[identifier]).subquery()
 
 
 async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[RecountedUser]:
     users, files, uploads = models.user_info.c, models.file.c, models.upload.c
-    kept = {"there": literal(1), **{name: users[name] for name in _KEPT}}
-    unfinished, reserved = func.sum(uploads.flushed_bytes), func.sum(uploads.size)
+    kept = {"there": sa.literal(1), **{name: users[name] for name in _KEPT}}
+    unfinished, reserved = sa.func.sum(uploads.flushed_bytes), sa.func.sum(uploads.size)
     held = {"counted_use_space_unfinished": unfinished, "counted_reserved": reserved}
     table = _added_up(
         within,
         "user_id",
         ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:])),
         _Part(users.user_id, kept, is_counted=False),
-        _Part(files.user_id, {"counted_use_space_finished": func.sum(files.size)}),
+        _Part(files.user_id, {"counted_use_space_finished": sa.func.sum(files.size)}),
         _Part(uploads.user_id, held, (uploads.state == State.OPEN.value,)),
     ).c
     wrong = [table[name] != table[f"counted_{name}"] for name in _KEPT[1:]]
@@ -154,7 +139,7 @@ async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[
         table.use_space_unfinished > table.reserved,
         table.use_space_finished + table.reserved > table.total_space,
     ]
-    query = select(*table).where(or_(table.there == 0, *wrong, *beyond)).order_by(table.user_id)
+    query = sa.select(*table).where(sa.or_(table.there == 0, *wrong, *beyond)).order_by(table.user_id)
     found = []
     for user_id, there, *figures in await connection.execute(query):
         stored, counted = map(int, figures[: len(_KEPT)]), map(int, figures[len(_KEPT) :])
@@ -165,10 +150,10 @@ async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[
 
 async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
     uploads, files = models.upload.c, models.file.c
-    sums = func.coalesce(func.sum(uploads.flushed_bytes), 0), func.coalesce(func.sum(uploads.size), 0)
-    open_sums = select(*sums).where(uploads.user_id == user_id, uploads.state == State.OPEN.value)
+    sums = sa.func.coalesce(sa.func.sum(uploads.flushed_bytes), 0), sa.func.coalesce(sa.func.sum(uploads.size), 0)
+    open_sums = sa.select(*sums).where(uploads.user_id == user_id, uploads.state == State.OPEN.value)
     unfinished, reserved = (await connection.execute(open_sums)).one()
-    finished = select(func.coalesce(func.sum(files.size), 0)).where(files.user_id == user_id)
+    finished = sa.select(sa.func.coalesce(sa.func.sum(files.size), 0)).where(files.user_id == user_id)
     return Sums(int((await connection.execute(finished)).scalar_one()), int(unfinished), int(reserved))
 
 
@@ -178,10 +163,10 @@ async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[R
         within,
         "sha256",
         ("there", "refs", "files"),
-        _Part(blobs.sha256, {"there": literal(1), "refs": blobs.refs}, is_counted=False),
-        _Part(files.sha256, {"files": func.count()}),
+        _Part(blobs.sha256, {"there": sa.literal(1), "refs": blobs.refs}, is_counted=False),
+        _Part(files.sha256, {"files": sa.func.count()}),
     ).c
-    query = select(*table).where(or_(table.there == 0, table.refs != table.files)).order_by(table.sha256)
+    query = sa.select(*table).where(sa.or_(table.there == 0, table.refs != table.files)).order_by(table.sha256)
     return [
         RecountedRefs(sha256, int(refs) if there else None, int(count))
         for sha256, there, refs, count in await connection.execute(query)
@@ -191,11 +176,11 @@ async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[R
 async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str | None) -> list[tuple[str, str, str]]:
     """Find files that have another size or MD5 than their blobs, with what the blob and the file say."""
     blobs, files = models.blob.c, models.file.c
-    query = select(files.id, blobs.size, blobs.md5, files.size, files.md5).join_from(
+    query = sa.select(files.id, blobs.size, blobs.md5, files.size, files.md5).join_from(
         models.blob, models.file, files.sha256 == blobs.sha256
     )
     known = files.md5.is_(None) != blobs.md5.is_(None)
-    unlike = or_(files.size != blobs.size, files.md5 != blobs.md5, known)
+    unlike = sa.or_(files.size != blobs.size, files.md5 != blobs.md5, known)
     rows = await connection.execute(query.where(unlike, *_Range(after, until).holds(blobs.sha256)).order_by(files.id))
     return [(file_id, f"{size} {md5}", f"{own_size} {own_md5}") for file_id, size, md5, own_size, own_md5 in rows]
 
@@ -211,7 +196,7 @@ async def repair_user(connection: AsyncConnection, user_id: str, act: Act | None
     if before is None:
         return False
     sums = asdict(await sums_of(connection, user_id))
-    await connection.execute(update(models.user_info).where(users.user_id == user_id).values(**sums))
+    await connection.execute(sa.update(models.user_info).where(users.user_id == user_id).values(**sums))
     differing = {name: _change(getattr(before, name), figure) for name, figure in sums.items()}
     if any(differing.values()):
         await note(connection, act, **{name: change for name, change in differing.items() if change})
@@ -228,7 +213,7 @@ async def repair_refs(connection: AsyncConnection, sha256: str, act: Act | None 
     if blob is None:
         return False
     refs = await queries.count(connection, models.file.c.sha256 == sha256)
-    await connection.execute(update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
+    await connection.execute(sa.update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
     if refs != blob.refs:
         await note(connection, act, refs=_change(blob.refs, refs))
     return True
@@ -286,7 +271,7 @@ async def contradictions(connection: AsyncConnection) -> list[str]:
     (https://sqlite.org/pragma.html#pragma_integrity_check)."""
     if connection.dialect.name != "sqlite":
         return []
-    rows = await connection.execute(text(f"PRAGMA integrity_check({_MAX_TOLD})"))
+    rows = await connection.execute(sa.text(f"PRAGMA integrity_check({_MAX_TOLD})"))
     lines = [line.strip() for told in rows.scalars() for line in str(told).splitlines()]
     return [line for line in lines if line and line != "ok"]
 
@@ -303,28 +288,28 @@ async def malformed(connection: AsyncConnection) -> list[Malformed]:
     return found
 
 
-async def _malformed_rows(connection: AsyncConnection, table: Table) -> list[Malformed]:
+async def _malformed_rows(connection: AsyncConnection, table: sa.Table) -> list[Malformed]:
     wrong = " ".join(f"WHEN ({_rule(column)}) IS NOT TRUE THEN '{column.name}'" for column in table.columns)
     if table is upload:
         wrong += f" WHEN ({_CLOSED}) IS NOT TRUE THEN 'state'"
     query = f"SELECT rowid, CASE {wrong} END AS wrong FROM {table.name} WHERE wrong IS NOT NULL LIMIT {_MAX_TOLD}"  # noqa: S608
-    rows = (await connection.execute(text(query))).all()
+    rows = (await connection.execute(sa.text(query))).all()
     return [
         Malformed(table.name, rowid, name, await _shown(connection, table.name, rowid, name)) for rowid, name in rows
     ]
 
 
 async def _shown(connection: AsyncConnection, table_name: str, rowid: int, column_name: str) -> str:
-    query = text(f"SELECT {column_name} FROM {table_name} WHERE rowid = :rowid")  # noqa: S608
+    query = sa.text(f"SELECT {column_name} FROM {table_name} WHERE rowid = :rowid")  # noqa: S608
     return repr((await connection.execute(query, {"rowid": rowid})).scalar())[:_MAX_SHOWN]
 
 
-def _rule(column: Column[Any]) -> str:
+def _rule(column: sa.Column[Any]) -> str:
     rule = _rule_of_value(column).format(column=column.name)
     return f"{column.name} IS NULL OR ({rule})" if column.nullable else rule
 
 
-def _rule_of_value(column: Column[Any]) -> str:
+def _rule_of_value(column: sa.Column[Any]) -> str:
     if column is upload.c.state:
         words = ", ".join(f"'{state.value}'" for state in State)
         return f"typeof({{column}}) = 'blob' AND CAST({{column}} AS TEXT) IN ({words})"
@@ -334,13 +319,13 @@ def _rule_of_value(column: Column[Any]) -> str:
     match column.type:
         case Bytewise() | Octets():
             return "typeof({column}) = 'blob'"
-        case LargeBinary():
+        case sa.LargeBinary():
             return "typeof({column}) = 'blob' AND json_valid(CAST({column} AS TEXT))"
         case Integer64():
             return "typeof({column}) = 'integer' AND {column} >= 0"
-        case Boolean():
+        case sa.Boolean():
             return "typeof({column}) = 'integer' AND {column} IN (0, 1)"
-        case SmallInteger():
+        case sa.SmallInteger():
             return "{column} = 1"
         case UtcDateTime():
             second = f"strftime('%Y-%m-%d %H:%M:%S', {_SECOND}) = {_SECOND} AND {{column}} > '0001'"
@@ -352,7 +337,7 @@ def _rule_of_value(column: Column[Any]) -> str:
 async def _broken_texts(connection: AsyncConnection, table: str, column: str) -> list[Malformed]:
     suspect = f"CAST({column} AS TEXT) GLOB '*[^ -~]*' OR instr({column}, X'00') > 0"
     query = f"SELECT rowid, {column} FROM {table} WHERE {suspect}"  # noqa: S608
-    rows = (await connection.execute(text(query))).all()
+    rows = (await connection.execute(sa.text(query))).all()
     return [Malformed(table, rowid, column, repr(value)[:_MAX_SHOWN]) for rowid, value in rows if not _is_text(value)]
 
 

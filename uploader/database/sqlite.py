@@ -24,17 +24,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import (
-    Connection,
-    Dialect,
-    Engine,
-    Executable,
-    PoolProxiedConnection,
-    QueuePool,
-    create_engine,
-    event,
-    make_url,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -120,12 +110,12 @@ class Texts:
     when it is first run, with the conversions of its types.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: sa.Dialect) -> None:
         self._dialect = dialect
         # By the statement itself, and by the names of its values: those of an INSERT are its columns.
-        self._known: WeakKeyDictionary[Executable, dict[tuple[object, ...], _Text | None]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[sa.Executable, dict[tuple[object, ...], _Text | None]] = WeakKeyDictionary()
 
-    def of(self, statement: Executable, values: Values) -> _Text | None:
+    def of(self, statement: sa.Executable, values: Values) -> _Text | None:
         """Return None if a statement has no text that stays the same, as where a list of values is expanded."""
         many = not isinstance(values, Mapping)
         names = tuple(values if isinstance(values, Mapping) else values[0])
@@ -138,7 +128,7 @@ class Texts:
             text = known[many, *names] = self._compiled(statement, names, many)
             return text
 
-    def _compiled(self, statement: Executable, names: tuple[str, ...], many: bool) -> _Text | None:
+    def _compiled(self, statement: sa.Executable, names: tuple[str, ...], many: bool) -> _Text | None:
         compile_ = cast(Any, statement).compile
         compiled: SQLCompiler = compile_(dialect=self._dialect, column_keys=list(names), for_executemany=many)
         changes = compiled.literal_execute_params or compiled.post_compile_params
@@ -158,15 +148,15 @@ def texts() -> Texts:
 class Statements:
     """The part of an `AsyncConnection` that transactions use: nothing in it waits."""
 
-    engine: Engine
-    pooled: PoolProxiedConnection
+    engine: sa.Engine
+    pooled: sa.PoolProxiedConnection
     texts: Texts
 
     def __post_init__(self) -> None:
         self.dialect = self.engine.dialect
         self.driver = cast(sqlite3.Connection, self.pooled.dbapi_connection)
 
-    async def execute(self, statement: Executable, values: Values | None = None) -> Any:
+    async def execute(self, statement: sa.Executable, values: Values | None = None) -> Any:
         text = self.texts.of(statement, values) if values else None
         return self._plain.execute(statement, values) if text is None else text.run(self.driver, values or {})
 
@@ -189,9 +179,9 @@ class Statements:
         return self.driver.in_transaction
 
     @cached_property
-    def _plain(self) -> Connection:
+    def _plain(self) -> sa.Connection:
         """SQLAlchemy's own, in the transaction that is under way: it neither begins nor ends one."""
-        plain = Connection(self.engine, self.pooled)
+        plain = sa.Connection(self.engine, self.pooled)
         plain.begin()
         return plain
 
@@ -298,11 +288,12 @@ class _File:
     Connections to a file that was removed or replaced work on, and all that is written is gone with it.
     """
 
-    def __init__(self, path: str | None, tell: Callable[[bool], None], *, creates: bool) -> None:
-        """`tell` hears after each look whether the file is lost. `creates`: it may be made."""
+    # Whether it was not there when somebody last looked.
+    is_lost = False
+
+    def __init__(self, path: str | None, *, creates: bool) -> None:
         self._creates = creates
         self._path = None if path in (None, "", ":memory:") else path
-        self._tell = tell
         self._opened: os.stat_result | None = None
 
     @property
@@ -313,11 +304,8 @@ class _File:
 
     def look(self) -> None:
         """Raises FileLost."""
-        if self._path is None:
-            return
-        lost = not self._is_there(self._path)
-        self._tell(lost)
-        if lost:
+        self.is_lost = self._path is not None and not self._is_there(self._path)
+        if self.is_lost:
             raise FileLost(self._path)
 
     def _is_there(self, path: str) -> bool:
@@ -333,25 +321,25 @@ class _File:
 class SqliteEngine:
     """The part of an `AsyncEngine` that is used, over a plain one: nothing in it waits."""
 
-    def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
-        self.sync_engine = create_engine(
-            make_url(url).set(drivername="sqlite"),
-            poolclass=QueuePool,
+    def __init__(self, url: str, *, creates: bool) -> None:
+        self.sync_engine = sa.create_engine(
+            sa.make_url(url).set(drivername="sqlite"),
+            poolclass=sa.QueuePool,
             pool_size=_CONNECTIONS,
             max_overflow=0,
             hide_parameters=True,
         )
         self.url = self.sync_engine.url
         self.dialect = self.sync_engine.dialect
-        self.file = _File(self.url.database, tell, creates=creates)
+        self.file = _File(self.url.database, creates=creates)
         self._texts = texts()
-        event.listen(self.sync_engine, "do_connect", self._connect)
-        event.listen(self.sync_engine, "connect", _configure)
+        sa.event.listen(self.sync_engine, "do_connect", self._connect)
+        sa.event.listen(self.sync_engine, "connect", _configure)
 
     @property
     def is_open(self) -> bool:
         """A connection is there, and nobody has it."""
-        return cast(QueuePool, self.sync_engine.pool).checkedin() > 0
+        return cast(sa.QueuePool, self.sync_engine.pool).checkedin() > 0
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -391,12 +379,9 @@ class SqliteEngine:
         self.sync_engine.dispose()
 
     def _connect(self, dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> Any:
-        address = self.file.address
-        connection = (
-            dialect.connect(*arguments, **options)
-            if address is None
-            else dialect.connect(address, *arguments[1:], **options, uri=True)
-        )
+        if (address := self.file.address) is not None:
+            arguments, options = [address, *arguments[1:]], {**options, "uri": True}
+        connection = dialect.connect(*arguments, **options)
         try:
             self.file.look()
         except FileLost:
@@ -418,8 +403,8 @@ class _Write:
 class Sqlite:
     """Runs transactions."""
 
-    def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
-        self.engine = SqliteEngine(url, tell, creates=creates)
+    def __init__(self, url: str, *, creates: bool) -> None:
+        self.engine = SqliteEngine(url, creates=creates)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reading database")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writing database")
         self._lock = threading.Lock()
@@ -531,7 +516,7 @@ def code_of(error: BaseException | None) -> int | None:
 
 
 def _configure(connection: Any, _record: Any) -> None:
-    # The driver begins nothing by itself; `_begin` does.
+    # The driver begins nothing by itself; `_beginning` does.
     connection.isolation_level = None
     # A byte that is no UTF-8 is no error of the whole query; see `models.py`.
     connection.text_factory = partial(bytes.decode, errors="replace")

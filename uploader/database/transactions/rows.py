@@ -11,23 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    CursorResult,
-    Executable,
-    Result,
-    Table,
-    TextClause,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    select,
-    text,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -42,15 +26,15 @@ from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind
 
 def given(*columns: str) -> dict[str, Any]:
     """Let a statement set columns to values of its run: that of `size` is `new_size`."""
-    return {column: bindparam(f"new_{column}") for column in columns}
+    return {column: sa.bindparam(f"new_{column}") for column in columns}
 
 
-def _bytes(name: str) -> BindParameter[int]:
-    return bindparam(name, type_=BigInteger)
+def _bytes(name: str) -> sa.BindParameter[int]:
+    return sa.bindparam(name, type_=sa.BigInteger)
 
 
 _users = user_info.c
-_OF_USER = update(user_info).where(_users.user_id == bindparam("of_user"))
+_OF_USER = sa.update(user_info).where(_users.user_id == sa.bindparam("of_user"))
 _THAT_HAS_ROOM = _OF_USER.where(_users.total_space - _users.use_space_finished - _users.reserved >= _bytes("more"))
 RESERVE = _THAT_HAS_ROOM.values(reserved=_users.reserved + _bytes("more"))
 RELEASE = _OF_USER.values(reserved=_users.reserved - _bytes("less"))
@@ -61,31 +45,31 @@ SETTLE_USER = _OF_USER.values(
     use_space_finished=_users.use_space_finished + _bytes("finished"),
 )
 
-INSERT_UPLOAD = insert(upload)
-_OF_UPLOAD = update(upload).where(upload.c.id == bindparam("of_upload"))
+INSERT_UPLOAD = sa.insert(upload)
+_OF_UPLOAD = sa.update(upload).where(upload.c.id == sa.bindparam("of_upload"))
 TELL_DIGESTS = _OF_UPLOAD.values(given("md5", "sha256"))
 RESIZE_UPLOAD = _OF_UPLOAD.values(given("size", "length_known", "updated_at"))
 CLOSE_UPLOAD = _OF_UPLOAD.values(
     given("state", "close_reason", "file_id", "md5", "closed_at")
-    | {"open_flag": None, "updated_at": bindparam("new_closed_at")}
+    | {"open_flag": None, "updated_at": sa.bindparam("new_closed_at")}
 )
 
-INSERT_FILE = insert(file)
-DELETE_FILE = delete(file).where(file.c.id == bindparam("removed"))
+INSERT_FILE = sa.insert(file)
+DELETE_FILE = sa.delete(file).where(file.c.id == sa.bindparam("removed"))
 # Of one that goes for its name: who renames it asks nobody, and then it is not the one that was meant.
-DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == bindparam("of_name"))
+DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == sa.bindparam("of_name"))
 
-_OF_BLOB = blob.c.sha256 == bindparam("of_blob")
-LOCK_BLOB = select(blob.c.sha256).where(_OF_BLOB).with_for_update()
-LOCK_REFS = select(blob.c.refs, blob.c.size, blob.c.location).where(_OF_BLOB).with_for_update()
-DELETE_BLOB = delete(blob).where(_OF_BLOB)
-LOCK_DAMAGED = select(blob.c.damaged).where(_OF_BLOB).with_for_update()
+_OF_BLOB = blob.c.sha256 == sa.bindparam("of_blob")
+LOCK_BLOB = sa.select(blob.c.sha256).where(_OF_BLOB).with_for_update()
+LOCK_REFS = sa.select(blob.c.refs, blob.c.size, blob.c.location).where(_OF_BLOB).with_for_update()
+DELETE_BLOB = sa.delete(blob).where(_OF_BLOB)
+LOCK_DAMAGED = sa.select(blob.c.damaged).where(_OF_BLOB).with_for_update()
 # Whoever adds a ref in this way places bytes of their own.
 _PLACED: dict[str, Any] = {
     "damaged": False,
     "scrubbed_at": None,
     "reread_at": None,
-    "created_at": bindparam("placed_at"),
+    "created_at": sa.bindparam("placed_at"),
 }
 _MORE = {"refs": blob.c.refs + 1, **_PLACED}
 ADD_REF = {
@@ -94,33 +78,35 @@ ADD_REF = {
 }
 # Where it was not known.
 FILL_MD5 = {
-    table.name: update(table)
-    .where(table.c.sha256 == bindparam("of_content"), table.c.md5.is_(None))
-    .values(md5=bindparam("computed"))
+    table.name: sa.update(table)
+    .where(table.c.sha256 == sa.bindparam("of_content"), table.c.md5.is_(None))
+    .values(md5=sa.bindparam("computed"))
     for table in (blob, file)
 }
-TAKE_REF = update(blob).where(blob.c.sha256 == bindparam("taken"), blob.c.refs > 0).values(refs=blob.c.refs + 1)
+TAKE_REF = sa.update(blob).where(blob.c.sha256 == sa.bindparam("taken"), blob.c.refs > 0).values(refs=blob.c.refs + 1)
 # Where the bytes of contents lie, in a store that has locations.
-LOCATED = select(blob.c.sha256, blob.c.size, blob.c.location).where(
-    blob.c.sha256.in_(bindparam("of_contents", expanding=True)), blob.c.location.is_not(None)
+LOCATED = sa.select(blob.c.sha256, blob.c.size, blob.c.location).where(
+    blob.c.sha256.in_(sa.bindparam("of_contents", expanding=True)), blob.c.location.is_not(None)
 )
-RELOCATE = update(blob).where(blob.c.sha256 == bindparam("of_content")).values(location=bindparam("new_location"))
+RELOCATE = (
+    sa.update(blob).where(blob.c.sha256 == sa.bindparam("of_content")).values(location=sa.bindparam("new_location"))
+)
 # One that is there stays.
 PUT_AWAY = {
     "sqlite": sqlite_insert(put_away).on_conflict_do_nothing(index_elements=["object_key"]),
     "mysql": mysql_insert(put_away).on_duplicate_key_update(object_key=put_away.c.object_key),
 }
-BRING_BACK = delete(put_away).where(put_away.c.object_key.in_(bindparam("keys", expanding=True)))
-DROP_REFS = update(blob).where(blob.c.sha256 == bindparam("dropped")).values(refs=blob.c.refs - _bytes("fewer"))
+BRING_BACK = sa.delete(put_away).where(put_away.c.object_key.in_(sa.bindparam("keys", expanding=True)))
+DROP_REFS = sa.update(blob).where(blob.c.sha256 == sa.bindparam("dropped")).values(refs=blob.c.refs - _bytes("fewer"))
 
 
-def _of_batch(statement: str, **columns: int | None) -> TextClause:
+def _of_batch(statement: str, **columns: int | None) -> sa.TextClause:
     """Put a table for `{batch}` into a statement of MySQL: of each column how long its texts are; None: it is of
     numbers."""
     types = ["BIGINT" if length is None else f"VARCHAR({length}) CHARACTER SET utf8mb4" for length in columns.values()]
     named = zip(columns, types, range(len(types)), strict=True)
     listed = ", ".join(f"{column} {of_type} PATH '$[{place}]'" for column, of_type, place in named)
-    return text(statement.format(batch=f"JSON_TABLE(:batch, '$[*]' COLUMNS ({listed})) AS item"))
+    return sa.text(statement.format(batch=f"JSON_TABLE(:batch, '$[*]' COLUMNS ({listed})) AS item"))
 
 
 # The order of the text is the order of the locks: STRAIGHT_JOIN has the rows of the text looked up one after the other.
@@ -165,10 +151,10 @@ _SET_LOCATIONS_MYSQL = """
 UPDATE {batch} STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.sha256 AS BINARY)
 SET `blob`.location = CAST(item.location AS BINARY)
 """
-_NOW = bindparam("now", type_=UtcDateTime)
+_NOW = sa.bindparam("now", type_=UtcDateTime)
 _SET_FLUSHED = {
     "mysql": _of_batch(_SET_FLUSHED_MYSQL, id=32, generation=None, received=None).bindparams(_NOW),
-    "sqlite": text(_SET_FLUSHED_SQLITE).bindparams(_NOW),
+    "sqlite": sa.text(_SET_FLUSHED_SQLITE).bindparams(_NOW),
 }
 _ADD_REFS = _of_batch(_ADD_REFS_MYSQL, sha256=64, md5=32, size=None).bindparams(_NOW)
 _SET_MD5S = {
@@ -177,7 +163,7 @@ _SET_MD5S = {
 SET_LOCATIONS = _of_batch(_SET_LOCATIONS_MYSQL, sha256=64, location=255)
 _ADD_UNFINISHED = {
     "mysql": _of_batch(_ADD_UNFINISHED_MYSQL, id=255, more=None),
-    "sqlite": text(_ADD_UNFINISHED_SQLITE),
+    "sqlite": sa.text(_ADD_UNFINISHED_SQLITE),
 }
 
 
@@ -190,12 +176,12 @@ async def lock_batch(
     if dialect.name != "sqlite":
         # MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
         statement = _LOCK_OPEN_MYSQL if dialect.is_mariadb else f"{_LOCK_OPEN_MYSQL} OF upload"
-        rows = await connection.execute(text(statement), {"ids": json.dumps(sorted(ids))})
+        rows = await connection.execute(sa.text(statement), {"ids": json.dumps(sorted(ids))})
         return [(upload_id.decode(), user_id.decode(), *accounted) for upload_id, user_id, *accounted in rows]
     table = models.upload.c
-    length = case((table.length_known & (func.coalesce(table.kind, "") != UploadKind.PART.value), table.size))
+    length = sa.case((table.length_known & (sa.func.coalesce(table.kind, "") != UploadKind.PART.value), table.size))
     columns = (table.id, table.user_id, table.flushed_generation, table.flushed_bytes, length)
-    query = select(*columns).where(table.id.in_(sorted(ids)), table.state == State.OPEN.value)
+    query = sa.select(*columns).where(table.id.in_(sorted(ids)), table.state == State.OPEN.value)
     return (await connection.execute(query)).all()
 
 
@@ -227,13 +213,13 @@ class BlobLost(Exception):
     """The blob was on its way out, or the row had gone, when it was to be used."""
 
 
-async def changed(connection: AsyncConnection, statement: Executable, **values: object) -> int:
+async def changed(connection: AsyncConnection, statement: sa.Executable, **values: object) -> int:
     """Return how many rows a statement found."""
     return rows_of(await connection.execute(statement, values))
 
 
-def rows_of(result: "Result[Any]") -> int:
-    return int(cast("CursorResult[Any]", result).rowcount)
+def rows_of(result: "sa.Result[Any]") -> int:
+    return int(cast("sa.CursorResult[Any]", result).rowcount)
 
 
 def row_of(upload: Upload) -> dict[str, object]:
@@ -243,7 +229,7 @@ def row_of(upload: Upload) -> dict[str, object]:
 
 
 async def set_upload(connection: AsyncConnection, upload_id: str, **values: object) -> None:
-    await connection.execute(update(upload).where(upload.c.id == upload_id).values(**values))
+    await connection.execute(sa.update(upload).where(upload.c.id == upload_id).values(**values))
 
 
 async def lock_open(connection: AsyncConnection, upload_id: str) -> Upload:
@@ -324,7 +310,7 @@ async def fill_md5s(connection: AsyncConnection, md5s: Mapping[str, str]) -> Non
     await _fill(connection, models.file, md5s)
 
 
-async def _fill(connection: AsyncConnection, table: Table, md5s: Mapping[str, str]) -> int:
+async def _fill(connection: AsyncConnection, table: sa.Table, md5s: Mapping[str, str]) -> int:
     """Returns how many rows lacked it."""
     if len(md5s) > 1 and connection.dialect.name != "sqlite":
         return await changed(connection, _SET_MD5S[table.name], batch=json.dumps(sorted(md5s.items())))
@@ -338,7 +324,7 @@ async def _damaged(connection: AsyncConnection, sha256s: Sequence[str]) -> list[
         damaged = (await connection.execute(LOCK_DAMAGED, {"of_blob": sha256s[0]})).scalar()
         return list(sha256s) if damaged else []
     table = models.blob.c
-    query = select(table.sha256, table.damaged).where(table.sha256.in_(sha256s)).order_by(table.sha256)
+    query = sa.select(table.sha256, table.damaged).where(table.sha256.in_(sha256s)).order_by(table.sha256)
     return [sha256 for sha256, damaged in await connection.execute(query.with_for_update()) if damaged]
 
 
