@@ -6,7 +6,6 @@ import logging
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 from uploader.accounting import redis
 from uploader.bootstrap.application import check_shards, create_verifier
@@ -23,8 +22,6 @@ from uploader.settings import Settings
 from uploader.sinks.configuration import load_events
 from uploader.storage.disk import close_to_others
 from uploader.storage.local.store import MARK
-
-T = TypeVar("T")
 
 # What a data directory has, but for the database.
 _KEPT = ("blobs", "temp", "trash", "spool", "metrics", "redis", MARK, OWNER_TOKEN_FILE)
@@ -174,24 +171,18 @@ async def check_redis(settings: Settings) -> None:
                 raise
             logger.warning("the start goes on, and what needs this store waits for it", extra={"reason": error.reason})
 
-    await _with_services(settings, check)
 
-
-async def _with_services(settings: Settings, work: Callable[[Services], Awaitable[T]]) -> T:
+@asynccontextmanager
+async def _services(settings: Settings) -> AsyncIterator[Services]:
     services = Services(settings)
     try:
-        return await work(services)
+        yield services
     finally:
         await services.close()
 
 
 async def prepare_installation(settings: Settings) -> str | None:
     """Begin it, and make the owner at the first start; return the owner's token where it lies on disk."""
-
-    async def prepare(services: Services) -> str | None:
+    async with _services(settings) as services:
         await _begin(services)
-        if settings.auth != "token":
-            return None
-        return await owner_token(settings.data, services.accounts)
-
-    return await _with_services(settings, prepare)
+        return await owner_token(settings.data, services.accounts) if settings.auth == "token" else None
