@@ -101,7 +101,8 @@ async def _opened(settings: Settings) -> AsyncIterator[Database]:
 async def begin_installation(settings: Settings) -> None:
     """Look whether disk and database are fit and belong together, which new ones do from now on. Waits for a server of
     the database that is away. Raises ConfigurationError, and Unavailable if waiting would not help."""
-    await _with_services(settings, _begin)
+    async with _services(settings) as services:
+        await _begin(services)
 
 
 async def _begin(services: Services) -> None:
@@ -161,8 +162,7 @@ def _close_to_others(settings: Settings) -> bool:
 async def check_redis(settings: Settings) -> None:
     """Look whether Redis belongs to the rest. Without it a start goes on. Raises ConfigurationError, and Unavailable if
     Redis lets nobody in."""
-
-    async def check(services: Services) -> None:
+    async with _services(settings) as services:
         try:
             await services.installation.check_database()
             await services.installation.check_redis()

@@ -67,6 +67,10 @@ class Duplicate(Exception):
 
 
 class Database:
+    # Of a SQLite: its file was not the one that was opened when somebody last looked. What is acknowledged meanwhile is
+    # lost. An attribute: each chunk asks.
+    is_lost = False
+
     def __init__(
         self,
         url: str,
@@ -81,7 +85,7 @@ class Database:
         `timeout_seconds`: after how much silence one that hangs is given up. `creates`: the file of a SQLite may be made;
         without, one that is missing is away. `outbox`: where transactions tell what they do."""
         self._kind = (
-            Sqlite(url, creates=creates)
+            Sqlite(url, self._tell_lost, creates=creates)
             if url.startswith("sqlite")
             else Mysql(url, read_timeout_seconds, connections, timeout_seconds)
         )
@@ -91,11 +95,8 @@ class Database:
             outbox.attach(self.engine.sync_engine)
         self._place = _place_of(url)
 
-    @property
-    def is_lost(self) -> bool:
-        """The file of a SQLite was not the one that was opened when somebody last looked: what is acknowledged
-        meanwhile is lost."""
-        return isinstance(self._kind, Sqlite) and self._kind.engine.file.is_lost
+    def _tell_lost(self, lost: bool) -> None:
+        self.is_lost = lost
 
     async def look(self) -> None:
         """Raises Unavailable if the file of a SQLite is not the one that was opened. Each commit looks; who acknowledges

@@ -288,10 +288,9 @@ class _File:
     Connections to a file that was removed or replaced work on, and all that is written is gone with it.
     """
 
-    # Whether it was not there when somebody last looked.
-    is_lost = False
-
-    def __init__(self, path: str | None, *, creates: bool) -> None:
+    def __init__(self, path: str | None, tell: Callable[[bool], None], *, creates: bool) -> None:
+        """`tell` hears after each look whether the file is lost. `creates`: it may be made."""
+        self._tell = tell
         self._creates = creates
         self._path = None if path in (None, "", ":memory:") else path
         self._opened: os.stat_result | None = None
@@ -304,8 +303,9 @@ class _File:
 
     def look(self) -> None:
         """Raises FileLost."""
-        self.is_lost = self._path is not None and not self._is_there(self._path)
-        if self.is_lost:
+        lost = self._path is not None and not self._is_there(self._path)
+        self._tell(lost)
+        if lost:
             raise FileLost(self._path)
 
     def _is_there(self, path: str) -> bool:
@@ -321,7 +321,7 @@ class _File:
 class SqliteEngine:
     """The part of an `AsyncEngine` that is used, over a plain one: nothing in it waits."""
 
-    def __init__(self, url: str, *, creates: bool) -> None:
+    def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
         self.sync_engine = sa.create_engine(
             sa.make_url(url).set(drivername="sqlite"),
             poolclass=sa.QueuePool,
@@ -331,7 +331,7 @@ class SqliteEngine:
         )
         self.url = self.sync_engine.url
         self.dialect = self.sync_engine.dialect
-        self.file = _File(self.url.database, creates=creates)
+        self.file = _File(self.url.database, tell, creates=creates)
         self._texts = texts()
         sa.event.listen(self.sync_engine, "do_connect", self._connect)
         sa.event.listen(self.sync_engine, "connect", _configure)
@@ -403,8 +403,8 @@ class _Write:
 class Sqlite:
     """Runs transactions."""
 
-    def __init__(self, url: str, *, creates: bool) -> None:
-        self.engine = SqliteEngine(url, creates=creates)
+    def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
+        self.engine = SqliteEngine(url, tell, creates=creates)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reading database")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writing database")
         self._lock = threading.Lock()
