@@ -10,8 +10,8 @@ from uploader.bootstrap import application
 from uploader.cli import main
 from uploader.domain.upload import Upload
 from uploader.http.app import Application
-from uploader.storage.followers import Followers
 from uploader.storage.local import store as local
+from uploader.storage.local.digests import Followers
 
 
 class Unfollowed(Followers):

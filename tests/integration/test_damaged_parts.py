@@ -31,10 +31,8 @@ from uploader.jobs.maintenance import Collector
 from uploader.jobs.uploads import Sweeper
 from uploader.service import reconcile
 from uploader.service.reconcile import Drift, Kind
-from uploader.storage import followers
 from uploader.storage.base import Busy, Digests
-from uploader.storage.followers import Turn
-from uploader.storage.local import chunks
+from uploader.storage.local import chunks, digests
 from uploader.storage.local.store import LocalStore
 from uploader.storage.s3.parts import multipart_of
 from uploader.storage.s3.store import S3Store
@@ -171,7 +169,7 @@ async def test_whatever_is_damaged_the_upload_is_finished_with_the_right_bytes(s
 async def test_whatever_is_damaged_in_the_digests_they_are_right_in_the_end(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", 0)
     for seed, damage in enumerate(places(DIGEST_DAMAGES, "digests")):
         content = a_content(seed)
         upload = await sent(stack, content, 0, 1, 2)
@@ -184,14 +182,14 @@ async def test_whatever_is_damaged_in_the_digests_they_are_right_in_the_end(
 async def test_bytes_that_went_bad_before_they_were_hashed_never_become_a_file_that_nobody_claimed(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, place: int, gathered: int
 ) -> None:
-    monkeypatch.setattr(followers, "GATHERED_BYTES", gathered)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", gathered)
     content = a_content(0)
     body = {"name": "x", "size": content.size, "chunk_size": CHUNK}
     upload = (await stack.client.post("/uploads", json=body)).json()["upload"]
     bad = place // CHUNK
     numbers = [*range(1, COUNT), 0] if bad else [*range(1, COUNT - 1), 0, COUNT - 1]
     if not bad:
-        monkeypatch.setattr(followers, "states_are_portable", lambda: False)
+        monkeypatch.setattr(digests, "states_are_portable", lambda: False)
     for number in numbers[:-1]:
         await stack.client.put(f"/uploads/{upload['id']}/chunks/{number}", content=content.chunk(number))
     await stack.services.storage.drain()
@@ -454,7 +452,7 @@ async def test_digests_follow_in_the_generation_that_a_withdrawal_began(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that knows the upload of before."""
-    monkeypatch.setattr(followers, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", 0)
     content = a_content(0)
     upload = await sent(stack, content, 0, 2)
     flipped("data", 2 * CHUNK)(stack.data / upload.place)
@@ -472,7 +470,7 @@ async def test_digests_follow_in_the_generation_that_a_withdrawal_began(
 async def test_digests_follow_after_a_restart_of_the_machine(
     make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", 0)
     content = a_content(0)
     async with make_stack(durability="process") as stack:
         await sent(stack, content, 0, 1)
@@ -494,7 +492,7 @@ async def test_what_was_hashed_before_its_record_was_refused_is_not_believed(
     make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process has hashed the chunk meanwhile, and then comes another body: nobody claims what is right."""
-    monkeypatch.setattr(followers, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", 0)
     content, others = a_content(0), a_content(1)
     async with make_stack() as stack, make_stack() as another:
         opened = (
@@ -517,10 +515,10 @@ async def test_what_was_hashed_before_its_record_was_refused_is_not_believed(
             paused_call("fdatasync", only=lambda path: path.name == "map") as pause,
             monkeypatch.context() as nobody_follows,
         ):
-            nobody_follows.setattr(followers, "states_are_portable", lambda: False)
+            nobody_follows.setattr(digests, "states_are_portable", lambda: False)
             refused = asyncio.create_task(put(1, others))
             assert await asyncio.to_thread(pause.reached.wait, 10)
-            assert await asyncio.to_thread(worker._followers.advance, upload) == Turn(more=False, position=2 * CHUNK)
+            assert await asyncio.to_thread(worker._followers.advance, upload) == (False, 2 * CHUNK)
             pause.go_on.set()
             assert (await refused).status_code == 503
         assert fault.hits == 1

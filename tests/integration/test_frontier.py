@@ -31,11 +31,11 @@ from uploader.database.transactions.rows import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service import merge
-from uploader.storage import followers
+from uploader.storage import digests as prefixes
 from uploader.storage.base import Busy, Digests, Gone
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import chunks
+from uploader.storage.local import chunks, digests
 from uploader.storage.local.chunks import SavedProgress
 from uploader.storage.store import Store
 
@@ -63,7 +63,7 @@ def nothing_is_left_open(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def chunks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are taken as 1 MiB and more are; the tests of small ones say so."""
-    monkeypatch.setattr(followers, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", 0)
 
 
 @pytest.fixture
@@ -175,8 +175,8 @@ async def test_any_order_over_any_workers_gives_the_right_digests(
 ) -> None:
     """Also where few bodies are kept and the turns are short; every chunk is sent by two, the second with other bytes."""
     choose = random.Random(seed)
-    monkeypatch.setattr(followers, "MAX_KEPT_BYTES", choose.choice([0, CHUNK, 64 << 20]))
-    monkeypatch.setattr(followers, "_TURN_BYTES", choose.choice([CHUNK, 32 << 20]))
+    monkeypatch.setattr(digests, "MAX_KEPT_BYTES", choose.choice([0, CHUNK, 64 << 20]))
+    monkeypatch.setattr(digests, "_TURN_BYTES", choose.choice([CHUNK, 32 << 20]))
     numbers = list(range(LAST + 1))
     choose.shuffle(numbers)
     async with a_worker(tmp_path) as another:
@@ -373,7 +373,7 @@ async def test_a_chunk_is_acknowledged_before_it_is_hashed(stack: Stack, stalled
 async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
     storage: Store, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "MAX_KEPT_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(digests, "MAX_KEPT_BYTES", 2 * CHUNK)
     bodies = [InPieces(CONTENT.chunk(number)) for number in range(4)]
     for number, body in enumerate(bodies):
         (await storage.hold_chunk(upload, number, body)).release()
@@ -432,9 +432,9 @@ async def test_following_ends_with_its_upload(storage: Store, upload: Upload, tm
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk is near that begins two chunks or less ahead of the digests, and two chunks are much nearer."""
-    monkeypatch.setattr(followers, "NEAR_BYTES", 2 * CHUNK)
-    monkeypatch.setattr(followers, "NEARER_BYTES", 2 * CHUNK)
-    monkeypatch.setattr(followers, "_PATIENCE_SECONDS", 3600)
+    monkeypatch.setattr(digests, "NEAR_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(digests, "NEARER_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(prefixes, "_PATIENCE_SECONDS", 3600)
 
 
 class Pace:
@@ -523,7 +523,7 @@ async def test_nobody_waits_for_digests_that_a_gap_holds_up(storage: Store, uplo
 async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all_of_it(
     storage: Store, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "_TURN_BYTES", CHUNK)
+    monkeypatch.setattr(digests, "_TURN_BYTES", CHUNK)
     await put(storage, upload, *range(LAST))
     await taken_up(storage, upload)
     far = Pace(storage, upload, LAST - 1)
@@ -543,7 +543,7 @@ async def test_nobody_waits_for_long(
 ) -> None:
     await put(storage, upload, *range(4))
     await taken_up(storage, upload)
-    monkeypatch.setattr(followers, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(prefixes, "_PATIENCE_SECONDS", 0.01)
     assert await Pace(storage, upload, 3).ends()
     stalled.release(CONTENT.chunk_count)
 
@@ -583,8 +583,8 @@ async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks are gathered, however long it takes."""
-    monkeypatch.setattr(followers, "GATHERED_BYTES", 4 * CHUNK)
-    monkeypatch.setattr(followers, "_GATHER_SECONDS", 3600)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", 4 * CHUNK)
+    monkeypatch.setattr(digests, "_GATHER_SECONDS", 3600)
 
 
 async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Store, upload: Upload, patience: None) -> None:
@@ -605,7 +605,7 @@ async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Store, up
 async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
     storage: Store, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "GATHERED_BYTES", CONTENT.size)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", CONTENT.size)
     await put(storage, upload, 0, 1)
 
     async def both_are_hashed() -> bool:
@@ -682,7 +682,7 @@ async def _opened(stack: Stack) -> Upload:
 
 
 async def test_how_far_a_merge_is_shows_in_every_worker(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "_TURN_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(digests, "_TURN_BYTES", 2 * CHUNK)
     async with make_stack(merge_wait_seconds=0, jobs=True) as stack, make_stack() as other:
         upload = await _opened(stack)
         async with merge_held_up(stack, upload.id):
@@ -733,7 +733,7 @@ async def test_bytes_are_accounted_before_a_merge_that_has_much_left_to_hash(
         await stack.services.storage.drain()
         with monkeypatch.context() as nothing_more:
             # So that the last chunk can't be caught up while the merge looks how much is left.
-            nothing_more.setattr(followers, "states_are_portable", lambda: False)
+            nothing_more.setattr(digests, "states_are_portable", lambda: False)
             response = await stack.put(CONTENT, numbers[-1])
         assert response.status_code == 201
         assert accounted == ([] if in_order else ["flush"])

@@ -17,9 +17,8 @@ from tests.support.storing import running_storage
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull, Unverified
-from uploader.storage import followers
 from uploader.storage.base import Gone, HeldChunk
-from uploader.storage.local import chunks, directories
+from uploader.storage.local import chunks, digests, directories
 from uploader.storage.store import Store
 
 CONTENT = Content(8 * 64 * KIB)
@@ -28,7 +27,7 @@ CONTENT = Content(8 * 64 * KIB)
 @pytest.fixture(autouse=True)
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests open files, too."""
-    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
+    monkeypatch.setattr(digests, "states_are_portable", lambda: False)
 
 
 @pytest.fixture(autouse=True)

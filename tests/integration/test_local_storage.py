@@ -27,10 +27,9 @@ from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
-from uploader.storage import followers
 from uploader.storage.base import Busy, Digests, Gone, Stopping
 from uploader.storage.disk import close_to_others, is_locked, try_lock, write
-from uploader.storage.local import chunks, locks
+from uploader.storage.local import chunks, digests, locks
 from uploader.storage.local import store as local
 from uploader.storage.store import Spool, Store
 
@@ -43,7 +42,7 @@ LAST = CONTENT.chunk_count - 1
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests wait for the merge, or the calls of the thread that advances them would be counted here, too; how they
     follow the chunks has its own tests (test_frontier.py)."""
-    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
+    monkeypatch.setattr(digests, "states_are_portable", lambda: False)
 
 
 @pytest.fixture
@@ -692,7 +691,7 @@ async def test_computing_digests_ends_when_the_process_is_to_stop(storage: Store
 async def test_computing_digests_ends_when_the_upload_is_cancelled(
     storage: Store, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "_TURN_BYTES", CONTENT.chunk_size)
+    monkeypatch.setattr(digests, "_TURN_BYTES", CONTENT.chunk_size)
     with paused_call("preadv") as pause:
         computing = asyncio.create_task(storage.digest(full))
         assert await asyncio.to_thread(pause.reached.wait, 10)

@@ -21,7 +21,7 @@ from uploader.database import models
 from uploader.domain.ledger import PartNoted
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
-from uploader.storage import digests, followers
+from uploader.storage import digests
 from uploader.storage.base import Gone
 from uploader.storage.digests import sealed
 from uploader.storage.hashes import PrefixHashes
@@ -252,7 +252,7 @@ async def test_of_others_that_come_nearer_a_sender_waits(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_SHARED_SECONDS", 30)
-    monkeypatch.setattr(followers, "_PATIENCE_SECONDS", 30)
+    monkeypatch.setattr(digests, "_PATIENCE_SECONDS", 30)
     upload = await node.open()
     await node.put(upload, 1)
     monkeypatch.setattr(digests, "_FAR_BYTES", 0)

@@ -31,9 +31,8 @@ from tests.support.rows import upload_row
 from tests.support.storing import running_storage
 from uploader.domain.upload import Tail, Upload
 from uploader.errors import BytesConflict, StorageFailed, Unverified, UploadBusy
-from uploader.storage import followers
 from uploader.storage.base import Gone
-from uploader.storage.local import chunks, locks
+from uploader.storage.local import chunks, digests, locks
 from uploader.storage.store import Store
 
 CONTENT = Content(3 * 64 * KIB + 1000)
@@ -43,7 +42,7 @@ CHUNK = CONTENT.chunk_size
 @pytest.fixture(autouse=True)
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests wait for the merge: a storage that nobody drains ends before its followers."""
-    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
+    monkeypatch.setattr(digests, "states_are_portable", lambda: False)
 
 
 @pytest.fixture

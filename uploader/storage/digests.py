@@ -1,4 +1,5 @@
-"""The digests of open uploads, from memory: for stores whose chunks can't be read before their upload is completed.
+"""The digests of open uploads along their prefix: the bodies and the senders that wait for them, on every store; and the
+digests from memory, for stores whose chunks can't be read before their upload is completed.
 
 Whoever stores a chunk offers its body first. What comes in order is hashed at once, while it is stored, and counts once its
 row is committed. With that row it is saved how far the digests have come, so that another node goes on. What comes
@@ -17,7 +18,9 @@ import math
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -25,12 +28,15 @@ from uploader.domain.ledger import Entry, SavedDigest
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
 from uploader.storage.base import Body, Digests
-from uploader.storage.followers import MAX_KEPT_BYTES, Bodies, Following
 from uploader.storage.hashes import PrefixHashes, states_are_portable
 from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
 
+# Bodies that a process keeps beyond their requests, of chunks that count.
+MAX_KEPT_BYTES = 128 << 20
+# A sender waits for the digests for so long at most.
+_PATIENCE_SECONDS = 5.0
 # Bodies that it hashes while S3 takes them.
 _MAX_AHEAD_BYTES = 64 << 20
 # Uploads whose hashes a process keeps.
@@ -55,6 +61,67 @@ _SHARED_SECONDS = 2.0
 _SEAL = struct.Struct("=QI")
 
 
+class Bodies:
+    """The bodies that a process keeps beyond their requests, within a bound."""
+
+    def __init__(self) -> None:
+        self._kept_bytes = 0
+
+    def keep(self, body: Body, most_bytes: int) -> bool:
+        """Keep a body, unless it would be more than so many bytes with it; returns whether it is kept."""
+        if not self.has_room(body, most_bytes):
+            return False
+        body.keep()
+        self._kept_bytes += body.length
+        return True
+
+    def has_room(self, body: Body, most_bytes: int) -> bool:
+        return self._kept_bytes + body.length <= most_bytes
+
+    def hand_over(self, body: Body, others: "Bodies") -> "Bodies":
+        """Let a body that is kept be one of `others`, whether there is room or not."""
+        self._kept_bytes -= body.length
+        others._kept_bytes += body.length
+        return others
+
+    def close(self, body: Body) -> None:
+        self._kept_bytes -= body.length
+        body.close()
+
+
+class Following:
+    """An upload whose digests a process brings up with its chunks, and the senders that wait for them."""
+
+    def __init__(self, upload: Upload) -> None:
+        self.upload = upload
+        self.task: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
+
+    def tell_senders(self) -> None:
+        """Let those who wait see for themselves."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def wait_while(self, is_far: Callable[[], bool]) -> None:
+        """Wait until the digests are not far behind, but not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while is_far():
+                    await self._moved.wait()
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    async def ended(self) -> None:
+        """Wait until what can be hashed is."""
+        while self.task is not None and not self.task.done():
+            await asyncio.wait({self.task})
+
+
+# From memory
+
+
 class DigestProgress(Protocol):
     """Where it is written down how far the digests of uploads have come. Raises Unavailable."""
 
@@ -65,22 +132,22 @@ class DigestProgress(Protocol):
         """How far the digests have come, durably; None where that is no more than so many bytes."""
 
 
+@dataclass(eq=False)
 class OfferedPart:
     """A chunk on its way to S3. It may be hashed from its body before its row is there."""
 
-    def __init__(self, number: int, body: Body) -> None:
-        self.number = number
-        self.body = body
-        # None: the digests do not wait for this chunk.
-        self.prefix: Prefix | None = None
-        # Whether its row is committed.
-        self.is_written = False
-        # Where its body is kept for the digests, if it is.
-        self.kept_in: Bodies | None = None
-        # Whether a thread reads its body now.
-        self.is_read = False
-        # How far the digests are saved once its row is committed; 0: no further than before.
-        self.saved_bytes = 0
+    number: int
+    body: Body
+    # None: the digests do not wait for this chunk.
+    prefix: "Prefix | None" = None
+    # Whether its row is committed.
+    is_written: bool = False
+    # Where its body is kept for the digests, if it is.
+    kept_in: Bodies | None = None
+    # Whether a thread reads its body now.
+    is_read: bool = False
+    # How far the digests are saved once its row is committed; 0: no further than before.
+    saved_bytes: int = 0
 
 
 class Prefix(Following):
@@ -99,7 +166,7 @@ class Prefix(Following):
         # Whether somebody looks how far others have come, or tells others.
         self.is_watched = False
         self.is_saving = False
-        self._shared_at = -math.inf
+        self.shared_at = -math.inf
         self.advanced_at = time.monotonic()
         self.timer: asyncio.TimerHandle | None = None
 
@@ -112,7 +179,6 @@ class Prefix(Following):
 
     @property
     def _next_chunk(self) -> int | None:
-        """None at the end."""
         number, rest = divmod(self.hashes.position, self.upload.chunk_size)
         return None if rest else number
 
@@ -128,19 +194,12 @@ class Prefix(Following):
         return [offer for offer in self.offers.values() if offer.is_written]
 
     @property
-    def expects_rows(self) -> bool:
-        """Whether chunks are on their way."""
-        return len(self.waiting) < len(self.offers)
-
-    @property
     def lacks_saving(self) -> bool:
-        """Whether others could go on from further on."""
         return self.hashes.position > self.saved_bytes and states_are_portable()
 
     @property
     def is_shared(self) -> bool:
-        """Whether other nodes take chunks of the upload, too."""
-        return time.monotonic() - self._shared_at < _SHARED_SECONDS
+        return time.monotonic() - self.shared_at < _SHARED_SECONDS
 
     @property
     def waits_for_others(self) -> bool:
@@ -153,19 +212,8 @@ class Prefix(Following):
         return max([self.saved_bytes, *(offer.saved_bytes for offer in self.offers.values())])
 
     @property
-    def is_running(self) -> bool:
-        return self.task is not None and not self.task.done()
-
-    @property
     def is_stalled(self) -> bool:
         return bool(self.waiting) and not self.is_running and time.monotonic() - self.advanced_at > _STALLED_SECONDS
-
-    def hashed(self, offer: OfferedPart, hashes: PrefixHashes) -> None:
-        """The chunk that is next was hashed."""
-        if offer.is_written:
-            self.advance(hashes)
-        else:
-            self.ahead = hashes
 
     def advance(self, hashes: PrefixHashes) -> list[OfferedPart]:
         """Have these hashes, which are further on; gives the offers that nobody waits for any more."""
@@ -175,21 +223,12 @@ class Prefix(Following):
             del self.offers[offer.number]
         return passed
 
-    def go_on_from(self, hashes: PrefixHashes) -> list[OfferedPart]:
-        """As `advance`: others have come further."""
-        self._shared_at = time.monotonic()
-        passed = self.advance(hashes)
-        self.moved()
-        return passed
-
     def drop(self, offer: OfferedPart) -> None:
-        """Do not wait for a chunk."""
         if offer is self.following:
             self.ahead = None
         del self.offers[offer.number]
 
     def moved(self) -> None:
-        """Less is left to hash."""
         self.advanced_at = time.monotonic()
         self.tell_senders()
 
@@ -270,16 +309,12 @@ class MemoryDigests:
             self.forget(upload.id)
             prefix = None
         if prefix is None:
-            prefix = self._begin(upload, entry.fence)
+            prefix = self._prefixes[upload.id] = Prefix(upload, entry.fence, PrefixHashes(with_md5=upload.needs_md5))
+            if len(self._prefixes) > _MAX_UPLOADS:
+                self.forget(next(iter(self._prefixes)))
         self._prefixes.move_to_end(upload.id)
         prefix.upload = upload
         self._catch_up(prefix, entry.digest)
-        return prefix
-
-    def _begin(self, upload: Upload, fence: int) -> Prefix:
-        prefix = self._prefixes[upload.id] = Prefix(upload, fence, PrefixHashes(with_md5=upload.needs_md5))
-        if len(self._prefixes) > _MAX_UPLOADS:
-            self.forget(next(iter(self._prefixes)))
         return prefix
 
     def _catch_up(self, prefix: Prefix, saved: SavedDigest | None) -> bool:
@@ -290,8 +325,10 @@ class MemoryDigests:
         hashes = restored(saved, prefix.upload, prefix.fence) if saved.position > prefix.hashes.position else None
         if hashes is None:
             return False
-        for offer in prefix.go_on_from(hashes):
+        prefix.shared_at = time.monotonic()
+        for offer in prefix.advance(hashes):
             self._release(offer)
+        prefix.moved()
         return True
 
     def state_with(self, offer: OfferedPart) -> SavedDigest | None:
@@ -325,7 +362,8 @@ class MemoryDigests:
             prefix.advance(ahead)
         else:
             if not self._written.has_room(offer.body, MAX_KEPT_BYTES):
-                self._drop_stalled()
+                for stalled in [each for each in self._prefixes.values() if each.is_stalled]:
+                    self._drop(stalled, *stalled.waiting)
             offer.is_written = True
             if offer.kept_in is not None:
                 offer.kept_in = offer.kept_in.hand_over(offer.body, self._written)
@@ -347,15 +385,10 @@ class MemoryDigests:
             offer.kept_in.close(offer.body)
             offer.kept_in = None
 
-    def _drop(self, prefix: Prefix, offer: OfferedPart) -> None:
-        prefix.drop(offer)
-        self._release(offer)
-
-    def _drop_stalled(self) -> None:
-        for prefix in self._prefixes.values():
-            if prefix.is_stalled:
-                for offer in prefix.waiting:
-                    self._drop(prefix, offer)
+    def _drop(self, prefix: Prefix, *offers: OfferedPart) -> None:
+        for offer in offers:
+            prefix.drop(offer)
+            self._release(offer)
 
     # Hashing
 
@@ -397,8 +430,10 @@ class MemoryDigests:
                 offer.is_read = False
                 self._release(offer)
             # Unless it was dropped meanwhile, or others have come further.
-            if prefix.following is offer:
-                prefix.hashed(offer, hashes)
+            if prefix.following is offer and offer.is_written:
+                prefix.advance(hashes)
+            elif prefix.following is offer:
+                prefix.ahead = hashes
             prefix.moved()
         prefix.task = None
         self._go_on(prefix)
@@ -410,7 +445,8 @@ class MemoryDigests:
         prefix.timer = None
         if prefix.is_forgotten or prefix.is_saving or not prefix.lacks_saving:
             return
-        if prefix.is_shared or not prefix.expects_rows:
+        expects_rows = len(prefix.waiting) < len(prefix.offers)
+        if prefix.is_shared or not expects_rows:
             prefix.is_saving = True
             self._start(self._save_and_go_on(prefix), f"saving digests {prefix.upload.id}")
 
@@ -437,8 +473,18 @@ class MemoryDigests:
 
     async def _watch(self, prefix: Prefix) -> None:
         """Look whether others have come further, until what waits here can be hashed."""
+        deadline = time.monotonic() + _WATCH_SECONDS
+        pause_seconds = _LOOK_SECONDS if prefix.is_shared else _LONGEST_LOOK_SECONDS
         try:
-            await self._until_reached(prefix)
+            while prefix.waits_for_others and time.monotonic() < deadline:
+                await asyncio.sleep(pause_seconds)
+                found = await self._progress.digest(prefix.upload.id, prefix.told_bytes)
+                if prefix.is_forgotten:
+                    break
+                has_moved = self._catch_up(prefix, found)
+                grown = min(pause_seconds * _LOOK_GROWTH, _LONGEST_LOOK_SECONDS)
+                pause_seconds = _LOOK_SECONDS if has_moved else grown
+                prefix.tell_senders()
         except Unavailable:
             logger.debug("digests of others not seen", extra={"upload_id": prefix.upload.id})
         finally:
@@ -446,18 +492,6 @@ class MemoryDigests:
             prefix.tell_senders()
         if not prefix.waits_for_others:
             self._go_on(prefix)
-
-    async def _until_reached(self, prefix: Prefix) -> None:
-        deadline = time.monotonic() + _WATCH_SECONDS
-        pause_seconds = _LOOK_SECONDS if prefix.is_shared else _LONGEST_LOOK_SECONDS
-        while prefix.waits_for_others and time.monotonic() < deadline:
-            await asyncio.sleep(pause_seconds)
-            found = await self._progress.digest(prefix.upload.id, prefix.told_bytes)
-            if prefix.is_forgotten:
-                return
-            has_moved = self._catch_up(prefix, found)
-            pause_seconds = _LOOK_SECONDS if has_moved else min(pause_seconds * _LOOK_GROWTH, _LONGEST_LOOK_SECONDS)
-            prefix.tell_senders()
 
     # Whoever waits for it
 
@@ -499,8 +533,7 @@ class MemoryDigests:
         prefix.is_forgotten = True
         if prefix.timer is not None:
             prefix.timer.cancel()
-        for offer in list(prefix.offers.values()):
-            self._drop(prefix, offer)
+        self._drop(prefix, *prefix.offers.values())
 
     async def drain(self) -> None:
         """Wait until what can be hashed is, and save it for others."""

@@ -1,41 +1,316 @@
-"""The `digest` file of an open upload: the digests of its contiguous prefix, advanced as chunks come, and saved.
+"""The digests of open uploads on a disk: the `digest` file, and the followers that bring them up with the chunks.
 
-The process that has the lock of the file advances the digests, over chunks that are on the map and no others. It goes on
-from a saved state only if that is certainly the state of these bytes; to start again at 0 is always right. So it does where
-an MD5 is told of an upload that came without. Runs in threads.
+In each process one task, the follower, looks after an upload while its map grows. It hashes large chunks that come in
+order from memory, while their writers write them. It reads all others back, small ones many at a time.
+
+Between processes the lock of the file decides, and no follower waits for it: the process that has it also hashes the chunks
+that the others have recorded, and none that is not on the map. It goes on from a saved state only if that is certainly the
+state of these bytes; to start again at 0 is always right. So it does where an MD5 is told of an upload that came without.
+
+The merge waits for the follower, and so does a sender that is faster than it: no upload may come to its end with gigabytes
+left to hash.
 """
 
+import asyncio
 import errno
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 # The CRC-32 of zlib, by instructions for it: in a fraction of the time.
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_count
-from uploader.errors import StorageFailed
+from uploader.errors import StorageFailed, UploaderError
 from uploader.storage import disk
-from uploader.storage.base import Busy, Digests, Gone
+from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
+from uploader.storage.digests import MAX_KEPT_BYTES, Bodies, Following
 from uploader.storage.disk import try_lock
-from uploader.storage.followers import LockedPrefix
-from uploader.storage.hashes import PrefixHashes, is_without_md5
+from uploader.storage.hashes import PrefixHashes, is_without_md5, states_are_portable
 from uploader.storage.local import chunks
 from uploader.storage.local.chunks import shape_of
 from uploader.storage.local.directories import upload_directory
+from uploader.storage.store import Threads
+from uploader.tasks import uninterrupted
 
+# Smaller chunks are gathered until there are so many bytes: to take up the digests costs more than to hash one such chunk.
+# Larger ones are hashed from memory while they are written.
+GATHERED_BYTES = 1 << 20
+# The sender of a chunk that begins further ahead of the digests waits until they are near, so that little is left to hash
+# when the last chunk comes; or until they have come so much nearer.
+NEAR_BYTES = 16 << 20
+NEARER_BYTES = 128 << 20
+# So many looks have to find the digests of another process where they were before the follower takes them to stand still.
+LOOKS_IN_VAIN = 10
+# A thread hashes so much of one upload before another upload has its turn: none waits for another one's hundred gigabytes.
+_TURN_BYTES = 32 << 20
+# So much at the most on the core of the event loop.
+_SHORT_TURN_BYTES = 4 << 20
+# A follower gathers small chunks for so long at most.
+_GATHER_SECONDS = 0.5
+# How long a follower pauses after each look at the digests of another process.
+_WATCH_SECONDS = 0.02
 _READ_BYTES = 1 << 20
 
 _memory = threading.local()
 
 
-def _buffer() -> memoryview:
-    """Memory that this thread reads into and never frees: to get fresh memory costs more than to read into it."""
-    if not hasattr(_memory, "buffer"):
-        _memory.buffer = memoryview(bytearray(_READ_BYTES))
-    buffer: memoryview = _memory.buffer
-    return buffer
+@dataclass(eq=False)
+class Offer:
+    """A chunk on its way to the disk. The follower may hash it from `body` while that is kept."""
+
+    upload: Upload
+    body: Body | None = None
+    # Whether its writer put it on the map, with these bytes.
+    written: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Follower(Following):
+    """The task that looks after an upload, the offers that it may take, and the facts that decide what it does next."""
+
+    def __init__(self, upload: Upload) -> None:
+        super().__init__(upload)
+        self.offers: dict[int | None, Offer] = {}
+        # How far the digests are, in bytes; None while no process is known to bring them any further.
+        self.position: int | None = None
+        # Of chunks that came since it began to hash, and need another round.
+        self.waiting_bytes = 0
+        self._is_hurried = False
+        self._looks_in_vain = 0
+        self._enough = asyncio.Event()
+
+    def begin_round(self) -> None:
+        """Hash what waits now."""
+        self.waiting_bytes = 0
+        self._enough.clear()
+
+    def grow(self, length: int) -> None:
+        """A chunk was stored, or is about to be."""
+        self.waiting_bytes += length
+        if self.has_enough():
+            self._enough.set()
+
+    def hurry(self) -> None:
+        """The merge, or the end of the process, waits for the follower to end."""
+        self._is_hurried = True
+        self._enough.set()
+
+    def has_enough(self) -> bool:
+        """Whether a follower that gathers should hash now."""
+        return self._is_hurried or self.waiting_bytes >= GATHERED_BYTES
+
+    async def gather(self) -> None:
+        """Wait until enough chunks came, but not for long."""
+        if self.has_enough():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_SECONDS):
+                await self._enough.wait()
+
+    def move(self, position: int | None) -> None:
+        """Note how far the digests are; None if no process is known to bring them any further."""
+        self.position = position
+        self.tell_senders()
+
+    def look(self, position: int) -> bool:
+        """Note how far another process is; returns whether to try for the digests once more, because they still move."""
+        self._looks_in_vain = self._looks_in_vain + 1 if position == self.position else 0
+        self.move(position)
+        return self._looks_in_vain < LOOKS_IN_VAIN and not self._is_hurried
+
+    def keeps_waiting(self, offset: int, begun: int) -> bool:
+        """Whether the sender of the chunk at `offset` has to wait on; the digests were at `begun` when it began to."""
+        if self.position is None:
+            return False
+        return offset - self.position > NEAR_BYTES and self.position - begun < NEARER_BYTES
+
+
+class Followers:
+    """Follows the open uploads of this process."""
+
+    def __init__(self, files: "DigestFiles", threads: Threads, check_stopping: Callable[[], None]) -> None:
+        self._files = files
+        self._threads = threads
+        self._check_stopping = check_stopping
+        self._followers: dict[str, Follower] = {}
+        self._bodies = Bodies()
+
+    # Chunks come
+
+    def offer(self, upload: Upload, number: int, body: Body) -> Offer:
+        """Before a writer stores a chunk, it offers the body here. Afterwards it has to settle the offer, in any case."""
+        offer = Offer(upload)
+        if upload.chunk_size >= GATHERED_BYTES:
+            follower = self.follow(upload)
+            if follower and number not in follower.offers and self._bodies.keep(body, MAX_KEPT_BYTES):
+                offer.body = body
+                follower.offers[number] = offer
+        return offer
+
+    def settle(self, offer: Offer, *, written: bool) -> None:
+        """Say whether the chunk is on the map, with these bytes. What the follower does not have it reads back."""
+        if not offer.written.done():
+            offer.written.set_result(written)
+            if offer.body is None:
+                self.follow(offer.upload)
+
+    def follow(self, upload: Upload) -> Follower | None:
+        """Look after an upload: its map has grown, or is about to; or its MD5 was told, and what is there has to be read
+        again."""
+        if not states_are_portable() or upload.extent <= min(upload.chunk_size, GATHERED_BYTES):
+            return None  # the merge hashes all of it at one go; of one small chunk, the merge is the next thing to come
+        follower = self._followers.get(upload.id)
+        if follower is None:
+            follower = self._followers[upload.id] = Follower(upload)
+            follower.task = asyncio.create_task(self._run(follower), name=f"frontier {upload.id}")
+        elif upload.needs_md5:
+            follower.upload = upload  # it may have been told since
+        follower.grow(upload.chunk_size)
+        return follower
+
+    async def keep_pace(self, upload: Upload, number: int) -> None:
+        """Wait until the digests are near a stored chunk, or much nearer, while a process brings them there."""
+        follower, offset = self._followers.get(upload.id), number * upload.chunk_size
+        if follower is not None and (begun := follower.position) is not None:
+            await follower.wait_while(lambda: follower.keeps_waiting(offset, begun))
+
+    # The follower
+
+    async def _run(self, follower: Follower) -> None:
+        """Gather, then hash, or watch another process that has the digests. Errors end it in silence: the storage has logged
+        them where they happened, and the merge meets them again."""
+        try:
+            with suppress(Gone, Stopping, UploaderError):
+                is_growing = True
+                while is_growing:
+                    await follower.gather()
+                    while not await self._advance(follower):
+                        if not await self._watch(follower):
+                            break
+                    is_growing = follower.waiting_bytes > 0
+        finally:
+            self._let_go(follower, *follower.offers)
+            del self._followers[follower.upload.id]
+            follower.move(None)
+
+    async def _advance(self, follower: Follower) -> bool:
+        """Advance the digests up to the first gap; False if another process has them."""
+        follower.begin_round()
+        if follower.upload.chunk_size < GATHERED_BYTES:
+            has_digests = await self._advance_by_turns(follower)
+        else:
+            async with self._locked(follower.upload) as digests:
+                has_digests = digests is not None
+                while digests is not None:
+                    follower.move(digests.position)
+                    if not await self._advance_once(follower, digests):
+                        break
+                    self._check_stopping()
+                # No offered chunk is next. The chunk that is next may never come, so the follower keeps no bodies until
+                # then.
+                self._let_go(follower, *follower.offers)
+        if has_digests:
+            follower.move(None)
+        return has_digests
+
+    async def _advance_by_turns(self, follower: Follower) -> bool:
+        """Advance over chunks on the map alone: one hop to a thread for each turn, where `_locked` takes three."""
+        turn = await self._threads.hashing.run(partial(self.advance, short=True), follower.upload)
+        while turn is not None and turn[0]:
+            follower.move(turn[1])
+            self._check_stopping()
+            turn = await self._threads.long_hashing.run(self.advance, follower.upload)
+        return turn is not None
+
+    async def _advance_once(self, follower: Follower, digests: "LockedDigests") -> bool:
+        """Hash the chunk that is next, or those that are on the map; returns whether there may be more."""
+        number = digests.next_chunk
+        offer = follower.offers.get(number)
+        if offer is None:
+            more = await self._threads.long_hashing.run(digests.hash_recorded, follower.offers.__contains__)
+            return more or digests.next_chunk in follower.offers
+        await self._threads.long_hashing.run(digests.hash_body, offer.body)
+        # No deadlock: the chunk's writer has the lock of its record, and waits for nothing but the disk.
+        written = await offer.written
+        await self._threads.hashing.run(digests.save if written else digests.load)
+        self._let_go(follower, number)
+        return True
+
+    async def _watch(self, follower: Follower) -> bool:
+        """Look how far another process is; returns whether to try for the digests once more."""
+        once_more = follower.look(await self._threads.hashing.run(self._files.position, follower.upload))
+        await asyncio.sleep(_WATCH_SECONDS)
+        return once_more
+
+    def _let_go(self, follower: Follower, *numbers: int | None) -> None:
+        for number in numbers:
+            offer = follower.offers.pop(number)
+            assert offer.body is not None
+            self._bodies.close(offer.body)
+            offer.body = None
+
+    @asynccontextmanager
+    async def _locked(self, upload: Upload) -> AsyncIterator["LockedDigests | None"]:
+        digests = await self._threads.hashing.run(self._files.try_lock, upload)
+        try:
+            yield digests
+        finally:
+            if digests is not None:
+                # In a thread: whoever closes a large unlinked file last waits until the kernel has freed its blocks.
+                await uninterrupted(self._threads.long_hashing.run(digests.close))
+
+    # Finishing
+
+    async def digest(self, upload: Upload) -> Digests:
+        """Take the digests of the whole. Raises Gone, Busy, Stopping."""
+        follower = self._followers.get(upload.id)
+        if follower is not None:
+            follower.hurry()
+            await follower.ended()
+        self._check_stopping()
+        if upload.size <= GATHERED_BYTES:
+            return await self._threads.hashing.run(self.finish, upload)
+        async with self._locked(upload) as digests:
+            if digests is None:
+                raise Busy(upload.id)
+            while await self._threads.long_hashing.run(digests.hash_recorded):
+                self._check_stopping()
+            return await self._threads.hashing.run(digests.finish)
+
+    async def drain(self) -> None:
+        """Wait until every follower of this process has ended."""
+        while self._followers:
+            for follower in self._followers.values():
+                follower.hurry()
+            for follower in list(self._followers.values()):
+                await follower.ended()
+
+    # In threads
+
+    def advance(self, upload: Upload, *, short: bool = False) -> tuple[bool, int] | None:
+        """Lock, hash for one turn, which may be a `short` one, unlock. Returns whether there was more, and where the turn
+        ended, in bytes; None if another process has the lock. Raises Gone."""
+        locked = self._files.try_lock(upload)
+        if locked is None:
+            return None
+        with closing(locked):
+            return locked.hash_recorded(turn_bytes=_SHORT_TURN_BYTES if short else None), locked.position
+
+    def finish(self, upload: Upload) -> Digests:
+        """Lock, hash all that is left, unlock: the digests of the whole. Raises Gone, Busy, StorageFailed."""
+        locked = self._files.try_lock(upload)
+        if locked is None:
+            raise Busy(upload.id)
+        with closing(locked):
+            while locked.hash_recorded():
+                pass
+            return locked.finish()
+
+
+# In threads
 
 
 class DigestFiles:
@@ -87,8 +362,7 @@ class DigestFiles:
         known = _read(digest)
         if isinstance(known, (chunks.SavedProgress, chunks.Finished)):
             generation = max(generation, known.generation)
-        record = chunks.SavedProgress(generation, self._boot_id, 0, b"")
-        disk.write(digest, memoryview(chunks.digest_record(record)), 0)
+        _write(digest, chunks.SavedProgress(generation, self._boot_id, 0, b""))
 
     def check(self, upload: Upload, sha256: str) -> None:
         """Raises Busy if what was computed last is not this, because the digests were forgotten since; the caller holds all
@@ -137,15 +411,23 @@ def _read(digest: int) -> chunks.DigestRecord | None:
     return chunks.parse_digest_record(disk.read(digest, chunks.DIGEST_RECORD_LENGTH, 0))
 
 
-class LockedDigests(LockedPrefix):
+def _write(digest: int, record: chunks.DigestRecord) -> None:
+    disk.write(digest, memoryview(chunks.digest_record(record)), 0)
+
+
+class LockedDigests:
     """The digests of one upload, the lock of their file held. Close it."""
 
     def __init__(self, upload: Upload, digest: int, chunk_map: int, data: int, *, boot_id: str) -> None:
-        super().__init__(upload)
+        self._upload = upload
         self._digest, self._map, self._data = digest, chunk_map, data
         self._boot_id = boot_id
         self._generation = upload.generation
         self._count = chunk_count(upload.extent, upload.chunk_size)
+        # Both are there once `load` was called.
+        self._finished: Digests | None
+        self._hashes: PrefixHashes
+        self.close: Callable[[], None]
 
     def load(self) -> None:
         """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes.
@@ -154,7 +436,7 @@ class LockedDigests(LockedPrefix):
         it is believed, and what this process saves is of that generation, too.
         """
         saved = _read(self._digest)
-        self._finished, self._hashes = None, self._at_start()
+        self._finished, self._hashes = None, PrefixHashes(with_md5=self._upload.needs_md5)
         match saved:
             case chunks.DataLost():
                 raise StorageFailed("The disk lost bytes of this upload; what it still has is looked at.")
@@ -183,19 +465,45 @@ class LockedDigests(LockedPrefix):
     def save(self) -> None:
         """Save the state, without a sync: after a power cut the digests start at 0, or at a state that was saved earlier,
         of chunks that are on the disk."""
-        record = chunks.SavedProgress(self._generation, self._boot_id, self._hashes.position, self._hashes.state())
-        disk.write(self._digest, memoryview(chunks.digest_record(record)), 0)
+        state = self._hashes.state()
+        _write(self._digest, chunks.SavedProgress(self._generation, self._boot_id, self._hashes.position, state))
         crash_point("frontier.after_save")
 
-    def _check_there(self) -> None:
+    @property
+    def next_chunk(self) -> int | None:
+        """The number of the chunk to hash next; None after the last one."""
+        if self._finished is not None or self._hashes.position == self._upload.extent:
+            return None
+        return self._hashes.position // self._upload.chunk_size
+
+    @property
+    def position(self) -> int:
+        """How far the digests are, in bytes."""
+        return self._hashes.position
+
+    def hash_body(self, body: Body) -> None:
+        """Hash the next chunk from the body that its writer is storing. Call `save` once the writer put it on the map."""
+        self._hashes.update_by(body.pieces, body.length)
+
+    def hash_recorded(
+        self, leave: Callable[[int], bool] = lambda _number: False, turn_bytes: int | None = None
+    ) -> bool:
+        """Hash chunks that are on the map, for one turn, and save. Returns whether the turn ended before the chunks did.
+
+        It stops before a chunk that `leave` names, which the follower hashes from memory. Raises Gone.
+        """
         if disk.is_unlinked(self._map):
             raise Gone(self._upload.id)
-
-    def _hash_next(self, length: int, leave: Callable[[int], bool]) -> bool:
-        checksums = self._next_recorded(length, leave)
-        if checksums:
+        start = self._hashes.position
+        end = start + (turn_bytes or _TURN_BYTES)
+        while (left := end - self._hashes.position) > 0:
+            checksums = self._next_recorded(left, leave)
+            if not checksums:
+                break
             self._hash_chunks(checksums)
-        return bool(checksums)
+        if self._hashes.position > start:
+            self.save()
+        return left <= 0
 
     def _next_recorded(self, length: int, leave: Callable[[int], bool]) -> list[int]:
         """The checksums of the chunks that can be hashed at one go: as many as fit into `length`, and one at least."""
@@ -216,7 +524,11 @@ class LockedDigests(LockedPrefix):
         chunk_size = self._upload.chunk_size
         expected = dict(enumerate(checksums, self._hashes.position // chunk_size))
         end = min((max(expected) + 1) * chunk_size, self._upload.extent)
-        buffer, checksum = _buffer(), 0
+        # This thread reads into it and never frees it: to get fresh memory costs more than to read into it.
+        if not hasattr(_memory, "buffer"):
+            _memory.buffer = memoryview(bytearray(_READ_BYTES))
+        buffer: memoryview = _memory.buffer
+        checksum = 0
         while (position := self._hashes.position) < end:
             piece = buffer[: end - position]
             count = disk.read_into(self._data, piece, position)
@@ -239,13 +551,19 @@ class LockedDigests(LockedPrefix):
             yield number, part, position == end
             piece = piece[len(part) :]
 
-    def _save_whole(self, digests: Digests) -> None:
-        """The digest file needs no sync: after a power cut the merge hashes again."""
-        self._sync_data()
-        crash_point("merge.after_data_sync")
-        record = chunks.Finished(self._generation, digests.md5, digests.sha256)
-        disk.write(self._digest, memoryview(chunks.digest_record(record)), 0)
-        crash_point("merge.after_digest_write")
+    def finish(self) -> Digests:
+        """The digests of the whole, once they are saved. Raises Busy if a withdrawal took a chunk meanwhile."""
+        if self._finished is None and self._hashes.position == self._upload.extent:
+            digests = self._hashes.digests()
+            self._sync_data()
+            crash_point("merge.after_data_sync")
+            # It needs no sync: after a power cut the merge hashes again.
+            _write(self._digest, chunks.Finished(self._generation, digests.md5, digests.sha256))
+            crash_point("merge.after_digest_write")
+            self._finished = digests
+        if self._finished is None:
+            raise Busy(self._upload.id)
+        return self._finished
 
     def _sync_data(self) -> None:
         """Make the data durable before anybody believes its digests, unless the writers synced each chunk.
@@ -258,5 +576,5 @@ class LockedDigests(LockedPrefix):
         try:
             disk.sync_data(self._data)
         except OSError:
-            disk.write(self._digest, memoryview(chunks.digest_record(chunks.DataLost())), 0)
+            _write(self._digest, chunks.DataLost())
             raise

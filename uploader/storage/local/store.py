@@ -22,12 +22,11 @@ from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unav
 from uploader.storage import disk
 from uploader.storage.base import Arrival, Body, Digests, Found, Gone, Lost, ReadPart, Space
 from uploader.storage.disk import Root
-from uploader.storage.followers import Followers
 from uploader.storage.local import chunks, directories
 from uploader.storage.local.blobs import Blobs, LocalArrivals, LocalBlob, Trash, blob_path
 from uploader.storage.local.chunks import ChunkFiles, HeldRecord, names_a_chunk
 from uploader.storage.local.concatenation import LocalWholes
-from uploader.storage.local.digests import DigestFiles
+from uploader.storage.local.digests import DigestFiles, Followers
 from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import (
     LOCK_TIMEOUT_SECONDS,
@@ -285,7 +284,7 @@ class LocalStore(Store):
             held = await self._try_hold(upload, number, body, start)
         finally:
             if offer is not None:
-                offer.settle(written=held is not None and held.written)
+                self._followers.settle(offer, written=held is not None and held.written)
         if held is not None and held.written and not is_whole and end == length:
             self._followers.follow(upload)  # its head was there, so it is read back
         return held
