@@ -387,24 +387,24 @@ if ENDED[state] then""",
         ("_Group.takes", "if new.name in self.names: return False", "pass"),
         tests=_WHOLE,
     ),
-    _mutant("a batch without its sync", ("LocalArrivals._store", "blobs.sync_all()", "pass"), tests=_CUT_OFF),
+    _mutant("a batch without its sync", ("LocalBlobs._write_arrivals", "blobs.sync_all()", "pass"), tests=_CUT_OFF),
     _mutant(
         "an error of the disk that another group is told of",
-        ("LocalArrivals._store", "blobs.sync_all()", "self._root.sync_all()"),
+        ("LocalBlobs._write_arrivals", "blobs.sync_all()", "self._root.sync_all()"),
         tests=_WHOLE,
     ),
     _mutant(
         "bytes that are believed though their sync failed",
         (
-            "_write_blob",
-            "_fill(descriptor, body, cut_off=is_new)",
-            "if is_new: _fill(descriptor, body, cut_off=is_new)",
+            "_written",
+            "write_all(descriptor, body.pieces())",
+            "if is_new: write_all(descriptor, body.pieces())",
         ),
         tests=_WHOLE,
     ),
     _mutant(
         "a blob that is not looked at once more",
-        ("LocalArrivals._place", "not self._root.has(blob_path(sha256), place, unchanged=True)", "False"),
+        ("_still_placed", "self._root.has(blob_path(arrival.sha256_of_bytes), place, unchanged=True)", "True"),
         tests=_WHOLE,
     ),
     _mutant(
@@ -473,7 +473,7 @@ if ENDED[state] then""",
     _mutant("a tail that is not synced", ("_write_tail", "self._sync_data(map_descriptor)", "pass"), tests=_TAILS),
     _mutant(
         "a tail that comes back when its chunk goes",
-        ("_withdraw_tail", "all(number > tail.number for number in numbers)", "True"),
+        ("_take_back_tail", "all(number > tail.number for number in numbers)", "True"),
         tests=_TAILS,
     ),
     _mutant(
@@ -531,7 +531,7 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a whole of bytes that went bad in a part",
-        ("LocalParts._read_part", "!= file.checksums[number]", "is None"),
+        ("_read_part", "!= file.checksums[number]", "is None"),
         tests=_CONCATENATION,
     ),
 )

@@ -6,7 +6,7 @@ a part was sent is compared with the checksums of its own chunks meanwhile, beca
 
 import errno
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,10 +19,10 @@ from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import StorageFailed
 from uploader.storage import disk
 from uploader.storage.base import Busy, BytesBody, PartDamaged, ReadPart
-from uploader.storage.disk import Directory
+from uploader.storage.disk import Directory, Root
 from uploader.storage.local import chunks, directories
 from uploader.storage.local.chunks import ChunkFiles
-from uploader.storage.store import Threads
+from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
 # The maps of the parts, one after the other.
@@ -40,19 +40,13 @@ class _PartFile:
     checksums: list[int]
 
 
-@dataclass(frozen=True)
-class LocalWholes:
+class LocalWholes(Store):
     """Makes the directories of wholes, and reads the parts in them."""
 
-    _root: Directory
+    _root: Root
     _chunks: ChunkFiles
-    _threads: Threads
-    _check_stopping: Callable[[], None]
 
-    async def create(self, whole: Upload, parts: Sequence[Upload]) -> float:
-        return await self._threads.disk.run(self._create, whole, parts)
-
-    def _create(self, whole: Upload, parts: Sequence[Upload]) -> float:
+    def _create_whole(self, whole: Upload, parts: Sequence[Upload]) -> float:
         directories.discard(self._root, whole)  # of an attempt that did not commit
 
         def add(directory: Directory) -> None:
@@ -70,13 +64,17 @@ class LocalWholes:
     @asynccontextmanager
     async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
         """Whoever fills has the byte of the map locked that others have who append: nobody else may, and a crash lets go."""
-        opening = self._threads.disk.run(self._chunks.open_map, whole)
+        opening = self.threads.disk.run(self._chunks.open_map, whole)
         try:
             descriptor = await uninterrupted(opening)
             if not disk.try_lock(descriptor, chunks.APPEND_OFFSET, 1):
                 raise Busy(whole.id)
-            files = await self._threads.disk.run(self._read_maps, whole)
-            yield LocalParts(self._root, whole, files, self._threads, self._check_stopping).chunk
+            files = await self.threads.disk.run(self._read_maps, whole)
+
+            async def read(number: int) -> BytesBody:
+                return await self.threads.long.run(self._read_chunk, whole, files, number)
+
+            yield read
         finally:
             if opening.exception() is None:
                 disk.close(opening.result())
@@ -95,38 +93,25 @@ class LocalWholes:
             start, offset = start + shape.size, offset + shape.map_length
         return files
 
-
-@dataclass(frozen=True)
-class LocalParts:
-    """The parts of one whole."""
-
-    _root: Directory
-    _whole: Upload
-    _files: Sequence[_PartFile]
-    _threads: Threads
-    _check_stopping: Callable[[], None]
-
-    async def chunk(self, number: int) -> BytesBody:
-        return await self._threads.long.run(self._read, number)
-
-    def _read(self, number: int) -> BytesBody:
-        self._check_stopping()
-        start = number * self._whole.chunk_size
-        content = memoryview(bytearray(chunk_length(number, self._whole.size, self._whole.chunk_size)))
+    def _read_chunk(self, whole: Upload, files: Sequence[_PartFile], number: int) -> BytesBody:
+        self.check_stopping()
+        start = number * whole.chunk_size
+        content = memoryview(bytearray(chunk_length(number, whole.size, whole.chunk_size)))
         end = start + len(content)
-        with directories.upload_directory(self._root, self._whole) as directory:
-            for file in self._files[bisect_right(self._files, start, key=attrgetter("start")) - 1 :]:
+        with directories.upload_directory(self._root, whole) as directory:
+            for file in files[bisect_right(files, start, key=attrgetter("start")) - 1 :]:
                 if file.start >= end:
                     break
                 begin = max(start, file.start)
                 piece = content[begin - start : min(end, file.start + file.shape.size) - start]
                 if len(piece):
-                    self._read_part(directory, file, begin - file.start, piece)
+                    _read_part(directory, file, begin - file.start, piece)
         return BytesBody(content)
 
-    def _read_part(self, directory: Directory, file: _PartFile, offset: int, piece: memoryview) -> None:
-        """Fill a piece with the bytes of a part from `offset` on, and compare each chunk of it that ends in them."""
-        descriptor = directory.open_to_read(file.name)
+
+def _read_part(directory: Directory, file: _PartFile, offset: int, piece: memoryview) -> None:
+    """Fill a piece with the bytes of a part from `offset` on, and compare each chunk of it that ends in them."""
+    with disk.opened(directory.open_to_read(file.name)) as descriptor:
         try:
             _fill(descriptor, piece, offset)
             number, end = offset // file.shape.chunk_size, offset + len(piece)
@@ -142,8 +127,6 @@ class LocalParts:
             if error.errno in disk.DAMAGED:
                 raise PartDamaged(f"{file.name} can't be read") from error
             raise
-        finally:
-            disk.close(descriptor)
 
 
 def _name(position: int) -> str:

@@ -95,15 +95,20 @@ def _make(root: Directory, path: str, name: str) -> Directory:
 
 
 def _make_once(root: Directory, path: str, name: str) -> Directory:
-    temp, _, months = path.partition("/")
-    with root.enter(temp) as top:
-        month = top.make(months)
+    month = made(root, path)
     try:
         month.make_directory(name)
     except OSError:
         month.close()
         raise
     return month
+
+
+def made(root: Directory, path: str) -> Directory:
+    """Make a directory below one that every store has, which is not made anew."""
+    top, _, rest = path.partition("/")
+    with root.enter(top) as directory:
+        return directory.make(rest)
 
 
 def is_there(root: Directory, upload: Upload) -> bool:

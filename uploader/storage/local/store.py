@@ -9,10 +9,9 @@ disk says. Refuses to know users, quotas or Redis: its caller talks to those whi
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,30 +19,21 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import disk
-from uploader.storage.base import Arrival, Body, Digests, Found, Gone, Lost, ReadPart, Space
+from uploader.storage.base import Body, Digests, Found, Gone, Space
 from uploader.storage.disk import Root
 from uploader.storage.local import chunks, directories
-from uploader.storage.local.blobs import Blobs, LocalArrivals, LocalBlob, Trash, blob_path
+from uploader.storage.local.blobs import LocalBlobs
 from uploader.storage.local.chunks import ChunkFiles, HeldRecord, names_a_chunk
 from uploader.storage.local.concatenation import LocalWholes
 from uploader.storage.local.digests import DigestFiles, Followers
 from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
-from uploader.storage.local.locks import (
-    LOCK_TIMEOUT_SECONDS,
-    LONG_SECONDS,
-    BadChunks,
-    LocalAppender,
-    LockedFiles,
-    appending,
-    closing,
-)
+from uploader.storage.local.locks import LOCK_TIMEOUT_SECONDS, LONG_SECONDS, LockedUploads
 from uploader.storage.store import (
     INSTALLATION_ID,
     MAX_MARK_BYTES,
     InstallationMark,
     MarkFiles,
     Marks,
-    Store,
     StoreName,
     mark_of,
     parse_mark,
@@ -144,7 +134,6 @@ class LocalMarks(MarkFiles):
         return found
 
 
-_LIST_BATCH = 250
 # How long the size of the trash is believed, at least, and in terms of how long it took to find out: where room is short,
 # it is walked anyway.
 _FRESH_SECONDS = 60.0
@@ -153,16 +142,15 @@ _FRESH_WALKS = 50
 _QUICK_BYTES = 256 << 10
 
 
-class LocalStore(Store):
+class LocalStore(LockedUploads, LocalWholes, LocalBlobs):
     """On a directory."""
 
     keeps_files = True
 
     def __init__(self, root: Path, *, durable: bool, keeps_trash: bool = True) -> None:
         """`durable`: an acknowledged chunk survives a power cut, not only the end of the process."""
-        super().__init__()
         self._path = root.absolute()
-        self._root = disk.Root(self._path)
+        super().__init__(Root(self._path), keeps_trash=keeps_trash)
         self._durable = durable
         self._disk = self.threads.disk
         self.marks = InstallationMark(LocalMarks(self._root), self._disk)
@@ -178,14 +166,7 @@ class LocalStore(Store):
             keep=self._kept.keep,
             forget_digests=self._digests.forget,
         )
-        self._wholes = LocalWholes(self._root, self._chunks, self.threads, self.check_stopping)
-        self._bad_chunks = BadChunks(self._root, self._chunks.read_map, self.check_stopping)
-        self._locked = LockedFiles(self._root, self._digests, self._bad_chunks, self._disk)
         self._followers = Followers(self._digests, self.threads, self.check_stopping)
-        self._trash = Trash(self._root, keeps=keeps_trash)
-        self.keeps_trash = keeps_trash
-        self._blobs = Blobs(self._root, self._trash)
-        self._arrivals = LocalArrivals(self._root, self._blobs, self.threads)
 
     # Its life
 
@@ -205,7 +186,6 @@ class LocalStore(Store):
         except OSError as error:
             raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
         self.doubt = disk.doubt_about(self._path)
-        self._arrivals.syncs_whole = self.doubt is None
 
     async def check(self) -> None:
         with suppress(StorageFull):
@@ -238,11 +218,8 @@ class LocalStore(Store):
 
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
         if parts is not None:
-            return await self._wholes.create(upload, parts)
+            return await self._disk.run(self._create_whole, upload, parts)
         return await self._disk.run(self._chunks.create, upload)
-
-    def filling(self, whole: Upload) -> AbstractAsyncContextManager[ReadPart]:
-        return self._wholes.filling(whole)
 
     async def check_lost(self, upload: Upload) -> None:
         if (await self.marks.read()).installation is None:
@@ -315,12 +292,6 @@ class LocalStore(Store):
     async def last_write(self, upload: Upload) -> float:
         return await self._disk.run(self._chunks.last_write, upload)
 
-    async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        bad: list[int] = []
-        for numbers in self._bad_chunks.turns(upload):
-            bad += await self.threads.long_hashing.run(self._bad_chunks.find, upload, numbers)
-        return bad
-
     def follow(self, upload: Upload) -> None:
         self._followers.follow(upload)
 
@@ -330,20 +301,6 @@ class LocalStore(Store):
     async def digested_bytes(self, upload: Upload) -> int:
         return await self._disk.run(self._digests.position, upload)
 
-    def appending(self, upload: Upload) -> AbstractAsyncContextManager[LocalAppender]:
-        return appending(upload, self._chunks, self._kept, self._disk)
-
-    def locked(self, upload: Upload) -> AbstractAsyncContextManager[None]:
-        return closing(upload, self._chunks, self._disk)
-
-    async def settle_length(self, upload: Upload) -> bool:
-        return await self._locked.settle_length(upload)
-
-    async def withdraw(
-        self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
-    ) -> None:
-        await self._locked.withdraw(upload, numbers, generation=generation, verified=verified)
-
     async def place_blob(self, upload: Upload, sha256: str) -> None:
         await self._disk.run(self._place_blob, upload, sha256)
 
@@ -351,64 +308,10 @@ class LocalStore(Store):
         self._digests.check(upload, sha256)
         if not self._chunks.read_map(upload, verified=False).complete:
             raise Gone(upload.id)  # its files were lost meanwhile, and others made
-        self._blobs.place(upload, sha256)
+        self._link_upload(upload, sha256)
 
     async def forget_digests(self, upload: Upload) -> None:
         await self._disk.run(lambda: self._digests.forget(upload, checked=True))
-
-    # Blobs
-
-    async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        await self._arrivals.store(arrivals)
-
-    def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        return self._arrivals.place_blobs(arrivals)
-
-    async def open_blob(self, sha256: str, size: int) -> LocalBlob:
-        """In one hop, because every download begins with it."""
-        return await self.threads.reading.run(self._open_blob, sha256, size)
-
-    def _open_blob(self, sha256: str, size: int) -> LocalBlob:
-        return LocalBlob(self.threads.reading, self._blobs.open(sha256, size))
-
-    async def open_found(self, found: Found) -> LocalBlob:
-        return await self.threads.long.run(self._open_found, found)
-
-    def _open_found(self, found: Found) -> LocalBlob:
-        return LocalBlob(self.threads.reading, self._blobs.open_found(found))
-
-    async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
-        return await self._disk.run(lambda: [self._blobs.size(sha256) for sha256 in sha256s])
-
-    def pieces(self, found: Found, *, cold: bool = False) -> Generator[memoryview]:
-        return self._blobs.pieces(found, cold=cold)
-
-    def read_beside(self, found: Found) -> bytes | None:
-        return self._blobs.read_signature(found.name)
-
-    def keep_beside(self, found: Found, content: bytes) -> None:
-        self._blobs.keep_signature(found.name, content)
-
-    async def find_blob(self, sha256: str) -> Found | None:
-        return await self._disk.run(directories.look, self._root, blob_path(sha256))
-
-    # The trash
-
-    async def put_away(self, found: Found) -> bool:
-        return await self.threads.long.run(self._trash.put_away, found)
-
-    async def list_trash(self, name: str | None = None) -> AsyncIterator[list[Found]]:
-        if name is not None:
-            yield await self.threads.long.run(lambda: list(directories.trashed(self._root, name)))
-            return
-        async for batch in self._batches(directories.trashed(self._root)):
-            yield batch
-
-    async def restore_blob(self, found: Found) -> None:
-        await self.threads.long.run(self._blobs.restore, found)
-
-    async def restore_upload(self, found: Found, upload: Upload) -> bool:
-        return await self.threads.long.run(self._trash.restore_upload, found, upload)
 
     # Housekeeping
 
@@ -422,44 +325,24 @@ class LocalStore(Store):
         months = await self._disk.run(directories.months, self._root)
         return [month for month in months if month < directories.month_path(before)]
 
-    def list_blobs(self) -> AsyncIterator[list[Found]]:
-        return self._batches(directories.blob_files(self._root))
-
-    async def _batches(self, walk: Iterator[Found]) -> AsyncIterator[list[Found]]:
-        while batch := await self.threads.long.run(self._next_batch, walk):
-            yield batch
-
-    def _next_batch(self, walk: Iterator[Found]) -> list[Found]:
-        self.check_stopping()
-        return list(islice(walk, _LIST_BATCH))
-
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
         return await self._disk.run(lambda: [upload for upload in uploads if directories.is_there(self._root, upload)])
 
     async def holds_chunks(self, found: Found) -> bool:
         return await self._disk.run(names_a_chunk, self._root, found)
 
-    async def remove(self, found: Found) -> bool:
-        done = await self.threads.long.run(directories.remove, self._root, found)
-        self._trash.held_bytes -= done * found.in_trash * found.disk_bytes
-        return done
-
     async def remove_emptied(self, opened_before: datetime) -> None:
         for month in await self._months(opened_before):
             await self._disk.run(directories.remove_month, self._root, month)
 
     async def space(self) -> Space:
-        figures = await self._disk.run(self._root.figures)
-        trash = await self._trash_bytes()
+        """The trash is walked now and then, because that takes long."""
+        figures, began = await self.threads.disk.run(self._root.figures), time.monotonic()
+        if began >= self._trash_fresh_until:
+            self._trash_fresh_until = began + _FRESH_SECONDS  # meanwhile others take the old figure
+            self._trash_bytes = sum([found.disk_bytes async for batch in self.list_trash() for found in batch])
+            now = time.monotonic()
+            self._trash_fresh_until = now + max(_FRESH_SECONDS, _FRESH_WALKS * (now - began))
+        trash = max(0, self._trash_bytes)
         free = figures.f_bavail * figures.f_frsize + trash
         return Space(total=figures.f_blocks * figures.f_frsize, free=free, trash=trash)
-
-    async def _trash_bytes(self) -> int:
-        """What the trash holds: walked now and then, because that takes long."""
-        trash, began = self._trash, time.monotonic()
-        if began >= trash.fresh_until:
-            trash.fresh_until = began + _FRESH_SECONDS  # meanwhile others take the old figure
-            trash.held_bytes = sum([found.disk_bytes async for batch in self.list_trash() for found in batch])
-            now = time.monotonic()
-            trash.fresh_until = now + max(_FRESH_SECONDS, _FRESH_WALKS * (now - began))
-        return max(0, self._trash.held_bytes)
