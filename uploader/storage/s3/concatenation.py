@@ -6,94 +6,64 @@ Each chunk of it is read from those objects by ranges.
 
 import secrets
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from itertools import accumulate
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.storage.base import Busy, BytesBody, Gone, PartDamaged, ReadPart
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.parts import Parts
-from uploader.tasks import Pool
+from uploader.storage.s3.multipart import S3Endings
 
 
-@dataclass(frozen=True)
-class S3Wholes:
+class S3Wholes(S3Endings):
     """Makes wholes, and reads the parts of them."""
 
-    _bucket: Bucket
-    _ledger: Ledger
-    _parts: Parts
-    # Completes a part, and gives the key of its object.
-    _complete: Callable[[Upload], Awaitable[str]]
-    _pool: Pool
-    _check_stopping: Callable[[], None]
-
-    async def create(self, whole: Upload, parts: Sequence[Upload]) -> float:
+    async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
         """An attempt that did not commit has left what this one would make: the same objects."""
+        if parts is None:
+            return await self._create(upload)
         pieces = []
         for part in parts:
-            pieces.append((await self._complete(part), part.size))
+            key, _ = await self._complete(part, await self._freeze(part))
+            pieces.append((key, part.size))
             crash_point("join.after_complete")
-        made_at = await self._parts.create(whole)
-        await self._ledger.set_pieces(whole.id, pieces)
+        made_at = await self._create(upload)
+        await self._ledger.set_pieces(upload.id, pieces)
         crash_point("join.after_pieces")
         return made_at
 
     @asynccontextmanager
     async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
         """Whoever came last has the right, as of those who append: the one before ends with Busy. Where two fill all the
-        same, rows decide whose chunks count. Raises Gone."""
+        same, rows decide whose chunks count."""
         token = secrets.token_hex(16)
         pieces = await self._ledger.pieces(whole.id)
         if (not pieces and whole.size) or not await self._ledger.claim(whole.id, token):
             raise Gone(whole.id)
 
-        async def check() -> None:
+        async def read(number: int) -> BytesBody:
             if await self._ledger.appender(whole.id) != token:
                 raise Busy(whole.id)
+            return await self._requests.run(self._read_chunk, whole, pieces, number)
 
-        yield S3PartBytes(self._bucket, self._pool, whole, pieces, check, self._check_stopping).chunk
+        yield read
 
-
-@dataclass
-class S3PartBytes:
-    """The parts of one whole."""
-
-    _bucket: Bucket
-    _pool: Pool
-    _whole: Upload
-    _pieces: Sequence[tuple[str, int]]
-    # Raises Busy if somebody else has the right by now.
-    _check_right: Callable[[], Awaitable[None]]
-    _check_stopping: Callable[[], None]
-
-    def __post_init__(self) -> None:
-        self._starts = [sum(size for _, size in self._pieces[:number]) for number in range(len(self._pieces))]
-
-    async def chunk(self, number: int) -> BytesBody:
-        await self._check_right()
-        return await self._pool.run(self._read, number)
-
-    def _read(self, number: int) -> BytesBody:
-        self._check_stopping()
-        start = number * self._whole.chunk_size
-        end = start + chunk_length(number, self._whole.size, self._whole.chunk_size)
+    def _read_chunk(self, whole: Upload, pieces: Sequence[tuple[str, int]], number: int) -> BytesBody:
+        self.check_stopping()
+        starts = list(accumulate((size for _, size in pieces), initial=0))
+        start = number * whole.chunk_size
+        end = start + chunk_length(number, whole.size, whole.chunk_size)
         content = bytearray()
-        for position in range(max(bisect_right(self._starts, start) - 1, 0), len(self._pieces)):
-            key, size = self._pieces[position]
-            first = start + len(content) - self._starts[position]
-            length = min(end - self._starts[position], size) - first
+        for position in range(max(bisect_right(starts, start, hi=len(pieces)) - 1, 0), len(pieces)):
+            key, size = pieces[position]
+            first = start + len(content) - starts[position]
+            length = min(end - starts[position], size) - first
             if length > 0:
-                content += self._range(key, first, length)
+                try:
+                    content += self._bucket.get(key, first, length)
+                except Gone as error:
+                    raise PartDamaged(f"object {key} is not there") from error
             if start + len(content) == end:
                 break
         return BytesBody(bytes(content))
-
-    def _range(self, key: str, offset: int, length: int) -> bytes:
-        try:
-            return self._bucket.get(key, offset, length)
-        except Gone as error:
-            raise PartDamaged(f"object {key} is not there") from error

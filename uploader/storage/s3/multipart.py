@@ -18,15 +18,12 @@ from uploader.domain.ledger import Entry
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import StorageFailed
 from uploader.storage.base import Busy, BytesBody, Digests, Gone, Lost
-from uploader.storage.digests import MemoryDigests, fence_of, finished, restored, sealed
+from uploader.storage.digests import fence_of, finished, restored, sealed
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.blobs import consists_of, hash_from
-from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged
-from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.parts import Multipart, Parts, multipart_of
-from uploader.storage.store import Store
-from uploader.tasks import Pool
+from uploader.storage.s3.bucket import NoSuchMultipart, PartsChanged
+from uploader.storage.s3.parts import Multipart, S3Parts, multipart_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +37,8 @@ _PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 _AGAIN = "completed again"
 
 
-class S3Endings(Store):
+class S3Endings(S3Parts):
     """How open uploads of the store end, and what of them is taken back."""
-
-    _bucket: Bucket
-    _ledger: Ledger
-    _requests: Pool
-    _parts: Parts
-    _digests: MemoryDigests
 
     async def digest(self, upload: Upload) -> Digests:
         """Raises Busy if chunks were withdrawn meanwhile, StorageFailed if S3 does not have what was acknowledged."""
@@ -71,11 +62,6 @@ class S3Endings(Store):
         came = await self._digests.take(upload, entry)
         read = restored(entry.digest, upload, entry.fence)
         return (came if is_ours else None) or read or PrefixHashes(with_md5=upload.needs_md5)
-
-    async def complete(self, upload: Upload) -> str:
-        """Complete an upload, and give the key of the whole. Raises as `digest`."""
-        key, _ = await self._complete(upload, await self._freeze(upload))
-        return key
 
     async def _freeze(self, upload: Upload) -> Entry:
         entry = await self._ledger.freeze(upload.id)
@@ -173,9 +159,7 @@ class S3Endings(Store):
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
         """Those of which S3 does not have what was acknowledged."""
-        entry = await self._ledger.entry(upload.id)
-        if entry is None:
-            raise Gone(upload.id)
+        entry = await self._entry(upload)
         bad = await self._bad_parts(upload, entry)
         tail = entry.tail
         if tail is not None and await self._size(tail.key) != tail.length:
@@ -216,7 +200,7 @@ class S3Endings(Store):
             return
         if not set(seen.parts) <= set(numbers):
             raise StorageFailed(inside=f"S3 has lost all parts of upload {upload.id}, not some")
-        begun = await self._parts.begin_multipart(upload)
+        begun = await self._begin_multipart(upload)
         if not await self._ledger.withdraw(upload.id, numbers, multipart_id=begun, instead_of=word):
             multipart = multipart_of(begun)
             await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
@@ -250,10 +234,10 @@ class S3Endings(Store):
         if tail.length != chunk_length(tail.number, upload.size, upload.chunk_size):
             return False
         content = await self._requests.run(self._bucket.get, tail.key, 0, tail.length)
-        part = await self._parts.upload_part(upload, entry, tail.number, BytesBody(content))
+        part = await self._upload_part(upload, entry, tail.number, BytesBody(content))
         crash_point("object.after_last_part")
-        if await self._parts.note_part(upload, entry, part):
-            await self._parts.drop_tail(tail)
+        if await self._note_part(upload, entry, part):
+            await self._drop_tail(tail)
         return True
 
     async def discard(self, upload: Upload, placed_at: str | None = None) -> bool:

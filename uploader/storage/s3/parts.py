@@ -12,22 +12,27 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from weakref import WeakValueDictionary
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry, PartNoted, SavedDigest, StoredPart, TailObject
 from uploader.domain.upload import Tail, Upload, chunk_count, chunk_length
-from uploader.errors import BytesConflict, StorageFailed, Unavailable
+from uploader.errors import BytesConflict, StorageFailed, Unavailable, Unverified
+from uploader.storage import disk
 from uploader.storage.base import Body, Gone, HeldChunk, PresentChunks
 from uploader.storage.digests import MemoryDigests
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.bucket import Bucket, NoSuchMultipart
 from uploader.storage.s3.ledger import Ledger
+from uploader.storage.store import Store
 from uploader.tasks import Pool, ended
 
 logger = logging.getLogger(__name__)
 
+# Requests to S3 at one time; each waits in a thread.
+_REQUESTS = 64
 # How often a tail that changes meanwhile is looked at again.
 _ATTEMPTS = 3
 # In the place of an ETag: nobody asks for it any more.
@@ -59,40 +64,42 @@ class Joined:
         self._body.close()
 
 
-class Parts:
-    """Takes the chunks of the uploads of this process."""
+class S3Parts(Store):
+    """Open uploads and their chunks."""
 
-    def __init__(self, bucket: Bucket, ledger: Ledger, pool: Pool, digests: MemoryDigests, clock: Clock) -> None:
+    def __init__(self, bucket: Bucket, ledger: Ledger, clock: Clock) -> None:
+        self._requests = Pool(_REQUESTS, "s3", translate=disk.refusal)
+        super().__init__(self._requests)
         self._bucket = bucket
         self._ledger = ledger
-        self._pool = pool
-        self._digests = digests
         self._clock = clock
+        self._digests = MemoryDigests(self.threads.long_hashing, ledger)
         # Of chunks that somebody here stores now. Advice only: another process is kept out by rows.
         self._busy: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
 
-    async def create(self, upload: Upload) -> float:
-        """Make room for a new upload, before its row. Repeatable: what is left of another attempt is housekeeping's."""
+    def place_of(self, upload_id: str, opened_at: datetime) -> str:
+        return f"{bucket.UPLOADS}{upload_id}"
+
+    async def _create(self, upload: Upload) -> float:
+        """Repeatable: what is left of another attempt is housekeeping's."""
         now = self._clock.now()
-        await self._ledger.open(upload.id, await self._begin(upload), now)
+        is_single = upload.length_known and chunk_count(upload.size, upload.chunk_size) <= 1
+        await self._ledger.open(upload.id, None if is_single else await self._begin_multipart(upload), now)
         crash_point("object.after_open")
         return now.timestamp()
 
-    async def _begin(self, upload: Upload) -> str | None:
-        if upload.length_known and chunk_count(upload.size, upload.chunk_size) <= 1:
-            return None
-        return await self.begin_multipart(upload)
-
-    async def begin_multipart(self, upload: Upload) -> str:
+    async def _begin_multipart(self, upload: Upload) -> str:
         """A new one, in the word of the ledger."""
         key = bucket.key_of_upload(upload.id)
-        multipart_id = await self._pool.run(self._bucket.create_multipart, key)
+        multipart_id = await self._requests.run(self._bucket.create_multipart, key)
         crash_point("object.after_multipart")
         return Multipart(key, multipart_id).word()
 
-    async def hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldChunk:
-        """As `UploadBytes.hold_chunk`."""
-        async with self._alone(upload.id, number):
+    async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldChunk:
+        lock = self._busy.get((upload.id, number))
+        if lock is None:
+            lock = self._busy[upload.id, number] = asyncio.Lock()
+        async with lock:
             for _ in range(_ATTEMPTS):
                 entry = await self._look(upload, number)
                 if number in entry.parts:
@@ -103,7 +110,7 @@ class Parts:
                 if start and (tail is None or tail.length != start):
                     raise Gone(upload.id)
                 joined = await self._joined(upload, number, body, start, tail)
-                if await self._store(upload, entry, number, joined, tail):
+                if await self._store_chunk(upload, entry, number, joined, tail):
                     return HeldChunk(written=True)
             raise Gone(upload.id)
 
@@ -113,14 +120,6 @@ class Parts:
             raise Gone(upload.id)
         return entry
 
-    @asynccontextmanager
-    async def _alone(self, upload_id: str, number: int) -> AsyncIterator[None]:
-        lock = self._busy.get((upload_id, number))
-        if lock is None:
-            lock = self._busy[upload_id, number] = asyncio.Lock()
-        async with lock:
-            yield
-
     async def _joined(self, upload: Upload, number: int, body: Body, start: int, tail: TailObject | None) -> Body:
         """The bytes of the chunk from its beginning on. Raises BytesConflict if it is a whole one that does not begin with
         the tail."""
@@ -128,39 +127,41 @@ class Parts:
             return body
         if not start and body.length < chunk_length(number, upload.extent, upload.chunk_size):
             raise Gone(upload.id)
-        head = await self._pool.run(self._bucket.get, tail.key, 0, tail.length)
+        head = await self._requests.run(self._bucket.get, tail.key, 0, tail.length)
         if start:
             return Joined(head, body)
-        if await self._pool.run(_begin_of, body, tail.length) != head:
+        if await self._requests.run(_begin_of, body, tail.length) != head:
             raise BytesConflict()
         return body
 
-    async def _store(self, upload: Upload, entry: Entry, number: int, body: Body, tail: TailObject | None) -> bool:
+    async def _store_chunk(
+        self, upload: Upload, entry: Entry, number: int, body: Body, tail: TailObject | None
+    ) -> bool:
         """Whether it counts; False: somebody else was faster."""
         if body.length < chunk_length(number, upload.extent, upload.chunk_size):
             return await self._replace_tail(upload, entry, number, body, tail)
         offer, written = self._digests.offer(upload, entry, number, body), False
         try:
-            part = await self.upload_part(upload, entry, number, body)
+            part = await self._upload_part(upload, entry, number, body)
             crash_point("object.after_part")
-            written = await self.note_part(upload, entry, part, self._digests.state_with(offer))
+            written = await self._note_part(upload, entry, part, self._digests.state_with(offer))
         finally:
             self._digests.settle(offer, written=written)
         if written:
-            await self.drop_tail(tail)
+            await self._drop_tail(tail)
         return written
 
-    async def upload_part(self, upload: Upload, entry: Entry, number: int, body: Body) -> StoredPart:
+    async def _upload_part(self, upload: Upload, entry: Entry, number: int, body: Body) -> StoredPart:
         """Give S3 the bytes of a chunk. Raises Gone."""
         if entry.multipart_id is None:
             key = bucket.key_of_upload(upload.id)
-            return StoredPart(number, await self._pool.run(self._bucket.put, key, body), key)
+            return StoredPart(number, await self._requests.run(self._bucket.put, key, body), key)
         multipart = multipart_of(entry.multipart_id)
         try:
-            etag = await self._pool.run(self._bucket.upload_part, multipart.key, multipart.id, number, body)
+            etag = await self._requests.run(self._bucket.upload_part, multipart.key, multipart.id, number, body)
         except NoSuchMultipart:
             # It was removed, or whoever was asleep has completed it: then this chunk may be there.
-            if not await self._pool.run(self._is_in, multipart.key, number * upload.chunk_size, body):
+            if not await self._requests.run(self._is_in, multipart.key, number * upload.chunk_size, body):
                 raise Gone(upload.id) from None
             etag = _COMPLETED
         return StoredPart(number, etag, None)
@@ -172,7 +173,7 @@ class Parts:
             return False
         return self._bucket.get(key, offset, body.length) == b"".join(body.pieces())
 
-    async def note_part(
+    async def _note_part(
         self, upload: Upload, entry: Entry, part: StoredPart, digest: SavedDigest | None = None
     ) -> bool:
         """Commit the row of a chunk that S3 has, and how far the digests come with it; whether it counts. Raises Gone."""
@@ -190,15 +191,15 @@ class Parts:
         self, upload: Upload, entry: Entry, number: int, body: Body, before: TailObject | None
     ) -> bool:
         after = TailObject(bucket.key_of_upload(upload.id), number, body.length)
-        await self._pool.run(self._bucket.put, after.key, body)
+        await self._requests.run(self._bucket.put, after.key, body)
         crash_point("object.after_tail")
         if not await self._ledger.move_tail(upload.id, entry.fence, before or entry.tail, after, self._clock.now()):
             await self._delete(after.key)
             raise Gone(upload.id)
-        await self.drop_tail(before or entry.tail)
+        await self._drop_tail(before or entry.tail)
         return True
 
-    async def drop_tail(self, tail: TailObject | None) -> None:
+    async def _drop_tail(self, tail: TailObject | None) -> None:
         """Of a chunk that is whole by now."""
         if tail is not None:
             await self._delete(tail.key)
@@ -206,9 +207,61 @@ class Parts:
     async def _delete(self, key: str) -> None:
         """What no row names. If it stays, housekeeping finds it."""
         try:
-            await self._pool.run(self._bucket.delete, [key])
+            await self._requests.run(self._bucket.delete, [key])
         except StorageFailed as error:
             logger.warning("an object without a row stays for now", extra={"key": key, "reason": error.reason})
+
+    # What rows say
+
+    async def _entry(self, upload: Upload) -> Entry:
+        entry = await self._ledger.entry(upload.id)
+        if entry is None:
+            raise Gone(upload.id)
+        return entry
+
+    async def read_map(self, upload: Upload, *, verified: bool = True) -> PresentChunks:
+        part_map = map_of(upload, await self._entry(upload))
+        if verified and not part_map.settled:
+            raise Unverified()
+        return part_map
+
+    async def last_write(self, upload: Upload) -> float:
+        return (await self._entry(upload)).written_at.timestamp()
+
+    @asynccontextmanager
+    async def locked(self, upload: Upload) -> AsyncIterator[None]:
+        """Nothing is locked: a chunk that is written down meanwhile is in the map of whoever reads it next, or its row is
+        refused."""
+        if await self._ledger.glance(upload.id, 0) is None:
+            raise Gone(upload.id)
+        yield
+
+    @asynccontextmanager
+    async def appending(self, upload: Upload) -> AsyncIterator["S3Appender"]:
+        token = secrets.token_hex(16)
+        if not await self._ledger.claim(upload.id, token):
+            raise Gone(upload.id)
+        appender = S3Appender(upload, self._ledger, token, self.read_map)
+        watching = asyncio.create_task(appender.watch(), name=f"appender {upload.id}")
+        try:
+            yield appender
+        finally:
+            await ended(watching)
+
+    # Their digests
+
+    async def keep_pace(self, upload: Upload, number: int) -> None:
+        await self._digests.keep_pace(upload)
+
+    async def digested_bytes(self, upload: Upload) -> int:
+        return self._digests.position(upload.id)
+
+    async def forget_digests(self, upload: Upload) -> None:
+        self._digests.forget(upload.id)
+        await self._ledger.forget_digest(upload.id)
+
+    async def drain(self) -> None:
+        await self._digests.drain()
 
 
 def _tail_of(entry: Entry, number: int) -> TailObject | None:
@@ -282,17 +335,3 @@ class S3Appender:
                 self.is_claimed = await self._ledger.appender(self._upload.id) != self._token
             except Unavailable:
                 continue  # whoever stores the next bytes says so
-
-
-@asynccontextmanager
-async def appending(upload: Upload, ledger: Ledger, read_map: ReadMap) -> AsyncIterator[S3Appender]:
-    """Have the right to append. Raises Gone."""
-    token = secrets.token_hex(16)
-    if not await ledger.claim(upload.id, token):
-        raise Gone(upload.id)
-    appender = S3Appender(upload, ledger, token, read_map)
-    watching = asyncio.create_task(appender.watch(), name=f"appender {upload.id}")
-    try:
-        yield appender
-    finally:
-        await ended(watching)

@@ -1,37 +1,25 @@
-"""The store on an S3-compatible server, behind the seam of `storage/base.py`: its life, its chunks and its housekeeping. How
-uploads end, and contents, are its own methods as well, and in modules of their own.
+"""The store on an S3-compatible server, behind the seam of `storage/base.py`: its life, its mark and its housekeeping.
 
 What was acknowledged, and where contents lie, rows say (`ledger.py`); S3 holds bytes. No node has anything of its own but
 what it remembers: any of them may go on with any upload.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
-from uploader.errors import ConfigurationError, StorageFull, Unverified
-from uploader.storage import disk
-from uploader.storage.base import (
-    Body,
-    BytesBody,
-    Found,
-    Gone,
-    HeldChunk,
-    PresentChunks,
-    ReadPart,
-)
-from uploader.storage.digests import MemoryDigests
+from uploader.errors import ConfigurationError, StorageFull
+from uploader.storage.base import BytesBody, Found, Gone
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.blobs import S3Blobs
 from uploader.storage.s3.bucket import Bucket, Stat
 from uploader.storage.s3.concatenation import S3Wholes
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.multipart import S3Endings
-from uploader.storage.s3.parts import Multipart, Parts, S3Appender, appending, map_of, multipart_of
+from uploader.storage.s3.parts import Multipart, multipart_of
 from uploader.storage.s3.probe import probe
 from uploader.storage.store import (
     INSTALLATION_ID,
@@ -43,22 +31,109 @@ from uploader.storage.store import (
     mark_of,
     parse_mark,
 )
-from uploader.tasks import Pool
 from uploader.units import format_size
-
-# Tells what the bucket holds, whatever the rows say, and removes it.
-#
-# What no row names may be on its way: so its age counts, by the clock of the store that it has its date from.
-
 
 T = TypeVar("T")
 _LIST_BATCH = 250
 
 
-class S3Housekeeping(S3Endings, S3Blobs):
-    """Looks after the bucket."""
+# Of which installation a store on S3 is: the object `marks/installation`; and `marks/proposed/<id>` during a first
+# start.
+#
+# S3 has no first one: of two that write at one time the later one counts. So each first start proposes under a key of
+# its own, the database decides which of them it is, and that one is found among the proposals, whatever came after it.
 
-    # Uploads
+
+# The version of everything in the bucket.
+FORMAT = 1
+MARK, PROPOSALS = "marks/installation", "marks/proposed/"
+
+
+class S3Marks(MarkFiles):
+    """These objects."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.store = StoreName(f"bucket {bucket.url}", "UPLOADER_STORAGE", "is it the right one?")
+
+    def read(self) -> Marks:
+        proposed = frozenset(key.removeprefix(PROPOSALS) for key in self._proposals())
+        return Marks(self._installation(), frozenset(filter(INSTALLATION_ID.fullmatch, proposed)))
+
+    def propose(self, installation: str, marks: Marks) -> None:
+        if not marks.proposed:
+            self._write(f"{PROPOSALS}{installation}", installation)
+            crash_point("mark.after_proposal")
+
+    def write(self, installation: str, *, replace: bool) -> None:
+        self._write(MARK, installation)
+        if not replace:
+            crash_point("mark.after_mark")
+
+    def forget_proposals(self, *, is_durable: bool = True) -> None:
+        proposals = self._proposals()
+        if proposals:
+            self._bucket.delete(proposals)
+
+    def _proposals(self) -> list[str]:
+        return [stat.key for batch in self._bucket.list_keys(PROPOSALS) for stat in batch]
+
+    def _write(self, key: str, installation: str) -> None:
+        self._bucket.put(key, BytesBody(mark_of(FORMAT, installation)))
+
+    def _installation(self) -> str | None:
+        stat = self._bucket.head(MARK)
+        if stat is None:
+            return None
+        try:
+            found = parse_mark(self._bucket.get(MARK, 0, min(stat.size, MAX_MARK_BYTES)))
+        except Gone:
+            return None
+        if found is not None and found[0] > FORMAT:
+            raise ConfigurationError(
+                f"UPLOADER_STORAGE: it was written in format {found[0]}, newer than this version's {FORMAT}: install a "
+                "newer one"
+            )
+        if found is None or not INSTALLATION_ID.fullmatch(found[1]):
+            raise ConfigurationError(
+                f"UPLOADER_STORAGE: the object {MARK} in it is damaged: remove it and run `uploader adopt`"
+            )
+        return found[1]
+
+
+class S3Store(S3Wholes, S3Blobs):
+    """On a bucket and its ledger."""
+
+    keeps_files = False
+    # An object goes after the transaction that let go of it, whatever the retention is.
+    keeps_trash = True
+
+    def __init__(self, bucket: Bucket, ledger: Ledger, clock: Clock, *, min_chunk_size_bytes: int) -> None:
+        super().__init__(bucket, ledger, clock)
+        self._min_chunk_size_bytes = min_chunk_size_bytes
+        self.marks = InstallationMark(S3Marks(bucket), self._requests)
+
+    # Its life
+
+    async def prepare(self) -> None:
+        abilities = await self._requests.run(probe, self._bucket)
+        if self._min_chunk_size_bytes < abilities.min_part_bytes:
+            raise ConfigurationError(
+                f"UPLOADER_MIN_CHUNK_SIZE: chunks are parts, and {self._bucket.place} takes none below "
+                f"{format_size(abilities.min_part_bytes)}"
+            )
+
+    async def check(self) -> None:
+        with suppress(StorageFull):
+            await self._requests.run(self._bucket.check)
+
+    def close(self) -> None:
+        super().close()
+        self._requests.shutdown()
+        self._bucket.close()
+
+    # Housekeeping tells what the bucket holds, whatever the rows say, and removes it. What no row names may be on its way:
+    # so its age counts, by the clock of the store that it has its date from.
 
     async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
         """Those that the ledger knows; then multipart uploads that it does not."""
@@ -166,162 +241,3 @@ class S3Housekeeping(S3Endings, S3Blobs):
 def _found(stat: Stat, sha256: str | None, ahead: float, *, is_draft: bool = False) -> Found:
     changed_at = stat.modified_at.astimezone(UTC).timestamp() - ahead
     return bucket.found_at_key(stat.key, name=sha256, changed_at=changed_at, size=stat.size, is_draft=is_draft)
-
-
-# Of which installation a store on S3 is: the object `marks/installation`; and `marks/proposed/<id>` during a first
-# start.
-#
-# S3 has no first one: of two that write at one time the later one counts. So each first start proposes under a key of
-# its own, the database decides which of them it is, and that one is found among the proposals, whatever came after it.
-
-
-# The version of everything in the bucket.
-FORMAT = 1
-MARK, PROPOSALS = "marks/installation", "marks/proposed/"
-
-
-class S3Marks(MarkFiles):
-    """These objects."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self.store = StoreName(f"bucket {bucket.url}", "UPLOADER_STORAGE", "is it the right one?")
-
-    def read(self) -> Marks:
-        proposed = frozenset(key.removeprefix(PROPOSALS) for key in self._proposals())
-        return Marks(self._installation(), frozenset(filter(INSTALLATION_ID.fullmatch, proposed)))
-
-    def propose(self, installation: str, marks: Marks) -> None:
-        if not marks.proposed:
-            self._write(f"{PROPOSALS}{installation}", installation)
-            crash_point("mark.after_proposal")
-
-    def write(self, installation: str, *, replace: bool) -> None:
-        self._write(MARK, installation)
-        if not replace:
-            crash_point("mark.after_mark")
-
-    def forget_proposals(self, *, is_durable: bool = True) -> None:
-        proposals = self._proposals()
-        if proposals:
-            self._bucket.delete(proposals)
-
-    def _proposals(self) -> list[str]:
-        return [stat.key for batch in self._bucket.list_keys(PROPOSALS) for stat in batch]
-
-    def _write(self, key: str, installation: str) -> None:
-        self._bucket.put(key, BytesBody(mark_of(FORMAT, installation)))
-
-    def _installation(self) -> str | None:
-        stat = self._bucket.head(MARK)
-        if stat is None:
-            return None
-        try:
-            found = parse_mark(self._bucket.get(MARK, 0, min(stat.size, MAX_MARK_BYTES)))
-        except Gone:
-            return None
-        if found is not None and found[0] > FORMAT:
-            raise ConfigurationError(
-                f"UPLOADER_STORAGE: it was written in format {found[0]}, newer than this version's {FORMAT}: install a "
-                "newer one"
-            )
-        if found is None or not INSTALLATION_ID.fullmatch(found[1]):
-            raise ConfigurationError(
-                f"UPLOADER_STORAGE: the object {MARK} in it is damaged: remove it and run `uploader adopt`"
-            )
-        return found[1]
-
-
-# Requests to S3 at one time; each waits in a thread.
-_REQUESTS = 64
-
-
-class S3Store(S3Housekeeping):
-    """On a bucket and its ledger. Nothing is locked, rows decide: a chunk that is written down meanwhile is in the map of
-    whoever reads it next, or its row is refused."""
-
-    keeps_files = False
-    # An object goes after the transaction that let go of it, whatever the retention is.
-    keeps_trash = True
-
-    def __init__(self, bucket: Bucket, ledger: Ledger, clock: Clock, *, min_chunk_size_bytes: int) -> None:
-        self._requests = Pool(_REQUESTS, "s3", translate=disk.refusal)
-        super().__init__(self._requests)
-        self._min_chunk_size_bytes = min_chunk_size_bytes
-        self._bucket = bucket
-        self._ledger = ledger
-        self._clock = clock
-        self.marks = InstallationMark(S3Marks(bucket), self._requests)
-        self._digests = MemoryDigests(self.threads.long_hashing, ledger)
-        self._parts = Parts(bucket, ledger, self._requests, self._digests, clock)
-        self._wholes = S3Wholes(bucket, ledger, self._parts, self.complete, self._requests, self.check_stopping)
-
-    # Its life
-
-    async def prepare(self) -> None:
-        abilities = await self._requests.run(probe, self._bucket)
-        if self._min_chunk_size_bytes < abilities.min_part_bytes:
-            raise ConfigurationError(
-                f"UPLOADER_MIN_CHUNK_SIZE: chunks are parts, and {self._bucket.place} takes none below "
-                f"{format_size(abilities.min_part_bytes)}"
-            )
-
-    async def check(self) -> None:
-        with suppress(StorageFull):
-            await self._requests.run(self._bucket.check)
-
-    async def drain(self) -> None:
-        await self._digests.drain()
-
-    def close(self) -> None:
-        super().close()
-        self._requests.shutdown()
-        self._bucket.close()
-
-    # Open uploads
-
-    def place_of(self, upload_id: str, opened_at: datetime) -> str:
-        return f"{bucket.UPLOADS}{upload_id}"
-
-    async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
-        return await (self._parts.create(upload) if parts is None else self._wholes.create(upload, parts))
-
-    def filling(self, whole: Upload) -> AbstractAsyncContextManager[ReadPart]:
-        return self._wholes.filling(whole)
-
-    async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldChunk:
-        return await self._parts.hold(upload, number, body, start)
-
-    async def keep_pace(self, upload: Upload, number: int) -> None:
-        await self._digests.keep_pace(upload)
-
-    async def read_map(self, upload: Upload, *, verified: bool = True) -> PresentChunks:
-        entry = await self._ledger.entry(upload.id)
-        if entry is None:
-            raise Gone(upload.id)
-        part_map = map_of(upload, entry)
-        if verified and not part_map.settled:
-            raise Unverified()
-        return part_map
-
-    async def last_write(self, upload: Upload) -> float:
-        entry = await self._ledger.entry(upload.id)
-        if entry is None:
-            raise Gone(upload.id)
-        return entry.written_at.timestamp()
-
-    async def digested_bytes(self, upload: Upload) -> int:
-        return self._digests.position(upload.id)
-
-    async def forget_digests(self, upload: Upload) -> None:
-        self._digests.forget(upload.id)
-        await self._ledger.forget_digest(upload.id)
-
-    def appending(self, upload: Upload) -> AbstractAsyncContextManager[S3Appender]:
-        return appending(upload, self._ledger, self.read_map)
-
-    @asynccontextmanager
-    async def locked(self, upload: Upload) -> AsyncIterator[None]:
-        if await self._ledger.glance(upload.id, 0) is None:
-            raise Gone(upload.id)
-        yield
