@@ -23,7 +23,7 @@ from tests.support.stack import Stack
 from uploader.domain import delta
 from uploader.service.delta import DeltaBases
 from uploader.storage.base import Found
-from uploader.storage.store import Signatures
+from uploader.storage.store import Store
 
 BASE = Content(300 * KIB, seed=1)
 CHUNK = 64 * KIB
@@ -122,10 +122,10 @@ async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
 ) -> None:
     url = f"/me/files/{await base_of(stack)}/signature"
     first_looked, second_answered = threading.Event(), threading.Event()
-    real_kept, real_pieces = Signatures._kept, delta.pieces_of
+    real_kept, real_pieces = Store._kept_signature, delta.pieces_of
     computed = 0
 
-    def slow_at_first(self: Signatures, found: Found) -> bytes | None:
+    def slow_at_first(self: Store, found: Found) -> bytes | None:
         kept = real_kept(self, found)
         if not first_looked.is_set():
             first_looked.set()
@@ -137,7 +137,7 @@ async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
         computed += 1
         return real_pieces(*arguments)
 
-    monkeypatch.setattr(Signatures, "_kept", slow_at_first)
+    monkeypatch.setattr(Store, "_kept_signature", slow_at_first)
     monkeypatch.setattr(delta, "pieces_of", counting)
     first = asyncio.create_task(stack.client.get(url))
     assert await asyncio.to_thread(first_looked.wait, 30)

@@ -1,8 +1,7 @@
 """The only way to the files: each call names an entry of a directory that is held open, and none follows a symlink.
 
 So nothing that is planted below the data directory leads out of it: it gives an error. What is no regular file is no file,
-and is never waited for. Owns how something is made durable
-and how a range of a file is locked; when, is its users' to say.
+and is never waited for. Owns how something is made durable and how a range of a file is locked; when, is its users' to say.
 """
 
 import ctypes
@@ -106,19 +105,16 @@ class Directory:
         os.mkdir(_checked(name), _DIRECTORY_MODE, dir_fd=self._descriptor)
 
     def remove_directory(self, name: str) -> None:
-        """Remove a directory that is empty."""
         os.rmdir(_checked(name), dir_fd=self._descriptor)
 
     def names(self) -> list[str]:
         return os.listdir(self._descriptor)  # noqa: PTH208 (names)
 
     def files(self) -> list[str]:
-        """The names of regular files."""
         with os.scandir(self._descriptor) as entries:
             return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
 
     def directories(self) -> list[str]:
-        """The names of directories."""
         with os.scandir(self._descriptor) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
@@ -127,9 +123,8 @@ class Directory:
         os.fsync(self._descriptor)
 
     def sync_all(self) -> None:
-        """Make all that was written to the filesystem durable, by whomever (syncfs(2)): one call in the place of one for
-        each file and directory. An error of what was written since this directory was opened is told here, whoever else
-        is told of it."""
+        """Make all that was written to the filesystem durable, by whomever (syncfs(2)). An error of what was written since
+        this directory was opened is told here, whoever else is told of it."""
         if _libc.syncfs(self._descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -145,12 +140,11 @@ class Directory:
         return self._open_file(name, os.O_RDWR)
 
     def read_whole(self, name: str) -> bytes:
-        """All bytes of a file. Raises as `open_to_read`."""
         with opened(self.open_to_read(name)) as descriptor:
             return read(descriptor, status(descriptor).st_size, 0)
 
     def size(self, name: str) -> int:
-        """Of a file, in bytes. Raises FileNotFoundError, as `open_to_read`."""
+        """In bytes. Raises as `open_to_read`."""
         found = self.status(name)
         if not S_ISREG(found.st_mode):
             raise _no_file(name)
@@ -162,12 +156,9 @@ class Directory:
 
     def create(self, name: str, content: bytes) -> None:
         """A new file whose bytes are durable before this returns; its name is with the next `sync`."""
-        descriptor = self._create(name)
-        try:
+        with opened(self._create(name)) as descriptor:
             write(descriptor, memoryview(content), 0)
             sync_data(descriptor)
-        finally:
-            os.close(descriptor)
 
     def create_to_write(self, name: str) -> int:
         """A descriptor of a new file. Raises FileExistsError."""
@@ -175,12 +166,9 @@ class Directory:
 
     def create_empty(self, name: str, size_bytes: int = 0) -> None:
         """A new file of nothing but a hole; it is there with the next `sync`, and has its size when bytes are synced."""
-        descriptor = self._create(name)
-        try:
+        with opened(self._create(name)) as descriptor:
             if size_bytes:
-                os.ftruncate(descriptor, size_bytes)
-        finally:
-            os.close(descriptor)
+                resize(descriptor, size_bytes)
 
     def link(self, name: str, directory: "Directory", new_name: str) -> None:
         """Give a file a second name. Raises FileExistsError."""
@@ -220,7 +208,6 @@ class Directory:
         return S_ISREG(kind)
 
     def status(self, name: str) -> os.stat_result:
-        """What a name stands for, be it a symlink."""
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
 
     def has(self, path: str, opened: os.stat_result, *, unchanged: bool = False) -> bool:
@@ -272,7 +259,6 @@ class Root(Directory):
         weakref.finalize(self, os.close, self._descriptor)
 
     def figures(self) -> os.statvfs_result:
-        """The room of the filesystem."""
         return os.statvfs(self._descriptor)
 
 
@@ -313,7 +299,7 @@ def _close_to_others(path: Path) -> bool | None:
         descriptor = os.open(path, os.O_PATH | _SAFE)
     except PermissionError:
         return False
-    try:
+    with opened(descriptor):
         found = os.fstat(descriptor)
         if stat.S_ISLNK(found.st_mode) or not found.st_mode & _OF_OTHERS:
             return None
@@ -324,8 +310,6 @@ def _close_to_others(path: Path) -> bool | None:
         except OSError:
             return False
         return not os.fstat(descriptor).st_mode & _OF_OTHERS
-    finally:
-        os.close(descriptor)
 
 
 def _checked(name: str) -> str:
@@ -347,7 +331,6 @@ def close(descriptor: int) -> None:
 
 @contextmanager
 def opened(descriptor: int) -> Iterator[int]:
-    """Close a descriptor in the end, whatever happens until then."""
     try:
         yield descriptor
     finally:
@@ -362,7 +345,6 @@ def write(descriptor: int, content: memoryview, offset: int) -> None:
 
 
 def read(descriptor: int, length_bytes: int, offset: int) -> bytes:
-    """Up to so many bytes: less at the end of the file."""
     return os.pread(descriptor, length_bytes, offset)
 
 
@@ -391,7 +373,6 @@ def status(descriptor: int) -> os.stat_result:
 
 
 def is_unlinked(descriptor: int) -> bool:
-    """Whether an open file has no name any more."""
     return os.fstat(descriptor).st_nlink == 0
 
 
@@ -407,12 +388,10 @@ def try_lock(descriptor: int, start: int, length: int) -> bool:
 
 
 def unlock_all(descriptor: int) -> None:
-    """Give up every range that this descriptor holds."""
     _set_lock(descriptor, fcntl.F_UNLCK, 0, 0)
 
 
 def unlock(descriptor: int, start: int, length: int) -> None:
-    """Give up a range."""
     _set_lock(descriptor, fcntl.F_UNLCK, start, length)
 
 
@@ -475,9 +454,8 @@ def check_names(directories: dict[str, Directory]) -> None:
             except OSError as error:
                 if error.errno not in (errno.EXDEV, *_LACKING):
                     raise
-                reason = (
-                    "they are not on one filesystem, in one mount" if error.errno == errno.EXDEV else error.strerror
-                )
+                is_other = error.errno == errno.EXDEV
+                reason = "they are not on one filesystem, in one mount" if is_other else error.strerror
                 raise ConfigurationError(
                     f"UPLOADER_DATA: no file can be linked from {first_name} to {name}: {reason}"
                 ) from error
@@ -493,18 +471,14 @@ def check_names(directories: dict[str, Directory]) -> None:
 
 def _check_locks(directory: Directory, name: str) -> None:
     """Raises ConfigurationError if the lock of an open file keeps nobody out."""
-    one, other = directory.open_to_write(name), -1
-    try:
-        other = directory.open_to_write(name)
-        excludes = try_lock(one, 0, 1) and not try_lock(other, 0, 1) and is_locked(other, 0, 1)
-    except OSError as error:
-        if error.errno not in _LACKING:
-            raise
-        excludes = False
-    finally:
-        for descriptor in (one, other):
-            if descriptor >= 0:
-                close(descriptor)
+    with opened(directory.open_to_write(name)) as one:
+        try:
+            with opened(directory.open_to_write(name)) as other:
+                excludes = try_lock(one, 0, 1) and not try_lock(other, 0, 1) and is_locked(other, 0, 1)
+        except OSError as error:
+            if error.errno not in _LACKING:
+                raise
+            excludes = False
     if not excludes:
         raise ConfigurationError(
             "UPLOADER_DATA: its filesystem has no locks of open files (fcntl(2), F_OFD_SETLK): use a local one, such as ext4"

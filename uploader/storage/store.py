@@ -23,12 +23,7 @@ from uploader.storage import disk
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
 from uploader.tasks import OnePerKey, Pool, give_way, give_way_anywhere, give_way_to_all
 
-# Signatures of blobs: computed when one is asked for, and kept beside the blob, with a checksum, wherever that lies.
-#
-# Nothing is lost with one: it is believed only if its checksum is right and its first line is what it would be now;
-# else it is made anew. It is small enough to be in memory. Nobody makes it durable.
-
-
+# Of a signature.
 _CHECKSUM = Struct(">I")
 
 
@@ -46,48 +41,6 @@ class BytesBlob:
 
     async def close(self) -> None:
         """They go with their last user."""
-
-
-class Signatures:
-    """Each is computed once at a time in this process."""
-
-    def __init__(self, blobs: BlobBytes, reading: Pool, signing: Pool, check_stopping: Callable[[], None]) -> None:
-        self._blobs = blobs
-        self._reading = reading
-        self._signing = signing
-        self._check_stopping = check_stopping
-        self._making = OnePerKey[bytes]()
-
-    async def read(self, sha256: str, size: int) -> bytes:
-        """As `Store.read_signature`."""
-        found = await self._blobs.find_blob(sha256)
-        if found is None or found.size != size:
-            raise Gone(sha256)
-        kept = await self._reading.run(self._kept, found)
-        return kept or await self._making.run(found.place, lambda: self._signing.run(self._make, found))
-
-    # In threads
-
-    def _kept(self, found: Found) -> bytes | None:
-        """The one that is kept; None if there is none that is whole, and what is wanted now."""
-        stored = self._blobs.read_beside(found) or b""
-        content, checksum = stored[: -_CHECKSUM.size], stored[-_CHECKSUM.size :]
-        is_wanted = content.startswith(delta.head_of(found.size, found.name))
-        return content if is_wanted and _CHECKSUM.pack(crc32(content)) == checksum else None
-
-    def _make(self, found: Found) -> bytes:
-        """Raises Gone if the bytes are others than they should be."""
-        if kept := self._kept(found):
-            return kept  # made by others since it was looked for
-        content = bytearray(delta.head_of(found.size, found.name))
-        with closing(self._blobs.pieces(found)) as pieces:
-            reading = _Reading(pieces, self._check_stopping)
-            for length, hashed in delta.pieces_of(reading, delta.cuts_for(found.size)):
-                content += delta.RECORD.pack(length, hashed)
-        if reading.position != found.size or reading.sha256.hexdigest() != found.name:
-            raise Gone(found.name)
-        self._blobs.keep_beside(found, bytes(content) + _CHECKSUM.pack(crc32(content)))
-        return bytes(content)
 
 
 class _Reading:
@@ -283,7 +236,9 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
         """`reading`: the threads that wait for where blobs are read from."""
         self.threads = Threads()
         self._stopping = threading.Event()
-        self._signatures = Signatures(self, reading or self.threads.reading, self.threads.signing, self.check_stopping)
+        self._reading = reading or self.threads.reading
+        # Each is computed once at a time in this process.
+        self._signing = OnePerKey[bytes]()
 
     @abstractmethod
     async def prepare(self) -> None:
@@ -300,8 +255,40 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
 
     async def read_signature(self, sha256: str, size: int) -> bytes:
         """The signature of a blob; computed where it is not kept, which takes as long as reading the blob. Raises Gone if
-        the blob is not there, or is something else; StorageFull, StorageFailed, Stopping."""
-        return await self._signatures.read(sha256, size)
+        the blob is not there, or is something else; StorageFull, StorageFailed, Stopping.
+
+        It is kept beside the blob, with a checksum, wherever that lies. Nothing is lost with one: it is believed only if its
+        checksum is right and its first line is what it would be now; else it is made anew. It is small enough to be in
+        memory. Nobody makes it durable.
+        """
+        found = await self.find_blob(sha256)
+        if found is None or found.size != size:
+            raise Gone(sha256)
+        kept = await self._reading.run(self._kept_signature, found)
+        return kept or await self._signing.run(
+            found.place, lambda: self.threads.signing.run(self._make_signature, found)
+        )
+
+    def _kept_signature(self, found: Found) -> bytes | None:
+        """None if there is none that is whole, and what is wanted now."""
+        stored = self.read_beside(found) or b""
+        content, checksum = stored[: -_CHECKSUM.size], stored[-_CHECKSUM.size :]
+        is_wanted = content.startswith(delta.head_of(found.size, found.name))
+        return content if is_wanted and _CHECKSUM.pack(crc32(content)) == checksum else None
+
+    def _make_signature(self, found: Found) -> bytes:
+        """Raises Gone if the bytes are others than they should be."""
+        if kept := self._kept_signature(found):
+            return kept  # made by others since it was looked for
+        content = bytearray(delta.head_of(found.size, found.name))
+        with closing(self.pieces(found)) as pieces:
+            reading = _Reading(pieces, self.check_stopping)
+            for length, hashed in delta.pieces_of(reading, delta.cuts_for(found.size)):
+                content += delta.RECORD.pack(length, hashed)
+        if reading.position != found.size or reading.sha256.hexdigest() != found.name:
+            raise Gone(found.name)
+        self.keep_beside(found, bytes(content) + _CHECKSUM.pack(crc32(content)))
+        return bytes(content)
 
     async def hash_blob(self, found: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
         """The digests of bytes of a blob, in the trash or not, as they are read from the disk now; None if there are none.

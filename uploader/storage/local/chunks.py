@@ -32,7 +32,12 @@ from uploader.storage.local.directories import (
     upload_directory,
 )
 
-# The formats of the two small files of an upload: its map and its digests. Pure: nothing here touches a disk.
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 20
+
+# The formats of the two small files of an upload: its map and its digests. Pure: nothing here touches a disk. The locks on
+# the gate, the records and the digest file, and how far a digest record is to be believed, belong to those who use them.
 #
 # The chunk map (`map`) says which chunks are on disk, with the checksum of each: `header | tail | gate and other lock
 # bytes, padded | one record a chunk`. A record is 8 bytes at a multiple of 8, so it never straddles a sector and is
@@ -42,15 +47,6 @@ from uploader.storage.local.directories import (
 # The tail says how much appends have brought of the first chunk that is not there: its number, that length, the
 # checksum of those bytes, and one of the record itself. It is in force only while its chunk is the first that is not
 # there: the record of the chunk makes it void.
-#
-# The digest file (`digest`) says how far the digests have come, and in the end the digests: one record of fixed length
-# with a checksum, written over and over. A record that was written in part counts for nothing.
-#
-# Owns both layouts. The locks on the gate, the records and the digest file, and how far a digest record is to be
-# believed, belong to the modules that use them.
-
-
-# The chunk map
 
 MAP_MAGIC = b"UPMAP\x00\x00\x01"
 _MAP_HEADER = struct.Struct("<8s36s4xQQQ")
@@ -124,7 +120,6 @@ def map_header(boot_id: str, shape: MapShape, tail: bytes = NO_TAIL) -> bytes:
 
 
 def new_map(boot_id: str, shape: MapShape) -> bytes:
-    """The bytes of a map without chunks."""
     return map_header(boot_id, shape) + bytes(MAP_RECORD_LENGTH * shape.chunk_count)
 
 
@@ -137,7 +132,7 @@ def shape_in(content: bytes, offset: int) -> MapShape | None:
 
 
 def checksums_in(records: bytes) -> list[int]:
-    """The checksums in the records of chunks that are all there."""
+    """Of chunks that are all there."""
     return [checksum for _, checksum in _MAP_RECORD.iter_unpack(records)]
 
 
@@ -266,7 +261,8 @@ def leading_checksums(records: bytes) -> list[int]:
     return [checksum for _, checksum in present]
 
 
-# The digest file
+# The digest file (`digest`) says how far the digests have come, and in the end the digests: one record of fixed length with
+# a checksum, written over and over. A record that was written in part counts for nothing.
 
 # No longer than a sector, so that writing one in place is seldom torn.
 DIGEST_RECORD_LENGTH = 512
@@ -320,9 +316,7 @@ def _checksum(content: bytes) -> bytes:
     return b"%08x " % crc32(content)
 
 
-logger = logging.getLogger(__name__)
-
-_READ_BYTES = 1 << 20
+# The files
 
 _MAX_MAP_BYTES = MAP_RECORDS_OFFSET + MAP_RECORD_LENGTH * MAX_CHUNK_COUNT
 
@@ -368,6 +362,7 @@ class ChunkFiles:
         self._forget_digests = forget_digests
         self._durable = durable
         self._boot_id = boot_id
+        self._map_boot_id = "" if durable else boot_id
 
     def create(self, upload: Upload, add: Callable[[disk.Directory], None] | None = None) -> float:
         """The files of an upload without chunks, durably, and what `add` makes beside them; returns when its map was
@@ -378,8 +373,7 @@ class ChunkFiles:
             crash_point("open.after_data_file")
             directory.create_empty("digest")
             crash_point("open.after_digest_file")
-            boot_id = "" if self._durable else self._boot_id
-            directory.create("map", new_map(boot_id, shape_of(upload)))
+            directory.create("map", new_map(self._map_boot_id, shape_of(upload)))
             crash_point("open.after_map_file")
             if add is not None:
                 add(directory)
@@ -397,8 +391,7 @@ class ChunkFiles:
                 with suppress(FileExistsError):
                     directory.create_empty(name, size_bytes)
             with disk.opened(directory.open_unnamed()) as descriptor:
-                boot_id = "" if self._durable else self._boot_id
-                disk.write(descriptor, memoryview(new_map(boot_id, shape_of(upload))), 0)
+                disk.write(descriptor, memoryview(new_map(self._map_boot_id, shape_of(upload))), 0)
                 disk.sync_data(descriptor)
                 with suppress(FileExistsError):
                     directory.link_open(descriptor, "map")
@@ -446,7 +439,9 @@ class ChunkFiles:
         if not (is_whole or self._are_before(files.map, number)):
             raise Gone(upload.id)  # a chunk was withdrawn
         if not (self._durable or boot_id):
-            self._write_boot_id(files.map, self._boot_id)
+            # Durably: from here on chunks of this upload are stored without a sync.
+            disk.write(files.map, memoryview(pack_boot_id(self._boot_id)), BOOT_ID_OFFSET)
+            disk.sync_data(files.map)
         # What was acknowledged is never written again.
         pieces = body.pieces() if head.length == start else _after(body.pieces(), head.length)
         checksum = self._write_data(files.data, number * upload.chunk_size + head.length, pieces, head.checksum)
@@ -472,11 +467,6 @@ class ChunkFiles:
     def _are_before(self, map_descriptor: int, number: int) -> bool:
         records = disk.read(map_descriptor, MAP_RECORD_LENGTH * number, MAP_RECORDS_OFFSET)
         return are_present(records, number)
-
-    def _write_boot_id(self, map_descriptor: int, boot_id: str) -> None:
-        """Say in the map, durably, in which boot chunks of this upload are stored without a sync; empty: none is."""
-        disk.write(map_descriptor, memoryview(pack_boot_id(boot_id)), BOOT_ID_OFFSET)
-        disk.sync_data(map_descriptor)
 
     def _write_data(self, descriptor: int, offset: int, pieces: Iterable[memoryview], checksum: int) -> int:
         """Returns the checksum of what `checksum` is of, and these."""
@@ -526,18 +516,15 @@ class ChunkFiles:
             return directory.open_to_write("map")
 
     def open(self, upload: Upload) -> OpenFiles:
-        """Its files, to hold locks by. Raises Gone, Unverified."""
+        """To hold locks by. Raises Gone, Unverified."""
         return OpenFiles(self._root, upload)
 
     def read_map(self, upload: Upload, verified: bool = True) -> ChunkMap:
         """Raises Gone; and Unverified, unless it may be one that is not `verified`."""
         shape = shape_of(upload)
         with upload_directory(self._root, upload) as directory:
-            descriptor = directory.open_to_read("map")
-            try:
+            with disk.opened(directory.open_to_read("map")) as descriptor:
                 content, written_at = disk.read(descriptor, shape.map_length + 1, 0), disk.status(descriptor).st_mtime
-            finally:
-                disk.close(descriptor)
             data_bytes = None
             with suppress(FileNotFoundError):
                 data_bytes = directory.size("data")
@@ -621,12 +608,10 @@ def names_a_chunk(root: Directory, found: Found) -> bool:
     """Whether the map in an upload directory names a chunk."""
     try:
         with root.enter(found.place) as directory:
-            descriptor = directory.open_to_read("map")
+            opened = directory.open_to_read("map")
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP):  # there is none, or something that is not ours
             return False
         raise
-    try:
+    with disk.opened(opened) as descriptor:
         return holds_chunks(disk.read(descriptor, _MAX_MAP_BYTES, 0))
-    finally:
-        disk.close(descriptor)

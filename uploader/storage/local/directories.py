@@ -9,7 +9,6 @@ file: of two holders that share one, the first is told that the other's bytes ar
 import asyncio
 import errno
 import logging
-import os
 import re
 import time
 import weakref
@@ -183,10 +182,8 @@ class OpenFiles:
 
 
 def _close(map_descriptor: int, data_descriptor: int) -> None:
-    try:
+    with disk.opened(data_descriptor):
         disk.close(map_descriptor)
-    finally:
-        disk.close(data_descriptor)
 
 
 def close_files(gone: list[OpenFiles]) -> None:
@@ -210,12 +207,12 @@ class KeptFiles:
         self._timer: asyncio.TimerHandle | None = None
 
     def keep(self, files: OpenFiles) -> None:
-        """Take files in, for the next chunk."""
         files.kept_since = time.monotonic()
         self._all[files] = None
         self._of_upload.setdefault(files.upload_id, []).append(files)
         if len(self._all) > _MAX_KEPT:
-            self._let_go(*islice(self._all, 1 + _MAX_KEPT // 4))  # many in one hop, where it goes round many uploads
+            gone = list(islice(self._all, 1 + _MAX_KEPT // 4))  # many in one hop, where it goes round many uploads
+            self._close([self._forget(files) for files in gone])
         if self._timer is None:
             self._close_later(_KEPT_SECONDS)
 
@@ -229,7 +226,6 @@ class KeptFiles:
         self._close([files])
 
     def take_all(self, upload_id: str | None = None) -> list[OpenFiles]:
-        """All that are kept, or all of one upload."""
         kept = self._all if upload_id is None else self._of_upload.get(upload_id, ())
         return [self._forget(files) for files in list(kept)]
 
@@ -239,13 +235,10 @@ class KeptFiles:
     def _close_old(self) -> None:
         self._timer = None
         oldest = time.monotonic() - _KEPT_SECONDS
-        self._let_go(*(files for files in self._all if files.kept_since <= oldest))
+        if gone := [files for files in self._all if files.kept_since <= oldest]:
+            self._close([self._forget(files) for files in gone])
         if self._all:
             self._close_later(_KEPT_SECONDS / 2)
-
-    def _let_go(self, *gone: OpenFiles) -> None:
-        if gone:
-            self._close([self._forget(files) for files in gone])
 
     def _forget(self, files: OpenFiles) -> OpenFiles:
         del self._all[files]
@@ -275,24 +268,23 @@ BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
 def months(root: Directory) -> list[str]:
     """The months of temp, such as `2026/11`, the oldest first."""
-    years = _directories(root, "temp", _YEAR)
-    return sorted(f"{year}/{month}" for year in years for month in _directories(root, f"temp/{year}", _MONTH))
+    years = _listed(root, "temp", _YEAR)
+    return sorted(f"{year}/{month}" for year in years for month in _listed(root, f"temp/{year}", _MONTH))
 
 
 def upload_directories(root: Directory, month: str) -> Iterator[Found]:
-    """The directories of uploads in a month."""
     path = f"temp/{month}"
-    for name in _directories(root, path, _UPLOAD):
+    for name in _listed(root, path, _UPLOAD):
         if found := _look_if_it_can_be_read(root, f"{path}/{name}"):
             yield found
 
 
 def blob_files(root: Directory) -> Iterator[Found]:
     """The files of blobs, by their names; what is kept beside a blob is met where the blob is gone."""
-    for outer in sorted(_directories(root, "blobs", _FAN_OUT)):
-        for inner in sorted(_directories(root, f"blobs/{outer}", _FAN_OUT)):
+    for outer in sorted(_listed(root, "blobs", _FAN_OUT)):
+        for inner in sorted(_listed(root, f"blobs/{outer}", _FAN_OUT)):
             path = f"blobs/{outer}/{inner}"
-            names = set(_listed(root, path, Directory.files, _BLOB))
+            names = set(_listed(root, path, _BLOB, Directory.files))
             for name in sorted(names - {signature_name(name) for name in names}):
                 if name.startswith(outer + inner) and (found := _look_if_it_can_be_read(root, f"{path}/{name}")):
                     yield found
@@ -315,7 +307,6 @@ def _leave_what_is_damaged(path: str, error: OSError) -> None:
 
 
 def signature_name(sha256: str) -> str:
-    """Of the file beside a blob that has its signature."""
     return f"{sha256}.signature"
 
 
@@ -331,7 +322,10 @@ def look(root: Directory, path: str) -> Found | None:
     try:
         with root.enter(parent) as directory:
             own = directory.status(name)
-            files = _statuses(directory, name) if S_ISDIR(own.st_mode) else [own]
+            files = [own]
+            if S_ISDIR(own.st_mode):
+                with directory.enter(name) as inside:
+                    files = [inside.status(file) for file in inside.names()]
     except FileNotFoundError:
         return None
     return Found(
@@ -346,13 +340,7 @@ def look(root: Directory, path: str) -> Found | None:
     )
 
 
-def _statuses(parent: Directory, name: str) -> list[os.stat_result]:
-    with parent.enter(name) as directory:
-        return [directory.status(file) for file in directory.names()]
-
-
 def is_still(root: Directory, found: Found) -> bool:
-    """Whether at its place is what was found, unchanged."""
     now = look(root, found.place)
     return now is not None and (now.inode, now.changed_at) == (found.inode, found.changed_at)
 
@@ -397,31 +385,20 @@ def remove_month(root: Directory, month: str) -> None:
 
 def trashed(root: Directory, name: str | None = None) -> Iterator[Found]:
     """What lies in the trash; of one content or upload, if its name is given."""
-    for fan in sorted(_directories(root, "trash/blobs", _FAN_OUT)) if name is None else [name[:2]]:
-        yield from _trashed_in(root, f"trash/blobs/{fan}", Directory.files, _TRASHED_BLOB, name)
-    yield from _trashed_in(root, "trash/uploads", Directory.directories, _TRASHED_UPLOAD, name)
-
-
-def _trashed_in(
-    root: Directory,
-    path: str,
-    listing: Callable[[Directory], list[str]],
-    pattern: re.Pattern[str],
-    name: str | None,
-) -> Iterator[Found]:
-    """Without the suffix that makes a name unique there."""
-    for unique in _listed(root, path, listing, pattern):
-        own = unique.partition(".")[0]
-        if name in (None, own) and (found := _look_if_it_can_be_read(root, f"{path}/{unique}")):
-            yield replace(found, name=own, is_draft=False, in_trash=True)
-
-
-def _directories(root: Directory, path: str, pattern: re.Pattern[str]) -> list[str]:
-    return _listed(root, path, Directory.directories, pattern)
+    fans = sorted(_listed(root, "trash/blobs", _FAN_OUT)) if name is None else [name[:2]]
+    blobs = [(f"trash/blobs/{fan}", _TRASHED_BLOB, Directory.files) for fan in fans]
+    for path, pattern, listing in (*blobs, ("trash/uploads", _TRASHED_UPLOAD, Directory.directories)):
+        for unique in _listed(root, path, pattern, listing):
+            own = unique.partition(".")[0]  # without the suffix that makes a name unique there
+            if name in (None, own) and (found := _look_if_it_can_be_read(root, f"{path}/{unique}")):
+                yield replace(found, name=own, is_draft=False, in_trash=True)
 
 
 def _listed(
-    root: Directory, path: str, listing: Callable[[Directory], list[str]], pattern: re.Pattern[str]
+    root: Directory,
+    path: str,
+    pattern: re.Pattern[str],
+    listing: Callable[[Directory], list[str]] = Directory.directories,
 ) -> list[str]:
     """All names at once, so that a walk that nobody ends holds no descriptor."""
     try:

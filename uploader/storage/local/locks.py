@@ -79,12 +79,10 @@ class LocalAppender:
         """Get the right. Raises Gone, UploadBusy."""
         files = self._kept.take(self._upload.id)
         if files is not None:
-            try:
+            with suppress(Gone):  # or the files that were open were replaced
                 await self._lock(files)
-            except Gone:  # or the files that were open were replaced
-                files = None
-        if files is None:
-            await self._lock(await self._open())
+                return
+        await self._lock(await self._open())
 
     async def _open(self) -> OpenFiles:
         opening = self._pool.run(self._chunks.open, self._upload)

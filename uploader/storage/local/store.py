@@ -41,9 +41,7 @@ from uploader.storage.store import (
 from uploader.tasks import Batches, Pool, run_in
 from uploader.wait_budget import wait_budget
 
-# Of which installation a data directory is: the file `installation`, and `installation.new` while a first start makes
-# it.
-#
+# Of which installation a data directory is: the file `installation`, and `installation.new` while a first start makes it.
 # The file has the version of everything on the disk, too: of maps, digests, and of what lies where. Runs in threads.
 #
 # Several processes may start at once, and each may die at any line. So each file is written whole under a name of its
@@ -112,15 +110,12 @@ class LocalMarks(MarkFiles):
         return draft
 
     def _read(self, name: str) -> tuple[int, str] | None:
-        """The version, and the installation."""
         try:
-            descriptor = self._root.open_to_read(name)
+            opened = self._root.open_to_read(name)
         except FileNotFoundError:
             return None
-        try:
+        with disk.opened(opened) as descriptor:
             found = parse_mark(disk.read(descriptor, MAX_MARK_BYTES, 0))
-        finally:
-            disk.close(descriptor)
         if found is not None and found[0] > FORMAT:
             raise ConfigurationError(
                 f"UPLOADER_DATA: it was written in format {found[0]}, newer than this version's {FORMAT}: install a newer "
