@@ -26,7 +26,7 @@ from benchmarks.report import Row
 from benchmarks.storage.client import Connection, in_parallel
 from tests.support.gateways import Gateway, JuiceGateway, RadosGateway
 from tests.support.process import Server, ended, owner_token
-from uploader.storage.s3.client import make_client
+from uploader.storage.s3.bucket import make_client
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SECTION = "s3"

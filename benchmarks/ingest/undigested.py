@@ -8,23 +8,14 @@ from unittest.mock import patch
 from uploader import bootstrap
 from uploader.bootstrap import application
 from uploader.cli import main
-from uploader.domain.upload import Upload
 from uploader.http.app import Application
-from uploader.storage.local import store as local
-from uploader.storage.local.digests import Followers
-
-
-class Unfollowed(Followers):
-    """Follows no upload, so it takes no offer either."""
-
-    def follow(self, upload: Upload) -> None:
-        return None
+from uploader.storage.local.digests import LocalDigests
 
 
 def create_app() -> Application:
-    """As `bootstrap.create_app`."""
-    with patch.object(local, "Followers", Unfollowed):
-        return bootstrap.create_app()
+    """As `bootstrap.create_app`. The store follows no upload, so it takes no offer either."""
+    patch.object(LocalDigests, "_follow", lambda _store, _upload: None).start()
+    return bootstrap.create_app()
 
 
 if __name__ == "__main__":

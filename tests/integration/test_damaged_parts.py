@@ -518,7 +518,7 @@ async def test_what_was_hashed_before_its_record_was_refused_is_not_believed(
             nobody_follows.setattr(digests, "states_are_portable", lambda: False)
             refused = asyncio.create_task(put(1, others))
             assert await asyncio.to_thread(pause.reached.wait, 10)
-            assert await asyncio.to_thread(worker._followers.advance, upload) == (False, 2 * CHUNK)
+            assert await asyncio.to_thread(worker._hash_turn, upload) == (False, 2 * CHUNK)
             pause.go_on.set()
             assert (await refused).status_code == 503
         assert fault.hits == 1

@@ -31,7 +31,7 @@ from uploader.database.transactions.rows import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service import merge
-from uploader.storage import digests as prefixes
+from uploader.storage import hashes
 from uploader.storage.base import Busy, Digests, Gone
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
@@ -434,7 +434,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk is near that begins two chunks or less ahead of the digests, and two chunks are much nearer."""
     monkeypatch.setattr(digests, "NEAR_BYTES", 2 * CHUNK)
     monkeypatch.setattr(digests, "NEARER_BYTES", 2 * CHUNK)
-    monkeypatch.setattr(prefixes, "_PATIENCE_SECONDS", 3600)
+    monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 3600)
 
 
 class Pace:
@@ -456,7 +456,7 @@ async def taken_up(storage: Any, upload: Upload) -> None:
     """Until it is known how far the digests of an upload are that somebody looks after."""
 
     async def position_is_known() -> bool:
-        return storage._followers._followers[upload.id].position is not None
+        return storage._followers[upload.id].position is not None
 
     await eventually(position_is_known)
 
@@ -543,7 +543,7 @@ async def test_nobody_waits_for_long(
 ) -> None:
     await put(storage, upload, *range(4))
     await taken_up(storage, upload)
-    monkeypatch.setattr(prefixes, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 0.01)
     assert await Pace(storage, upload, 3).ends()
     stalled.release(CONTENT.chunk_count)
 

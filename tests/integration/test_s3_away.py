@@ -16,8 +16,8 @@ from tests.support.problems import problem
 from tests.support.process import Server, ended, owner_token
 from tests.support.stack import Stack
 from uploader.errors import StorageAway
-from uploader.storage.digests import MemoryDigests, OfferedPart
 from uploader.storage.s3.bucket import Bucket, ObjectReader
+from uploader.storage.s3.digests import OfferedPart, S3Digests
 
 CONTENT = Content(300 * KIB, chunk_size=128 * KIB)
 CHANGED = Edited.of(CONTENT, seed=1)
@@ -101,7 +101,7 @@ async def test_a_merge_whose_server_dies_doubts_nothing_and_goes_on(
     stack: Stack, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another node took the chunks, so they are read after Complete."""
-    monkeypatch.setattr(MemoryDigests, "offer", lambda _self, _upload, _entry, *offered: OfferedPart(*offered))
+    monkeypatch.setattr(S3Digests, "_offer", lambda _self, _upload, _entry, *offered: OfferedPart(*offered))
     await stack.open(CONTENT)
     for number in (0, 1):
         assert (await stack.put(CONTENT, number)).status_code == 200

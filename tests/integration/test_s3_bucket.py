@@ -34,7 +34,6 @@ from uploader.addresses import BucketAddress
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
 from uploader.storage.base import BytesBody, Gone
 from uploader.storage.s3 import bucket as s3_bucket
-from uploader.storage.s3 import client
 from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged
 from uploader.storage.s3.probe import Abilities, probe
 
@@ -117,7 +116,7 @@ def test_a_range_is_read_as_it_comes(bucket: Bucket) -> None:
 
 def test_what_nobody_reads_to_its_end_hinders_nobody(bucket: Bucket) -> None:
     bucket.put("a", BytesBody(PART))
-    for _ in range(client.MAX_CONNECTIONS + 2):
+    for _ in range(s3_bucket.MAX_CONNECTIONS + 2):
         reader = bucket.stream("a", 0, len(PART))
         reader.read(1)
         reader.close()
@@ -351,7 +350,7 @@ def test_a_server_that_stores_what_changed_on_its_way_is_refused(
     s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of those at hand does, if it is told what the digest is."""
-    real = client.make_client
+    real = s3_bucket.make_client
 
     def unsigned(address: BucketAddress, *, brief: bool = False) -> Any:
         made = real(address, brief=brief)
@@ -359,7 +358,7 @@ def test_a_server_that_stores_what_changed_on_its_way_is_refused(
         config.s3["payload_signing_enabled"] = False
         return made
 
-    monkeypatch.setattr(client, "make_client", unsigned)
+    monkeypatch.setattr(s3_bucket, "make_client", unsigned)
     bucket = Bucket(s3_address)
     with pytest.raises(ConfigurationError, match=r"^UPLOADER_STORAGE: .* stores bytes that changed on their way"):
         probe(bucket)
@@ -371,7 +370,7 @@ def test_a_probe_that_has_to_ask_twice_refuses_no_server(
     s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is sent again is signed again."""
-    real = client.make_client
+    real = s3_bucket.make_client
     refused: list[str] = []
 
     def refuse_once(request: Any, **_: Any) -> Any:
@@ -385,7 +384,7 @@ def test_a_probe_that_has_to_ask_twice_refuses_no_server(
         made.meta.events.register("before-send.s3.PutObject", refuse_once)
         return made
 
-    monkeypatch.setattr(client, "make_client", busy_at_first)
+    monkeypatch.setattr(s3_bucket, "make_client", busy_at_first)
     bucket = Bucket(s3_address)
     probe(bucket)
     assert refused
@@ -395,10 +394,10 @@ def test_a_probe_that_has_to_ask_twice_refuses_no_server(
 def test_what_the_sdk_knows_of_its_services_is_read_once(
     s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.make_client(s3_address)
+    s3_bucket.make_client(s3_address)
     monkeypatch.setattr(JSONFileLoader, "load_file", None)
     for brief in (True, False):
-        client.make_client(s3_address, brief=brief)
+        s3_bucket.make_client(s3_address, brief=brief)
 
 
 def test_nothing_of_the_sdk_is_loaded_before_the_first_call(s3_address: BucketAddress) -> None:
@@ -599,8 +598,8 @@ def test_a_server_that_hangs_is_told_within_its_time_outs(
     own_gateway: JuiceGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks is told sooner than who stores."""
-    monkeypatch.setattr(client, "READ_TIMEOUT_SECONDS", 3.0)
-    monkeypatch.setattr(client, "BRIEF_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(s3_bucket, "READ_TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr(s3_bucket, "BRIEF_TIMEOUT_SECONDS", 0.5)
     bucket = Bucket(own_gateway.gateway.address("a"))
     bucket.check()
     own_gateway.send_signal(signal.SIGSTOP)

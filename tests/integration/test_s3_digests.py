@@ -21,10 +21,11 @@ from uploader.database import models
 from uploader.domain.ledger import PartNoted
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
-from uploader.storage import digests
+from uploader.storage import hashes
 from uploader.storage.base import Gone
-from uploader.storage.digests import sealed
 from uploader.storage.hashes import PrefixHashes
+from uploader.storage.s3 import digests
+from uploader.storage.s3.digests import sealed
 
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 
@@ -86,7 +87,7 @@ async def until_ahead(node: Node, upload: Upload) -> None:
     """Of a chunk whose row is still to come."""
 
     async def is_ahead() -> bool:
-        known = node.store._digests._prefixes.get(upload.id)
+        known = node.store._prefixes.get(upload.id)
         return known is not None and known.ahead is not None
 
     await eventually(is_ahead)
@@ -190,7 +191,7 @@ async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: 
     upload = await node.open()
     await put_hashed(node, upload, 0)
     await another.put(upload, 2)
-    another.store._digests.forget(upload.id)  # it has died
+    another.store._forget_prefix(upload.id)  # it has died
     await make_node().put(upload, 1)
     await node.put(upload, 3)
     last = make_node()
@@ -243,7 +244,7 @@ async def test_what_a_node_has_just_saved_is_not_of_others(node: Node, monkeypat
         putting = asyncio.create_task(put_hashed(node, upload, 0))
         await is_added.wait()
     await node.put(upload, 1)
-    assert not node.store._digests._prefixes[upload.id].is_shared
+    assert not node.store._prefixes[upload.id].is_shared
     may_go_on.set()
     assert await putting
 
@@ -252,7 +253,7 @@ async def test_of_others_that_come_nearer_a_sender_waits(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_SHARED_SECONDS", 30)
-    monkeypatch.setattr(digests, "_PATIENCE_SECONDS", 30)
+    monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 30)
     upload = await node.open()
     await node.put(upload, 1)
     monkeypatch.setattr(digests, "_FAR_BYTES", 0)
@@ -303,7 +304,7 @@ async def test_it_is_durable_for_who_looks_for_it_as_well(
     sync, reached = node.database.sync, list[int]()
 
     async def note() -> None:
-        reached.append(node.store._digests.position(upload.id))
+        reached.append(await node.store.digested_bytes(upload))
         await sync()
 
     monkeypatch.setattr(node.database, "sync", note)

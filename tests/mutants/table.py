@@ -396,7 +396,7 @@ if ENDED[state] then""",
     _mutant(
         "bytes that are believed though their sync failed",
         (
-            "_written",
+            "_write_blob",
             "write_all(descriptor, body.pieces())",
             "if is_new: write_all(descriptor, body.pieces())",
         ),
@@ -479,9 +479,9 @@ if ENDED[state] then""",
     _mutant(
         "a chunk that only has the checksum of the tail",
         (
-            "_check_head",
-            "disk.read(data, len(part), offset + start) != part",
-            "crc32(disk.read(data, len(part), offset + start)) != crc32(part)",
+            "holds",
+            "read(descriptor, len(part), offset + start) != part",
+            "(crc := __import__('zlib').crc32)(read(descriptor, len(part), offset + start)) != crc(part)",
         ),
         tests=_TAILS,
     ),
@@ -516,7 +516,8 @@ if ENDED[state] then""",
     ),
     _mutant(
         "digests without the MD5 that was told",
-        ("LockedDigests._is_enough", "has_md5 or not self._upload.needs_md5", "True"),
+        ("LockedDigests.load", "saved.md5 or not needs_md5", "True"),
+        ("PrefixHashes.restore", "needs_md5 and not md5", "False"),
         tests=_UNKNOWN_MD5,
     ),
     _mutant(

@@ -16,7 +16,7 @@ from tests.support.invariants import Shape
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.domain.upload import Tail, chunk_length
-from uploader.storage.s3.client import make_client
+from uploader.storage.s3.bucket import make_client
 
 
 @dataclass(frozen=True)

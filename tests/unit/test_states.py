@@ -8,8 +8,8 @@ from tests.support.content import Content
 from tests.support.rows import upload_row
 from uploader.domain.ledger import SavedDigest
 from uploader.storage.base import Digests
-from uploader.storage.digests import fence_of, finished, restored, sealed
 from uploader.storage.hashes import PrefixHashes
+from uploader.storage.s3.digests import fence_of, finished, restored, sealed
 
 CONTENT = Content(1000)
 UPLOAD = upload_row(size=CONTENT.size, md5=CONTENT.md5)

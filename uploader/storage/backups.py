@@ -24,6 +24,7 @@ from uploader.storage import disk
 from uploader.storage.disk import Directory, Root
 from uploader.storage.local import directories
 from uploader.storage.local.blobs import fan_out
+from uploader.storage.store import mark_of, parse_mark
 
 # The version of all that lies here.
 _FORMAT = 1
@@ -116,23 +117,21 @@ class BackupDirectory:
         """Open it to write, or make it, closed to other accounts. Raises BackupRefused."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = cls(path)
-        opened._claim(installation)
+        root = opened._root
+        if _OWNER not in (names := root.names()):
+            if any(not name.startswith(f"{_OWNER}.") for name in names):
+                raise BackupRefused(f"{opened.path} has other things in it: give backups a directory of their own")
+            draft = f"{_OWNER}.{secrets.token_hex(16)}"
+            root.create(draft, mark_of(_FORMAT, installation))
+            root.rename(draft, _OWNER)
+            root.sync()
+        if (owner := opened.installation()) != installation:
+            raise BackupRefused(f"{opened.path} has backups of installation {owner}, this is {installation}")
+        opened._lock = root.open_to_write(_OWNER)
+        if not disk.try_lock(opened._lock, 0, 0):
+            raise BackupRefused(f"another backup to {opened.path} is being made")
         disk.close_to_others([opened.path.resolve()])
         return opened
-
-    def _claim(self, installation: str) -> None:
-        if _OWNER not in (names := self._root.names()):
-            if any(not name.startswith(f"{_OWNER}.") for name in names):
-                raise BackupRefused(f"{self.path} has other things in it: give backups a directory of their own")
-            draft = f"{_OWNER}.{secrets.token_hex(16)}"
-            self._root.create(draft, json.dumps({"format": _FORMAT, "id": installation}).encode())
-            self._root.rename(draft, _OWNER)
-            self._root.sync()
-        if (owner := self.installation()) != installation:
-            raise BackupRefused(f"{self.path} has backups of installation {owner}, this is {installation}")
-        self._lock = self._root.open_to_write(_OWNER)
-        if not disk.try_lock(self._lock, 0, 0):
-            raise BackupRefused(f"another backup to {self.path} is being made")
 
     def close(self) -> None:
         if self._lock is not None:
@@ -142,12 +141,12 @@ class BackupDirectory:
     def installation(self) -> str:
         """Raises BackupRefused."""
         try:
-            facts = json.loads((self.path / _OWNER).read_bytes())
-            version, owner = int(facts["format"]), str(facts["id"])
+            mark = parse_mark((self.path / _OWNER).read_bytes())
         except FileNotFoundError as error:
             raise BackupRefused(f"{self.path} is no directory of backups") from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise BackupRefused(f"{self.path / _OWNER} is damaged") from error
+        if mark is None:
+            raise BackupRefused(f"{self.path / _OWNER} is damaged")
+        version, owner = mark
         if version > _FORMAT:
             raise BackupRefused(f"{self.path} has backups of format {version}: install a newer version")
         return owner

@@ -78,7 +78,6 @@ class Found:
 
     @property
     def is_blob(self) -> bool:
-        """Whether these are the bytes of a blob, not of an upload."""
         return len(self.name) != _ID_DIGITS
 
 
@@ -199,7 +198,6 @@ class PresentChunks:
 
     @property
     def received_bytes(self) -> int:
-        """All that is stored."""
         return received_bytes(self.present, self.size, self.chunk_size, self.tail)
 
 

@@ -37,6 +37,7 @@ _OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 # Of one write: for a longer one the page cache takes larger blocks of memory, which are cold; above all in a virtual machine
 # that gives free ones back to its host, where each is a fault anew (docs/performance.md).
 _WRITE_BYTES = 128 << 10
+_COMPARED_BYTES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 # struct flock on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid (0 for these locks).
@@ -119,7 +120,6 @@ class Directory:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def sync(self) -> None:
-        """Make the entries durable."""
         os.fsync(self._descriptor)
 
     def sync_all(self) -> None:
@@ -190,7 +190,6 @@ class Directory:
         os.rename(_checked(name), _checked(new_name), src_dir_fd=self._descriptor, dst_dir_fd=target)
 
     def unlink(self, name: str) -> bool:
-        """Take a name away; False if there is none."""
         try:
             os.unlink(_checked(name), dir_fd=self._descriptor)
         except FileNotFoundError:
@@ -353,8 +352,20 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
     return os.preadv(descriptor, [buffer], offset)
 
 
+def holds(descriptor: int, pieces: Iterable[memoryview], offset: int, length_bytes: int) -> bool:
+    """Whether the bytes from `offset` on are the first ones of these pieces."""
+    for piece in pieces:
+        for start in range(0, min(len(piece), length_bytes), _COMPARED_BYTES):
+            part = piece[start : min(start + _COMPARED_BYTES, length_bytes)]
+            if read(descriptor, len(part), offset + start) != part:
+                return False
+        offset, length_bytes = offset + len(piece), length_bytes - len(piece)
+        if length_bytes <= 0:
+            break
+    return True
+
+
 def resize(descriptor: int, length_bytes: int) -> None:
-    """Cut a file off, or let it end in a hole."""
     os.ftruncate(descriptor, length_bytes)
 
 

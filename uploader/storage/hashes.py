@@ -8,17 +8,20 @@ can go on from the state.
 """
 
 import _hashlib
+import asyncio
 import ctypes
 import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
+from uploader.domain.upload import Upload
 from uploader.storage.base import Arrival, Body, Digests
 from uploader.tasks import give_way_anywhere
 
@@ -113,12 +116,10 @@ def _is_as_documented(library: ctypes.CDLL, algorithm: _Algorithm) -> bool:
 
 
 def is_without_md5(state: bytes) -> bool:
-    """Whether a saved state is of SHA-256 alone."""
     return len(state) == _SHA256.context_bytes
 
 
 def digests_of(body: Body) -> Digests:
-    """Both digests of a body that was received whole."""
     if body.length < _SIDE_BY_SIDE_BYTES:
         md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
         for piece in body.pieces():
@@ -175,12 +176,14 @@ class PrefixHashes:
                 self._md5 = _OpenSslHash(library, _MD5)
 
     @classmethod
-    def restore(cls, position: int, state: bytes) -> "PrefixHashes | None":
-        """The hashes whose state was saved at `position`; None if this process can't go on from it."""
+    def restore(cls, position: int, state: bytes, *, needs_md5: bool = False) -> "PrefixHashes | None":
+        """The hashes whose state was saved at `position`; None if this process can't go on from it, or an MD5 is lacking."""
         library = _library()
         if library is None or len(state) not in (STATE_BYTES, _SHA256.context_bytes):
             return None
         md5, sha256 = state[: -_SHA256.context_bytes], state[-_SHA256.context_bytes :]
+        if needs_md5 and not md5:
+            return None
         restored = cls(with_md5=bool(md5))
         restored.position, restored.is_restored = position, True
         restored._sha256 = _OpenSslHash(library, _SHA256, sha256)
@@ -190,11 +193,9 @@ class PrefixHashes:
 
     @property
     def has_md5(self) -> bool:
-        """Whether MD5 is one of them."""
         return self._md5 is not None
 
     def copy(self) -> "PrefixHashes":
-        """Others, of the same prefix."""
         copied = copy(self)
         copied._md5, copied._sha256 = self._md5 and self._md5.copy(), self._sha256.copy()
         return copied
@@ -226,5 +227,69 @@ class PrefixHashes:
         self.position += length_bytes
 
     def digests(self) -> Digests:
-        """The digests of the prefix so far. The prefix may grow afterwards."""
         return Digests(md5=self._md5.hexdigest() if self._md5 else None, sha256=self._sha256.hexdigest())
+
+
+# What waits for the hashes of a prefix: bodies, and senders
+
+# Bodies that a process keeps beyond their requests, of chunks that count.
+MAX_KEPT_BYTES = 128 << 20
+# A sender waits for the digests for so long at most.
+_PATIENCE_SECONDS = 5.0
+
+
+@dataclass(eq=False)
+class Bodies:
+    """The bodies that a process keeps beyond their requests, within a bound."""
+
+    _kept_bytes: int = 0
+
+    def keep(self, body: Body, most_bytes: int) -> bool:
+        """Keep a body, unless it would be more than so many bytes with it; returns whether it is kept."""
+        if not self.has_room(body, most_bytes):
+            return False
+        body.keep()
+        self._kept_bytes += body.length
+        return True
+
+    def has_room(self, body: Body, most_bytes: int) -> bool:
+        return self._kept_bytes + body.length <= most_bytes
+
+    def hand_over(self, body: Body, others: "Bodies") -> "Bodies":
+        """Let a body that is kept be one of `others`, whether there is room or not."""
+        self._kept_bytes -= body.length
+        others._kept_bytes += body.length
+        return others
+
+    def close(self, body: Body) -> None:
+        self._kept_bytes -= body.length
+        body.close()
+
+
+@dataclass(eq=False)
+class Following:
+    """An upload whose digests a process brings up with its chunks, and the senders that wait for them."""
+
+    upload: Upload
+    task: asyncio.Task[None] | None = field(default=None, init=False)
+    _moved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def tell_senders(self) -> None:
+        """Let those who wait see for themselves."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def wait_while(self, is_far: Callable[[], bool]) -> None:
+        """Wait until the digests are not far behind, but not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while is_far():
+                    await self._moved.wait()
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    async def ended(self) -> None:
+        while self.task is not None and not self.task.done():
+            await asyncio.wait({self.task})

@@ -7,7 +7,7 @@ import re
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,11 @@ from uploader.tasks import OnePerKey, Pool, give_way, give_way_anywhere, give_wa
 _CHECKSUM = Struct(">I")
 
 
+@dataclass(frozen=True)
 class BytesBlob:
     """Bytes in memory, open to be read."""
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
+    _content: bytes
 
     async def read(self, length_bytes: int, offset: int) -> bytes:
         return self._content[offset : offset + length_bytes]
@@ -43,15 +43,17 @@ class BytesBlob:
         """They go with their last user."""
 
 
+@dataclass(eq=False)
 class _Reading:
     """The bytes of a blob in order, of which the SHA-256 is computed on the way."""
 
-    def __init__(self, pieces: Generator[Piece], check_stopping: Callable[[], None]) -> None:
-        self._pieces = pieces
-        self._check_stopping = check_stopping
-        self._waiting = memoryview(b"")
+    _pieces: Generator[Piece]
+    _check_stopping: Callable[[], None]
+    _waiting: memoryview = memoryview(b"")
+    position: int = 0
+
+    def __post_init__(self) -> None:
         self.sha256 = hashlib.sha256()
-        self.position = 0
 
     def readinto(self, buffer: memoryview, /) -> int:
         if not self._waiting:
@@ -124,39 +126,37 @@ class MarkFiles(ABC):
         """Propose nothing any more. Unless the mark `is_durable`, it is made so before: whoever wrote it may have died."""
 
 
+@dataclass(frozen=True)
 class InstallationMark:
     """What a store says. May be asked before the store is prepared; all raise ConfigurationError if there is no place to say
     it, or a newer version has been here."""
 
-    def __init__(self, files: MarkFiles, pool: Pool) -> None:
-        self._files = files
-        self._pool = pool
+    _files: MarkFiles
+    _pool: Pool
 
     @property
     def store(self) -> StoreName:
-        """What the store is called."""
         return self._files.store
 
     async def read(self) -> Marks:
-        """What it says now."""
         return await self._run(self._files.read)
 
     async def propose(self, installation: str) -> str:
         """Propose to be of an installation, durably, unless it is of one, or another one is proposed; returns which."""
-        return await self._run(lambda: self._propose(installation))
+        return await self._run(self._propose, installation)
 
     async def settle(self, installation: str) -> None:
         """Be of an installation, durably, if it is of none yet; nothing is proposed any more. Repeatable."""
-        await self._run(lambda: self._settle(installation))
+        await self._run(self._settle, installation)
 
     async def replace(self, installation: str) -> None:
         """Be of an installation, durably, whatever it says now."""
-        await self._run(lambda: self._replace(installation))
+        await self._run(self._replace, installation)
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, work: Callable[..., T], *arguments: str) -> T:
         """Raises ConfigurationError: without the store nothing starts."""
         try:
-            return await self._pool.run(work)
+            return await self._pool.run(work, *arguments)
         except StorageFailed as error:
             if error.inside is None:
                 raise
@@ -186,7 +186,6 @@ class InstallationMark:
 
 
 def mark_of(version: int, installation: str) -> bytes:
-    """The content of a mark."""
     return json.dumps({"format": version, "id": installation}).encode()
 
 
@@ -217,7 +216,6 @@ class Threads:
         self.scrubbing = Pool(1, "scrubbing", translate=disk.refusal, initializer=give_way_to_all)
 
     def shutdown(self) -> None:
-        """Take no more work."""
         short = (self.disk, self.reading, self.hashing)
         for pool in (*short, self.long, self.long_hashing, self.signing, self.scrubbing):
             pool.shutdown()
@@ -308,6 +306,15 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
                 self.check_stopping()
             return Digests(md5=None if md5 is None else md5.hexdigest(), sha256=sha256.hexdigest())
         return None
+
+    async def in_batches(self, pool: Pool, batches: Iterator[list[T]]) -> AsyncIterator[list[T]]:
+        """What an iterator gives, each time in a thread. Raises Stopping."""
+        while True:
+            self.check_stopping()
+            batch = await pool.run(lambda: next(batches, None))
+            if batch is None:
+                return
+            yield batch
 
     async def drain(self) -> None:
         """Wait until the digests have followed what was stored."""

@@ -29,7 +29,7 @@ from uploader.storage.base import Arrival, Body, Found, Gone
 from uploader.storage.disk import Directory, Root
 from uploader.storage.hashes import identify
 from uploader.storage.local import directories
-from uploader.storage.local.directories import signature_name, upload_directory
+from uploader.storage.local.directories import signature_name
 from uploader.storage.store import Store
 from uploader.tasks import Pool
 
@@ -163,13 +163,8 @@ class LocalBlobs(Store):
 
     # Placing, in threads
 
-    def _link_upload(self, upload: Upload, sha256: str) -> None:
-        """Link the data of an upload, which is durable by now, as a blob. Each step may be repeated after a crash at any
-        other. Raises Gone."""
-        with upload_directory(self._root, upload) as source:
-            self._link_blob(source, "data", sha256, f"{sha256}.{upload.id}")
-
     def _link_blob(self, source: Directory, name: str, sha256: str, draft: str) -> None:
+        """Link a file that is durable by now as a blob. Each step may be repeated after a crash at any other."""
         with directories.made(self._root, f"blobs/{fan_out(sha256)}") as target:
             try:
                 source.link(name, target, sha256)
@@ -232,16 +227,11 @@ class LocalBlobs(Store):
         if name is not None:
             yield await self.threads.long.run(lambda: list(directories.trashed(self._root, name)))
             return
-        async for batch in self._batches(directories.trashed(self._root)):
+        async for batch in self._walk(directories.trashed(self._root)):
             yield batch
 
-    async def _batches(self, walk: Iterator[Found]) -> AsyncIterator[list[Found]]:
-        def following() -> list[Found]:
-            self.check_stopping()
-            return list(islice(walk, _LIST_BATCH))
-
-        while batch := await self.threads.long.run(following):
-            yield batch
+    def _walk(self, found: Iterator[Found]) -> AsyncIterator[list[Found]]:
+        return self.in_batches(self.threads.long, iter(lambda: list(islice(found, _LIST_BATCH)), []))
 
     async def restore_blob(self, found: Found) -> None:
         await self.threads.long.run(self._restore_blob, found)
@@ -275,7 +265,7 @@ class LocalBlobs(Store):
     # Housekeeping
 
     def list_blobs(self) -> AsyncIterator[list[Found]]:
-        return self._batches(directories.blob_files(self._root))
+        return self._walk(directories.blob_files(self._root))
 
     async def remove(self, found: Found) -> bool:
         done = await self.threads.long.run(directories.remove, self._root, found)
@@ -361,7 +351,11 @@ class LocalBlobs(Store):
                     if identify(arrival):
                         sha256 = arrival.sha256_of_bytes
                         if sha256 not in written:
-                            written[sha256] = _write_blob(blobs, sha256, arrival.body, synced=not whole)
+                            make = blobs.make_unsynced if whole else blobs.make
+                            with make(fan_out(sha256)) as directory:
+                                written[sha256] = _write_blob(directory, sha256, arrival.body, synced=not whole)
+                                if not whole:
+                                    directory.sync()
                         arrival.place = written[sha256]
                 except OSError as error:
                     arrival.error = disk.refusal(error)  # of this content alone
@@ -371,18 +365,9 @@ class LocalBlobs(Store):
                 crash_point("arrival.after_sync")
 
 
-def _write_blob(blobs: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
+def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
     """Have the bytes of a body under the name of their digest, in a new file, or one that is there already. None if that
     holds something else, can't be read, or goes at this moment."""
-    make = blobs.make if synced else blobs.make_unsynced
-    with make(fan_out(sha256)) as directory:
-        written = _written(directory, sha256, body, synced=synced)
-        if synced:
-            directory.sync()
-        return written
-
-
-def _written(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
     is_new = True
     try:
         opened = directory.create_to_write(sha256)
@@ -411,18 +396,12 @@ def _written(directory: Directory, sha256: str, body: Body, *, synced: bool) -> 
 def _holds(descriptor: int, body: Body) -> bool:
     if disk.status(descriptor).st_size != body.length:
         return False
-    offset = 0
-    for piece in body.pieces():
-        try:
-            found = disk.read(descriptor, len(piece), offset)
-        except OSError as error:
-            if error.errno in disk.DAMAGED:
-                return False
-            raise
-        if found != piece:
+    try:
+        return disk.holds(descriptor, body.pieces(), 0, body.length)
+    except OSError as error:
+        if error.errno in disk.DAMAGED:
             return False
-        offset += len(piece)
-    return True
+        raise
 
 
 def write_all(descriptor: int, pieces: Iterable[memoryview]) -> None:
@@ -449,5 +428,4 @@ def fan_out(sha256: str) -> str:
 
 
 def _unique(name: str) -> str:
-    """A name that nothing has had."""
     return f"{name}.{secrets.token_hex(16)}"

@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import takewhile
 
 import msgspec
@@ -124,7 +124,6 @@ def new_map(boot_id: str, shape: MapShape) -> bytes:
 
 
 def shape_in(content: bytes, offset: int) -> MapShape | None:
-    """What the header at `offset` says; None if it is none."""
     if not content.startswith(MAP_MAGIC, offset) or len(content) < offset + MAP_RECORDS_OFFSET:
         return None
     *_, size, chunk_size, count = _MAP_HEADER.unpack_from(content, offset)
@@ -296,7 +295,6 @@ _decoder: msgspec.json.Decoder[DigestRecord] = msgspec.json.Decoder(DigestRecord
 
 
 def digest_record(record: DigestRecord) -> bytes:
-    """The bytes of the file: a checksum, and JSON."""
     content = msgspec.json.encode(record)
     return (_checksum(content) + content).ljust(DIGEST_RECORD_LENGTH)
 
@@ -342,32 +340,28 @@ def let_go(files: OpenFiles, keep: Callable[[OpenFiles], None]) -> None:
         keep(files)
 
 
+@dataclass(frozen=True)
 class ChunkFiles:
     """Makes, fills and reads the files of uploads."""
 
-    def __init__(
-        self,
-        root: disk.Directory,
-        *,
-        durable: bool,
-        boot_id: str,
-        keep: Callable[[OpenFiles], None],
-        forget_digests: Callable[[Upload], None],
-    ) -> None:
-        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process. `keep` is given the open
-        files of each chunk that its holder has released. `forget_digests` of an upload raises Busy while somebody computes
-        them."""
-        self._root = root
-        self._keep = keep
-        self._forget_digests = forget_digests
-        self._durable = durable
-        self._boot_id = boot_id
-        self._map_boot_id = "" if durable else boot_id
+    root: disk.Directory
+    _: KW_ONLY
+    # An acknowledged chunk survives a power cut, not only the end of the process.
+    durable: bool
+    boot_id: str
+    # Is given the open files of each chunk that its holder has released.
+    keep: Callable[[OpenFiles], None]
+    # Raises Busy while somebody computes them.
+    forget_digests: Callable[[Upload], None]
+
+    @property
+    def _map_boot_id(self) -> str:
+        return "" if self.durable else self.boot_id
 
     def create(self, upload: Upload, add: Callable[[disk.Directory], None] | None = None) -> float:
         """The files of an upload without chunks, durably, and what `add` makes beside them; returns when its map was
         written."""
-        with new_upload_directory(self._root, upload) as directory:
+        with new_upload_directory(self.root, upload) as directory:
             # The first chunk that is synced makes the size of `data` durable. Until then nothing rests on it.
             directory.create_empty("data", upload.size)
             crash_point("open.after_data_file")
@@ -383,7 +377,7 @@ class ChunkFiles:
         """The files of an upload that lost its map, or all of them, durably. The map takes its name when the rest is there
         and it is whole: of several who do this at once, one does it, and what came since stays. Old data may lie beside it:
         no record is of them."""
-        with made_upload_directory(self._root, upload) as directory:
+        with made_upload_directory(self.root, upload) as directory:
             for name in FILES:
                 with suppress(FileNotFoundError):
                     directory.make_way(name)
@@ -407,14 +401,14 @@ class ChunkFiles:
         If `files` are given they are open already, and belong to this call: unless it returns them, it closes them.
         Raises Gone, Unverified, BytesConflict.
         """
-        files = files or OpenFiles(self._root, upload)
+        files = files or OpenFiles(self.root, upload)
         held = None
         try:
             if _try_lock_record(files.map, number):
                 files.check()
                 with suppress(Busy):
                     written = self._write_missing(files, upload, number, body, start)
-                    held = HeldRecord(written, files, self._keep)
+                    held = HeldRecord(written, files, self.keep)
         finally:
             if held is None:
                 files.close()
@@ -425,7 +419,7 @@ class ChunkFiles:
         record = map_record_offset(number)
         header = disk.read(files.map, MAP_RECORDS_OFFSET, 0)
         boot_id = boot_id_of(header, shape_of(upload))
-        if boot_id not in ("", self._boot_id):
+        if boot_id not in ("", self.boot_id):
             raise Unverified()
         known = disk.read(files.map, MAP_RECORD_LENGTH, record)
         if is_present(known):
@@ -433,14 +427,14 @@ class ChunkFiles:
         if body is None:
             raise Gone(upload.id)
         if is_tainted(known):
-            self._forget_digests(upload)
+            self.forget_digests(upload)
         head = self._head(files, upload, number, body, start, header)
         is_whole = start + body.length == chunk_length(number, upload.extent, upload.chunk_size)
         if not (is_whole or self._are_before(files.map, number)):
             raise Gone(upload.id)  # a chunk was withdrawn
-        if not (self._durable or boot_id):
+        if not (self.durable or boot_id):
             # Durably: from here on chunks of this upload are stored without a sync.
-            disk.write(files.map, memoryview(pack_boot_id(self._boot_id)), BOOT_ID_OFFSET)
+            disk.write(files.map, memoryview(pack_boot_id(self.boot_id)), BOOT_ID_OFFSET)
             disk.sync_data(files.map)
         # What was acknowledged is never written again.
         pieces = body.pieces() if head.length == start else _after(body.pieces(), head.length)
@@ -461,7 +455,9 @@ class ChunkFiles:
             return head
         if start or body.length != chunk_length(number, upload.extent, upload.chunk_size):
             raise Gone(upload.id)  # the tail was withdrawn
-        _check_head(files.data, upload, head, body)
+        # Byte by byte: whoever sends both may choose them so that their checksums are the same.
+        if not disk.holds(files.data, body.pieces(), number * upload.chunk_size, head.length):
+            raise BytesConflict()
         return head
 
     def _are_before(self, map_descriptor: int, number: int) -> bool:
@@ -505,24 +501,24 @@ class ChunkFiles:
             raise
 
     def _sync_data(self, descriptor: int) -> None:
-        if self._durable:
+        if self.durable:
             disk.sync_data(descriptor)
 
     # The map
 
     def open_map(self, upload: Upload) -> int:
         """A descriptor of the map, to hold locks by. Raises Gone."""
-        with upload_directory(self._root, upload) as directory:
+        with upload_directory(self.root, upload) as directory:
             return directory.open_to_write("map")
 
     def open(self, upload: Upload) -> OpenFiles:
         """To hold locks by. Raises Gone, Unverified."""
-        return OpenFiles(self._root, upload)
+        return OpenFiles(self.root, upload)
 
     def read_map(self, upload: Upload, verified: bool = True) -> ChunkMap:
         """Raises Gone; and Unverified, unless it may be one that is not `verified`."""
         shape = shape_of(upload)
-        with upload_directory(self._root, upload) as directory:
+        with upload_directory(self.root, upload) as directory:
             with disk.opened(directory.open_to_read("map")) as descriptor:
                 content, written_at = disk.read(descriptor, shape.map_length + 1, 0), disk.status(descriptor).st_mtime
             data_bytes = None
@@ -534,7 +530,7 @@ class ChunkFiles:
         return chunk_map
 
     def _check_verified(self, chunk_map: ChunkMap) -> None:
-        if chunk_map.defect or not chunk_map.settled or chunk_map.boot_id not in ("", self._boot_id):
+        if chunk_map.defect or not chunk_map.settled or chunk_map.boot_id not in ("", self.boot_id):
             raise Unverified()
 
     def begin_append(self, upload: Upload, files: OpenFiles) -> ChunkMap | None:
@@ -562,7 +558,7 @@ class ChunkFiles:
 
     def last_write(self, upload: Upload) -> float:
         """Raises Gone."""
-        with upload_directory(self._root, upload) as directory:
+        with upload_directory(self.root, upload) as directory:
             return directory.status("map").st_mtime
 
 
@@ -578,18 +574,15 @@ def _after(pieces: Iterable[memoryview], skipped: int) -> Iterator[memoryview]:
         skipped = max(skipped - len(piece), 0)
 
 
-def _check_head(data: int, upload: Upload, head: TailRecord, body: Body) -> None:
-    """Byte by byte: whoever sends both may choose them so that their checksums are the same. Raises BytesConflict."""
-    offset = head.number * upload.chunk_size
-    left = head.length
-    for piece in body.pieces():
-        for start in range(0, min(len(piece), left), _READ_BYTES):
-            part = piece[start : min(start + _READ_BYTES, left)]
-            if disk.read(data, len(part), offset + start) != part:
-                raise BytesConflict()
-        offset, left = offset + len(piece), left - len(piece)
-        if left <= 0:
-            return
+def checksum_of(descriptor: int, start: int, end: int) -> int:
+    """The CRC-32 of a range of a file; -1 if the file is cut short."""
+    checksum = 0
+    while start < end:
+        piece = disk.read(descriptor, min(_READ_BYTES, end - start), start)
+        if not piece:
+            return -1
+        checksum, start = crc32(piece, checksum), start + len(piece)
+    return checksum
 
 
 def shape_of(upload: Upload) -> MapShape:
@@ -605,7 +598,6 @@ def _try_lock_record(map_descriptor: int, number: int) -> bool:
 
 
 def names_a_chunk(root: Directory, found: Found) -> bool:
-    """Whether the map in an upload directory names a chunk."""
     try:
         with root.enter(found.place) as directory:
             opened = directory.open_to_read("map")

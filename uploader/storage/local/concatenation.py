@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 
-# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
@@ -27,7 +26,6 @@ from uploader.tasks import uninterrupted
 
 # The maps of the parts, one after the other.
 _MAPS = "parts"
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,10 @@ def _read_part(directory: Directory, file: _PartFile, offset: int, piece: memory
             number, end = offset // file.shape.chunk_size, offset + len(piece)
             while (ends_at := min((number + 1) * file.shape.chunk_size, file.shape.size)) <= end:
                 begins_at = number * file.shape.chunk_size
-                head = _checksum_of(descriptor, begins_at, offset) if begins_at < offset else 0
+                # Of its bytes that are in the chunk of the whole before.
+                head = chunks.checksum_of(descriptor, begins_at, offset)
+                if head < 0:
+                    raise OSError(errno.EIO, "the data of a part is cut short")
                 if crc32(piece[max(begins_at - offset, 0) : ends_at - offset], head) != file.checksums[number]:
                     raise PartDamaged(f"chunk {number} of {file.name} does not have its checksum")
                 number += 1
@@ -139,14 +140,3 @@ def _fill(descriptor: int, piece: memoryview, offset: int) -> None:
         if not count:
             raise OSError(errno.EIO, "the data of a part is cut short")
         piece, offset = piece[count:], offset + count
-
-
-def _checksum_of(descriptor: int, start: int, end: int) -> int:
-    """Of bytes of a part that are in the chunk before."""
-    checksum = 0
-    while start < end:
-        piece = disk.read(descriptor, min(_READ_BYTES, end - start), start)
-        if not piece:
-            raise OSError(errno.EIO, "the data of a part is cut short")
-        checksum, start = crc32(piece, checksum), start + len(piece)
-    return checksum

@@ -14,12 +14,11 @@ left to hash.
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
@@ -27,13 +26,19 @@ from uploader.domain.upload import Upload, chunk_count
 from uploader.errors import StorageFailed, UploaderError
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
-from uploader.storage.digests import MAX_KEPT_BYTES, Bodies, Following
 from uploader.storage.disk import try_lock
-from uploader.storage.hashes import PrefixHashes, is_without_md5, states_are_portable
+from uploader.storage.hashes import (
+    MAX_KEPT_BYTES,
+    Bodies,
+    Following,
+    PrefixHashes,
+    is_without_md5,
+    states_are_portable,
+)
 from uploader.storage.local import chunks
 from uploader.storage.local.chunks import shape_of
 from uploader.storage.local.directories import upload_directory
-from uploader.storage.store import Threads
+from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
 # Smaller chunks are gathered until there are so many bytes: to take up the digests costs more than to hash one such chunk.
@@ -68,22 +73,20 @@ class Offer:
     written: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
+@dataclass(eq=False)
 class Follower(Following):
     """The task that looks after an upload, the offers that it may take, and the facts that decide what it does next."""
 
-    def __init__(self, upload: Upload) -> None:
-        super().__init__(upload)
-        self.offers: dict[int | None, Offer] = {}
-        # How far the digests are, in bytes; None while no process is known to bring them any further.
-        self.position: int | None = None
-        # Of chunks that came since it began to hash, and need another round.
-        self.waiting_bytes = 0
-        self._is_hurried = False
-        self._looks_in_vain = 0
-        self._enough = asyncio.Event()
+    offers: dict[int | None, Offer] = field(default_factory=dict)
+    # How far the digests are, in bytes; None while no process is known to bring them any further.
+    position: int | None = None
+    # Of chunks that came since it began to hash, and need another round.
+    waiting_bytes: int = 0
+    _is_hurried: bool = False
+    _looks_in_vain: int = 0
+    _enough: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin_round(self) -> None:
-        """Hash what waits now."""
         self.waiting_bytes = 0
         self._enough.clear()
 
@@ -99,7 +102,6 @@ class Follower(Following):
         self._enough.set()
 
     def has_enough(self) -> bool:
-        """Whether a follower that gathers should hash now."""
         return self._is_hurried or self.waiting_bytes >= GATHERED_BYTES
 
     async def gather(self) -> None:
@@ -128,36 +130,36 @@ class Follower(Following):
         return offset - self.position > NEAR_BYTES and self.position - begun < NEARER_BYTES
 
 
-class Followers:
+class LocalDigests(Store):
     """Follows the open uploads of this process."""
 
-    def __init__(self, files: "DigestFiles", threads: Threads, check_stopping: Callable[[], None]) -> None:
-        self._files = files
-        self._threads = threads
-        self._check_stopping = check_stopping
-        self._followers: dict[str, Follower] = {}
-        self._bodies = Bodies()
+    _digests: "DigestFiles"
+    _followers: dict[str, Follower]
+    _bodies: Bodies
 
     # Chunks come
 
-    def offer(self, upload: Upload, number: int, body: Body) -> Offer:
+    def _offer(self, upload: Upload, number: int, body: Body) -> Offer:
         """Before a writer stores a chunk, it offers the body here. Afterwards it has to settle the offer, in any case."""
         offer = Offer(upload)
         if upload.chunk_size >= GATHERED_BYTES:
-            follower = self.follow(upload)
+            follower = self._follow(upload)
             if follower and number not in follower.offers and self._bodies.keep(body, MAX_KEPT_BYTES):
                 offer.body = body
                 follower.offers[number] = offer
         return offer
 
-    def settle(self, offer: Offer, *, written: bool) -> None:
+    def _settle_offer(self, offer: Offer, *, written: bool) -> None:
         """Say whether the chunk is on the map, with these bytes. What the follower does not have it reads back."""
         if not offer.written.done():
             offer.written.set_result(written)
             if offer.body is None:
-                self.follow(offer.upload)
+                self._follow(offer.upload)
 
-    def follow(self, upload: Upload) -> Follower | None:
+    def follow(self, upload: Upload) -> None:
+        self._follow(upload)
+
+    def _follow(self, upload: Upload) -> Follower | None:
         """Look after an upload: its map has grown, or is about to; or its MD5 was told, and what is there has to be read
         again."""
         if not states_are_portable() or upload.extent <= min(upload.chunk_size, GATHERED_BYTES):
@@ -165,21 +167,20 @@ class Followers:
         follower = self._followers.get(upload.id)
         if follower is None:
             follower = self._followers[upload.id] = Follower(upload)
-            follower.task = asyncio.create_task(self._run(follower), name=f"frontier {upload.id}")
+            follower.task = asyncio.create_task(self._follow_chunks(follower), name=f"frontier {upload.id}")
         elif upload.needs_md5:
             follower.upload = upload  # it may have been told since
         follower.grow(upload.chunk_size)
         return follower
 
     async def keep_pace(self, upload: Upload, number: int) -> None:
-        """Wait until the digests are near a stored chunk, or much nearer, while a process brings them there."""
         follower, offset = self._followers.get(upload.id), number * upload.chunk_size
         if follower is not None and (begun := follower.position) is not None:
             await follower.wait_while(lambda: follower.keeps_waiting(offset, begun))
 
     # The follower
 
-    async def _run(self, follower: Follower) -> None:
+    async def _follow_chunks(self, follower: Follower) -> None:
         """Gather, then hash, or watch another process that has the digests. Errors end it in silence: the storage has logged
         them where they happened, and the merge meets them again."""
         try:
@@ -187,42 +188,42 @@ class Followers:
                 is_growing = True
                 while is_growing:
                     await follower.gather()
-                    while not await self._advance(follower):
-                        if not await self._watch(follower):
+                    while not await self._advance_digests(follower):
+                        if not await self._watch_others(follower):
                             break
                     is_growing = follower.waiting_bytes > 0
         finally:
-            self._let_go(follower, *follower.offers)
+            self._drop_offers(follower, *follower.offers)
             del self._followers[follower.upload.id]
             follower.move(None)
 
-    async def _advance(self, follower: Follower) -> bool:
+    async def _advance_digests(self, follower: Follower) -> bool:
         """Advance the digests up to the first gap; False if another process has them."""
         follower.begin_round()
         if follower.upload.chunk_size < GATHERED_BYTES:
             has_digests = await self._advance_by_turns(follower)
         else:
-            async with self._locked(follower.upload) as digests:
+            async with self._taken_up(follower.upload) as digests:
                 has_digests = digests is not None
                 while digests is not None:
                     follower.move(digests.position)
                     if not await self._advance_once(follower, digests):
                         break
-                    self._check_stopping()
+                    self.check_stopping()
                 # No offered chunk is next. The chunk that is next may never come, so the follower keeps no bodies until
                 # then.
-                self._let_go(follower, *follower.offers)
+                self._drop_offers(follower, *follower.offers)
         if has_digests:
             follower.move(None)
         return has_digests
 
     async def _advance_by_turns(self, follower: Follower) -> bool:
-        """Advance over chunks on the map alone: one hop to a thread for each turn, where `_locked` takes three."""
-        turn = await self._threads.hashing.run(partial(self.advance, short=True), follower.upload)
+        """Advance over chunks on the map alone: one hop to a thread for each turn, where `_taken_up` takes three."""
+        turn = await self.threads.hashing.run(partial(self._hash_turn, short=True), follower.upload)
         while turn is not None and turn[0]:
             follower.move(turn[1])
-            self._check_stopping()
-            turn = await self._threads.long_hashing.run(self.advance, follower.upload)
+            self.check_stopping()
+            turn = await self.threads.long_hashing.run(self._hash_turn, follower.upload)
         return turn is not None
 
     async def _advance_once(self, follower: Follower, digests: "LockedDigests") -> bool:
@@ -230,22 +231,22 @@ class Followers:
         number = digests.next_chunk
         offer = follower.offers.get(number)
         if offer is None:
-            more = await self._threads.long_hashing.run(digests.hash_recorded, follower.offers.__contains__)
+            more = await self.threads.long_hashing.run(digests.hash_recorded, follower.offers.__contains__)
             return more or digests.next_chunk in follower.offers
-        await self._threads.long_hashing.run(digests.hash_body, offer.body)
+        await self.threads.long_hashing.run(digests.hash_body, offer.body)
         # No deadlock: the chunk's writer has the lock of its record, and waits for nothing but the disk.
         written = await offer.written
-        await self._threads.hashing.run(digests.save if written else digests.load)
-        self._let_go(follower, number)
+        await self.threads.hashing.run(digests.save if written else digests.load)
+        self._drop_offers(follower, number)
         return True
 
-    async def _watch(self, follower: Follower) -> bool:
+    async def _watch_others(self, follower: Follower) -> bool:
         """Look how far another process is; returns whether to try for the digests once more."""
-        once_more = follower.look(await self._threads.hashing.run(self._files.position, follower.upload))
+        once_more = follower.look(await self.threads.hashing.run(self._digests.position, follower.upload))
         await asyncio.sleep(_WATCH_SECONDS)
         return once_more
 
-    def _let_go(self, follower: Follower, *numbers: int | None) -> None:
+    def _drop_offers(self, follower: Follower, *numbers: int | None) -> None:
         for number in numbers:
             offer = follower.offers.pop(number)
             assert offer.body is not None
@@ -253,35 +254,39 @@ class Followers:
             offer.body = None
 
     @asynccontextmanager
-    async def _locked(self, upload: Upload) -> AsyncIterator["LockedDigests | None"]:
-        digests = await self._threads.hashing.run(self._files.try_lock, upload)
+    async def _taken_up(self, upload: Upload) -> AsyncIterator["LockedDigests | None"]:
+        digests = await self.threads.hashing.run(self._digests.try_lock, upload)
         try:
             yield digests
         finally:
             if digests is not None:
                 # In a thread: whoever closes a large unlinked file last waits until the kernel has freed its blocks.
-                await uninterrupted(self._threads.long_hashing.run(digests.close))
+                await uninterrupted(self.threads.long_hashing.run(digests.close))
 
-    # Finishing
+    # Whoever asks for them
+
+    async def digested_bytes(self, upload: Upload) -> int:
+        return await self.threads.disk.run(self._digests.position, upload)
+
+    async def forget_digests(self, upload: Upload) -> None:
+        await self.threads.disk.run(lambda: self._digests.forget(upload, checked=True))
 
     async def digest(self, upload: Upload) -> Digests:
-        """Take the digests of the whole. Raises Gone, Busy, Stopping."""
         follower = self._followers.get(upload.id)
         if follower is not None:
             follower.hurry()
             await follower.ended()
-        self._check_stopping()
+        self.check_stopping()
         if upload.size <= GATHERED_BYTES:
-            return await self._threads.hashing.run(self.finish, upload)
-        async with self._locked(upload) as digests:
+            return await self.threads.hashing.run(self._finish_digests, upload)
+        async with self._taken_up(upload) as digests:
             if digests is None:
                 raise Busy(upload.id)
-            while await self._threads.long_hashing.run(digests.hash_recorded):
-                self._check_stopping()
-            return await self._threads.hashing.run(digests.finish)
+            while await self.threads.long_hashing.run(digests.hash_recorded):
+                self.check_stopping()
+            return await self.threads.hashing.run(digests.finish)
 
     async def drain(self) -> None:
-        """Wait until every follower of this process has ended."""
         while self._followers:
             for follower in self._followers.values():
                 follower.hurry()
@@ -290,18 +295,18 @@ class Followers:
 
     # In threads
 
-    def advance(self, upload: Upload, *, short: bool = False) -> tuple[bool, int] | None:
+    def _hash_turn(self, upload: Upload, *, short: bool = False) -> tuple[bool, int] | None:
         """Lock, hash for one turn, which may be a `short` one, unlock. Returns whether there was more, and where the turn
         ended, in bytes; None if another process has the lock. Raises Gone."""
-        locked = self._files.try_lock(upload)
+        locked = self._digests.try_lock(upload)
         if locked is None:
             return None
         with closing(locked):
             return locked.hash_recorded(turn_bytes=_SHORT_TURN_BYTES if short else None), locked.position
 
-    def finish(self, upload: Upload) -> Digests:
+    def _finish_digests(self, upload: Upload) -> Digests:
         """Lock, hash all that is left, unlock: the digests of the whole. Raises Gone, Busy, StorageFailed."""
-        locked = self._files.try_lock(upload)
+        locked = self._digests.try_lock(upload)
         if locked is None:
             raise Busy(upload.id)
         with closing(locked):
@@ -313,12 +318,12 @@ class Followers:
 # In threads
 
 
+@dataclass(frozen=True)
 class DigestFiles:
     """Opens digest files."""
 
-    def __init__(self, root: disk.Directory, *, boot_id: str) -> None:
-        self._root = root
-        self._boot_id = boot_id
+    _root: disk.Directory
+    _boot_id: str
 
     def try_lock(self, upload: Upload) -> "LockedDigests | None":
         """The digests as they were saved; None if another process has their lock. Raises Gone, and StorageFailed if the
@@ -331,7 +336,10 @@ class DigestFiles:
             chunk_map = directory.open_to_read("map")
             opened.callback(disk.close, chunk_map)
             if not upload.length_known:
-                _check_unsettled(chunk_map, upload)
+                header = disk.read(chunk_map, chunks.MAP_RECORDS_OFFSET, 0)
+                if chunks.boot_id_of(header, shape_of(upload)) is None:
+                    # The length was told meanwhile: the last chunk may be a shorter one than the caller knows of.
+                    raise Gone(upload.id)
             data = directory.open_to_read("data")
             opened.callback(disk.close, data)
             locked = LockedDigests(upload, digest, chunk_map, data, boot_id=self._boot_id)
@@ -400,13 +408,6 @@ def _open(directory: disk.Directory) -> int:
     return directory.open_to_write("digest")
 
 
-def _check_unsettled(chunk_map: int, upload: Upload) -> None:
-    """Raises Gone if the length was told meanwhile: the last chunk may be a shorter one than the caller knows of."""
-    header = disk.read(chunk_map, chunks.MAP_RECORDS_OFFSET, 0)
-    if chunks.boot_id_of(header, shape_of(upload)) is None:
-        raise Gone(upload.id)
-
-
 def _read(digest: int) -> chunks.DigestRecord | None:
     return chunks.parse_digest_record(disk.read(digest, chunks.DIGEST_RECORD_LENGTH, 0))
 
@@ -418,16 +419,17 @@ def _write(digest: int, record: chunks.DigestRecord) -> None:
 class LockedDigests:
     """The digests of one upload, the lock of their file held. Close it."""
 
+    # They are there once `load` was called.
+    _finished: Digests | None
+    _hashes: PrefixHashes
+    close: Callable[[], None]
+
     def __init__(self, upload: Upload, digest: int, chunk_map: int, data: int, *, boot_id: str) -> None:
         self._upload = upload
         self._digest, self._map, self._data = digest, chunk_map, data
         self._boot_id = boot_id
         self._generation = upload.generation
         self._count = chunk_count(upload.extent, upload.chunk_size)
-        # Both are there once `load` was called.
-        self._finished: Digests | None
-        self._hashes: PrefixHashes
-        self.close: Callable[[], None]
 
     def load(self) -> None:
         """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes.
@@ -435,22 +437,19 @@ class LockedDigests:
         What is of a later generation than the caller knows of was saved after a withdrawal that the caller has not heard of:
         it is believed, and what this process saves is of that generation, too.
         """
-        saved = _read(self._digest)
-        self._finished, self._hashes = None, PrefixHashes(with_md5=self._upload.needs_md5)
+        saved, needs_md5 = _read(self._digest), self._upload.needs_md5
+        self._finished, self._hashes = None, PrefixHashes(with_md5=needs_md5)
         match saved:
             case chunks.DataLost():
                 raise StorageFailed("The disk lost bytes of this upload; what it still has is looked at.")
-            case chunks.Finished() if saved.generation == self._generation and self._is_enough(saved.md5 is not None):
+            # More than what this process knows to be needed is enough: an MD5 may have been told to another one.
+            case chunks.Finished() if saved.generation == self._generation and (saved.md5 or not needs_md5):
                 self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
             case chunks.SavedProgress() if saved.generation >= self._generation and saved.boot_id == self._boot_id:
                 self._generation = saved.generation
-                restored = PrefixHashes.restore(saved.position, saved.state)
-                if restored and self._is_enough(restored.has_md5) and self._are_recorded(saved.position):
+                restored = PrefixHashes.restore(saved.position, saved.state, needs_md5=needs_md5)
+                if restored is not None and self._are_recorded(saved.position):
                     self._hashes = restored
-
-    def _is_enough(self, has_md5: bool) -> bool:
-        """More than what this process knows to be needed is enough: an MD5 may have been told to another one."""
-        return has_md5 or not self._upload.needs_md5
 
     def _are_recorded(self, position: int) -> bool:
         """Whether a position is the end of a chunk, and all chunks before it are on the map."""
@@ -478,7 +477,6 @@ class LockedDigests:
 
     @property
     def position(self) -> int:
-        """How far the digests are, in bytes."""
         return self._hashes.position
 
     def hash_body(self, body: Body) -> None:
@@ -534,22 +532,20 @@ class LockedDigests:
             count = disk.read_into(self._data, piece, position)
             if not count:
                 raise OSError(errno.EIO, "the data file does not have the size of its upload")
-            for number, part, is_last in self._by_chunks(piece[:count], position):
+            left = piece[:count]
+            while len(left):
+                number = position // chunk_size
+                chunk_end = min((number + 1) * chunk_size, self._upload.extent)
+                part = left[: chunk_end - position]
+                left, position = left[len(part) :], position + len(part)
                 checksum = crc32(part, checksum)
-                if is_last and checksum != expected[number]:
-                    raise OSError(errno.EIO, f"chunk {number} of upload {self._upload.id} does not have its checksum")
-                checksum = 0 if is_last else checksum
+                if position == chunk_end:
+                    if checksum != expected[number]:
+                        raise OSError(
+                            errno.EIO, f"chunk {number} of upload {self._upload.id} does not have its checksum"
+                        )
+                    checksum = 0
             self._hashes.update(piece[:count])
-
-    def _by_chunks(self, piece: memoryview, position: int) -> Iterator[tuple[int, memoryview, bool]]:
-        """The parts of a piece that are of different chunks, each with the number of its chunk, and whether it ends it."""
-        while len(piece):
-            number = position // self._upload.chunk_size
-            end = min((number + 1) * self._upload.chunk_size, self._upload.extent)
-            part = piece[: end - position]
-            position += len(part)
-            yield number, part, position == end
-            piece = piece[len(part) :]
 
     def finish(self) -> Digests:
         """The digests of the whole, once they are saved. Raises Busy if a withdrawal took a chunk meanwhile."""

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from stat import S_ISDIR
@@ -111,7 +111,6 @@ def made(root: Directory, path: str) -> Directory:
 
 
 def is_there(root: Directory, upload: Upload) -> bool:
-    """Whether anything is left of the directory of an upload, or the disk does not tell."""
     path, _, name = upload.place.rpartition("/")
     try:
         with root.enter(path) as month:
@@ -122,7 +121,6 @@ def is_there(root: Directory, upload: Upload) -> bool:
 
 
 def discard(root: Directory, upload: Upload) -> bool:
-    """Remove the directory of an upload, with its files; whether this call did it."""
     path, _, name = upload.place.rpartition("/")
     try:
         with root.enter(path) as month:
@@ -195,16 +193,16 @@ def close_files(gone: list[OpenFiles]) -> None:
             logger.warning("files of an upload did not close", extra={"upload_id": files.upload_id}, exc_info=True)
 
 
+@dataclass(eq=False)
 class KeptFiles:
     """Open files without a holder and without a lock, for the next chunk. Lives on the event loop."""
 
-    def __init__(self, close: Callable[[list[OpenFiles]], None]) -> None:
-        """`close` is given the files that are not kept any longer."""
-        self._close = close
-        # In the order in which they were kept: all, and those of each upload.
-        self._all: dict[OpenFiles, None] = {}
-        self._of_upload: dict[str, list[OpenFiles]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+    # Is given the files that are not kept any longer.
+    _close: Callable[[list[OpenFiles]], None]
+    # In the order in which they were kept: all, and those of each upload.
+    _all: dict[OpenFiles, None] = field(default_factory=dict)
+    _of_upload: dict[str, list[OpenFiles]] = field(default_factory=dict)
+    _timer: asyncio.TimerHandle | None = None
 
     def keep(self, files: OpenFiles) -> None:
         files.kept_since = time.monotonic()
@@ -222,7 +220,6 @@ class KeptFiles:
         return None if kept is None else self._forget(kept[-1])
 
     def drop(self, files: OpenFiles) -> None:
-        """Close files that were taken, and are of no use any more."""
         self._close([files])
 
     def take_all(self, upload_id: str | None = None) -> list[OpenFiles]:
@@ -384,7 +381,6 @@ def remove_month(root: Directory, month: str) -> None:
 
 
 def trashed(root: Directory, name: str | None = None) -> Iterator[Found]:
-    """What lies in the trash; of one content or upload, if its name is given."""
     fans = sorted(_listed(root, "trash/blobs", _FAN_OUT)) if name is None else [name[:2]]
     blobs = [(f"trash/blobs/{fan}", _TRASHED_BLOB, Directory.files) for fan in fans]
     for path, pattern, listing in (*blobs, ("trash/uploads", _TRASHED_UPLOAD, Directory.directories)):

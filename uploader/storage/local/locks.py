@@ -15,9 +15,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-
-# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
-from isal.isal_zlib import crc32
+from dataclasses import dataclass, field
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_count, chunk_length
@@ -44,7 +42,6 @@ PATIENCE_SECONDS = 8.0
 # So much a map has all the same.
 _LEAST_SECONDS = 1.0
 _PAUSE_SECONDS = 0.002
-_READ_BYTES = 1 << 20
 _TURN_BYTES = 64 << 20
 
 
@@ -61,19 +58,21 @@ async def wait_for_lock(
     wait_budget().note(began, LONG_SECONDS)
 
 
+@dataclass(eq=False)
 class LocalAppender:
     """Whoever holds the right, by files of its own: those of the chunks that it stores are others."""
 
-    def __init__(self, upload: Upload, chunks: ChunkFiles, kept: KeptFiles, pool: Pool) -> None:
-        self._upload = upload
-        self._chunks = chunks
-        self._kept = kept
-        self._pool = pool
+    _upload: Upload
+    _chunks: ChunkFiles
+    _kept: KeptFiles
+    _pool: Pool
+    # What was read with the right, for whoever asks first.
+    _first: formats.ChunkMap | None = None
+    _files: OpenFiles = field(init=False)
+
+    def __post_init__(self) -> None:
         # For all that others have, together.
         self._deadline = time.monotonic() + wait_budget().left("who appends", PATIENCE_SECONDS)
-        self._files: OpenFiles
-        # What was read with the right, for whoever asks first.
-        self._first: formats.ChunkMap | None = None
 
     async def begin(self) -> None:
         """Get the right. Raises Gone, UploadBusy."""
@@ -107,7 +106,6 @@ class LocalAppender:
         self._files = files
 
     def end(self) -> None:
-        """Let go of it."""
         let_go(self._files, self._kept.keep)
 
     @property
@@ -154,18 +152,6 @@ def _settle_map(descriptor: int, upload: Upload, header: bytes, boot_id: str) ->
     disk.write(descriptor, memoryview(formats.map_header(boot_id, shape, kept)), 0)
     disk.sync_data(descriptor)
     crash_point("length.after_map")
-
-
-def _read_checksum(data: int, upload: Upload, number: int, length: int | None) -> int:
-    checksum, offset = 0, number * upload.chunk_size
-    end = offset + (length or chunk_length(number, upload.extent, upload.chunk_size))
-    while offset < end:
-        piece = disk.read(data, min(_READ_BYTES, end - offset), offset)
-        if not piece:
-            return -1  # `data` is cut short
-        checksum = crc32(piece, checksum)
-        offset += len(piece)
-    return checksum
 
 
 def _mend_data(directory: disk.Directory, size_bytes: int | None) -> None:
@@ -318,8 +304,10 @@ class LockedUploads(Store):
         """Of a chunk, or of so many bytes of it. None if the disk does not give them back; an error that says nothing of
         these bytes is raised."""
         self.check_stopping()
+        start = number * upload.chunk_size
+        end = start + (length or chunk_length(number, upload.extent, upload.chunk_size))
         try:
-            return _read_checksum(data, upload, number, length)
+            return formats.checksum_of(data, start, end)
         except OSError as error:
             if error.errno not in disk.DAMAGED:
                 raise

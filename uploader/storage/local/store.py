@@ -19,13 +19,14 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import disk
-from uploader.storage.base import Body, Digests, Found, Gone, Space
+from uploader.storage.base import Body, Found, Gone, Space
 from uploader.storage.disk import Root
+from uploader.storage.hashes import Bodies
 from uploader.storage.local import chunks, directories
 from uploader.storage.local.blobs import LocalBlobs
 from uploader.storage.local.chunks import ChunkFiles, HeldRecord, names_a_chunk
 from uploader.storage.local.concatenation import LocalWholes
-from uploader.storage.local.digests import DigestFiles, Followers
+from uploader.storage.local.digests import DigestFiles, Follower, LocalDigests
 from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import LOCK_TIMEOUT_SECONDS, LONG_SECONDS, LockedUploads
 from uploader.storage.store import (
@@ -137,7 +138,7 @@ _FRESH_WALKS = 50
 _QUICK_BYTES = 256 << 10
 
 
-class LocalStore(LockedUploads, LocalWholes, LocalBlobs):
+class LocalStore(LockedUploads, LocalWholes, LocalDigests, LocalBlobs):
     """On a directory."""
 
     keeps_files = True
@@ -153,15 +154,12 @@ class LocalStore(LockedUploads, LocalWholes, LocalBlobs):
         boot_id = disk.boot_id()
         self._kept = KeptFiles(self._close_files)
         self._closing: set[asyncio.Future[None]] = set()
-        self._digests = DigestFiles(self._root, boot_id=boot_id)
+        self._digests = DigestFiles(self._root, boot_id)
         self._chunks = ChunkFiles(
-            self._root,
-            durable=durable,
-            boot_id=boot_id,
-            keep=self._kept.keep,
-            forget_digests=self._digests.forget,
+            self._root, durable=durable, boot_id=boot_id, keep=self._kept.keep, forget_digests=self._digests.forget
         )
-        self._followers = Followers(self._digests, self.threads, self.check_stopping)
+        self._followers: dict[str, Follower] = {}
+        self._bodies = Bodies()
 
     # Its life
 
@@ -192,7 +190,7 @@ class LocalStore(LockedUploads, LocalWholes, LocalBlobs):
             disk.sync_data(descriptor)
 
     async def drain(self) -> None:
-        await self._followers.drain()
+        await super().drain()
         self._close_files(self._kept.take_all())
         if self._closing:
             await asyncio.wait(self._closing)
@@ -241,7 +239,7 @@ class LocalStore(LockedUploads, LocalWholes, LocalBlobs):
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.05)
             held = await self._try_hold(upload, number, body, start)
-            self._followers.follow(upload)
+            self._follow(upload)
         wait_budget().note(began, LONG_SECONDS)
         return held
 
@@ -250,15 +248,15 @@ class LocalStore(LockedUploads, LocalWholes, LocalBlobs):
         disk, but not for a busy chunk: so the offer is settled after the first attempt."""
         length = chunk_length(number, upload.extent, upload.chunk_size)
         is_whole, end = body is not None and body.length == length, start + (body.length if body else 0)
-        offer = self._followers.offer(upload, number, body) if body is not None and is_whole else None
+        offer = self._offer(upload, number, body) if body is not None and is_whole else None
         held = None
         try:
             held = await self._try_hold(upload, number, body, start)
         finally:
             if offer is not None:
-                self._followers.settle(offer, written=held is not None and held.written)
+                self._settle_offer(offer, written=held is not None and held.written)
         if held is not None and held.written and not is_whole and end == length:
-            self._followers.follow(upload)  # its head was there, so it is read back
+            self._follow(upload)  # its head was there, so it is read back
         return held
 
     async def _try_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
@@ -278,23 +276,11 @@ class LocalStore(LockedUploads, LocalWholes, LocalBlobs):
         """The threads that write or free so many bytes."""
         return self._disk if length <= _QUICK_BYTES else self.threads.long
 
-    async def keep_pace(self, upload: Upload, number: int) -> None:
-        await self._followers.keep_pace(upload, number)
-
     async def read_map(self, upload: Upload, *, verified: bool = True) -> chunks.ChunkMap:
         return await self._disk.run(self._chunks.read_map, upload, verified)
 
     async def last_write(self, upload: Upload) -> float:
         return await self._disk.run(self._chunks.last_write, upload)
-
-    def follow(self, upload: Upload) -> None:
-        self._followers.follow(upload)
-
-    async def digest(self, upload: Upload) -> Digests:
-        return await self._followers.digest(upload)
-
-    async def digested_bytes(self, upload: Upload) -> int:
-        return await self._disk.run(self._digests.position, upload)
 
     async def place_blob(self, upload: Upload, sha256: str) -> None:
         await self._disk.run(self._place_blob, upload, sha256)
@@ -303,17 +289,15 @@ class LocalStore(LockedUploads, LocalWholes, LocalBlobs):
         self._digests.check(upload, sha256)
         if not self._chunks.read_map(upload, verified=False).complete:
             raise Gone(upload.id)  # its files were lost meanwhile, and others made
-        self._link_upload(upload, sha256)
-
-    async def forget_digests(self, upload: Upload) -> None:
-        await self._disk.run(lambda: self._digests.forget(upload, checked=True))
+        with directories.upload_directory(self._root, upload) as source:
+            self._link_blob(source, "data", sha256, f"{sha256}.{upload.id}")
 
     # Housekeeping
 
     async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
         """By months: all that were opened in those before the month of `opened_before`."""
         for month in await self._months(opened_before):
-            async for batch in self._batches(directories.upload_directories(self._root, month)):
+            async for batch in self._walk(directories.upload_directories(self._root, month)):
                 yield batch
 
     async def _months(self, before: datetime) -> list[str]:

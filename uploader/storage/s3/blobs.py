@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from uploader.clock import Clock
@@ -25,8 +26,6 @@ from uploader.storage.store import Store
 from uploader.tasks import Pool, all_or_none, uninterrupted
 
 T = TypeVar("T")
-# Says where the content is now; None: nowhere.
-Locate = Callable[[], Awaitable[str | None]]
 _READ_BYTES = 1 << 20
 # Ranges that are not farther apart come by one request, of so many bytes at most: a request costs more than a few bytes.
 _GAP_BYTES, _SPAN_BYTES = 256 << 10, 8 << 20
@@ -35,18 +34,19 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _LIST_BATCH = 250
 
 
+@dataclass(eq=False)
 class S3Blob:
     """A content that is open to be read."""
 
-    def __init__(self, bucket: Bucket, pool: Pool, key: str, size: int, locate: Locate) -> None:
-        self._bucket = bucket
-        self._pool = pool
-        self._key = key
-        self._size = size
-        self._locate = locate
-        self._stream: ObjectReader | None = None
-        self._position = 0
-        self._alone = asyncio.Lock()
+    _bucket: Bucket
+    _pool: Pool
+    _key: str
+    _size: int
+    # Says where the content is now; None: nowhere.
+    _locate: Callable[[], Awaitable[str | None]]
+    _stream: ObjectReader | None = None
+    _position: int = 0
+    _alone: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def read(self, length_bytes: int, offset: int) -> bytes:
         if offset >= self._size or length_bytes <= 0:
@@ -114,7 +114,10 @@ class S3Blobs(Store):
     # Contents that come whole
 
     async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        await all_or_none(map(self._identify, arrivals))
+        async def digest(arrival: Arrival) -> None:
+            await self.threads.long_hashing.run(identify, arrival)
+
+        await all_or_none(map(digest, arrivals))
         first: dict[str, Arrival] = {}
         for arrival in arrivals:
             if arrival.error is None:
@@ -125,9 +128,6 @@ class S3Blobs(Store):
                 stored = first[arrival.sha256_of_bytes]
                 arrival.place, arrival.error = stored.place, stored.error
         crash_point("arrival.after_put")
-
-    async def _identify(self, arrival: Arrival) -> None:
-        await self.threads.long_hashing.run(identify, arrival)
 
     async def _put(self, arrival: Arrival) -> None:
         key = bucket.key_of_whole()
@@ -145,7 +145,6 @@ class S3Blobs(Store):
     # Reading
 
     async def _locate(self, sha256: str) -> str | None:
-        """The key of a content; None if it has none."""
         return (await self._ledger.locations([sha256])).get(sha256)
 
     async def open_found(self, found: Found) -> S3Blob:

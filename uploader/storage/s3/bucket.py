@@ -1,9 +1,11 @@
 """A bucket of an S3-compatible server: one method for each thing the store wants of it, called from threads.
 
 The SDK is boto3: a part costs it less of the processor than aiobotocore. It is loaded with the first call, so that a server
-without S3 neither needs nor loads it.
+without S3 neither needs nor loads it. It has its time-outs by client, so there are two: a request waits for answers to
+questions, which a server that is not silent gives at once; to store, to join and to remove bytes takes what it takes.
 """
 
+import base64
 import hashlib
 import io
 import re
@@ -13,21 +15,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
+from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uploader.addresses import BucketAddress
-from uploader.errors import StorageAway, StorageFailed, StorageFull
+from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
 from uploader.storage.base import Body, BytesBody, Found, Gone
-from uploader.storage.s3 import client
 
-# What goes wrong between here and an S3-compatible server, said in the server's own errors: in one place, for all
-# calls.
-#
-# A server that does not answer, or that says it can't, says nothing of the bytes it has: that is StorageAway.
-#
-# The SDK is not imported here: an error of it can only come where it is loaded.
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
+_ABORT_ATTEMPTS = 5
+# As many as S3 lists in an answer, and deletes by a call; other servers would list more.
+_AT_ONCE = 1000
+_PROBED_BYTES = 64
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+# How long a server may say nothing.
+READ_TIMEOUT_SECONDS, BRIEF_TIMEOUT_SECONDS = 60.0, 10.0
+# The first one counts, too.
+_ATTEMPTS, _BRIEF_ATTEMPTS = 3, 2
+# So many threads talk at once without a connection being made and closed for a call.
+MAX_CONNECTIONS = 64
+
+# What goes wrong between here and an S3-compatible server, said in the server's own errors: in one place, for all calls. A
+# server that does not answer, or that says it can't, says nothing of the bytes it has: that is StorageAway. The SDK is not
+# imported here: an error of it can only come where it is loaded.
 
 _FULL_CODES = frozenset({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"})
 _FULL_STATUS = 507
@@ -65,7 +80,8 @@ def translated(place: str, operation: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _is_of_the_network(error):
+        module = type(error).__module__.partition(".")[0]
+        if not isinstance(error, OSError) and module not in ("botocore", "boto3", "urllib3"):
             raise
         raise _translation(error, operation, f"{place}: {operation}") from error
 
@@ -77,7 +93,6 @@ def failed(place: str, reason: str) -> StorageFailed:
 
 
 def away(place: str, reason: str) -> StorageAway:
-    """The same, of a server that can't be asked at all."""
     return StorageAway(inside=f"{place}: {reason}")
 
 
@@ -87,11 +102,6 @@ def code_of(error: BaseException) -> str:
     if cause is None:
         return ""
     return _response(cause)[0] or type(cause).__name__
-
-
-def _is_of_the_network(error: Exception) -> bool:
-    """Whether it comes out of the SDK, or of a connection that it has."""
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("botocore", "boto3", "urllib3")
 
 
 def _response(error: BaseException) -> tuple[str, int, str]:
@@ -133,23 +143,26 @@ def _shown(text: str) -> str:
     return re.sub(r"[^\x20-\x7e]+", " ", text)[:_MAX_MESSAGE_CHARACTERS].strip()
 
 
-# Bytes on their way to an S3-compatible server and back, a piece at a time.
+# Bytes on their way to an S3-compatible server and back, a piece at a time
 
 
+@dataclass(eq=False)
 class BodyReader:
     """A body as the file that the SDK wants: read from its start as often as it has to be, and never copied."""
 
-    def __init__(self, body: Body) -> None:
-        self._body = body
-        self._position = 0
-        self._pieces: Iterator[memoryview] | None = None
-        self._piece = memoryview(b"")
+    _body: Body
+    _position: int = 0
+    _pieces: Iterator[memoryview] | None = None
+    _piece: memoryview = memoryview(b"")
 
     def read(self, size: int = -1) -> memoryview:
         """The next bytes, as they lie in memory, at most so many, and at most those of one piece; none at the end."""
         if self._pieces is None:
-            self._pieces, self._piece = iter(self._body.pieces()), memoryview(b"")
-            self._skip(self._position)
+            self._pieces, self._piece, left = iter(self._body.pieces()), memoryview(b""), self._position
+            while left > len(self._piece):
+                left -= len(self._piece)
+                self._piece = next(self._pieces)
+            self._piece = self._piece[left:]
         while not self._piece:
             piece = next(self._pieces, None)
             if piece is None:
@@ -169,30 +182,21 @@ class BodyReader:
     def tell(self) -> int:
         return self._position
 
-    def _skip(self, left: int) -> None:
-        assert self._pieces is not None
-        while left > len(self._piece):
-            left -= len(self._piece)
-            self._piece = next(self._pieces)
-        self._piece = self._piece[left:]
-
 
 class Streaming(Protocol):
-    """The body of an answer, as the SDK has it."""
-
     def read(self, amt: int | None = None) -> bytes: ...
 
     def close(self) -> None: ...
 
 
+@dataclass(eq=False)
 class ObjectReader:
     """A range of an object, which comes as it is read. It holds a connection until `close`."""
 
-    def __init__(self, place: str, body: Streaming | None, length: int) -> None:
-        """`body`: None if there is nothing to read."""
-        self._place = place
-        self._body = body
-        self._left = length
+    _place: str
+    # None: there is nothing to read.
+    _body: Streaming | None
+    _left: int
 
     def read(self, size: int) -> bytes:
         """The next bytes: as many as asked for, but at the end, where there are none. Raises StorageAway, also where the
@@ -208,18 +212,8 @@ class ObjectReader:
         return content
 
     def close(self) -> None:
-        """Give the connection up; repeatable."""
         if self._body is not None:
             self._body.close()
-
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
-
-_ABORT_ATTEMPTS = 5
-# As many as S3 lists in an answer, and deletes by a call; other servers would list more.
-_AT_ONCE = 1000
-_PROBED_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,18 +234,15 @@ class Bucket:
 
     def __init__(self, address: BucketAddress) -> None:
         """Connects to nothing. Raises ConfigurationError if the SDK is not installed."""
-        client.check_installed()
+        if find_spec("boto3") is None:
+            raise ConfigurationError("UPLOADER_STORAGE: a store on S3 needs boto3: install `uploader-kit[s3]`")
         self.address = address
         self._name = address.bucket
         self._prefix = f"{address.prefix}/" if address.prefix else ""
-        self._place = f"s3://{address.bucket} at {address.endpoint or 'AWS'}"
+        # What it is called in messages.
+        self.place = f"s3://{address.bucket} at {address.endpoint or 'AWS'}"
         self._lock = Lock()
         self._made: dict[bool, S3Client] = {}  # by whether they are brief
-
-    @property
-    def place(self) -> str:
-        """What it is called in messages."""
-        return self._place
 
     @property
     def url(self) -> str:
@@ -262,20 +253,14 @@ class Bucket:
 
     def put(self, key: str, body: Body) -> str:
         """Store an object, or replace it; returns its ETag."""
-        with translated(self._place, "PutObject"):
-            stored = self._s3.put_object(
-                Bucket=self._name,
-                Key=self._prefix + key,
-                Body=_file_of(body),
-                ContentLength=body.length,
-            )
+        with translated(self.place, "PutObject"):
+            stored = self._s3.put_object(**self._at(key), Body=_file_of(body), ContentLength=body.length)
         return _unquoted(stored["ETag"])
 
     def head(self, key: str) -> Stat | None:
-        """What there is under a key."""
         try:
-            with translated(self._place, "HeadObject"):
-                found = self._asked.head_object(Bucket=self._name, Key=self._prefix + key)
+            with translated(self.place, "HeadObject"):
+                found = self._asked.head_object(**self._at(key))
         except NoSuchObject:
             self._head_bucket()  # it might be the bucket that is missing
             return None
@@ -294,39 +279,34 @@ class Bucket:
         if not length:
             if self.head(key) is None:
                 raise Gone
-            return ObjectReader(self._place, None, 0)
+            return ObjectReader(self.place, None, 0)
         last = offset + length - 1
         try:
-            with translated(self._place, "GetObject"):
-                found = self._asked.get_object(
-                    Bucket=self._name, Key=self._prefix + key, Range=f"bytes={offset}-{last}"
-                )
+            with translated(self.place, "GetObject"):
+                found = self._asked.get_object(**self._at(key), Range=f"bytes={offset}-{last}")
         except NoSuchObject:
             raise Gone from None
-        reader = ObjectReader(self._place, found["Body"], length)
+        reader = ObjectReader(self.place, found["Body"], length)
         told = found.get("ContentRange", "").partition("/")[0]
         # A server that knows no ranges sends all of it.
         if found["ContentLength"] == length and (told == f"bytes {offset}-{last}" or not (told or offset)):
             return reader
         reader.close()
-        raise failed(self._place, f"GetObject: {offset}-{last} was asked for, {told or 'all'} is what came")
+        raise failed(self.place, f"GetObject: {offset}-{last} was asked for, {told or 'all'} is what came")
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects, whether they are there or not."""
         if len(keys) == 1:
-            with translated(self._place, "DeleteObject"):
-                self._s3.delete_object(Bucket=self._name, Key=self._prefix + keys[0])
+            with translated(self.place, "DeleteObject"):
+                self._s3.delete_object(**self._at(keys[0]))
             return
         for first in range(0, len(keys), _AT_ONCE):
-            self._delete_many(keys[first : first + _AT_ONCE])
-
-    def _delete_many(self, keys: Sequence[str]) -> None:
-        named: Any = {"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True}
-        with translated(self._place, "DeleteObjects"):
-            errors = self._s3.delete_objects(Bucket=self._name, Delete=named).get("Errors", [])
-        for error in errors:
-            if error.get("Code") != "NoSuchKey":
-                raise failed(self._place, f"DeleteObjects: {error.get('Code')}")
+            named: Any = [{"Key": self._prefix + key} for key in keys[first : first + _AT_ONCE]]
+            with translated(self.place, "DeleteObjects"):
+                answer = self._s3.delete_objects(Bucket=self._name, Delete={"Objects": named, "Quiet": True})
+            for error in answer.get("Errors", []):
+                if error.get("Code") != "NoSuchKey":
+                    raise failed(self.place, f"DeleteObjects: {error.get('Code')}")
 
     def list_keys(self, prefix: str, after: str = "") -> Iterator[list[Stat]]:
         """All objects whose keys begin so, by key, after the key `after`, in batches."""
@@ -341,28 +321,22 @@ class Bucket:
 
     def presign_get(self, key: str, seconds: int, disposition: str, content_type: str) -> str:
         """A URL by which anybody may read an object for so long; it is answered with these headers."""
-        wanted = {
-            "Bucket": self._name,
-            "Key": self._prefix + key,
-            "ResponseContentDisposition": disposition,
-            "ResponseContentType": content_type,
-        }
-        with translated(self._place, "presigning"):
-            return self._asked.generate_presigned_url("get_object", Params=wanted, ExpiresIn=seconds)
+        headers = {"ResponseContentDisposition": disposition, "ResponseContentType": content_type}
+        with translated(self.place, "presigning"):
+            return self._asked.generate_presigned_url("get_object", Params=self._at(key) | headers, ExpiresIn=seconds)
 
     # Multipart uploads
 
     def create_multipart(self, key: str) -> str:
         """Begin an object that comes in parts; returns the id of its multipart upload."""
-        with translated(self._place, "CreateMultipartUpload"):
-            return self._asked.create_multipart_upload(Bucket=self._name, Key=self._prefix + key)["UploadId"]
+        with translated(self.place, "CreateMultipartUpload"):
+            return self._asked.create_multipart_upload(**self._at(key))["UploadId"]
 
     def upload_part(self, key: str, multipart_id: str, number: int, body: Body) -> str:
         """Store the part `number`, from 0, or replace it; returns its ETag. Raises NoSuchMultipart."""
-        with translated(self._place, "UploadPart"):
+        with translated(self.place, "UploadPart"):
             stored = self._s3.upload_part(
-                Bucket=self._name,
-                Key=self._prefix + key,
+                **self._at(key),
                 UploadId=multipart_id,
                 PartNumber=number + 1,
                 Body=_file_of(body),
@@ -384,12 +358,9 @@ class Bucket:
         parts: Any = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in enumerate(etags, start=1)]
         try:
             # An error that a 200 hides in its body is one for the SDK, too.
-            with translated(self._place, "CompleteMultipartUpload"):
+            with translated(self.place, "CompleteMultipartUpload"):
                 self._s3.complete_multipart_upload(
-                    Bucket=self._name,
-                    Key=self._prefix + key,
-                    UploadId=multipart_id,
-                    MultipartUpload={"Parts": parts},
+                    **self._at(key), UploadId=multipart_id, MultipartUpload={"Parts": parts}
                 )
         except NoSuchMultipart as error:
             # JuiceFS says so of a part that is missing, too.
@@ -406,16 +377,13 @@ class Bucket:
         so it is done until nothing is left."""
         for _ in range(_ABORT_ATTEMPTS):
             try:
-                with translated(self._place, "AbortMultipartUpload"):
-                    self._s3.abort_multipart_upload(Bucket=self._name, Key=self._prefix + key, UploadId=multipart_id)
-            except NoSuchMultipart:
-                return
-            try:
+                with translated(self.place, "AbortMultipartUpload"):
+                    self._s3.abort_multipart_upload(**self._at(key), UploadId=multipart_id)
                 if not self.list_parts(key, multipart_id):
                     return
             except NoSuchMultipart:
                 return
-        raise failed(self._place, f"AbortMultipartUpload: parts are left after {_ABORT_ATTEMPTS} of them")
+        raise failed(self.place, f"AbortMultipartUpload: parts are left after {_ABORT_ATTEMPTS} of them")
 
     def list_multiparts(self, prefix: str = "") -> Iterator[list[tuple[str, str, datetime]]]:
         """The key, the id and the beginning of all multipart uploads whose keys begin so and that were neither completed nor
@@ -429,12 +397,11 @@ class Bucket:
     # The server
 
     def clock(self) -> datetime:
-        """What time it is there."""
         headers = self._head_bucket()
         try:
             return parsedate_to_datetime(headers["date"]).astimezone(UTC)
         except (KeyError, ValueError):
-            raise failed(self._place, "HeadBucket: has no Date") from None
+            raise failed(self.place, "HeadBucket: has no Date") from None
 
     def check(self) -> None:
         """Store something, read it back, and remove it."""
@@ -443,13 +410,12 @@ class Bucket:
         try:
             read = self.get(key, 0, len(content))
         except Gone:
-            raise failed(self._place, "what was just stored is not there") from None
+            raise failed(self.place, "what was just stored is not there") from None
         if read != content:
-            raise failed(self._place, "what was just stored is something else")
+            raise failed(self.place, "what was just stored is something else")
         self.delete([key])
 
     def close(self) -> None:
-        """Give the connections up."""
         with self._lock:
             for made in self._made.values():
                 made.close()
@@ -468,8 +434,8 @@ class Bucket:
         """Made where it is first used: the first one of a process takes a third of a second."""
         with self._lock:
             if brief not in self._made:
-                with translated(self._place, "the SDK"):
-                    self._made[brief] = client.make_client(self.address, brief=brief)
+                with translated(self.place, "the SDK"):
+                    self._made[brief] = make_client(self.address, brief=brief)
             return self._made[brief]
 
     def _pages(self, operation: Any, **arguments: Any) -> Iterator[Any]:
@@ -480,7 +446,7 @@ class Bucket:
         turning = iter(pages)
         name = operation.title().replace("_", "")
         while True:
-            with translated(self._place, name):
+            with translated(self.place, name):
                 page = next(turning, None)
             if page is None:
                 return
@@ -489,10 +455,13 @@ class Bucket:
     def _head_bucket(self) -> dict[str, str]:
         """The headers of the answer. Raises StorageFailed where there is no such bucket."""
         try:
-            with translated(self._place, "HeadBucket"):
+            with translated(self.place, "HeadBucket"):
                 return self._asked.head_bucket(Bucket=self._name)["ResponseMetadata"]["HTTPHeaders"]
         except NoSuchObject as error:
-            raise failed(self._place, "HeadBucket: NoSuchBucket (404)") from error.__cause__
+            raise failed(self.place, "HeadBucket: NoSuchBucket (404)") from error.__cause__
+
+    def _at(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._name, "Key": self._prefix + key}
 
     def _relative(self, key: str) -> str:
         return key.removeprefix(self._prefix)
@@ -507,12 +476,67 @@ def _file_of(body: Body) -> Any:
     return BodyReader(body)
 
 
+# The SDK
+
+
+def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":
+    """It may be used by many threads. `brief`: for questions. Raises what the SDK raises."""
+    import boto3
+    import botocore.session
+    from botocore.config import Config
+
+    options: Any = {
+        "addressing_style": "path" if address.path_style else "auto",
+        # The server compares what arrives with the SHA-256 that was signed. With TLS the SDK would leave that out; an MD5
+        # in its place costs more where the processor knows SHA-256.
+        "payload_signing_enabled": True,
+    }
+    config = Config(
+        signature_version="s3v4",
+        s3=options,
+        # Servers other than AWS don't know the checksums that the SDK would add by itself, in trailers.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"mode": "standard", "total_max_attempts": _BRIEF_ATTEMPTS if brief else _ATTEMPTS},
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        read_timeout=BRIEF_TIMEOUT_SECONDS if brief else READ_TIMEOUT_SECONDS,
+        max_pool_connections=MAX_CONNECTIONS,
+        tcp_keepalive=True,
+    )
+    # A session of its own: the one that boto3 shares may not be used by several threads.
+    core = botocore.session.Session()
+    core.register_component("data_loader", _loader())
+    session = boto3.session.Session(
+        botocore_session=core,
+        aws_access_key_id=address.access_key_id,
+        aws_secret_access_key=address.secret_access_key,
+        region_name=address.region,
+    )
+    client = session.client("s3", endpoint_url=address.endpoint, config=config)
+    # It has to be there on all servers but AWS, and the SDK leaves it out.
+    client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+    return client
+
+
+@cache
+def _loader() -> Any:
+    """What the SDK knows of its services: to read that takes most of the time that a client takes to be made."""
+    import botocore.session
+
+    return botocore.session.Session().get_component("data_loader")
+
+
+def _add_md5(params: dict[str, Any], **_: Any) -> None:
+    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+
+
 # The names of objects, below the prefix of the store. None is ever used twice.
 #
-# u/<upload id>.<random> what an upload makes: its multipart upload, its only chunk, a tail; a content, once it is one
-# w/<random> a content that came whole s/<key of a content> its signature, which goes with it marks/… probe/… of which
-# installation the store is; what tries it
-
+# u/<upload id>.<random>   what an upload makes: its multipart upload, its only chunk, a tail; a content, once it is one
+# w/<random>               a content that came whole
+# s/<key of a content>     its signature, which goes with it
+# marks/…  probe/…         of which installation the store is; what tries it
 
 UPLOADS, WHOLES, SIGNATURES = "u/", "w/", "s/"
 
@@ -523,17 +547,14 @@ def key_of_upload(upload_id: str) -> str:
 
 
 def key_of_whole() -> str:
-    """Of a new content that came whole."""
     return f"{WHOLES}{secrets.token_hex(16)}"
 
 
 def key_of_signature(key: str) -> str:
-    """Of the signature of the content at `key`."""
     return f"{SIGNATURES}{key}"
 
 
 def key_of_empty(upload_id: str) -> str:
-    """Of the content of an upload without bytes."""
     return f"{UPLOADS}{upload_id}.empty"
 
 

@@ -10,10 +10,9 @@ from datetime import datetime
 from typing import Protocol
 
 from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
-from uploader.storage.digests import DigestProgress
 
 
-class Ledger(DigestProgress, Protocol):
+class Ledger(Protocol):
     """Each method is one transaction of its own. All raise Unavailable."""
 
     # Uploads
@@ -64,6 +63,12 @@ class Ledger(DigestProgress, Protocol):
         One that takes the place of `instead_of` takes all parts back, also one that came at this moment; none where another
         one was faster.
         """
+
+    async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
+        """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""
+
+    async def digest(self, upload_id: str, beyond_bytes: int) -> SavedDigest | None:
+        """How far the digests have come, durably; None where that is no more than so many bytes."""
 
     async def forget_digest(self, upload_id: str) -> None:
         """Let them be computed anew."""

@@ -1,5 +1,5 @@
-"""Ends open uploads: completes them, computes what is left of their digests, finds parts that are not what was acknowledged,
-and removes what is left of closed ones.
+"""Ends open uploads: completes them, also as the parts of a whole, computes what is left of their digests, finds parts that
+are not what was acknowledged, and removes what is left of closed ones.
 
 An upload is frozen first: no row of it comes any more. From there on each step may be repeated by anybody, at any time.
 
@@ -10,19 +10,23 @@ well, and say so: then what came of it is compared with the ETags of the parts b
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import accumulate
 
 from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import StorageFailed
-from uploader.storage.base import Busy, BytesBody, Digests, Gone, Lost
-from uploader.storage.digests import fence_of, finished, restored, sealed
+from uploader.storage.base import Busy, BytesBody, Digests, Gone, Lost, PartDamaged, ReadPart
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.blobs import consists_of, hash_from
 from uploader.storage.s3.bucket import NoSuchMultipart, PartsChanged
+from uploader.storage.s3.digests import fence_of, finished, restored, sealed
 from uploader.storage.s3.parts import Multipart, S3Parts, multipart_of
 
 logger = logging.getLogger(__name__)
@@ -59,7 +63,7 @@ class S3Endings(S3Parts):
         """How far the digests have come without reading. Those of chunks that came have the fence before the one of the
         freezing, and the bytes of their rows: what somebody else has completed, who was asleep, may be of before. Of that
         only what was read counts, which was saved since."""
-        came = await self._digests.take(upload, entry)
+        came = await self._take_hashes(upload, entry)
         read = restored(entry.digest, upload, entry.fence)
         return (came if is_ours else None) or read or PrefixHashes(with_md5=upload.needs_md5)
 
@@ -91,12 +95,13 @@ class S3Endings(S3Parts):
             await self._complete_multipart(upload, multipart, etags)
         crash_point("object.after_parts")
         if is_doubtful or before == _AGAIN or before != await self._ledger.appender(upload.id):
-            await self._compare_parts(upload, entry, multipart.key)
+            if not await self._consists(upload, entry, multipart.key):
+                inside = f"object {multipart.key} is not what upload {upload.id} was completed from"
+                raise StorageFailed(inside=inside)
             is_ours = False
         return multipart.key, is_ours
 
     async def _appears(self, key: str, size: int) -> bool:
-        """Whether the whole is there soon."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while await self._size(key) != size:
             self.check_stopping()
@@ -105,12 +110,12 @@ class S3Endings(S3Parts):
             await asyncio.sleep(_LOOK_SECONDS)
         return True
 
-    async def _compare_parts(self, upload: Upload, entry: Entry, key: str) -> None:
-        """Raises StorageFailed if an object is not what it was completed from."""
-        if not await self.threads.long_hashing.run(
-            consists_of, self._bucket, key, _etags_at(upload, entry), self.check_stopping
-        ):
-            raise StorageFailed(inside=f"object {key} is not what upload {upload.id} was completed from")
+    async def _consists(self, upload: Upload, entry: Entry, key: str) -> bool:
+        etags = [
+            (chunk_length(number, upload.size, upload.chunk_size), part.etag)
+            for number, part in sorted(entry.parts.items())
+        ]
+        return await self.threads.long_hashing.run(consists_of, self._bucket, key, etags, self.check_stopping)
 
     async def _complete_multipart(self, upload: Upload, multipart: Multipart, etags: Sequence[str]) -> bool:
         """Whether it was this one who did it. Whatever a server says of it: nothing else ever has this key, so what is there
@@ -177,12 +182,9 @@ class S3Endings(S3Parts):
             if await self._size(multipart.key) != upload.size:
                 return sorted(entry.parts)
             # Completed: S3 has compared each part itself, unless two did it at one time.
-            etags = _etags_at(upload, entry)
-            is_whole = await self.threads.long_hashing.run(
-                consists_of, self._bucket, multipart.key, etags, self.check_stopping
-            )
-            return [] if is_whole else sorted(entry.parts)
-        return [number for number, part in sorted(entry.parts.items()) if not _is_there(part.etag, there.get(number))]
+            return [] if await self._consists(upload, entry, multipart.key) else sorted(entry.parts)
+        etags = {number: etag for number, (etag, _) in there.items()}
+        return [number for number, part in sorted(entry.parts.items()) if part.etag != etags.get(number)]
 
     async def withdraw(
         self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
@@ -192,7 +194,7 @@ class S3Endings(S3Parts):
         seen = lost.seen if lost is not None else await self._ledger.entry(upload.id)
         if not isinstance(seen, Entry):
             raise Gone(upload.id)
-        self._digests.forget(upload.id)
+        self._forget_prefix(upload.id)
         word = seen.multipart_id
         if word is None or await self._is_open(word):
             if lost is None:
@@ -206,7 +208,7 @@ class S3Endings(S3Parts):
             await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
 
     async def find_lost(self, upload: Upload) -> Lost | None:
-        """What is written down of an upload whose multipart upload is no more, if nobody completes it, or has."""
+        """Of an upload whose multipart upload is no more, if nobody completes it, or has."""
         entry = await self._ledger.entry(upload.id)
         if entry is None or entry.frozen or entry.multipart_id is None or await self._is_open(entry.multipart_id):
             return None
@@ -241,13 +243,13 @@ class S3Endings(S3Parts):
         return True
 
     async def discard(self, upload: Upload, placed_at: str | None = None) -> bool:
-        """Most are all content by now: then there is nothing to ask S3 for."""
         return await self._remove_upload(upload.id, placed_at=placed_at)
 
     async def _remove_upload(self, upload_id: str, *, placed_at: str | None = None) -> bool:
-        """Remove what S3 has of an upload, and what is written down of it; but for an object that a content lies at, which
-        may be all that there is (`placed_at`). Whether there was anything."""
-        self._digests.forget(upload_id)
+        """Remove what S3 has of an upload, and what is written down of it; but for an object that a content lies at. That is
+        all that there is of most (`placed_at`), and then there is nothing to ask S3 for. Returns whether there was
+        anything."""
+        self._forget_prefix(upload_id)
         if placed_at is not None and await self._ledger.forget_placed(upload_id, placed_at):
             return True
         entry = await self._ledger.freeze(upload_id)
@@ -261,7 +263,10 @@ class S3Endings(S3Parts):
             objects.append(multipart.key)
         elif not entry.parts:
             objects.append(bucket.key_of_empty(upload_id))
-        objects += await self._ended_pieces(upload_id)
+        # But for those of the parts of a whole that are there still, as before they were joined.
+        pieces = [key for key, _ in await self._ledger.pieces(upload_id)]
+        there = await self._ledger.uploads_of([bucket.upload_of_key(key) for key in pieces]) if pieces else ()
+        objects += [key for key in pieces if bucket.upload_of_key(key) not in there]
         kept = await self._ledger.kept(objects, but_of=upload_id)
         if multipart is not None and multipart.key not in kept:  # else it is complete: there is nothing to abort
             await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
@@ -270,12 +275,6 @@ class S3Endings(S3Parts):
             await self._requests.run(self._bucket.delete, left)
         crash_point("object.after_remove")
         return await self._ledger.forget(upload_id)
-
-    async def _ended_pieces(self, whole_id: str) -> list[str]:
-        """The objects of the parts of a whole; but for those of parts that are there still, as before they were joined."""
-        pieces = [key for key, _ in await self._ledger.pieces(whole_id)]
-        there = await self._ledger.uploads_of([bucket.upload_of_key(key) for key in pieces]) if pieces else ()
-        return [key for key in pieces if bucket.upload_of_key(key) not in there]
 
     async def place_blob(self, upload: Upload, sha256: str) -> str:
         """They lie where they are: the transaction says so. It has the row of the upload locked: whoever withdraws chunks
@@ -290,14 +289,55 @@ class S3Endings(S3Parts):
         only = entry.parts[0].key if entry.parts else None
         return only or bucket.key_of_empty(upload.id)
 
+    # Wholes. Each part is completed to an object, and the whole has rows that name those objects. So parts can end as every
+    # upload does, and nothing of a whole rests on them: what a whole names, its part does not delete. Each chunk of it is
+    # read from those objects by ranges.
 
-def _etags_at(upload: Upload, entry: Entry) -> list[tuple[int, str]]:
-    """The length and the ETag of each part, in order."""
-    return [
-        (chunk_length(number, upload.size, upload.chunk_size), entry.parts[number].etag)
-        for number in sorted(entry.parts)
-    ]
+    async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
+        """An attempt that did not commit has left what this one would make: the same objects."""
+        if parts is None:
+            return await self._create(upload)
+        pieces = []
+        for part in parts:
+            key, _ = await self._complete(part, await self._freeze(part))
+            pieces.append((key, part.size))
+            crash_point("join.after_complete")
+        made_at = await self._create(upload)
+        await self._ledger.set_pieces(upload.id, pieces)
+        crash_point("join.after_pieces")
+        return made_at
 
+    @asynccontextmanager
+    async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
+        """Whoever came last has the right, as of those who append: the one before ends with Busy. Where two fill all the
+        same, rows decide whose chunks count."""
+        token = secrets.token_hex(16)
+        pieces = await self._ledger.pieces(whole.id)
+        if (not pieces and whole.size) or not await self._ledger.claim(whole.id, token):
+            raise Gone(whole.id)
 
-def _is_there(etag: str, found: tuple[str, int] | None) -> bool:
-    return found is not None and found[0] == etag
+        async def read(number: int) -> BytesBody:
+            if await self._ledger.appender(whole.id) != token:
+                raise Busy(whole.id)
+            return await self._requests.run(self._read_chunk, whole, pieces, number)
+
+        yield read
+
+    def _read_chunk(self, whole: Upload, pieces: Sequence[tuple[str, int]], number: int) -> BytesBody:
+        self.check_stopping()
+        starts = list(accumulate((size for _, size in pieces), initial=0))
+        start = number * whole.chunk_size
+        end = start + chunk_length(number, whole.size, whole.chunk_size)
+        content = bytearray()
+        for position in range(max(bisect_right(starts, start, hi=len(pieces)) - 1, 0), len(pieces)):
+            key, size = pieces[position]
+            first = start + len(content) - starts[position]
+            length = min(end - starts[position], size) - first
+            if length > 0:
+                try:
+                    content += self._bucket.get(key, first, length)
+                except Gone as error:
+                    raise PartDamaged(f"object {key} is not there") from error
+            if start + len(content) == end:
+                break
+        return BytesBody(bytes(content))

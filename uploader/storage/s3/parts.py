@@ -9,7 +9,7 @@ and of the tail decide; it looks now and then whether it still has the right, an
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,11 +22,10 @@ from uploader.domain.upload import Tail, Upload, chunk_count, chunk_length
 from uploader.errors import BytesConflict, StorageFailed, Unavailable, Unverified
 from uploader.storage import disk
 from uploader.storage.base import Body, Gone, HeldChunk, PresentChunks
-from uploader.storage.digests import MemoryDigests
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.bucket import Bucket, NoSuchMultipart
+from uploader.storage.s3.digests import S3Digests
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.store import Store
 from uploader.tasks import Pool, ended
 
 logger = logging.getLogger(__name__)
@@ -38,15 +37,14 @@ _ATTEMPTS = 3
 # In the place of an ETag: nobody asks for it any more.
 _COMPLETED = "completed"
 _LOOK_SECONDS = 0.5
-ReadMap = Callable[[Upload], Awaitable[PresentChunks]]
 
 
+@dataclass(frozen=True)
 class Joined:
     """The bytes of a tail, and those that follow them."""
 
-    def __init__(self, head: bytes, body: Body) -> None:
-        self._head = head
-        self._body = body
+    _head: bytes
+    _body: Body
 
     @property
     def length(self) -> int:
@@ -64,16 +62,14 @@ class Joined:
         self._body.close()
 
 
-class S3Parts(Store):
+class S3Parts(S3Digests):
     """Open uploads and their chunks."""
 
     def __init__(self, bucket: Bucket, ledger: Ledger, clock: Clock) -> None:
         self._requests = Pool(_REQUESTS, "s3", translate=disk.refusal)
-        super().__init__(self._requests)
+        super().__init__(ledger, self._requests)
         self._bucket = bucket
-        self._ledger = ledger
         self._clock = clock
-        self._digests = MemoryDigests(self.threads.long_hashing, ledger)
         # Of chunks that somebody here stores now. Advice only: another process is kept out by rows.
         self._busy: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
 
@@ -106,7 +102,7 @@ class S3Parts(Store):
                     return HeldChunk(written=False)
                 if body is None:
                     raise Gone(upload.id)
-                tail = _tail_of(entry, number)
+                tail = entry.tail if entry.tail is not None and entry.tail.number == number else None
                 if start and (tail is None or tail.length != start):
                     raise Gone(upload.id)
                 joined = await self._joined(upload, number, body, start, tail)
@@ -115,7 +111,7 @@ class S3Parts(Store):
             raise Gone(upload.id)
 
     async def _look(self, upload: Upload, number: int) -> Entry:
-        entry = await self._ledger.look(upload.id, number, self._digests.told_bytes(upload.id))
+        entry = await self._ledger.look(upload.id, number, self._told_bytes(upload.id))
         if entry is None or (entry.frozen and number not in entry.parts):
             raise Gone(upload.id)
         return entry
@@ -140,13 +136,13 @@ class S3Parts(Store):
         """Whether it counts; False: somebody else was faster."""
         if body.length < chunk_length(number, upload.extent, upload.chunk_size):
             return await self._replace_tail(upload, entry, number, body, tail)
-        offer, written = self._digests.offer(upload, entry, number, body), False
+        offer, written = self._offer(upload, entry, number, body), False
         try:
             part = await self._upload_part(upload, entry, number, body)
             crash_point("object.after_part")
-            written = await self._note_part(upload, entry, part, self._digests.state_with(offer))
+            written = await self._note_part(upload, entry, part, self._state_with(offer))
         finally:
-            self._digests.settle(offer, written=written)
+            self._settle_offer(offer, written=written)
         if written:
             await self._drop_tail(tail)
         return written
@@ -167,7 +163,6 @@ class S3Parts(Store):
         return StoredPart(number, etag, None)
 
     def _is_in(self, key: str, offset: int, body: Body) -> bool:
-        """In a thread."""
         stat = self._bucket.head(key)
         if stat is None or stat.size < offset + body.length:
             return False
@@ -200,7 +195,6 @@ class S3Parts(Store):
         return True
 
     async def _drop_tail(self, tail: TailObject | None) -> None:
-        """Of a chunk that is whole by now."""
         if tail is not None:
             await self._delete(tail.key)
 
@@ -241,31 +235,12 @@ class S3Parts(Store):
         token = secrets.token_hex(16)
         if not await self._ledger.claim(upload.id, token):
             raise Gone(upload.id)
-        appender = S3Appender(upload, self._ledger, token, self.read_map)
+        appender = S3Appender(self, self._ledger, upload, token)
         watching = asyncio.create_task(appender.watch(), name=f"appender {upload.id}")
         try:
             yield appender
         finally:
             await ended(watching)
-
-    # Their digests
-
-    async def keep_pace(self, upload: Upload, number: int) -> None:
-        await self._digests.keep_pace(upload)
-
-    async def digested_bytes(self, upload: Upload) -> int:
-        return self._digests.position(upload.id)
-
-    async def forget_digests(self, upload: Upload) -> None:
-        self._digests.forget(upload.id)
-        await self._ledger.forget_digest(upload.id)
-
-    async def drain(self) -> None:
-        await self._digests.drain()
-
-
-def _tail_of(entry: Entry, number: int) -> TailObject | None:
-    return entry.tail if entry.tail is not None and entry.tail.number == number else None
 
 
 def _begin_of(body: Body, length: int) -> bytes:
@@ -314,21 +289,21 @@ def multipart_of(word: str) -> Multipart:
     return Multipart(key, upload_id)
 
 
+@dataclass
 class S3Appender:
     """The right of one request."""
 
-    def __init__(self, upload: Upload, ledger: Ledger, token: str, read_map: ReadMap) -> None:
-        self._upload = upload
-        self._ledger = ledger
-        self._token = token
-        self._read_map = read_map
-        self.is_claimed = False
+    _store: S3Parts
+    _ledger: Ledger
+    _upload: Upload
+    _token: str
+    is_claimed: bool = False
 
     async def read_map(self) -> PresentChunks:
-        return await self._read_map(self._upload)
+        return await self._store.read_map(self._upload)
 
     async def watch(self) -> None:
-        """Until somebody else has the right."""
+        """Wait until somebody else has the right."""
         while not self.is_claimed:
             await asyncio.sleep(_LOOK_SECONDS)
             try:

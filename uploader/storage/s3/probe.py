@@ -5,8 +5,8 @@ What is wrong with the settings is told here, too, by their names.
 
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -82,12 +82,14 @@ class _Changing:
 def probe(bucket: Bucket) -> Abilities:
     """Blocks for a dozen calls. Raises ConfigurationError, which names the setting that is wrong, also where the server
     can't be trusted with bytes. One that is full is not probed, so that what it has can be read and deleted."""
-    with _by_setting():
-        try:
-            return _Probing(bucket).abilities()
-        except StorageFull as error:
-            logger.warning("the store could not be tried: %s", error.reason)
-            return Abilities(min_part_bytes=_USUAL_PART_BYTES, completes_twice=False)
+    try:
+        return _Probing(bucket).abilities()
+    except StorageFull as error:
+        logger.warning("the store could not be tried: %s", error.reason)
+        return Abilities(min_part_bytes=_USUAL_PART_BYTES, completes_twice=False)
+    except StorageFailed as error:
+        setting, why = _REFUSALS.get(code_of(error), ("UPLOADER_STORAGE", "the server refuses"))
+        raise ConfigurationError(f"{setting}: {why} ({error.reason})") from error
 
 
 class _Probing:
@@ -105,7 +107,8 @@ class _Probing:
             self._check_arriving()
             completes_twice = self._check_parts()
             self._check_reading()
-            smallest = 1 if self._takes_small_parts() else _USUAL_PART_BYTES
+            small = [self._upload(self._small, number, _FIRST) for number in range(2)]
+            smallest = 1 if self._completed(self._small, small) else _USUAL_PART_BYTES
             return Abilities(min_part_bytes=smallest, completes_twice=completes_twice)
         finally:
             with suppress(StorageFailed, StorageFull):  # what is left is removed later
@@ -154,9 +157,6 @@ class _Probing:
         if read != _SECOND[1:6]:
             raise _unfit(self._bucket, "does not read by ranges")
 
-    def _takes_small_parts(self) -> bool:
-        return self._completed(self._small, [self._upload(self._small, number, _FIRST) for number in range(2)])
-
     def _upload(self, key: str, number: int, content: bytes) -> str:
         if key not in self._multiparts:
             self._multiparts[key] = self._bucket.create_multipart(key)
@@ -177,13 +177,3 @@ class _Probing:
 
 def _unfit(bucket: Bucket, why: str) -> ConfigurationError:
     return ConfigurationError(f"UPLOADER_STORAGE: {bucket.place} {why}")
-
-
-@contextmanager
-def _by_setting() -> Iterator[None]:
-    """What a server or the network refuses names the setting that is to blame."""
-    try:
-        yield
-    except StorageFailed as error:
-        setting, why = _REFUSALS.get(code_of(error), ("UPLOADER_STORAGE", "the server refuses"))
-        raise ConfigurationError(f"{setting}: {why} ({error.reason})") from error

@@ -4,10 +4,9 @@ What was acknowledged, and where contents lie, rows say (`ledger.py`); S3 holds 
 what it remembers: any of them may go on with any upload.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -17,8 +16,8 @@ from uploader.storage.base import BytesBody, Found, Gone
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.blobs import S3Blobs
 from uploader.storage.s3.bucket import Bucket, Stat
-from uploader.storage.s3.concatenation import S3Wholes
 from uploader.storage.s3.ledger import Ledger
+from uploader.storage.s3.multipart import S3Endings
 from uploader.storage.s3.parts import Multipart, multipart_of
 from uploader.storage.s3.probe import probe
 from uploader.storage.store import (
@@ -33,7 +32,6 @@ from uploader.storage.store import (
 )
 from uploader.units import format_size
 
-T = TypeVar("T")
 _LIST_BATCH = 250
 
 
@@ -101,7 +99,7 @@ class S3Marks(MarkFiles):
         return found[1]
 
 
-class S3Store(S3Wholes, S3Blobs):
+class S3Store(S3Endings, S3Blobs):
     """On a bucket and its ledger."""
 
     keeps_files = False
@@ -150,28 +148,15 @@ class S3Store(S3Wholes, S3Blobs):
 
     async def _multiparts(self) -> AsyncIterator[list[Found]]:
         ahead = await self._clock_ahead()
-        async for batch in self._batches(self._bucket.list_multiparts()):
+        async for batch in self.in_batches(self._requests, self._bucket.list_multiparts()):
             begun = [(Multipart(key, multipart_id), at) for key, multipart_id, at in batch if bucket.upload_of_key(key)]
-            known = await self._known_multiparts([multipart for multipart, _ in begun])
+            uploads = await self._ledger.uploads_of([bucket.upload_of_key(multipart.key) for multipart, _ in begun])
+            known = set(uploads.values())
             yield [
                 Found(bucket.upload_of_key(multipart.key), multipart.word(), 0, at.timestamp() - ahead, 0)
                 for multipart, at in begun
                 if multipart.word() not in known
             ]
-
-    async def _known_multiparts(self, multiparts: Sequence[Multipart]) -> set[str]:
-        """Those that the ledger names, in its words."""
-        known = await self._ledger.uploads_of([bucket.upload_of_key(each.key) for each in multiparts])
-        return {word for word in known.values() if word is not None}
-
-    async def _batches(self, listed: Iterator[list[T]]) -> AsyncIterator[list[T]]:
-        """What a call lists, in a thread. Raises Stopping."""
-        while True:
-            self.check_stopping()
-            batch = await self._requests.run(lambda: next(listed, None))
-            if batch is None:
-                return
-            yield batch
 
     async def _clock_ahead(self) -> float:
         """By how many seconds the store's clock is ahead of ours."""
@@ -207,9 +192,11 @@ class S3Store(S3Wholes, S3Blobs):
         """Objects that contents lie at, and those that no row names. Signatures without their contents are drafts."""
         ahead = await self._clock_ahead()
         for prefix in (bucket.UPLOADS, bucket.WHOLES, bucket.SIGNATURES):
-            async for batch in self._batches(self._bucket.list_keys(prefix)):
+            async for batch in self.in_batches(self._requests, self._bucket.list_keys(prefix)):
                 if prefix == bucket.SIGNATURES:
-                    yield await self._stray_signatures(batch, ahead)
+                    owners = {stat.key: stat.key.removeprefix(bucket.SIGNATURES) for stat in batch}
+                    kept = await self._ledger.kept(list(owners.values()))
+                    yield [_found(stat, None, ahead, is_draft=True) for stat in batch if owners[stat.key] not in kept]
                 else:
                     yield await self._blobs_of(batch, ahead)
 
@@ -231,11 +218,6 @@ class S3Store(S3Wholes, S3Blobs):
         )
         completed = {multipart_of(word).key for word in known.values() if word is not None}
         return completed | set(map(bucket.key_of_empty, known))
-
-    async def _stray_signatures(self, batch: Sequence[Stat], ahead: float) -> list[Found]:
-        owners = {stat.key: stat.key.removeprefix(bucket.SIGNATURES) for stat in batch}
-        kept = await self._ledger.kept(list(owners.values()))
-        return [_found(stat, None, ahead, is_draft=True) for stat in batch if owners[stat.key] not in kept]
 
 
 def _found(stat: Stat, sha256: str | None, ahead: float, *, is_draft: bool = False) -> Found:

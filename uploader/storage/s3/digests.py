@@ -1,5 +1,4 @@
-"""The digests of open uploads along their prefix: the bodies and the senders that wait for them, on every store; and the
-digests from memory, for stores whose chunks can't be read before their upload is completed.
+"""The digests of open uploads on S3, from memory: chunks can't be read before their upload is completed.
 
 Whoever stores a chunk offers its body first. What comes in order is hashed at once, while it is stored, and counts once its
 row is committed. With that row it is saved how far the digests have come, so that another node goes on. What comes
@@ -18,25 +17,22 @@ import math
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
 from uploader.domain.ledger import Entry, SavedDigest
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
 from uploader.storage.base import Body, Digests
-from uploader.storage.hashes import PrefixHashes, states_are_portable
+from uploader.storage.hashes import MAX_KEPT_BYTES, Bodies, Following, PrefixHashes, states_are_portable
+from uploader.storage.s3.ledger import Ledger
+from uploader.storage.store import Store
 from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
 
-# Bodies that a process keeps beyond their requests, of chunks that count.
-MAX_KEPT_BYTES = 128 << 20
-# A sender waits for the digests for so long at most.
-_PATIENCE_SECONDS = 5.0
 # Bodies that it hashes while S3 takes them.
 _MAX_AHEAD_BYTES = 64 << 20
 # Uploads whose hashes a process keeps.
@@ -61,77 +57,6 @@ _SHARED_SECONDS = 2.0
 _SEAL = struct.Struct("=QI")
 
 
-class Bodies:
-    """The bodies that a process keeps beyond their requests, within a bound."""
-
-    def __init__(self) -> None:
-        self._kept_bytes = 0
-
-    def keep(self, body: Body, most_bytes: int) -> bool:
-        """Keep a body, unless it would be more than so many bytes with it; returns whether it is kept."""
-        if not self.has_room(body, most_bytes):
-            return False
-        body.keep()
-        self._kept_bytes += body.length
-        return True
-
-    def has_room(self, body: Body, most_bytes: int) -> bool:
-        return self._kept_bytes + body.length <= most_bytes
-
-    def hand_over(self, body: Body, others: "Bodies") -> "Bodies":
-        """Let a body that is kept be one of `others`, whether there is room or not."""
-        self._kept_bytes -= body.length
-        others._kept_bytes += body.length
-        return others
-
-    def close(self, body: Body) -> None:
-        self._kept_bytes -= body.length
-        body.close()
-
-
-class Following:
-    """An upload whose digests a process brings up with its chunks, and the senders that wait for them."""
-
-    def __init__(self, upload: Upload) -> None:
-        self.upload = upload
-        self.task: asyncio.Task[None] | None = None
-        self._moved = asyncio.Event()
-
-    def tell_senders(self) -> None:
-        """Let those who wait see for themselves."""
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    async def wait_while(self, is_far: Callable[[], bool]) -> None:
-        """Wait until the digests are not far behind, but not for long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                while is_far():
-                    await self._moved.wait()
-
-    @property
-    def is_running(self) -> bool:
-        return self.task is not None and not self.task.done()
-
-    async def ended(self) -> None:
-        """Wait until what can be hashed is."""
-        while self.task is not None and not self.task.done():
-            await asyncio.wait({self.task})
-
-
-# From memory
-
-
-class DigestProgress(Protocol):
-    """Where it is written down how far the digests of uploads have come. Raises Unavailable."""
-
-    async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
-        """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""
-
-    async def digest(self, upload_id: str, beyond_bytes: int) -> SavedDigest | None:
-        """How far the digests have come, durably; None where that is no more than so many bytes."""
-
-
 @dataclass(eq=False)
 class OfferedPart:
     """A chunk on its way to S3. It may be hashed from its body before its row is there."""
@@ -150,28 +75,26 @@ class OfferedPart:
     saved_bytes: int = 0
 
 
+@dataclass(eq=False)
 class Prefix(Following):
     """The hashes of the chunks that count, and what is offered after them."""
 
-    def __init__(self, upload: Upload, fence: int, hashes: PrefixHashes) -> None:
-        super().__init__(upload)
-        self.fence = fence
-        self.hashes = hashes
-        # With the chunk that follows, which was hashed before its row was committed.
-        self.ahead: PrefixHashes | None = None
-        self.offers: dict[int, OfferedPart] = {}
-        # How far others can go on from what is saved.
-        self.saved_bytes = 0
-        self.is_forgotten = False
-        # Whether somebody looks how far others have come, or tells others.
-        self.is_watched = False
-        self.is_saving = False
-        self.shared_at = -math.inf
-        self.advanced_at = time.monotonic()
-        self.timer: asyncio.TimerHandle | None = None
+    fence: int
+    hashes: PrefixHashes
+    # With the chunk that follows, which was hashed before its row was committed.
+    ahead: PrefixHashes | None = None
+    offers: dict[int, OfferedPart] = field(default_factory=dict)
+    # How far others can go on from what is saved.
+    saved_bytes: int = 0
+    is_forgotten: bool = False
+    # Whether somebody looks how far others have come, or tells others.
+    is_watched: bool = False
+    is_saving: bool = False
+    shared_at: float = -math.inf
+    advanced_at: float = field(default_factory=time.monotonic)
+    timer: asyncio.TimerHandle | None = None
 
     def takes(self, number: int) -> bool:
-        """Whether the digests wait for this chunk."""
         following = self._next_chunk
         if following is None or number < following or number in self.offers:
             return False
@@ -184,7 +107,6 @@ class Prefix(Following):
 
     @property
     def following(self) -> OfferedPart | None:
-        """The chunk that is next, if it is offered."""
         number = self._next_chunk
         return None if number is None else self.offers.get(number)
 
@@ -208,12 +130,7 @@ class Prefix(Following):
 
     @property
     def told_bytes(self) -> int:
-        """How far others can go on from what is saved, or from what is about to be."""
         return max([self.saved_bytes, *(offer.saved_bytes for offer in self.offers.values())])
-
-    @property
-    def is_stalled(self) -> bool:
-        return bool(self.waiting) and not self.is_running and time.monotonic() - self.advanced_at > _STALLED_SECONDS
 
     def advance(self, hashes: PrefixHashes) -> list[OfferedPart]:
         """Have these hashes, which are further on; gives the offers that nobody waits for any more."""
@@ -260,8 +177,7 @@ def restored(saved: SavedDigest | None, upload: Upload, fence: int) -> PrefixHas
     """The hashes to go on from, if they were saved under this fence, and have what the upload needs."""
     if saved is None or fence_of(saved, upload.id) != fence:
         return None
-    hashes = PrefixHashes.restore(saved.position, saved.state[_SEAL.size :])
-    return hashes if hashes is not None and (hashes.has_md5 or not upload.needs_md5) else None
+    return PrefixHashes.restore(saved.position, saved.state[_SEAL.size :], needs_md5=upload.needs_md5)
 
 
 def finished(saved: SavedDigest | None, upload: Upload, fence: int) -> Digests | None:
@@ -276,21 +192,21 @@ def _checksum(upload_id: str, fence: int, position: int, state: bytes, digests: 
     return crc32(repr((upload_id, fence, position, digests)).encode() + state)
 
 
-class MemoryDigests:
-    """The prefixes of this process."""
+class S3Digests(Store):
+    """Brings the digests of the open uploads of this process up with their chunks."""
 
-    def __init__(self, pool: Pool, progress: DigestProgress) -> None:
-        self._pool = pool
-        self._progress = progress
+    def __init__(self, ledger: Ledger, requests: Pool) -> None:
+        super().__init__(requests)
+        self._ledger = ledger
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
         # Of chunks that count, and of those that are on their way.
-        self._written, self._ahead = Bodies(), Bodies()
+        self._kept_written, self._kept_ahead = Bodies(), Bodies()
         # They save, or watch.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._digest_tasks: set[asyncio.Task[None]] = set()
 
     # Chunks come
 
-    def offer(self, upload: Upload, entry: Entry, number: int, body: Body) -> OfferedPart:
+    def _offer(self, upload: Upload, entry: Entry, number: int, body: Body) -> OfferedPart:
         """Before a chunk is stored, whoever does so offers its body. Afterwards the offer has to be settled, in any case."""
         offer = OfferedPart(number, body)
         prefix = self._prefix(upload, entry)
@@ -306,12 +222,12 @@ class MemoryDigests:
         if prefix is not None and prefix.fence > entry.fence:
             return None
         if prefix is not None and (prefix.fence < entry.fence or (upload.needs_md5 and not prefix.hashes.has_md5)):
-            self.forget(upload.id)
+            self._forget_prefix(upload.id)
             prefix = None
         if prefix is None:
             prefix = self._prefixes[upload.id] = Prefix(upload, entry.fence, PrefixHashes(with_md5=upload.needs_md5))
             if len(self._prefixes) > _MAX_UPLOADS:
-                self.forget(next(iter(self._prefixes)))
+                self._forget_prefix(next(iter(self._prefixes)))
         self._prefixes.move_to_end(upload.id)
         prefix.upload = upload
         self._catch_up(prefix, entry.digest)
@@ -327,11 +243,11 @@ class MemoryDigests:
             return False
         prefix.shared_at = time.monotonic()
         for offer in prefix.advance(hashes):
-            self._release(offer)
+            self._release_body(offer)
         prefix.moved()
         return True
 
-    def state_with(self, offer: OfferedPart) -> SavedDigest | None:
+    def _state_with(self, offer: OfferedPart) -> SavedDigest | None:
         """How far the digests have come once the chunk of an offer counts; None: no further than what is saved."""
         prefix = offer.prefix
         if prefix is None:
@@ -342,7 +258,7 @@ class MemoryDigests:
         offer.saved_bytes = hashes.position
         return sealed(prefix.upload.id, prefix.fence, hashes)
 
-    def settle(self, offer: OfferedPart, *, written: bool) -> None:
+    def _settle_offer(self, offer: OfferedPart, *, written: bool) -> None:
         """Say whether the chunk counts from now on, with these bytes."""
         prefix = offer.prefix
         if prefix is None or prefix.is_forgotten:
@@ -356,47 +272,50 @@ class MemoryDigests:
     def _settle(self, prefix: Prefix, offer: OfferedPart, *, written: bool) -> None:
         ahead = prefix.ahead if offer is prefix.following else None
         if not written:
-            self._drop(prefix, offer)
+            self._drop_offers(prefix, offer)
         elif ahead is not None:
             offer.is_written = True
             prefix.advance(ahead)
         else:
-            if not self._written.has_room(offer.body, MAX_KEPT_BYTES):
-                for stalled in [each for each in self._prefixes.values() if each.is_stalled]:
-                    self._drop(stalled, *stalled.waiting)
+            if not self._kept_written.has_room(offer.body, MAX_KEPT_BYTES):
+                for other in self._prefixes.values():
+                    if not other.is_running and time.monotonic() - other.advanced_at > _STALLED_SECONDS:
+                        self._drop_offers(other, *other.waiting)
             offer.is_written = True
             if offer.kept_in is not None:
-                offer.kept_in = offer.kept_in.hand_over(offer.body, self._written)
-            if not self._hold(offer):
-                self._drop(prefix, offer)
+                offer.kept_in = offer.kept_in.hand_over(offer.body, self._kept_written)
+            if not self._keep_body(offer):
+                self._drop_offers(prefix, offer)
 
     # Bodies
 
-    def _hold(self, offer: OfferedPart) -> bool:
+    def _keep_body(self, offer: OfferedPart) -> bool:
         """Keep its body, within a bound; whether that is so."""
         if offer.kept_in is None:
-            bodies, most = (self._written, MAX_KEPT_BYTES) if offer.is_written else (self._ahead, _MAX_AHEAD_BYTES)
+            bodies, most = (
+                (self._kept_written, MAX_KEPT_BYTES) if offer.is_written else (self._kept_ahead, _MAX_AHEAD_BYTES)
+            )
             offer.kept_in = bodies if bodies.keep(offer.body, most) else None
         return offer.kept_in is not None
 
-    def _release(self, offer: OfferedPart) -> None:
+    def _release_body(self, offer: OfferedPart) -> None:
         """Unless a thread reads its body: then that does so at its end."""
         if offer.kept_in is not None and not offer.is_read:
             offer.kept_in.close(offer.body)
             offer.kept_in = None
 
-    def _drop(self, prefix: Prefix, *offers: OfferedPart) -> None:
+    def _drop_offers(self, prefix: Prefix, *offers: OfferedPart) -> None:
         for offer in offers:
             prefix.drop(offer)
-            self._release(offer)
+            self._release_body(offer)
 
     # Hashing
 
     def _go_on(self, prefix: Prefix) -> None:
         if prefix.is_running or prefix.is_forgotten:
             return
-        if self._next(prefix) is not None:
-            prefix.task = asyncio.create_task(self._hash(prefix), name=f"frontier {prefix.upload.id}")
+        if self._next_offer(prefix) is not None:
+            prefix.task = asyncio.create_task(self._hash_offers(prefix), name=f"frontier {prefix.upload.id}")
             return
         if prefix.lacks_saving and prefix.is_shared:
             self._save_if_quiet(prefix)
@@ -404,31 +323,31 @@ class MemoryDigests:
             prefix.timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._save_if_quiet, prefix)
         if prefix.waits_for_others and not prefix.is_watched:
             prefix.is_watched = True
-            self._start(self._watch(prefix), f"watching digests {prefix.upload.id}")
+            self._start_task(self._watch_others(prefix), f"watching digests {prefix.upload.id}")
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._digest_tasks.add(task)
+        task.add_done_callback(self._digest_tasks.discard)
 
-    def _next(self, prefix: Prefix) -> OfferedPart | None:
+    def _next_offer(self, prefix: Prefix) -> OfferedPart | None:
         """The chunk to be hashed now, its body kept. None follows one whose row is still to come."""
         offer = prefix.following if prefix.ahead is None else None
-        return offer if offer is not None and self._hold(offer) else None
+        return offer if offer is not None and self._keep_body(offer) else None
 
-    async def _hash(self, prefix: Prefix) -> None:
-        while (offer := self._next(prefix)) is not None:
+    async def _hash_offers(self, prefix: Prefix) -> None:
+        while (offer := self._next_offer(prefix)) is not None:
             hashes = prefix.hashes.copy()
             offer.is_read = True
             try:
-                await self._pool.run(hashes.update_by, offer.body.pieces, offer.body.length)
+                await self.threads.long_hashing.run(hashes.update_by, offer.body.pieces, offer.body.length)
             except BaseException:
                 if prefix.following is offer:
                     prefix.drop(offer)
                 raise
             finally:
                 offer.is_read = False
-                self._release(offer)
+                self._release_body(offer)
             # Unless it was dropped meanwhile, or others have come further.
             if prefix.following is offer and offer.is_written:
                 prefix.advance(hashes)
@@ -448,21 +367,21 @@ class MemoryDigests:
         expects_rows = len(prefix.waiting) < len(prefix.offers)
         if prefix.is_shared or not expects_rows:
             prefix.is_saving = True
-            self._start(self._save_and_go_on(prefix), f"saving digests {prefix.upload.id}")
+            self._start_task(self._save_and_go_on(prefix), f"saving digests {prefix.upload.id}")
 
     async def _save_and_go_on(self, prefix: Prefix) -> None:
         try:
-            is_saved = await self._save(prefix)
+            is_saved = await self._save_digests(prefix)
         finally:
             prefix.is_saving = False
         if is_saved:
             self._go_on(prefix)
 
-    async def _save(self, prefix: Prefix) -> bool:
+    async def _save_digests(self, prefix: Prefix) -> bool:
         """Whether that worked. It is no matter if it fails."""
         state = sealed(prefix.upload.id, prefix.fence, prefix.hashes)
         try:
-            await self._progress.save_digest(prefix.upload.id, prefix.fence, state)
+            await self._ledger.save_digest(prefix.upload.id, prefix.fence, state)
         except Unavailable:
             logger.debug("digests not saved", extra={"upload_id": prefix.upload.id})
             return False
@@ -471,14 +390,14 @@ class MemoryDigests:
 
     # Others
 
-    async def _watch(self, prefix: Prefix) -> None:
+    async def _watch_others(self, prefix: Prefix) -> None:
         """Look whether others have come further, until what waits here can be hashed."""
         deadline = time.monotonic() + _WATCH_SECONDS
         pause_seconds = _LOOK_SECONDS if prefix.is_shared else _LONGEST_LOOK_SECONDS
         try:
             while prefix.waits_for_others and time.monotonic() < deadline:
                 await asyncio.sleep(pause_seconds)
-                found = await self._progress.digest(prefix.upload.id, prefix.told_bytes)
+                found = await self._ledger.digest(prefix.upload.id, prefix.told_bytes)
                 if prefix.is_forgotten:
                     break
                 has_moved = self._catch_up(prefix, found)
@@ -495,53 +414,53 @@ class MemoryDigests:
 
     # Whoever waits for it
 
-    async def keep_pace(self, upload: Upload) -> None:
-        """The sender of a chunk waits while the digests are far behind, and come nearer."""
+    async def keep_pace(self, upload: Upload, number: int) -> None:
         prefix = self._prefixes.get(upload.id)
         if prefix is not None:
             await prefix.wait_while(prefix.is_far)
 
-    def told_bytes(self, upload_id: str) -> int:
-        """How far they are saved from here, or known to be."""
+    async def digested_bytes(self, upload: Upload) -> int:
+        prefix = self._prefixes.get(upload.id)
+        return 0 if prefix is None else prefix.hashes.position
+
+    async def forget_digests(self, upload: Upload) -> None:
+        self._forget_prefix(upload.id)
+        await self._ledger.forget_digest(upload.id)
+
+    def _told_bytes(self, upload_id: str) -> int:
         prefix = self._prefixes.get(upload_id)
         return 0 if prefix is None else prefix.told_bytes
 
-    def position(self, upload_id: str) -> int:
-        """How far the digests have come here, in bytes."""
-        prefix = self._prefixes.get(upload_id)
-        return 0 if prefix is None else prefix.hashes.position
-
-    async def take(self, upload: Upload, entry: Entry) -> PrefixHashes | None:
+    async def _take_hashes(self, upload: Upload, entry: Entry) -> PrefixHashes | None:
         """The hashes of what came in order until the upload was frozen, here or elsewhere; they are the caller's from now
         on."""
         fence = entry.fence - 1  # that of the chunks
         prefix = self._prefixes.get(upload.id)
         if prefix is None or prefix.fence != fence or (upload.needs_md5 and not prefix.hashes.has_md5):
-            self.forget(upload.id)
+            self._forget_prefix(upload.id)
             return restored(entry.digest, upload, fence)
         self._catch_up(prefix, entry.digest)
         self._go_on(prefix)
         await prefix.ended()
-        self.forget(upload.id)
+        self._forget_prefix(upload.id)
         return prefix.hashes
 
-    def forget(self, upload_id: str) -> None:
-        """An upload has ended, or its chunks are not what they were."""
+    def _forget_prefix(self, upload_id: str) -> None:
         prefix = self._prefixes.pop(upload_id, None)
         if prefix is None:
             return
         prefix.is_forgotten = True
         if prefix.timer is not None:
             prefix.timer.cancel()
-        self._drop(prefix, *prefix.offers.values())
+        self._drop_offers(prefix, *prefix.offers.values())
 
     async def drain(self) -> None:
-        """Wait until what can be hashed is, and save it for others."""
+        """What can be hashed is, and saved for others."""
         deadline = time.monotonic() + _LAST_SECONDS
         for upload_id, prefix in list(self._prefixes.items()):
             await prefix.ended()
             if prefix.lacks_saving and time.monotonic() < deadline:
-                await self._save(prefix)
-            self.forget(upload_id)
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+                await self._save_digests(prefix)
+            self._forget_prefix(upload_id)
+        if self._digest_tasks:
+            await asyncio.wait(self._digest_tasks)
