@@ -24,13 +24,8 @@ from uploader.errors import BytesConflict, Unverified
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Defect, Found, Gone, HeldChunk, PresentChunks
 from uploader.storage.disk import Directory, is_locked, try_lock, unlock_all
-from uploader.storage.local.directories import (
-    FILES,
-    OpenFiles,
-    made_upload_directory,
-    new_upload_directory,
-    upload_directory,
-)
+from uploader.storage.local import directories
+from uploader.storage.local.directories import OpenFiles, upload_directory
 
 logger = logging.getLogger(__name__)
 
@@ -361,7 +356,7 @@ class ChunkFiles:
     def create(self, upload: Upload, add: Callable[[disk.Directory], None] | None = None) -> float:
         """The files of an upload without chunks, durably, and what `add` makes beside them; returns when its map was
         written."""
-        with new_upload_directory(self.root, upload) as directory:
+        with directories.new_upload_directory(self.root, upload) as directory:
             # The first chunk that is synced makes the size of `data` durable. Until then nothing rests on it.
             directory.create_empty("data", upload.size)
             crash_point("open.after_data_file")
@@ -377,8 +372,8 @@ class ChunkFiles:
         """The files of an upload that lost its map, or all of them, durably. The map takes its name when the rest is there
         and it is whole: of several who do this at once, one does it, and what came since stays. Old data may lie beside it:
         no record is of them."""
-        with made_upload_directory(self.root, upload) as directory:
-            for name in FILES:
+        with directories.made_upload_directory(self.root, upload) as directory:
+            for name in directories.FILES:
                 with suppress(FileNotFoundError):
                     directory.make_way(name)
             for name, size_bytes in (("data", upload.size), ("digest", 0)):

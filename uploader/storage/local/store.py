@@ -19,6 +19,7 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import disk
+from uploader.storage import store as stores
 from uploader.storage.base import Body, Found, Gone, Space
 from uploader.storage.disk import Root
 from uploader.storage.hashes import Bodies
@@ -29,16 +30,6 @@ from uploader.storage.local.concatenation import LocalWholes
 from uploader.storage.local.digests import DigestFiles, Follower, LocalDigests
 from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import LOCK_TIMEOUT_SECONDS, LONG_SECONDS, LockedUploads
-from uploader.storage.store import (
-    INSTALLATION_ID,
-    MAX_MARK_BYTES,
-    InstallationMark,
-    MarkFiles,
-    Marks,
-    StoreName,
-    mark_of,
-    parse_mark,
-)
 from uploader.tasks import Batches, Pool, run_in
 from uploader.wait_budget import wait_budget
 
@@ -57,24 +48,24 @@ MARK, PROPOSAL = "installation", "installation.new"
 _DRAFT = re.compile(r"installation\.[0-9a-f]{32}")
 
 
-class LocalMarks(MarkFiles):
+class LocalMarks(stores.MarkFiles):
     """Both files."""
 
-    store = StoreName("data directory", "UPLOADER_DATA", "is it mounted?")
+    store = stores.StoreName("data directory", "UPLOADER_DATA", "is it mounted?")
 
     def __init__(self, root: Root) -> None:
         self._root = root
 
-    def read(self) -> Marks:
+    def read(self) -> stores.Marks:
         try:
             self._root.open()
         except OSError as error:
             raise ConfigurationError(f"UPLOADER_DATA: it can't be opened: {error.strerror}") from error
         proposed, found = self._read(PROPOSAL), self._read(MARK)
         version, installation = found or (FORMAT, None)
-        return Marks(installation, frozenset([proposed[1]] if proposed else ()), is_outdated=version < FORMAT)
+        return stores.Marks(installation, frozenset([proposed[1]] if proposed else ()), is_outdated=version < FORMAT)
 
-    def propose(self, installation: str, marks: Marks) -> None:
+    def propose(self, installation: str, marks: stores.Marks) -> None:
         """Another one may be there that is not durable yet."""
         self._write(PROPOSAL, installation)
         crash_point("installation.after_proposal")
@@ -107,7 +98,7 @@ class LocalMarks(MarkFiles):
 
     def _write_draft(self, installation: str) -> str:
         draft = f"{MARK}.{uuid4().hex}"
-        self._root.create(draft, mark_of(FORMAT, installation))
+        self._root.create(draft, stores.mark_of(FORMAT, installation))
         return draft
 
     def _read(self, name: str) -> tuple[int, str] | None:
@@ -116,13 +107,13 @@ class LocalMarks(MarkFiles):
         except FileNotFoundError:
             return None
         with disk.opened(opened) as descriptor:
-            found = parse_mark(disk.read(descriptor, MAX_MARK_BYTES, 0))
+            found = stores.parse_mark(disk.read(descriptor, stores.MAX_MARK_BYTES, 0))
         if found is not None and found[0] > FORMAT:
             raise ConfigurationError(
                 f"UPLOADER_DATA: it was written in format {found[0]}, newer than this version's {FORMAT}: install a newer "
                 "version"
             )
-        if found is None or not INSTALLATION_ID.fullmatch(found[1]):
+        if found is None or not stores.INSTALLATION_ID.fullmatch(found[1]):
             raise ConfigurationError(
                 f"UPLOADER_DATA: the file {name} in it is damaged: restore it from a backup, or remove it and run "
                 "`uploader adopt`"
@@ -149,7 +140,7 @@ class LocalStore(LockedUploads, LocalWholes, LocalDigests, LocalBlobs):
         super().__init__(Root(self._path), keeps_trash=keeps_trash)
         self._durable = durable
         self._disk = self.threads.disk
-        self.marks = InstallationMark(LocalMarks(self._root), self._disk)
+        self.marks = stores.InstallationMark(LocalMarks(self._root), self._disk)
         self._quick = Batches(self._disk.executor, translate=disk.refusal)
         boot_id = disk.boot_id()
         self._kept = KeptFiles(self._close_files)

@@ -291,11 +291,11 @@ class S3Digests(Store):
 
     def _keep_body(self, offer: OfferedPart) -> bool:
         """Keep its body, within a bound; whether that is so."""
-        if offer.kept_in is None:
-            bodies, most = (
-                (self._kept_written, MAX_KEPT_BYTES) if offer.is_written else (self._kept_ahead, _MAX_AHEAD_BYTES)
-            )
-            offer.kept_in = bodies if bodies.keep(offer.body, most) else None
+        bodies, most = self._kept_ahead, _MAX_AHEAD_BYTES
+        if offer.is_written:
+            bodies, most = self._kept_written, MAX_KEPT_BYTES
+        if offer.kept_in is None and bodies.keep(offer.body, most):
+            offer.kept_in = bodies
         return offer.kept_in is not None
 
     def _release_body(self, offer: OfferedPart) -> None:

@@ -12,6 +12,7 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull
+from uploader.storage import store as stores
 from uploader.storage.base import BytesBody, Found, Gone
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.blobs import S3Blobs
@@ -20,16 +21,6 @@ from uploader.storage.s3.ledger import Ledger
 from uploader.storage.s3.multipart import S3Endings
 from uploader.storage.s3.parts import Multipart, multipart_of
 from uploader.storage.s3.probe import probe
-from uploader.storage.store import (
-    INSTALLATION_ID,
-    MAX_MARK_BYTES,
-    InstallationMark,
-    MarkFiles,
-    Marks,
-    StoreName,
-    mark_of,
-    parse_mark,
-)
 from uploader.units import format_size
 
 _LIST_BATCH = 250
@@ -47,18 +38,18 @@ FORMAT = 1
 MARK, PROPOSALS = "marks/installation", "marks/proposed/"
 
 
-class S3Marks(MarkFiles):
+class S3Marks(stores.MarkFiles):
     """These objects."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self.store = StoreName(f"bucket {bucket.url}", "UPLOADER_STORAGE", "is it the right one?")
+        self.store = stores.StoreName(f"bucket {bucket.url}", "UPLOADER_STORAGE", "is it the right one?")
 
-    def read(self) -> Marks:
+    def read(self) -> stores.Marks:
         proposed = frozenset(key.removeprefix(PROPOSALS) for key in self._proposals())
-        return Marks(self._installation(), frozenset(filter(INSTALLATION_ID.fullmatch, proposed)))
+        return stores.Marks(self._installation(), frozenset(filter(stores.INSTALLATION_ID.fullmatch, proposed)))
 
-    def propose(self, installation: str, marks: Marks) -> None:
+    def propose(self, installation: str, marks: stores.Marks) -> None:
         if not marks.proposed:
             self._write(f"{PROPOSALS}{installation}", installation)
             crash_point("mark.after_proposal")
@@ -77,14 +68,14 @@ class S3Marks(MarkFiles):
         return [stat.key for batch in self._bucket.list_keys(PROPOSALS) for stat in batch]
 
     def _write(self, key: str, installation: str) -> None:
-        self._bucket.put(key, BytesBody(mark_of(FORMAT, installation)))
+        self._bucket.put(key, BytesBody(stores.mark_of(FORMAT, installation)))
 
     def _installation(self) -> str | None:
         stat = self._bucket.head(MARK)
         if stat is None:
             return None
         try:
-            found = parse_mark(self._bucket.get(MARK, 0, min(stat.size, MAX_MARK_BYTES)))
+            found = stores.parse_mark(self._bucket.get(MARK, 0, min(stat.size, stores.MAX_MARK_BYTES)))
         except Gone:
             return None
         if found is not None and found[0] > FORMAT:
@@ -92,7 +83,7 @@ class S3Marks(MarkFiles):
                 f"UPLOADER_STORAGE: it was written in format {found[0]}, newer than this version's {FORMAT}: install a "
                 "newer one"
             )
-        if found is None or not INSTALLATION_ID.fullmatch(found[1]):
+        if found is None or not stores.INSTALLATION_ID.fullmatch(found[1]):
             raise ConfigurationError(
                 f"UPLOADER_STORAGE: the object {MARK} in it is damaged: remove it and run `uploader adopt`"
             )
@@ -109,7 +100,7 @@ class S3Store(S3Endings, S3Blobs):
     def __init__(self, bucket: Bucket, ledger: Ledger, clock: Clock, *, min_chunk_size_bytes: int) -> None:
         super().__init__(bucket, ledger, clock)
         self._min_chunk_size_bytes = min_chunk_size_bytes
-        self.marks = InstallationMark(S3Marks(bucket), self._requests)
+        self.marks = stores.InstallationMark(S3Marks(bucket), self._requests)
 
     # Its life
 
