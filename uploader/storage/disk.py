@@ -156,7 +156,7 @@ class Directory:
 
     def create(self, name: str, content: bytes) -> None:
         """A new file whose bytes are durable before this returns; its name is with the next `sync`."""
-        with opened(self._create(name)) as descriptor:
+        with opened(self.create_to_write(name)) as descriptor:
             write(descriptor, memoryview(content), 0)
             sync_data(descriptor)
 
@@ -166,7 +166,7 @@ class Directory:
 
     def create_empty(self, name: str, size_bytes: int = 0) -> None:
         """A new file of nothing but a hole; it is there with the next `sync`, and has its size when bytes are synced."""
-        with opened(self._create(name)) as descriptor:
+        with opened(self.create_to_write(name)) as descriptor:
             if size_bytes:
                 resize(descriptor, size_bytes)
 
@@ -218,9 +218,6 @@ class Directory:
         except (FileNotFoundError, NotADirectoryError):
             return False
         return os.path.samestat(found, opened) and not (unchanged and found.st_ctime_ns != opened.st_ctime_ns)
-
-    def _create(self, name: str) -> int:
-        return self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def _open_file(self, name: str, flags: int) -> int:
         try:

@@ -172,10 +172,7 @@ def _take_back(root: disk.Directory, upload: Upload, numbers: list[int], *, veri
     """Take chunks off the map, durably, and the tail with them. `verified`: all others are whole, so the files get the form
     that they should have. Raises Gone."""
     shape = shape_of(upload)
-    with (
-        upload_directory(root, upload) as directory,
-        disk.opened(directory.open_to_write("map")) as descriptor,
-    ):
+    with upload_directory(root, upload) as directory, disk.opened(directory.open_to_write("map")) as descriptor:
         tail = _take_back_tail(descriptor, numbers, shape)
         for number in numbers:
             disk.write(descriptor, memoryview(bytes(formats.MAP_RECORD_LENGTH)), formats.map_record_offset(number))
