@@ -203,7 +203,7 @@ def _take_back_tail(map_descriptor: int, numbers: list[int], shape: formats.MapS
 
 
 class LockedUploads(Store):
-    """Everything that takes a lock of a whole upload, or changes its files under all its locks."""
+    """Locks whole uploads, and changes their files under all their locks."""
 
     _root: disk.Root
     _chunks: ChunkFiles

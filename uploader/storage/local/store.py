@@ -49,7 +49,7 @@ _DRAFT = re.compile(r"installation\.[0-9a-f]{32}")
 
 
 class LocalMarks(stores.MarkFiles):
-    """Both files."""
+    """The files that say of which installation a store is."""
 
     store = stores.StoreName("data directory", "UPLOADER_DATA", "is it mounted?")
 

@@ -455,7 +455,7 @@ class S3Digests(Store):
         self._drop_offers(prefix, *prefix.offers.values())
 
     async def drain(self) -> None:
-        """What can be hashed is, and saved for others."""
+        """Wait until what can be hashed is, and save it for others."""
         deadline = time.monotonic() + _LAST_SECONDS
         for upload_id, prefix in list(self._prefixes.items()):
             await prefix.ended()

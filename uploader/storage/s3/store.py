@@ -39,7 +39,7 @@ MARK, PROPOSALS = "marks/installation", "marks/proposed/"
 
 
 class S3Marks(stores.MarkFiles):
-    """These objects."""
+    """The objects that say of which installation a store is."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
