@@ -341,7 +341,8 @@ class UploadBytes(ABC):
     @abstractmethod
     async def place_blob(self, upload: Upload, sha256: str) -> str | None:
         """Make the upload's bytes, which were just verified, the blob `sha256`, durably. Repeatable. Others that are there
-        already go to the trash: by the caller, who is told where the blob is now, if the store has locations."""
+        already go to the trash: by the caller, who is told where the blob is now, if the store has locations. A transaction
+        waits for it. Raises Gone if the bytes went or changed since they were verified, Busy if it may be tried again."""
 
     @abstractmethod
     async def withdraw(
@@ -520,7 +521,8 @@ class BlobBytes(ABC):
 
 
 class Housekeeping(ABC):
-    """Tells what a store holds, whatever the rows say, and removes it. Lists may be asked for before it is prepared."""
+    """Tells what a store holds, whatever the rows say, and removes it. Lists, and `holds_chunks` of what they met, may be
+    asked for before it is prepared. What went meanwhile is an answer here, and no error: nothing raises Gone."""
 
     @abstractmethod
     async def check(self) -> None:

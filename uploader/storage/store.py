@@ -224,7 +224,7 @@ class Threads:
 class Store(UploadBytes, BlobBytes, Housekeeping):
     """All that the store of a process can do, from `prepare` to `close`."""
 
-    # Whether its blobs are files of this machine, which backups link and copy.
+    # Whether its blobs are files where the local store has them, which backups link and copy.
     keeps_files: bool
     marks: InstallationMark
     # What could lose data here though all works, once it was prepared.
