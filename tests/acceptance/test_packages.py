@@ -40,8 +40,9 @@ def test_the_wheel_that_is_built_of_the_sources_archive_serves(tmp_path: Path) -
     wheel = _build("wheel", unpacked, tmp_path)
     assert wheel.name == f"uploader_kit-{__version__}-py3-none-any.whl"
     venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    subprocess.run([venv / "bin" / "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python")]
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", str(wheel)], check=True)
     uploader, libraries = venv / "bin" / "uploader", sysconfig.get_path("purelib")
     # Of a path that is only named, the `.pth` of an editable install is not read: `uploader` is the one of the wheel.
     place = "import uploader; print(uploader.__file__)"

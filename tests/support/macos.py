@@ -36,6 +36,8 @@ def main() -> None:
     for module, names in _ONLY_LINUX.items():
         for name in names:
             vars(module).pop(name, None)
+    if hasattr(os, "process_cpu_count"):  # from Python 3.13 on, and there by the one that is gone
+        os.process_cpu_count = os.cpu_count
     # Python's own parts look at the platform, too, and this Python was built for Linux: they look before.
     for name in ("asyncio", "urllib.request"):
         importlib.import_module(name)
