@@ -222,7 +222,7 @@ async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(proc
     assert (await process.digest(upload)).sha256 == CONTENT.sha256, "nobody goes back"
 
 
-# Wholes
+# Concatenations
 
 
 async def test_a_whole_has_the_bytes_of_its_parts_whatever_becomes_of_them(process: Process, another: Process) -> None:

@@ -275,7 +275,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewWhole:
+class NewConcatenation:
     """An order: which parts of the user's, by their ids, and what is said of the file that they become."""
 
     id: str
@@ -293,7 +293,7 @@ class NewWhole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Concatenation(NewWhole):
+class Concatenation(NewConcatenation):
     """One row of `concatenation`, with its parts in their order. Its id is that of the upload that it becomes."""
 
     created_at: datetime

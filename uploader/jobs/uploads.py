@@ -1,4 +1,4 @@
-"""The jobs that bring uploads further: flush, merge, join and fill wholes, expire, sweep after a loss of Redis."""
+"""The jobs that bring uploads further: flush, merge, join and fill concatenations, expire, sweep after a loss of Redis."""
 
 import asyncio
 import logging
@@ -73,8 +73,8 @@ _JOIN_INTERVAL_SECONDS = 1.0
 
 @dataclass(eq=False, repr=False)
 class Joiner:
-    """Takes up wholes whose worker died, and those whose parts were completed where nobody saw it. Several at once are
-    safe: parts are joined under their locks, and one process fills a whole."""
+    """Takes up concatenations whose worker died, and those whose parts were completed where nobody saw it. Several at once
+    are safe: parts are joined under their locks, and one process fills a whole."""
 
     concatenations: Concatenations
 

@@ -1,4 +1,4 @@
-"""The use cases of wholes that are made of parts: order one, say where it stands, take the order back, bring it further.
+"""The use cases of concatenations: order one, say where it stands, take the order back, bring it further.
 
 Until all of its parts are complete a whole is an order in the database, and nothing else; then it is joined, and from there
 on it is an upload. Whoever completes the last part brings it further, or whoever asks; and a job where both have died.
@@ -16,7 +16,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import NotOpen
-from uploader.domain.upload import Concatenation, NewWhole, Reason, State, Upload, UploadKind
+from uploader.domain.upload import Concatenation, NewConcatenation, Reason, State, Upload, UploadKind
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
@@ -107,8 +107,8 @@ _AT_ONCE = 2
 
 @dataclass(eq=False, repr=False)
 class Filling:
-    """Fills wholes with the bytes of their parts, each chunk in the way of every chunk, and has them merged. It may end
-    and go on anywhere: a chunk that is on the map is skipped, and the store says who fills."""
+    """Fills concatenations with the bytes of their parts, each chunk in the way of every chunk, and has them merged. It may
+    end and go on anywhere: a chunk that is on the map is skipped, and the store says who fills."""
 
     database: Database
     storage: UploadBytes
@@ -203,7 +203,7 @@ class Concatenations:
 
     # Ordering
 
-    async def order(self, new: NewWhole) -> str:
+    async def order(self, new: NewConcatenation) -> str:
         """Make a whole of parts, as soon as they are complete; returns its id, the same for the same parts. Waits for
         it as long as for a merge. Raises InvalidRequest for what is no part, UploadNotFound, UploadGone, FileTooLarge,
         QuotaExceeded, TooManyUploads, NotAllowed, StorageFull, Unavailable."""
@@ -228,10 +228,10 @@ class Concatenations:
             return ordered.id
         raise errors.Unavailable("These parts are changing too fast; try again.")
 
-    async def _known(self, new: NewWhole) -> Concatenation | None:
+    async def _known(self, new: NewConcatenation) -> Concatenation | None:
         return await self.database.read(queries.concatenation_by_parts, new.user_id, new.parts_sha256, brief=True)
 
-    async def _order_once(self, new: NewWhole) -> Concatenation:
+    async def _order_once(self, new: NewConcatenation) -> Concatenation:
         size = await self._check_parts(new.user_id, new.part_ids)
         self._check_size(size or 0)
         await self.pre_create_hook.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader import errors
-from uploader.domain.upload import NewWhole, State, UploadKind
+from uploader.domain.upload import NewConcatenation, State, UploadKind
 from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import (
     ALGORITHMS,
@@ -163,7 +163,7 @@ class TusHandlers:
             raise errors.InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
         text, ordered = headers.get("upload-metadata"), headers[_CONCAT]
         made = await self.concatenations.order(
-            NewWhole(
+            NewConcatenation(
                 id=upload_id,
                 user_id=call.user_id,
                 name=name_of({} if text is None else parse_metadata(text), upload_id),

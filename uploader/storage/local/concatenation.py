@@ -38,13 +38,13 @@ class _PartFile:
     checksums: list[int]
 
 
-class LocalWholes(Store):
-    """Makes the directories of wholes, and reads the parts in them."""
+class LocalConcatenations(Store):
+    """Makes the directories of concatenations, and reads the parts in them."""
 
     _root: Root
     _chunks: ChunkFiles
 
-    def _create_whole(self, whole: Upload, parts: Sequence[Upload]) -> float:
+    def _create_concatenation(self, whole: Upload, parts: Sequence[Upload]) -> float:
         directories.discard(self._root, whole)  # of an attempt that did not commit
 
         def add(directory: Directory) -> None:

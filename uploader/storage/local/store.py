@@ -26,7 +26,7 @@ from uploader.storage.hashes import Bodies
 from uploader.storage.local import chunks, directories
 from uploader.storage.local.blobs import LocalBlobs
 from uploader.storage.local.chunks import ChunkFiles, HeldRecord, names_a_chunk
-from uploader.storage.local.concatenation import LocalWholes
+from uploader.storage.local.concatenation import LocalConcatenations
 from uploader.storage.local.digests import DigestFiles, Follower, LocalDigests
 from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import LOCK_TIMEOUT_SECONDS, LONG_SECONDS, LockedUploads
@@ -129,7 +129,7 @@ _FRESH_WALKS = 50
 _QUICK_BYTES = 256 << 10
 
 
-class LocalStore(LockedUploads, LocalWholes, LocalDigests, LocalBlobs):
+class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
     """On a directory."""
 
     keeps_files = True
@@ -202,7 +202,7 @@ class LocalStore(LockedUploads, LocalWholes, LocalDigests, LocalBlobs):
 
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
         if parts is not None:
-            return await self._disk.run(self._create_whole, upload, parts)
+            return await self._disk.run(self._create_concatenation, upload, parts)
         return await self._disk.run(self._chunks.create, upload)
 
     async def check_lost(self, upload: Upload) -> None:

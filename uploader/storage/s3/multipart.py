@@ -289,9 +289,9 @@ class S3Endings(S3Parts):
         only = entry.parts[0].key if entry.parts else None
         return only or bucket.key_of_empty(upload.id)
 
-    # Wholes. Each part is completed to an object, and the whole has rows that name those objects. So parts can end as every
-    # upload does, and nothing of a whole rests on them: what a whole names, its part does not delete. Each chunk of it is
-    # read from those objects by ranges.
+    # Concatenations. Each part is completed to an object, and the whole has rows that name those objects. So parts can end
+    # as every upload does, and nothing of a whole rests on them: what a whole names, its part does not delete. Each chunk of
+    # it is read from those objects by ranges.
 
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
         """An attempt that did not commit has left what this one would make: the same objects."""

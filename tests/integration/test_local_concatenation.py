@@ -1,4 +1,4 @@
-"""Wholes on a real directory: the bytes of parts of any length, and what becomes of those that went bad."""
+"""Concatenations on a real directory: the bytes of parts of any length, and what becomes of those that went bad."""
 
 import random
 from collections.abc import AsyncIterator, Sequence
