@@ -218,6 +218,7 @@ async def test_an_opening_whose_commit_arrives_after_its_connection_was_lost_has
     async with late.listening() as url, make_stack(database_url=url) as stack:
         late.arm()
         assert (await stack.open(CONTENT)).status_code == 503
+        assert stack.bytes_on_disk() != [], "made anew it would be an upload that lost its files"
         late.arrives.set()
         assert (await stack.open(CONTENT)).status_code == 200  # it waits for the row that is on its way
         assert (await stack.upload(CONTENT)).status_code == 201
