@@ -1,8 +1,8 @@
 """Every setting of the server, read once from `UPLOADER_*` environment variables, typed, frozen, and passed in.
 
-Each has its parser, its default and its line in the README in one place. Nothing else in the package reads the environment,
-but for the crash points of the tests. A name that is not here, a value that does not parse, and values that contradict each
-other stop the start with one line each.
+Each has its parser, its default and its line in docs/configuration.md in one place. Nothing else in the package reads the
+environment, but for the crash points of the tests. A name that is not here, a value that does not parse, and values that
+contradict each other stop the start with one line each.
 """
 
 import os
@@ -30,7 +30,7 @@ _DATABASE_SCHEMES = ("mysql+asyncmy://", "sqlite:", "sqlite+aiosqlite:")
 
 
 def _setting(parse: Callable[[str], Any], default: str | None, about: str, *, secret: bool = False) -> Any:
-    """One setting: `default` is spelt as in the environment (None: unset), `about` is its line in the README."""
+    """One setting: `default` is spelt as in the environment (None: unset), `about` is its line in docs/configuration.md."""
     metadata = {"parse": parse, "default": default, "about": about, "secret": secret}
     return field(default=None if default is None else parse(default), metadata=metadata)
 

@@ -113,7 +113,7 @@ def test_the_comments_say_how_to_make_every_secret_and_the_readme_says_the_same(
     made = "\n".join(comments)
     for secret in COMPOSE["secrets"].values():
         assert secret["file"].removeprefix("secrets/") in made
-    assert made in (ROOT / "README.md").read_text()
+    assert made in (ROOT / "docs/installation.md").read_text()
 
 
 @pytest.mark.parametrize("service", LONG_RUNNING)

@@ -16,7 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
@@ -26,8 +25,9 @@ from starlette.requests import Request
 import uploader
 from tests.mutants.places import parsed
 from tests.support.consumer import SECRETS, events_file
+from tests.support.reference import pages
 from tests.support.rows import NOW, file_row, upload_row
-from uploader import cli, observability
+from uploader import observability
 from uploader.domain import events
 from uploader.domain.events import EventType, Message, News
 from uploader.domain.upload import Reason
@@ -104,15 +104,6 @@ def _made() -> list[MetricWrapperBase]:
     return [metric for metric in vars(observability).values() if isinstance(metric, MetricWrapperBase)]
 
 
-def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Every command that can be run, with its full name."""
-    for name, command in cli.commands_of(group).items():
-        if isinstance(command, click.Group):
-            yield from commands(command, (*path, name))
-        else:
-            yield " ".join(("uploader", *path, name)), command
-
-
 def errors_below(error: type[UploaderError]) -> Iterator[type[UploaderError]]:
     yield error
     for child in error.__subclasses__():
@@ -122,38 +113,25 @@ def errors_below(error: type[UploaderError]) -> Iterator[type[UploaderError]]:
 # The README
 
 
-def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
-    expected = []
-    for setting in fields(Settings):
-        default = setting.metadata["default"]
-        shown = "unset" if default is None else f"`{default}`"
-        expected.append([f"`{variable_of(setting)}`", shown, setting.metadata["about"]])
-    assert table(ROOT / "README.md", "## Configuration") == expected
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_a_page_that_is_made_from_the_code_is_as_it_makes_it(page: Path) -> None:
+    """`python -m tests.support.reference` makes it anew."""
+    assert page.read_text() == pages()[page]
 
 
-def test_the_readme_names_the_file_variant_of_every_secret_setting_and_of_no_other() -> None:
+def test_the_configuration_names_the_file_variant_of_every_secret_setting_and_of_no_other() -> None:
     secret = {f"{variable_of(setting)}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
-    assert set(re.findall(r"UPLOADER_\w+_FILE\b", (ROOT / "README.md").read_text())) == secret
-
-
-def test_the_readme_lists_every_command_with_its_arguments_and_options() -> None:
-    listed = {row[0].strip("`") for row in table(ROOT / "README.md", "## Commands")}
-    expected = set()
-    for name, command in commands(cli.main):
-        parts = [name]
-        for parameter in sorted(command.params, key=lambda each: isinstance(each, click.Option)):
-            if isinstance(parameter, click.Option):
-                parts.append(f"[{'/'.join([*parameter.opts, *parameter.secondary_opts])}]")
-            else:
-                parts.append(parameter.make_metavar(click.Context(command)))
-        expected.add(" ".join(parts))
-    assert listed == expected
+    assert set(re.findall(r"UPLOADER_\w+_FILE\b", (ROOT / "docs/configuration.md").read_text())) == secret
 
 
 def test_the_readme_gives_the_two_commands_of_a_newcomer() -> None:
     blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
     assert blocks[0] == "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/uploader serve\n"
     assert blocks[1] == "tests/run\n"
+
+
+def test_the_readme_is_read_to_its_end() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 # The other pages

@@ -44,7 +44,7 @@ class Commands(click.Group):
                     [
                         (name, each.get_short_help_str(limit))
                         for name, each in self.commands.items()
-                        if _is_of_server(each) is of_server
+                        if is_of_server(each) is of_server
                     ]
                 )
 
@@ -54,7 +54,7 @@ def commands_of(group: click.Group) -> dict[str, click.Command]:
     return {name: each.load() if isinstance(each, Later) else each for name, each in group.commands.items()}
 
 
-def _is_of_server(command: click.Command) -> bool:
+def is_of_server(command: click.Command) -> bool:
     return isinstance(command, Later) and command.module.startswith("server.")
 
 
@@ -109,7 +109,7 @@ def main(context: click.Context) -> None:
 
     Those who upload talk to a server that runs anywhere: the one that `uploader login` keeps, or UPLOADER_URL and
     UPLOADER_TOKEN. Those who run a server set it up by UPLOADER_* environment variables: `uploader config` shows what is in
-    force, the README explains each. Their commands can run while a server runs on the same data directory.
+    force, docs/configuration.md explains each. Their commands can run while a server runs on the same data directory.
 
     \b
     Exit codes of the server: 0 ok, 1 failed, 2 bad usage or configuration.
@@ -118,7 +118,7 @@ def main(context: click.Context) -> None:
     """
     # The process gives all back at its end: to look through it for cycles before would cost more than a small upload.
     atexit.register(gc.freeze)
-    if _is_of_server(main.commands[context.invoked_subcommand or ""]):
+    if is_of_server(main.commands[context.invoked_subcommand or ""]):
         # Whatever they make, and what Valkey and SQLite make for them, is nobody else's to read.
         context.call_on_close(partial(os.umask, os.umask(0o077)))
 

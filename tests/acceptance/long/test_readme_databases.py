@@ -1,4 +1,4 @@
-"""The README's section about MySQL and Redis, word for word but for the ports, on real servers."""
+"""The section of docs/installation.md about MySQL and Redis, word for word but for the ports, on real servers."""
 
 import re
 from contextlib import ExitStack
@@ -12,13 +12,13 @@ from tests.support.servers import PrivateDatabase, PrivateRedis, free_port
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database.engine import Database
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs/installation.md"
 CONTENT = Content(300 * KIB)
 
 
 def blocks() -> dict[str, list[str]]:
     """The lines of the section's blocks of code, by their language."""
-    section = README.read_text().split("\n## With MySQL and Redis\n", 1)[1].split("\n## ", 1)[0]
+    section = PAGE.read_text().split("\n## With MySQL and Redis\n", 1)[1].split("\n## ", 1)[0]
     return {kind: code.splitlines() for kind, code in re.findall(r"```(\w+)\n(.*?)```", section, flags=re.DOTALL)}
 
 
