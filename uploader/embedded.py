@@ -84,7 +84,7 @@ def version_of(binary: Path) -> tuple[str, tuple[int, ...]]:
 
 
 class Unloadable(Exception):
-    """What lies in the directory is not what a server left there."""
+    """The files in the directory are not those that a server left there."""
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def _in_directory() -> Iterator[None]:
 
 
 def list_aside(directory: Path) -> list[Path]:
-    """What was set aside, because the server of this directory could not load it; the oldest first."""
+    """List the directories set aside because the server could not load them, the oldest first."""
     return sorted(directory.parent.glob(f"{directory.name}{_ASIDE}*"))
 
 
@@ -322,7 +322,7 @@ class EmbeddedRedis:
             draft.rename(self._directory / "engine.json")
 
     def _damage_told(self) -> str | None:
-        """What the server has said of files that it can't load; None if it blamed nothing, or the machine."""
+        """The server's words about files that it can't load; None if it blamed nothing, or the machine."""
         log = self._log()
         if any(reason in log for reason in _OF_MACHINE):
             return None

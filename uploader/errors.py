@@ -28,7 +28,7 @@ class UploaderError(Exception):
 
     @property
     def reason(self) -> str:
-        """What to tell whoever runs the server."""
+        """The reason, for those who run the server."""
         return self.inside or self.detail
 
 
@@ -238,7 +238,8 @@ class StorageAway(StorageFailed, code=Unavailable.code):
 
 
 class Unverified(Unavailable, code=Unavailable.code):
-    """What this upload has stored is checked first, after a restart of the machine or damage to its files. Try again."""
+    """The stored bytes of this upload are checked first, after a restart of the machine or damage to its files. Try
+    again."""
 
 
 class BadRequest(UploaderError):

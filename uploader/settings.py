@@ -49,7 +49,7 @@ _duration, _size = units.positive(units.parse_duration), units.positive(units.pa
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is in force. Build it with `Settings.load()`; tests may build it directly."""
+    """The settings in force. Build it with `Settings.load()`; tests may build it directly."""
 
     data: Path = _setting(Path, "./data", "where temp, blobs and the embedded servers live")
     database_url: str | None = _secret(

@@ -24,7 +24,8 @@ _in_passing = ContextVar("in_passing", default=False)
 
 
 class WaitBudget:
-    """What one request has left of it. Nothing of the request is in here: whatever keeps its context keeps this, too."""
+    """The time that one request may still wait. Nothing of the request is in here: whatever keeps its context keeps
+    this, too."""
 
     def __init__(self) -> None:
         self._waited_seconds = 0.0

@@ -1,1 +1,1 @@
-"""What is pending and when it is due, in Redis: rebuildable from the disk and the database at any time."""
+"""The pending bytes and when they are due, in Redis: rebuildable from the disk and the database at any time."""

@@ -73,7 +73,7 @@ class RecordResult:
 
 @dataclass(frozen=True, slots=True)
 class KnownUpload:
-    """What Redis knows of an upload, and the present era. `state` is empty if Redis does not know the upload in this era."""
+    """An upload as Redis knows it, and the present era. `state` is empty if Redis does not know the upload in this era."""
 
     era: str
     state: str
@@ -144,12 +144,12 @@ class Pending:
         return KnownUpload(era.decode(), state.decode(errors="replace"), received, chunks)
 
     async def measure_all(self) -> dict[str, Measured]:
-        """What waits in each queue, of all shards. Raises Unavailable."""
+        """Measure each queue, of all shards. Raises Unavailable."""
         queues = {FLUSH_QUEUE: self.flush_queues, MERGE_QUEUE: self.merge_queues}
         return {name: added_up([await queue.measure() for queue in shards]) for name, shards in queues.items()}
 
     async def measure(self, upload_id: str, now_ms: int | None = None) -> dict[str, Measured]:
-        """What waits of one upload, by the queue it belongs to; nothing if Redis does not know it. Raises Unavailable."""
+        """Measure the tasks of one upload, by their queue; none if Redis does not know it. Raises Unavailable."""
         keys = self.shards.upload(upload_id)
         state, minute, pending_bytes, lag_ms = await _MEASURE_UPLOAD.run(self.redis, [keys.up], [time_argument(now_ms)])
         found = Measured([MinuteBucket(epoch_minute(minute), 1, pending_bytes)] if minute else [], lag_ms / 1000)

@@ -303,7 +303,7 @@ def answering(timeout_seconds: float) -> AbstractAsyncContextManager[None]:
 
 
 def time_argument(now_ms: int | None) -> int | str:
-    """What the scripts take as `now_ms`: '' lets them ask Redis `TIME`; tests pass a time."""
+    """The argument `now_ms` of the scripts: '' lets them ask Redis `TIME`; tests pass a time."""
     return "" if now_ms is None else now_ms
 
 

@@ -110,7 +110,7 @@ async def check_shards(services: Services) -> None:
 
 
 def _spread(number: int) -> str:
-    """What the database remembers of so many shards whose tags are spread. A single one has the tag it always had."""
+    """The word in the database for so many shards whose tags are spread. A single one has the tag it always had."""
     return f"{number} spread" if number > 1 else "1"
 
 
@@ -344,7 +344,7 @@ def server_config(settings: Settings) -> "uvicorn.Config":
 
 @asynccontextmanager
 async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
-    """What connections find in the application's lifespan state. Raises ConfigurationError."""
+    """Make the lifespan state of the application, which its connections share. Raises ConfigurationError."""
     from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
 
     limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)

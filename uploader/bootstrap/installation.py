@@ -1,4 +1,4 @@
-"""What is looked at and made ready before anything serves: the settings, the database, the owner."""
+"""Checks and prepares everything before the server serves: the settings, the database, the owner."""
 
 import asyncio
 import ipaddress

@@ -75,8 +75,8 @@ _COMMANDS = (
     Later("scrub", "server.maintenance", "Read all stored content again, and report what rotted."),
     Later("backup", "server.backup", "Back up the database, and the blobs that it names, into DIRECTORY."),
     Later("restore", "server.backup", "Make an installation of a backup in DIRECTORY."),
-    Later("trash", "server.maintenance", "What was deleted and is kept for a while."),
-    Later("events", "server.events", "What others are told of what happens: see UPLOADER_EVENTS and docs/events.md."),
+    Later("trash", "server.maintenance", "List, restore or remove deleted content."),
+    Later("events", "server.events", "Show and replay events: see UPLOADER_EVENTS and docs/events.md."),
     Later("token", "server.accounts", "Tokens of users."),
     Later("user", "server.accounts", "Users and their quotas."),
     Later(

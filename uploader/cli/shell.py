@@ -1,4 +1,4 @@
-"""What a shell is given: the completion of commands, and the manual pages.
+"""Shell completion of commands, and manual pages.
 
 Completion is as click has it; but Bash is told apart what is a name on the server. Such a name is quoted as Bash quotes
 files, and one that ends with a slash is not the end of a word. zsh and fish quote by themselves.
@@ -39,7 +39,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 @add_completion_class
 class Bash(BashComplete):
-    """What `_UPLOADER_COMPLETE=bash_source` prints, and asks."""
+    """The completion for Bash: `_UPLOADER_COMPLETE=bash_source` prints its script."""
 
     source_template = _SOURCE
 

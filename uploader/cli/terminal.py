@@ -80,7 +80,7 @@ def shown_path(path: str | os.PathLike[str]) -> str:
 
 
 class ParsedType(click.ParamType[T]):
-    """What a parser takes; what it refuses with ValueError is bad usage."""
+    """An option that a parser reads; its ValueError is bad usage."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name = name

@@ -361,4 +361,4 @@ class AsyncClient:
 
 
 async def _leave() -> None:
-    """What has arrived of a download is the beginning of this content for the next run: it stays."""
+    """Keep what has arrived of a download: the next run goes on from there."""

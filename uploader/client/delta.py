@@ -1,4 +1,4 @@
-"""What of a source the server has, by the signature of a file that is there; and each chunk as instructions.
+"""Finds the parts of a source that the server has, by the signature of a file there, and writes each chunk as instructions.
 
 The source is cut as far as chunks are asked for, once, as the signature says.
 """

@@ -282,7 +282,7 @@ class ManyDownloads(ManyFiles):
     checksum: bool
 
     async def run(self, wanted: Sequence[Wanted], root: Path) -> list[Outcome]:
-        """What became of them; those that were not begun are not among it."""
+        """Download them. Return the outcomes; files that were not begun have none."""
         self.meter.enter("downloading")
         chosen, refused = sorted_out(wanted)
         for each, error in refused:

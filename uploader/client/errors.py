@@ -77,13 +77,13 @@ class BadAnswer(ClientError):
 
 
 class Unreadable(ClientError):
-    """What was to be uploaded can't be read."""
+    """The source of an upload can't be read."""
 
     code = "unreadable"
 
 
 class Unwritable(ClientError):
-    """What was to be downloaded can't be written."""
+    """The target of a download can't be written."""
 
     code = "unwritable"
 

@@ -55,7 +55,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a file: the one it is on the server, and how; or why it is not there."""
+    """The outcome of a file: its file on the server, and how it came there; or why it is not there."""
 
     local: LocalFile
     file: File | None = None
@@ -75,7 +75,8 @@ class Watcher:
         """How far a file is that is sent for itself; those of a batch arrive together."""
 
     def ended(self, outcome: Outcome) -> None:
-        """What became of a file: of each that was begun, unless it is stopped; and of one whose name is refused."""
+        """Called with the outcome of a file: of each that was begun, unless it is stopped, and of one whose name is
+        refused."""
 
 
 @dataclass

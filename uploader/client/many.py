@@ -47,7 +47,7 @@ class ManyUploads(ManyFiles):
         self._unfinished: set[Uploading] = set()
 
     async def run(self, files: Sequence[LocalFile]) -> list[Outcome]:
-        """What became of them; those that were not begun are not among it."""
+        """Move them. Return the outcomes; files that were not begun have none."""
         self.meter.tell()
         named, refused = named_apart(files, self.if_exists)
         for local, error in refused:

@@ -1,4 +1,4 @@
-"""What client and server say to each other, as types. A newer server may say more: members not listed here are ignored."""
+"""Types of what client and server say to each other. A newer server may say more: members not listed here are ignored."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -63,7 +63,7 @@ class Usage(Struct, frozen=True):
 
 
 class Folder(Struct, frozen=True):
-    """What lies below a name that ends with a slash: how many files, and their bytes."""
+    """A folder: a name that ends with a slash, how many files are in it, and their bytes."""
 
     name: str
     files: int
@@ -106,7 +106,7 @@ class Config(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True):
-    """What became of one member of a batch: a file, or the problem that it met."""
+    """The outcome of one member of a batch: a file, or a problem."""
 
     name: str
     status: int
@@ -119,7 +119,7 @@ class Lines(Struct, frozen=True):
 
 
 class Challenge(Struct, frozen=True):
-    """What proves that the caller holds the content: an HMAC over these ranges of it."""
+    """A request to prove that the caller holds the content, by an HMAC over these ranges of it."""
 
     id: str
     nonce: str

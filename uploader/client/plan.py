@@ -1,4 +1,4 @@
-"""What to send, in which order and under which name, from what the server says. Pure: no I/O, no clock.
+"""Plans what to send, in which order and under which name, from what the server says. Pure: no I/O, no clock.
 
 Nothing is remembered between two runs of a client. Which upload a file belongs to is found again by a key that the file
 itself yields (`resume_key`), and what is left of it by the server's list of missing chunks.
@@ -103,7 +103,7 @@ def modified_ns_of(moment: datetime) -> int:
 
 
 def wishes(if_exists: IfExists, modified_ns: int | None) -> dict[str, str]:
-    """What a server is asked beyond keeping the bytes, as members of a body and as parameters of a query alike."""
+    """The wishes of an upload beyond its bytes, as members of a body or parameters of a query."""
     wished: dict[str, str] = {} if if_exists == "keep" else {"if_exists": if_exists}
     moment = None if modified_ns is None else moment_of(modified_ns)
     return wished if moment is None else wished | {"modified_at": moment.isoformat()}
@@ -135,6 +135,6 @@ def folders_of(path: str) -> Iterator[str]:
 
 
 def folder_name(folder: str) -> str:
-    """What the names of all files in it begin with: a slash at its end, but nothing for the folder of all."""
+    """The prefix of the names of all files in the folder: it ends with a slash; empty for the top folder."""
     folder = unicodedata.normalize("NFC", folder).rstrip("/")
     return f"{folder}/" if folder else ""

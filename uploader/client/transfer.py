@@ -1,4 +1,4 @@
-"""What every upload and download has: its progress, the handle that its caller holds, and what all of a client share:
+"""The common part of uploads and downloads: progress, the handle of the caller, and what all of a client share:
 settings, connections, what the server can and has room for. Moves no bytes itself."""
 
 import asyncio
@@ -205,7 +205,7 @@ class AsyncTransfer(Generic[T]):
         await asyncio.wait({self._task})
 
     async def result(self) -> T:
-        """What came of it. Raises Stopped, Cancelled, ClientError. A cancelled `await` stops it."""
+        """Wait for the result. Raises Stopped, Cancelled, ClientError. A cancelled `await` stops it."""
         try:
             return await self._task
         except asyncio.CancelledError:

@@ -59,7 +59,7 @@ def stranger(response: httpx2.Response) -> BadAnswer:
 
 
 def _reason(error: httpx2.RequestError, url: httpx2.URL, *, answered: bool) -> tuple[str, bool]:
-    """What is wrong, and whether it may pass."""
+    """Say what is wrong, and whether it may pass."""
     origin = origin_of(url)
     for cause in _causes(error):
         match cause:
@@ -91,7 +91,7 @@ def _reason(error: httpx2.RequestError, url: httpx2.URL, *, answered: bool) -> t
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """What it came from, the innermost first: that says most. An error of ours before it is another story."""
+    """The causes of an error, the innermost first, which says most; up to an error of ours."""
     inner = error.__cause__ or error.__context__
     if inner is not None and not isinstance(inner, ClientError):
         yield from _causes(inner)
@@ -132,7 +132,7 @@ class Transport:
             await client.aclose()
 
     def _client_for(self, url: httpx2.URL) -> httpx2.AsyncClient:
-        """What has TLS has a client of its own: who is trusted takes a while to read, and without TLS nobody need be."""
+        """The HTTP client for a URL. TLS has one of its own: to read the trusted certificates takes a while."""
         secure = url.scheme == "https"
         if secure not in self._clients:
             self._clients[secure] = httpx2.AsyncClient(
@@ -225,7 +225,7 @@ class Transport:
         return self._http.build_request("GET", url, headers=headers)
 
     async def blocks(self, response: httpx2.Response, most_bytes: int) -> AsyncIterator[bytes]:
-        """What comes as the body of a stream, no faster than the pace."""
+        """Yield the body of a stream, no faster than the pace."""
         async for block in response.aiter_raw(self._pace.piece_bytes(most_bytes)):
             await self._pace.take(len(block))
             yield block
@@ -337,7 +337,7 @@ def _raise_for_elsewhere(response: httpx2.Response) -> None:
 
 
 def _why_unknown(request: httpx2.Request, detail: str) -> str:
-    """What the server says, but that it speaks of a header, which is for those who write requests."""
+    """The server's reason, without the name of a header, which only those who write requests need."""
     origin = origin_of(request.url)
     if "Authorization" not in detail:
         return f"{origin}: {detail}"

@@ -1,1 +1,1 @@
-"""What has been accounted, who may store how much, which files exist: MySQL or MariaDB, or the embedded SQLite."""
+"""The accounts, the quotas and the files: in MySQL or MariaDB, or the embedded SQLite."""

@@ -64,7 +64,7 @@ class Bytewise(TypeDecorator[str]):
 
 
 class PathWord(Bytewise):
-    """What paths are made of: a NUL, which a damaged row may have, is none of a path."""
+    """A word that paths are made of, so without the NUL that a damaged row may have."""
 
     cache_ok = True
 

@@ -212,13 +212,13 @@ async def open_uploads(
 
 
 async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenTotal:
-    """What all of these together hold."""
+    """Sum up these open uploads."""
     row = (await connection.execute(select(*_OPEN_FIGURES).where(*_open_conditions(idle_since, user_id)))).one()
     return OpenTotal(row[0], int(row[1]), int(row[2]))
 
 
 async def open_sums_by_month(connection: AsyncConnection) -> list[TempMonth]:
-    """What the open uploads of each month (UTC) of opening hold, the earliest month first."""
+    """Sum up open uploads by the month (UTC) of their opening, the earliest first."""
     # As text, a moment begins with `YYYY-MM` on every database.
     month = func.substr(_UPLOADS.created_at, 1, 7, type_=String)
     query = select(month.label("month"), *_OPEN_FIGURES).where(_UPLOADS.open_flag == 1)

@@ -57,7 +57,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """What somebody did. `subject`: to what; `user_id`: whose that is."""
+    """A deed of somebody. `subject`: to what; `user_id`: whose that is."""
 
     id: str
     created_at: datetime

@@ -119,5 +119,5 @@ class Copy:
 
 
 def literal_head(length_bytes: int) -> bytes:
-    """What goes before so many bytes that come literally."""
+    """The header of an instruction with so many literal bytes."""
     return LITERAL.pack(LITERAL_KIND, length_bytes)

@@ -88,7 +88,7 @@ Range = tuple[int, int]  # offset and length in bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """What a user is asked to prove: that they hold this content. Good for one answer, until it expires."""
+    """A request to a user to prove that they hold this content. Good for one answer, until it expires."""
 
     id: str
     nonce: bytes

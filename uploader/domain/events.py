@@ -1,4 +1,4 @@
-"""What others are told of, and what is said of it: CloudEvents without their envelope.
+"""The events that others are told of: CloudEvents without their envelope.
 
 An event says what its transaction did, by the rows of that transaction alone: nobody asks the disk or Redis for it.
 """
@@ -35,7 +35,7 @@ _TYPE_OF_STATE = {
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What is to be told: its type, the id of the upload or file it is about, whose that is, and the `data`."""
+    """An event to tell: its type, the id of the upload or file it is about, whose that is, and the `data`."""
 
     type: EventType
     subject: str

@@ -1,4 +1,4 @@
-"""What is written down of bytes that lie on S3: its words, which the store and the database share."""
+"""The records of bytes that lie on S3, in words that the store and the database share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class SavedDigest:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the ledger has of an open upload, as of one moment."""
+    """The ledger's record of an open upload, as of one moment."""
 
     upload_id: str
     # The id that S3 gave to its multipart upload; None if it is a single object.
@@ -53,7 +53,7 @@ class Entry:
     tail: TailObject | None
     digest: SavedDigest | None
     parts: Mapping[int, StoredPart] = field(default_factory=dict)
-    # Whether it is he who asked who has frozen it, and nobody before.
+    # True if this call froze the upload, False if it was frozen before.
     newly_frozen: bool = field(default=False, compare=False)
 
 

@@ -1,4 +1,4 @@
-"""What reports are made of: the rows that the database answers with, and the words that lists are sorted by."""
+"""The parts of reports: the rows that the database answers with, and the words that lists are sorted by."""
 
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -30,12 +30,12 @@ class Room:
 
     @property
     def available_bytes(self) -> int:
-        """What may still be opened."""
+        """The bytes that new uploads may still reserve."""
         return max(0, self.free_bytes - self.promised_bytes - self.floor_bytes)
 
     @property
     def limit_bytes(self) -> int:
-        """What the disk could hold at most, if there were nothing on it."""
+        """The bytes that the empty disk could hold."""
         return max(0, self.total_bytes - self.floor_bytes)
 
     def fits(self, size: int) -> bool:
@@ -49,7 +49,7 @@ class Room:
 
 
 def floor_of(total_bytes: int, set_bytes: int | None) -> int:
-    """What new uploads leave free: as it is set, else the larger of 5 % and 1 GiB."""
+    """The space that new uploads leave free: as it is set, else the larger of 5 % and 1 GiB."""
     return max(total_bytes // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES) if set_bytes is None else set_bytes
 
 
@@ -66,7 +66,7 @@ class Usage:
 
     @property
     def available(self) -> int:
-        """What may still be opened. Not negative, even if an administrator lowered the total below what is used."""
+        """The bytes that new uploads may still reserve. Not negative, even if the total was lowered below what is used."""
         return max(0, self.total_space - self.use_space_finished - self.reserved)
 
     def fits(self, size: int) -> bool:
@@ -104,7 +104,7 @@ class UserReport:
 
 
 class OpenTotal(Struct):
-    """What some open uploads hold together."""
+    """The sums of some open uploads."""
 
     open_uploads: int
     quota_bytes: int
@@ -112,13 +112,13 @@ class OpenTotal(Struct):
 
 
 class TempMonth(OpenTotal):
-    """What the open uploads of a month (UTC, of their opening) hold."""
+    """The sums of the open uploads of a month (UTC, of their opening)."""
 
     month: str
 
 
 class Totals(Struct, kw_only=True):
-    """What everything adds up to. `logical_bytes` counts a content once for each file, `physical_bytes` once."""
+    """The totals. `logical_bytes` counts a content once for each file, `physical_bytes` once."""
 
     users: int
     files: int
@@ -147,7 +147,7 @@ class Day:
 
 
 class Growth(Struct):
-    """What was added since `since`; null where no snapshot is that old, or where the disk does not fill up."""
+    """The growth since `since`; null where no snapshot is that old, or where the disk does not fill up."""
 
     days: int
     since: datetime | None

@@ -1,4 +1,4 @@
-"""What an upload is, the states it goes through, as literal tables, and the arithmetic of its chunks: chunk *n* lies at
+"""An upload, the states it goes through, as literal tables, and the arithmetic of its chunks: chunk *n* lies at
 offset `n * chunk_size`, and every chunk but the last is exactly `chunk_size` bytes long.
 
 Owns the words for a state in SQL, Redis and the API, and which change may follow which. Refuses to know where an upload
@@ -117,7 +117,7 @@ def state_of(word: str, *, is_closed: bool) -> State:
 
 
 class UploadKind(StrEnum):
-    """What an upload is, if it does not become a file of the bytes that its client sends."""
+    """The kind of an upload that does not become a file of the bytes that its client sends."""
 
     # A piece of a whole that is to come.
     PART = "part"
@@ -134,7 +134,7 @@ def kind_of(word: str | None) -> UploadKind | None:
 
 
 class IfExists(StrEnum):
-    """What happens to the files of its user that have the name of a new one, as the API says it."""
+    """The fate of older files with the name of a new one, in the words of the API."""
 
     # Let both be.
     KEEP = "keep"

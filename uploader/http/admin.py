@@ -90,7 +90,7 @@ class SetTotalSpace(Struct, forbid_unknown_fields=True):
 
 
 class MakeToken(Struct, forbid_unknown_fields=True):
-    """What a token may do, and the quota of a user who is made by this. `scope`: all that it is good for."""
+    """A token to make. `scope`: all that it may do; `total_space`: the quota of a user who is made by this."""
 
     admin: bool = False
     scope: Literal["metrics"] | UnsetType = UNSET
@@ -98,7 +98,7 @@ class MakeToken(Struct, forbid_unknown_fields=True):
 
 
 class Recount(Struct, forbid_unknown_fields=True):
-    """What to recount: everything, or one user."""
+    """The scope of a recount: everything, or one user."""
 
     user_id: Annotated[str, Meta(min_length=1, max_length=MAX_USER_ID_BYTES)] | UnsetType = UNSET
 
@@ -172,7 +172,7 @@ class TokenList(Struct):
 
 
 class NewToken(TokenSchema, kw_only=True):
-    """A token that was just made. `token` is told this once."""
+    """A token that was just made. `token` is shown only now."""
 
     user_id: str
     token: str
@@ -216,7 +216,7 @@ class DriftSchema(Struct):
 
 
 class Recounted(Struct):
-    """What a recount found. `notes` are no drifts: users that hold more than an administrator has left them."""
+    """The result of a recount. `notes` are no drifts: users that hold more than an administrator has left them."""
 
     checked: dict[str, int]
     drifts: list[DriftSchema]
@@ -435,7 +435,7 @@ class TokenHandlers:
 
     @_admin(
         "POST /admin/users/{user_id}/tokens",
-        "Make a token, and the user if need be; it is told this once",
+        "Make a token, and the user if need be; the answer alone shows it",
         takes=MakeToken,
         takes_optional=True,
         responses={201: NewToken},

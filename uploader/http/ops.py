@@ -74,7 +74,7 @@ class ChunkSizeBounds(Struct):
 
 
 class ClientConfig(Struct):
-    """What a client needs to know. `auth` is there where callers are not known by tokens of this server: `jwt`, `none`."""
+    """The facts that a client needs. `auth` is there where callers are not known by tokens of this server: `jwt`, `none`."""
 
     chunk_size: ChunkSizeBounds
     max_file_size: int

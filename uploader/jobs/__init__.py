@@ -1,1 +1,1 @@
-"""What happens without being asked: each job is one small module with `run_once`, and one loop runs them all."""
+"""The background jobs: each job is one small module with `run_once`, and one loop runs them all."""

@@ -240,7 +240,7 @@ _ORDINARY_LIFETIME_SECONDS = 300.0
 
 
 def selection_subject(digest: str) -> str:
-    """What a link to a selection is bound to; no id of a file has a slash."""
+    """The subject of a link to a selection; no id of a file has a slash."""
     return f"selection/{digest}"
 
 
@@ -253,7 +253,7 @@ class Links:
     lifetime_seconds: float
 
     async def make(self, user_id: str, subject: str, lifetime_seconds: int | None = None) -> tuple[str, datetime]:
-        """What is to be put behind the path of what is linked to, and until when it works. `subject` is the id of a file, or
+        """Make the query of a signed link, and say until when it works. `subject` is the id of a file, or
         `selection_subject`. Raises Unavailable."""
         asked = _ORDINARY_LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
         lifetime = min(self.lifetime_seconds, asked)

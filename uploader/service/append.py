@@ -127,7 +127,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What came of a stream. Close its body."""
+    """A part of a stream that was received. Close its body."""
 
     body: Body
     # Whether it was the last.
@@ -146,10 +146,10 @@ class AppendSource(Protocol):
         """Its length, if the client has told it."""
 
     def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
-        """What comes next, at most so much: less only at the end of the stream. Raises StorageFull."""
+        """Receive the next bytes, at most so many: fewer only at the end of the stream. Raises StorageFull."""
 
     def stored(self, offset: int) -> None:
-        """What of it lies before this offset of the upload is acknowledged, while more is on its way."""
+        """Called while more is on its way: the bytes before this offset of the upload are acknowledged."""
 
 
 # How the checksum of a body is computed.
@@ -460,7 +460,7 @@ class Appends:
 
     @asynccontextmanager
     async def _received(self, target: Target, offset: int, source: CheckedSource) -> AsyncIterator[AppendSource]:
-        """What does not fit is refused before it is read."""
+        """Receive the body, unless it does not fit: then refuse it before it is read."""
         (room, excess), declared = await self._room(target, offset), source.declared_bytes
         limit = min(room, self.max_whole_bytes)
         await self.admission.check(limit if declared is None else min(declared, limit))

@@ -41,7 +41,8 @@ def act(
     by: Actor | None = None,
     details: Mapping[str, object] | None = None,
 ) -> Act:
-    """What is about to be done, for its transaction to write. `by`: who does it, if that is not the actor of the context."""
+    """Make the record of a deed, for its transaction to write. `by`: who does it, if that is not the actor of the
+    context."""
     by = by or actor()
     return Act(
         id=new_id(),

@@ -215,7 +215,7 @@ class Receiving:
         return target in self._remembered
 
     def forget(self, target: Target) -> None:
-        """What is remembered of an upload is out of date: it was closed, perhaps opened anew."""
+        """Forget an upload: it was closed, perhaps opened anew."""
         self._remembered.pop(target, None)
 
     def _remember(self, target: Target, upload: Upload) -> None:
@@ -276,7 +276,7 @@ class Receiving:
     # Answering
 
     async def answer(self, stored: Stored) -> Result:
-        """What to say of a chunk that counts; the last one merges. Raises Unavailable, and as the merge does."""
+        """Answer a chunk that counts; the last one merges. Raises Unavailable, and as the merge does."""
         new, result = await self.acknowledge(stored), stored.result
         if not result.settled:
             return Acknowledged(
@@ -309,7 +309,7 @@ class Receiving:
             raise errors.Unavailable("The database is lost; nothing is acknowledged.")
 
     async def _refuse(self, target: Target, meant: Upload | None, number: int, error: errors.UploaderError) -> Result:
-        """What a chunk with a bad number or body is answered: the state of the upload and a duplicate go before `error`."""
+        """Answer a chunk with a bad number or body: the state of the upload and a duplicate go before `error`."""
         upload = await self._find_and_remember(target)
         if meant is not None and upload.id != meant.id:
             raise errors.Unavailable("The upload was opened anew meanwhile; send the chunk again.")

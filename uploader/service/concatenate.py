@@ -133,7 +133,7 @@ class Filling:
             await ended(task)
 
     async def _run(self, upload_id: str) -> None:
-        """What goes wrong is logged: the job comes back to it."""
+        """Run it, and log what goes wrong: the job comes back to it."""
         try:
             async with self._turns:
                 complete = await self._fill(upload_id)

@@ -154,7 +154,7 @@ class Breaker:
         return 0.0 if self.is_closed else max(0.0, self._opens_at - self._monotonic())
 
     def note(self, *, answered: int, failed: int) -> None:
-        """What became of a batch. One event that is taken, or refused for what it is, shows that the sink is there."""
+        """Note the outcome of a batch. One event that is taken, or refused for its content, shows that the sink is there."""
         if answered:
             self._failures, self._pause_seconds = 0, _FIRST_PAUSE_SECONDS
             return
@@ -248,7 +248,7 @@ class Relay:
             logger.error("a sink wants no more events", extra={"sink": self.name})
 
     async def _deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
-        """What a sink raises all the same is a failure as any other, or the events would be due again for ever."""
+        """Deliver a batch. Any error of a sink is a failure, or the events would be due again for ever."""
         try:
             return await self.sink.deliver(envelopes)
         except Exception as error:
@@ -261,7 +261,7 @@ class Relay:
         return outcome
 
     def _failure(self, due: Due, outcome: NotTaken) -> Failure:
-        """What is gone is no failure of the event: it waits until its sink is put in force again."""
+        """Note a failure. Where the sink is gone the event has not failed: it waits until the sink is in force again."""
         now = self.clock.now()
         if outcome.gone:
             return Failure(due.message.id, due.attempt, now, outcome.error)

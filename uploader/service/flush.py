@@ -158,7 +158,7 @@ class Sweeping:
 
 
 class _Left:
-    """What one sweep could not deal with. Where Redis or the database is away, the next look at them ends the sweep."""
+    """The uploads that one sweep left. Where Redis or the database is away, the next look at them ends the sweep."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}

@@ -182,7 +182,7 @@ class Health:
 
 
 def _warning_of(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> str | None:
-    """What is set otherwise than it should be; what the server does not tell is not held against it."""
+    """The settings of the server that are not as they should be; those that it does not tell are passed over."""
     odd = [
         f"{name} is {found[name]}, not {' or '.join(values)}"
         for name, values in wanted.items()

@@ -79,7 +79,7 @@ class Instant:
         return any(other.id != same.id for other in found)
 
     async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
-        """What there is to finish from; damaged content is not."""
+        """Find a content to finish from, one that is not damaged."""
         mode = self.settings.instant
         ask = partial(queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256)
         ask = partial(ask, sound=True)

@@ -107,7 +107,7 @@ def chunk_sizes_of(settings: Settings) -> ChunkSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the database has to say of a request to open; of the account only if nothing else answers it."""
+    """The database's answer to a request to open; with the account only if nothing else answers it."""
 
     existing: Upload | None
     source: Source

@@ -109,7 +109,7 @@ class Findings:
 
 
 def drifts_of_upload(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
-    """What is wrong with an open upload, by its row, its map, and what Redis holds of it."""
+    """The drifts of an open upload, by its row, its map, and its record in Redis."""
     drifts, present, on_disk = [], stored.present, stored.received_bytes
     if upload.flushed_bytes > on_disk or (snapshot.state and upload.flushed_bytes < min(snapshot.flushed, on_disk)):
         expected = min(snapshot.flushed, on_disk) if upload.flushed_bytes < on_disk else on_disk
@@ -340,7 +340,7 @@ class Reconciling:
                 found.add(await self._look_at_strays(sha256s))
 
     async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
-        """What is just being placed has a row that is locked: this waits for it. What is collected has gone."""
+        """Look again at blobs without a row. The row of one that is just being placed is locked: this waits for it."""
         sizes = self.database.outside(self.storage.blob_sizes)
 
         async def look(connection: Connection) -> list[Drift]:

@@ -1,4 +1,4 @@
-"""What administrators ask: who uses how much, which uploads stand still, what everything adds up to, what waits in the
+"""Reports for administrators: who uses how much, which uploads stand still, the totals, what waits in the
 queues.
 
 Owns the figures as `/admin` and `uploader report` tell them; `as_of` is the moment that they are of. Changes nothing
@@ -89,7 +89,7 @@ class Summary(Totals, kw_only=True):
 
 
 class Report(Struct):
-    """What `uploader report --json` prints: the summary, the largest users, and the uploads idle for so long."""
+    """The output of `uploader report --json`: the summary, the largest users, and the uploads idle for so long."""
 
     summary: Summary
     users: list[UserUsage]
@@ -110,7 +110,7 @@ S = TypeVar("S", bound=Struct)
 
 
 def _told(kind: type[S], found: object, **more: object) -> S:
-    """What was found as it is told: by the names of its fields, but for `more`."""
+    """Make a struct of an object that has the same fields, but for `more`."""
     same = {name: getattr(found, name) for name in kind.__struct_fields__ if name not in more}
     return kind(**same, **more)
 
@@ -227,7 +227,7 @@ class Reports:
 
 @dataclass(eq=False, repr=False)
 class Overview:
-    """What everything adds up to: now, on each day since there are snapshots, and how fast it grows. All figures are of
+    """The totals: now, on each day since there are snapshots, and how fast it grows. All figures are of
     the database, but for the room on the disk; no directory is walked."""
 
     database: Database
@@ -298,8 +298,8 @@ class WaitingMinute(Struct):
 
 
 class QueueReport(Struct):
-    """What waits: by queue and minute, and in all. `pending_bytes` came and are not yet in the database; `lateness_seconds`
-    is by how much the earliest task is overdue."""
+    """The tasks that wait: by queue and minute, and in all. `pending_bytes` came and are not yet in the database;
+    `lateness_seconds` is by how much the earliest task is overdue."""
 
     buckets: list[WaitingMinute]
     tasks: int

@@ -1,4 +1,4 @@
-"""What the use cases of uploads are asked, and what they answer; everything else is an error of `errors.py`.
+"""Requests to the use cases of uploads, and their results; everything else is an error of `errors.py`.
 
 `Result` is closed: every protocol has an answer for each of its types, and mypy tells where one is forgotten.
 """
@@ -47,7 +47,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFile:
-    """What is said of a file that is sent whole; the digests are those that are claimed, None where none are."""
+    """The claims about a file that is sent whole; a digest is None where none is claimed."""
 
     user_id: str
     name: str

@@ -100,7 +100,8 @@ class Uploads:
         return self.clock.now() - timedelta(seconds=self.settings.closed_retention_seconds)
 
     async def ended(self, upload: Upload) -> Complete:
-        """What a closed upload became. Raises UploadGone, or UploadNotFound if its file was deleted or it is long ago."""
+        """Find what a closed upload became. Raises UploadGone, or UploadNotFound if its file was deleted or it is long
+        ago."""
         if upload.closed_at is None or upload.closed_at <= self._closed_uploads_are_known_since():
             raise UploadNotFound()
         if upload.state is not State.DONE:

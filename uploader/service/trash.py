@@ -1,4 +1,4 @@
-"""What lies in the trash goes back where a row names it again, and goes for good when it is old or the disk is short.
+"""Restores deleted content where a row names it again, and removes it for good when it is old or the disk is short.
 
 Under the lock of a content's row it is looked whether its bytes are needed here: those of a dump that was restored, of a
 blob that went bad, of an upload that is open.

@@ -67,7 +67,7 @@ _SecretFiles = str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=_M
 
 
 class _Table(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What all tables have in common."""
+    """The base of all tables."""
 
 
 class WebhookTable(_Table, tag="webhook", tag_field="type"):

@@ -46,7 +46,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """What is wrong with the bytes of an open upload, as far as it shows without reading them."""
+    """A defect of the bytes of an open upload, as far as it shows without reading them."""
 
     # Its `map`, or its `data`.
     part: str
@@ -59,7 +59,7 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a list met: the bytes of an upload, or those of a blob."""
+    """An entry of a list: the bytes of an upload, or those of a blob."""
 
     # The id of the upload, or the SHA-256 of the blob; in the trash, too.
     name: str
@@ -193,7 +193,7 @@ class PresentChunks:
 
     @property
     def leading_bytes(self) -> int:
-        """What is stored before the first gap: where the next append begins."""
+        """The number of bytes before the first gap: where the next append begins."""
         return min(self.leading_chunks * self.chunk_size, self.size) + (self.tail.length if self.tail else 0)
 
     @property
@@ -225,7 +225,7 @@ class Appender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What is written down of an upload for which nothing can be stored any more until it is withdrawn."""
+    """The note about an upload for which nothing can be stored any more until it is withdrawn."""
 
     numbers: list[int]
     # What the store has seen, in a word of its own.
@@ -253,7 +253,7 @@ class Arrival:
 
     @property
     def sha256_of_bytes(self) -> str:
-        """What it is, once it was digested."""
+        """Its SHA-256, once it was digested."""
         assert self.digests is not None
         return self.digests.sha256
 
@@ -353,7 +353,7 @@ class UploadBytes(ABC):
         anew. `lost`: what `find_lost` has found. Repeatable."""
 
     async def find_lost(self, upload: Upload) -> Lost | None:
-        """What is written down, if nothing can be stored for this upload any more until it is withdrawn; else None."""
+        """Find the note that nothing can be stored for this upload any more until it is withdrawn; else None."""
         return None
 
     # Chunks that went bad
@@ -488,7 +488,7 @@ class BlobBytes(ABC):
         Gone, StorageFailed."""
 
     def read_beside(self, found: Found) -> bytes | None:
-        """What is kept beside a blob; None if there is nothing that is whole."""
+        """Read what is kept beside a blob; None if nothing whole is there."""
         return None
 
     def keep_beside(self, found: Found, content: bytes) -> None:
@@ -506,7 +506,7 @@ class BlobBytes(ABC):
         Stopping."""
 
     async def copies(self, name: str) -> list[Found]:
-        """What the trash has of a content or an upload, that which came last first."""
+        """List the copies in the trash of a content or an upload, the latest first."""
         found = [each async for batch in self.list_trash(name) for each in batch]
         return sorted(found, key=lambda each: each.changed_at, reverse=True)
 

@@ -421,7 +421,7 @@ def _set_lock(descriptor: int, kind: int, start: int, length: int) -> bool:
 
 
 def refusal(error: OSError) -> UploaderError:
-    """What an error of the disk is to the rest of the server: StorageFull, or StorageFailed, which is logged."""
+    """Translate an error of the disk: into StorageFull, or StorageFailed, which is logged."""
     if error.errno in _FULL:
         return StorageFull()
     logger.error("the disk reports an error", exc_info=error)
@@ -506,7 +506,7 @@ def check_unnamed(directory: Directory) -> None:
 
 
 def doubt_about(path: Path) -> str | None:
-    """What is to be said against the filesystem that a path lies on, by its type (`proc_pid_mountinfo(5)`)."""
+    """The doubt about the filesystem of a path, by its type (`proc_pid_mountinfo(5)`); None if there is none."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     except OSError:

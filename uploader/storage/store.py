@@ -93,7 +93,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class StoreName:
-    """What a store is called in messages to those who run the server."""
+    """The names of a store in messages to those who run the server."""
 
     # After "the".
     name: str
@@ -128,8 +128,8 @@ class MarkFiles(ABC):
 
 @dataclass(frozen=True)
 class InstallationMark:
-    """What a store says. May be asked before the store is prepared; all raise ConfigurationError if there is no place to say
-    it, or a newer version has been here."""
+    """The id of the installation in a store. May be asked before the store is prepared; all raise ConfigurationError if
+    there is no place to say it, or a newer version has been here."""
 
     _files: MarkFiles
     _pool: Pool
@@ -199,8 +199,8 @@ def parse_mark(content: bytes) -> tuple[int, str] | None:
 
 
 class Threads:
-    """What is short shares a core with the event loop (`uploader/cores.py`); what takes long, by the number of bytes or of
-    files, runs anywhere."""
+    """Threads for the store. Short work shares a core with the event loop (`uploader/cores.py`); long work, by the
+    number of bytes or of files, runs anywhere."""
 
     def __init__(self) -> None:
         cores = os.cpu_count() or 1
@@ -308,7 +308,7 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
         return None
 
     async def in_batches(self, pool: Pool, batches: Iterator[list[T]]) -> AsyncIterator[list[T]]:
-        """What an iterator gives, each time in a thread. Raises Stopping."""
+        """Yield the items of an iterator, each taken in a thread. Raises Stopping."""
         while True:
             self.check_stopping()
             batch = await pool.run(lambda: next(batches, None))

@@ -50,7 +50,8 @@ class Profile(Struct, frozen=True):
 
 
 def profile_of_link(link: str) -> Profile | None:
-    """What a link that signs in names (`/#token=…` or `/admin/#token=…`); None for a URL without a token."""
+    """The server and the token in a link that signs in (`/#token=…` or `/admin/#token=…`); None for a URL without a
+    token."""
     url, _, fragment = link.partition("#")
     tokens = parse_qs(fragment).get("token")
     return Profile(url.rstrip("/").removesuffix("/admin"), tokens[0]) if tokens else None

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal while files move: a bar for each that moves by itself, and one for all. What is said
+"""Shows on a terminal how files move: a bar for each large one, and one for all. Messages
 stays above them.
 
 `Figures` are how far a `put` or `get` is as a whole, from its events. `Live` draws lines below all others again and again,

@@ -1,4 +1,4 @@
-"""What happens in a client command: as events, which `--json` prints one a line; in words; and as an exit code.
+"""Events of a client command, which `--json` prints one a line; in words; and as an exit code.
 
 In words, results go to standard output, what went wrong and what is only said by the way to standard error. The JSON
 Schema is `docs/events.schema.json`, as `python -m uploader.cli.client.events` prints it.
@@ -211,7 +211,7 @@ class TransferSummary(Event, tag="summary"):
 
 
 class Would(Event, tag="would"):
-    """What `sync` would do to a file of the target, without `--dry-run`."""
+    """A change that `sync` would make to a file of the target, without `--dry-run`."""
 
     action: Literal["send", "replace", "fetch", "delete"]
     path: str

@@ -36,7 +36,8 @@ class Pattern:
         self._parts = [_part(text) for text in word.rstrip("/").split("/")]
 
     def match(self, name: str) -> str | None:
-        """What of a name it matches: all of it, or a folder that the file is in, with a slash at its end."""
+        """Return the part of a name that the pattern matches: all of it, or a folder of the file, with a slash at its
+        end."""
         parts = name.split("/")
         if not self._folders_only and _fits(self._parts, parts):
             return name

@@ -1,4 +1,4 @@
-"""What a person means by a word: a file, a folder or a pattern of names on the server; and what completes such a word.
+"""Finds what a word names on the server: a file, a folder or a pattern of names. Completes such words.
 
 Refuses to choose where a word means several things: it says so, with the ids to choose by.
 """
@@ -112,7 +112,7 @@ def one_thing(found: Meaning) -> Meaning:
 async def one_thing_each(
     client: AsyncClient, reporter: Reporter, words: Sequence[str]
 ) -> tuple[list[Meaning], set[int]]:
-    """What each word means; and the exit codes of those that mean nothing or several things, which is told."""
+    """Find the one thing that each word names; report words that name none or several, and return their exit codes."""
     found, codes = [], set()
     for word in dict.fromkeys(words):
         try:

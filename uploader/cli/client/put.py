@@ -143,7 +143,8 @@ async def put_found(
 
 
 async def choice(client: AsyncClient, if_exists: IfExists | None) -> IfExists:
-    """What happens to files of equal names: by default the new one replaces them, if the server can. Raises ClientError."""
+    """Choose what happens to files of equal names: by default the new one replaces them, if the server can. Raises
+    ClientError."""
     return if_exists or ("replace" if await client.can_replace() else "keep")
 
 

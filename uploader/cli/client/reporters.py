@@ -38,7 +38,7 @@ class Reporter:
 
 
 class Quiet(Reporter):
-    """What went wrong, and what was asked for."""
+    """Prints errors, and the results that were asked for."""
 
     def show(self, event: Event) -> None:
         listed = events.Listed | events.ListedFolder | events.ListedUpload | events.ListedUsage

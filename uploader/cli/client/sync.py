@@ -331,7 +331,7 @@ class Upwards(Sync):
         self.told.missing(listed - found - set(tree.folders))
 
     def _extras(self, tree: Tree, named: dict[str, LocalFile], there: dict[str, list[File]]) -> dict[str, list[File]]:
-        """What the target has and the source has not. What a link stands for here is not known, so it is left alone."""
+        """Find what the target has and the source has not. The target of a symbolic link is unknown, so links stay."""
         extras = {}
         links = {unicodedata.normalize("NFC", path) for path in tree.others}
         for name, files in there.items():

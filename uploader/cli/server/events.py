@@ -18,7 +18,7 @@ _SINCE = click.option("--since", type=WHEN, help="Only those since a time, or of
 
 @click.group()
 def events() -> None:
-    """What others are told of what happens: see UPLOADER_EVENTS and docs/events.md."""
+    """Show and replay events: see UPLOADER_EVENTS and docs/events.md."""
 
 
 @events.command("list")

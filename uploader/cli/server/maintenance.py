@@ -248,7 +248,7 @@ def _as_text(damage: "Damage") -> str:
 
 @click.group()
 def trash() -> None:
-    """What was deleted and is kept for a while. For how long says UPLOADER_TRASH_RETENTION.
+    """List, restore or remove deleted content. UPLOADER_TRASH_RETENTION says how long it is kept.
 
     What a row names again comes back by itself: when somebody asks for it, at a start, and once in an hour.
     """

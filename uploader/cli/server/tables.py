@@ -1,4 +1,4 @@
-"""What `uploader report` and `uploader queue` tell, as tables for a person, and a report as single figures for a program."""
+"""The output of `uploader report` and `uploader queue`: tables for people, single figures of a report for programs."""
 
 import sys
 from collections.abc import Iterator

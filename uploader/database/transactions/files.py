@@ -150,7 +150,7 @@ Verdict = Added | NameTaken | QuotaExceeded
 
 @dataclass(slots=True)
 class Changes:
-    """What becomes of files that are to be made, each decided after those before it, and what is done for it."""
+    """The decisions on files that are to be made, each after those before it, and the changes that follow."""
 
     if_exists: IfExists
     # By name, the files there are.

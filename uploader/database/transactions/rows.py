@@ -1,4 +1,4 @@
-"""What several transactions do with rows, and what they raise where a row is not as they need it.
+"""The changes of rows that several transactions share, and the errors where a row is not as they need it.
 
 The statements that each file takes are put together once: to build one costs several times what it costs to run it.
 Many rows are written with one statement: a batch travels as one JSON text, and the database makes a table of it. So

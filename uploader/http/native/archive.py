@@ -86,7 +86,7 @@ async def _tar(files: AsyncIterator[tuple[str, File]], open_file: OpenFile) -> A
 
 
 class _Sink(io.RawIOBase):
-    """What was written and not yet sent. It can't seek, so sizes and checksums follow the bytes of each file."""
+    """Bytes that were written and not yet sent. It can't seek, so sizes and checksums follow the bytes of each file."""
 
     def __init__(self) -> None:
         self._written = bytearray()

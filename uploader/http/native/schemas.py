@@ -156,7 +156,7 @@ class FileState(Struct):
 
 
 class BatchLine(Struct):
-    """What became of one member of an archive, by the name it has there: its file, or why there is none."""
+    """The outcome of one member of an archive, by its name there: its file, or why there is none."""
 
     name: str
     status: int
@@ -171,7 +171,7 @@ class BatchResults(Struct):
 
 
 class ChallengeSchema(Struct):
-    """What proves that you hold the content: an HMAC over its ranges (see `POST /files/{md5}/proof`)."""
+    """A request to prove that you hold the content, by an HMAC over its ranges (see `POST /files/{md5}/proof`)."""
 
     id: str
     nonce: bytes
@@ -301,13 +301,13 @@ class SelectionSchema(Struct, forbid_unknown_fields=True):
 
 
 class ArchiveSchema(SelectionSchema, forbid_unknown_fields=True):
-    """What is to be in an archive, and of which kind that is."""
+    """The files that an archive shall have, and its format."""
 
     format: Literal["zip", "tar"] = "zip"
 
 
 class MoveInto(SelectionSchema, forbid_unknown_fields=True, kw_only=True):
-    """What goes into a folder, which is there from then on; `""` is the top."""
+    """Files and folders to move into a folder, which is made if need be; `""` is the top."""
 
     to: Annotated[
         str,

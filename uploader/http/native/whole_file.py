@@ -116,7 +116,7 @@ class WholeFileHandlers:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What all members of an archive have in common, and the names there of those that were not answered yet."""
+    """The common part of all members of an archive, and the names of those that were not answered yet."""
 
     user_id: str
     folder: str
@@ -170,7 +170,7 @@ def _modified_at(call: Call) -> datetime | None:
     try:
         told = UNSET if text is None else msgspec.convert(text, schemas.Moment)
     except msgspec.ValidationError as error:
-        raise InvalidRequest.field("modified_at", "is no time as RFC 3339 has it, with its offset") from error
+        raise InvalidRequest.field("modified_at", "has to be a date and time of RFC 3339, with an offset") from error
     return schemas.moment_of(told)
 
 

@@ -128,7 +128,7 @@ def _raise_descriptor_limit() -> int:
 
 
 class Connected(Protocol):
-    """What the limits need of a connection."""
+    """A connection, as the limits see it."""
 
     def is_sending(self) -> bool:
         """Return whether the system has not yet taken all that was written."""

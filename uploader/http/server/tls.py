@@ -195,6 +195,6 @@ class _SecureWrites(WriteBatching):
     """TLS has no end of one side alone."""
 
     def write_eof(self) -> None:
-        """What was written last has told the client that it is the last."""
+        """Write what waits. The last write has told the client that it is the last."""
         self.flush()
         self._ended = True

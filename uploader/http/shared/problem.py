@@ -45,7 +45,7 @@ _RETRY_AFTER_SECONDS = {423: "1", 429: "1", 503: "2"}
 
 
 class FieldError(Struct):
-    """What is wrong with one field."""
+    """An error of one field."""
 
     field: str
     reason: str

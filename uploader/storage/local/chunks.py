@@ -70,7 +70,7 @@ _TAINTED = 0x3A
 
 @dataclass(frozen=True, slots=True)
 class MapShape:
-    """What the row of an upload says of its map."""
+    """The shape of an upload's map, by its row."""
 
     size: int
     chunk_size: int
@@ -442,7 +442,7 @@ class ChunkFiles:
         return True
 
     def _head(self, files: OpenFiles, upload: Upload, number: int, body: Body, start: int, header: bytes) -> TailRecord:
-        """What is there of the chunk, perhaps nothing. Raises Gone if it is not what the writer takes it for, and
+        """The stored beginning of the chunk, perhaps nothing. Raises Gone if it is not what the writer takes it for, and
         BytesConflict."""
         tail = tail_of(header, shape_of(upload))
         head = tail if tail is not None and tail.number == number else TailRecord(number, 0, 0)
@@ -562,7 +562,7 @@ def tail_field(header: bytes) -> bytes:
 
 
 def _after(pieces: Iterable[memoryview], skipped: int) -> Iterator[memoryview]:
-    """What comes after so many bytes."""
+    """The content after so many bytes."""
     for piece in pieces:
         if skipped < len(piece):
             yield piece[skipped:]

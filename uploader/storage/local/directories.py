@@ -314,7 +314,7 @@ def unlink_blob(directory: Directory, name: str) -> bool:
 
 
 def look(root: Directory, path: str) -> Found | None:
-    """What is there now; None if it has gone."""
+    """Look at it as it is now; None if it has gone."""
     parent, _, name = path.rpartition("/")
     try:
         with root.enter(parent) as directory:

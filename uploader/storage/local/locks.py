@@ -188,8 +188,8 @@ def _take_back(root: disk.Directory, upload: Upload, numbers: list[int], *, veri
 
 
 def _take_back_tail(map_descriptor: int, numbers: list[int], shape: formats.MapShape) -> bytes:
-    """What the map has of a tail from now on: none of a chunk that goes, nor of one after it, where it would count again
-    once that is filled. It goes first: of a chunk that is not there it would be in force."""
+    """Return the tail that the map keeps: none of a chunk that goes, nor of one after it, where it would count again
+    once that is filled. It is written first: a tail of a chunk that is not there would be in force."""
     header = disk.read(map_descriptor, formats.MAP_RECORDS_OFFSET, 0)
     tail = formats.tail_of(header, shape)
     if tail is None:

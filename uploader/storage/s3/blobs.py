@@ -104,7 +104,7 @@ class S3Blob:
 
 
 class S3Blobs(Store):
-    """What the store has beside open uploads: contents, found by the rows, and rows of what was put away."""
+    """The contents of the store, found by their rows, and the rows of deleted ones."""
 
     _bucket: Bucket
     _ledger: Ledger
@@ -148,7 +148,7 @@ class S3Blobs(Store):
         return (await self._ledger.locations([sha256])).get(sha256)
 
     async def open_found(self, found: Found) -> S3Blob:
-        """What lies elsewhere by now is looked for there; but a copy in the trash is what it is."""
+        """Open a found object. One that was moved meanwhile is looked for; a copy in the trash is not."""
 
         async def locate() -> str | None:
             return None if found.in_trash else await self._locate(found.name)

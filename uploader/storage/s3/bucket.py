@@ -97,7 +97,7 @@ def away(place: str, reason: str) -> StorageAway:
 
 
 def code_of(error: BaseException) -> str:
-    """What S3, or else the SDK, calls what is behind an error that was translated; empty if nothing is."""
+    """The code of S3, or else of the SDK, behind a translated error; empty if there is none."""
     cause = error.__cause__
     if cause is None:
         return ""
@@ -218,7 +218,7 @@ class ObjectReader:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What a bucket says of an object."""
+    """The facts of a bucket about an object."""
 
     key: str
     size: int
@@ -472,7 +472,7 @@ def _unquoted(etag: str) -> str:
 
 
 def _file_of(body: Body) -> Any:
-    """What the SDK takes for a file, though its types want more of one."""
+    """Wrap a body as the file that the SDK reads; its types want more of one."""
     return BodyReader(body)
 
 
@@ -520,7 +520,7 @@ def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":
 
 @cache
 def _loader() -> Any:
-    """What the SDK knows of its services: to read that takes most of the time that a client takes to be made."""
+    """Load the SDK's service models once: reading them takes most of the time of making a client."""
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")

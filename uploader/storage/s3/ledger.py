@@ -1,4 +1,4 @@
-"""What the store on S3 has written down, and where: its ledger, which is a part of the database.
+"""The ledger of the store on S3, which is a part of the database.
 
 S3 holds bytes. Which of them were acknowledged, and under which key a content lies, only rows say: an object or a part that
 no row names is nothing. The database implements this (`uploader/database/objects`), because the layers below the services
@@ -21,7 +21,7 @@ class Ledger(Protocol):
         """Write down a new upload, before it has a row of its own; it has fence 0. Repeatable: what is there stays."""
 
     async def entry(self, upload_id: str) -> Entry | None:
-        """What is written down of an upload, parts and all, as of one moment, committed durably."""
+        """Read the record of an upload with its parts, as of one moment, committed durably."""
 
     async def glance(self, upload_id: str, number: int) -> Entry | None:
         """As `entry`, of one chunk alone; perhaps not durable yet: for whoever commits something after it."""

@@ -199,7 +199,7 @@ class S3Parts(S3Digests):
             await self._delete(tail.key)
 
     async def _delete(self, key: str) -> None:
-        """What no row names. If it stays, housekeeping finds it."""
+        """Delete an object that no row names. If it stays, housekeeping finds it."""
         try:
             await self._requests.run(self._bucket.delete, [key])
         except StorageFailed as error:

@@ -56,7 +56,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a server turned out to do, beyond what the store needs."""
+    """The abilities of a server beyond those that the store needs."""
 
     # No part but the last one may be smaller.
     min_part_bytes: int
@@ -126,7 +126,7 @@ class _Probing:
                 self._bucket.abort(key, multipart_id)
 
     def _check_arriving(self) -> None:
-        """What is not what was signed is not stored."""
+        """Check that the server stores no body that differs from the signed one."""
         try:
             self._bucket.put(self._whole, _Changing())
         except StorageFailed:
@@ -146,7 +146,7 @@ class _Probing:
         return self._completed(self._whole, [second])
 
     def _check_reading(self) -> None:
-        """What was stored is listed, and read by ranges."""
+        """Check that a stored object is listed, and read by ranges."""
         listed = {stat.key: stat.size for batch in self._bucket.list_keys(self._whole) for stat in batch}
         if listed != {self._whole: len(_SECOND)}:
             raise _unfit(self._bucket, "does not list what was just stored")

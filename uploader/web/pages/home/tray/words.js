@@ -26,7 +26,7 @@ addWords({
     "phase.unfinished": "interrupted, kept until {until}",
     "phase.skipped": "Skipped: what is there stays as it is",
     "phase.elsewhere": "running in another tab or on another device",
-    "row.answer": "Say what becomes of {name}",
+    "row.answer": "Choose what happens to {name}",
     "row.answer-visible": "Answer",
     "folder.show": "Show the files of {name}",
     "folder.pause": "Pause all of {name}",
