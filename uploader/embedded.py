@@ -89,7 +89,7 @@ class Unloadable(Exception):
 
 @contextmanager
 def _in_directory() -> Iterator[None]:
-    """Where files of the directory are used. Raises Unloadable."""
+    """Translate the errors of files in the directory. Raises Unloadable."""
     try:
         yield
     except OSError as error:

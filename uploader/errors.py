@@ -86,7 +86,7 @@ class ProofFailed(UploaderError):
 
 
 class NotAllowed(UploaderError, code="refused"):
-    """Whoever decides here what may be uploaded does not allow this."""
+    """The application that is asked before each upload does not allow this one."""
 
 
 class NotFound(UploaderError):

@@ -254,7 +254,7 @@ class Script:
 
 
 def away(redis: RedisConnection, error: Exception) -> Unavailable:
-    """That Redis is away, as `error` says, to be raised."""
+    """Make the error to raise where Redis is away, as `error` says."""
     how = "is read-only, as after a failover" if isinstance(error, exceptions.ReadOnlyError) else "is away"
     inside = f"Redis at {_place_of(redis)} {how}: {str(error) or type(error).__name__}"
     return Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=inside)
@@ -262,7 +262,7 @@ def away(redis: RedisConnection, error: Exception) -> Unavailable:
 
 @contextmanager
 def asking(redis: RedisConnection) -> Iterator[None]:
-    """Where Redis is asked by the client's own commands. Raises Unavailable."""
+    """Translate the errors of commands to Redis. Raises Unavailable."""
     try:
         yield
     except AWAY as error:
@@ -471,7 +471,7 @@ class _Cluster(RedisCluster):
             return await super().evalsha(sha, numkeys, *keys_and_args)
 
     def _pipeline_to(self, key: str) -> Pipeline | None:
-        """That to the node which has a key, as far as it is known."""
+        """The pipeline to the node of a key, as far as that is known."""
         nodes = self.nodes_manager.slots_cache.get(key_slot(key.encode()))
         if not nodes:
             return None

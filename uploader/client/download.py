@@ -82,7 +82,7 @@ def placed(root: Path, path: str) -> Path:
 
 
 class Sink:
-    """Where the bytes of a download go, in order, and what they have come to. Another may read them while they come."""
+    """The target of a download: takes its bytes in order and hashes them. Another may read them while they come."""
 
     def __init__(self, opened: BinaryIO) -> None:
         self._opened = opened

@@ -152,8 +152,8 @@ def named_apart(
 
 
 def _clash(twins: Sequence[LocalFile], if_exists: IfExists) -> bool:
-    """Whoever gave them different names wants different files; equal ones are as if sent one after the other, which is a
-    loss where each replaces the one before."""
+    """Say whether files of one name on the server clash: those of different names here do; equal ones only where each would
+    replace the one before."""
     if len({local.name for local in twins}) > 1:
         return True
     return if_exists == "replace" and len({os.path.abspath(local.path) for local in twins}) > 1  # noqa: PTH100 (no look)

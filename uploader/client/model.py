@@ -89,7 +89,7 @@ class UploadList(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """Where a content of the caller stands: `complete`, `uploading`, `merging` or `absent`."""
+    """The state of a content of the caller: `complete`, `uploading`, `merging` or `absent`."""
 
     state: str
 

@@ -1,4 +1,4 @@
-"""Where the bytes of an upload come from: a path, bytes, or a file object; their digests, and the proof of
+"""The source of an upload: a path, bytes, or a file object; its digests, and the proof of
 possession. Notices when they change meanwhile."""
 
 import asyncio

@@ -107,7 +107,7 @@ class Sending(Struct, frozen=True):
         return await self.api.status(upload.id)
 
     async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
-        """Where the upload stands, if the last answer said it."""
+        """Send the rest. Return the state of the upload, if the last answer said it."""
         status: UploadStatus | None = None
         while len(queue):
             await self.gate.wait()

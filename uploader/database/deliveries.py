@@ -1,4 +1,4 @@
-"""Who is still to be told: deliveries are claimed, ended, put off, and forgotten.
+"""Deliveries of events that are still due: they are claimed, ended, put off, and forgotten.
 
 A claim is a lease: the delivery is due again when it ends, so that whoever dies while telling loses nothing. The row is the
 truth: what was claimed twice is told twice. Never a cursor by the highest id, because ids commit out of order.

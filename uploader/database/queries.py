@@ -376,7 +376,7 @@ async def blobs_to_reread(connection: AsyncConnection, now: datetime, limit: int
 
 
 async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
-    """When the oldest blob in use was placed that was never read back; and the earliest moment at which another was."""
+    """Find when the oldest blob in use that was never read back was placed, and the earliest reading of all others."""
     placed = sa.select(sa.func.min(_BLOBS.created_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_(None))
     scrubbed = sa.select(sa.func.min(_BLOBS.scrubbed_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_not(None))
     return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
@@ -571,5 +571,5 @@ def _below(user_id: str, prefix: str) -> list[sa.ColumnElement[bool]]:
 
 
 def _slash_after(prefix: str) -> sa.ColumnElement[int]:
-    """Where after the prefix a name has its first slash, counted from 1; 0: nowhere."""
+    """The place of the first slash of a name after the prefix, counted from 1; 0: there is none."""
     return sa.func.instr(sa.func.substr(_FILES.name, len(prefix.encode()) + 1), _SLASH)

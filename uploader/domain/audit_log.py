@@ -41,7 +41,7 @@ class Via(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts: the user of a request, the user of the operating system who runs a command, or a job by its name. Of a
+    """The actor: the user of a request, the user of the operating system who runs a command, or a job by its name. Of a
     request also with which token, who made that, and from where; None where that is not known."""
 
     via: Via

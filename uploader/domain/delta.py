@@ -90,7 +90,7 @@ class Pieces:
         return parts
 
     def extent(self, number: int) -> tuple[int, int]:
-        """Where a piece begins, and its length in bytes."""
+        """The offset of a piece, and its length in bytes."""
         return self._starts[number], self._starts[number + 1] - self._starts[number]
 
     def fit(self, numbers: list[int], contents: list[bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""Who may use the server: users, their quotas, their tokens, and links that work for a while without one.
+"""Access to the server: users, their quotas, their tokens, and links that work for a while without one.
 
 A token is stored only as its SHA-256. Nothing is kept of a link but the secret that signs all of them, made once for
 the installation or given by its settings. Refuses to know how a request carries either.

@@ -379,7 +379,7 @@ class Appends:
     async def _take_or_complete(
         self, upload: Upload, target: Target, offset: int, said: Said, source: AppendSource
     ) -> Appended | Complete:
-        """Where the upload ends that has all of the stream; or what it became before anything of that was taken. Raises
+        """Take the stream, and return where the upload ends; or what it became before anything was taken. Raises
         OffsetMismatch where others have stored what this stream was to store."""
         begun = False
         try:
@@ -536,7 +536,7 @@ class Appends:
 
 
 async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, float | None]:
-    """Where an upload ends now, as chunks may lie beyond, and when a byte came last, if not just now. Raises Gone."""
+    """The end of an upload now, as chunks may lie beyond, and the time of the last byte, if not just now. Raises Gone."""
     if upload.length_known and end == upload.size:
         return end, None
     try:

@@ -1,4 +1,4 @@
-"""Who acts here and now, the acts of theirs that transactions write, and the audit log that they are read from.
+"""The actor of the moment, the acts that transactions write, and the audit log that they are read from.
 
 The actor is one of the context: of a request, or of a job. Who is neither runs a command. Transactions run in threads
 that know no context, so a service makes the act, and the transaction writes it.

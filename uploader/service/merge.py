@@ -169,7 +169,7 @@ class Merging:
             raise errors.ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
 
     async def _account_early(self, upload: Upload) -> None:
-        """If the hashing takes long, say in the database now that all bytes are here, and not only after it."""
+        """Account all bytes before the hashing is done, if it takes long."""
         if upload.size - await self.storage.digested_bytes(upload) >= _LONG_MERGE_BYTES:
             whole = Received(upload.id, upload.generation, upload.size)
             await self.database.transact(transactions.uploads.flush, [whole], self.clock.now())

@@ -434,7 +434,7 @@ class Reconciling:
         return not await self._look(upload_id)
 
     async def _correct_flushed(self, upload_id: str) -> None:
-        """Where accounted bytes contradict the disk, or Redis has to forget some: the disk's figure, at once."""
+        """Write the disk's figure at once, where accounted bytes contradict it, or Redis has to forget some."""
         snapshot = await self.audit.upload(upload_id)
         upload = await self._upload(upload_id)
         if upload is None:
@@ -508,7 +508,7 @@ class Reconciling:
             logger.warning("leftovers are not looked for any further", extra={"reason": error.reason})
 
     async def _outlives(self, closed: Upload) -> bool:
-        """Whoever ends an upload holds its locks until nothing is left of it."""
+        """Say whether an upload still has files, under its locks: its end holds them until nothing is left of it."""
         try:
             async with self.storage.closing(closed):
                 return True

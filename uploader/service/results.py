@@ -67,7 +67,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadStatus:
-    """Where an open upload stands; `created` says whether this call opened it."""
+    """The state of an open upload; `created` says whether this call opened it."""
 
     upload: Upload
     merging: bool

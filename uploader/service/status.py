@@ -114,7 +114,7 @@ class Uploads:
     # Asking
 
     async def status(self, target: Target) -> UploadStatus | Complete:
-        """Where an upload stands. Raises UploadNotFound, UploadGone, Unavailable."""
+        """Find the state of an upload. Raises UploadNotFound, UploadGone, Unavailable."""
         for _ in range(ATTEMPTS):
             try:
                 match await self.find(target):
@@ -147,7 +147,7 @@ class Uploads:
             return ""
 
     async def begun(self, upload: Upload, era: str, made_at: float) -> UploadStatus:
-        """Where an upload stands that was just opened, after `era` was read: nobody need look at its bytes for that."""
+        """Make the state of an upload that was just opened, after `era` was read, without a look at its bytes."""
         if era and not upload.is_part:
             with suppress(Unavailable):  # it is made known by the first chunk
                 await self.pending.introduce(upload, era=era)

@@ -1,1 +1,1 @@
-"""Where events go: the sinks as they are configured, and how each is spoken to. Knows nothing of where events come from."""
+"""The sinks of events, as they are configured, and the protocol of each. Knows nothing of the origin of events."""

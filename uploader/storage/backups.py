@@ -1,4 +1,4 @@
-"""Where backups lie: dumps of the database by their time, beside one tree of the blobs that they name.
+"""The directory of backups: dumps of the database by their time, beside one tree of the blobs that they name.
 
     DIR/installation                             whose they are; locked by whoever makes or removes one
     DIR/blobs/ab/cd/<sha256>

@@ -276,7 +276,7 @@ class UploadBytes(ABC):
 
     @abstractmethod
     def place_of(self, upload_id: str, opened_at: datetime) -> str:
-        """Where a new upload is to lie."""
+        """Choose the place of a new upload."""
 
     @abstractmethod
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
@@ -308,7 +308,7 @@ class UploadBytes(ABC):
         """Which chunks are stored. Raises Gone; Unverified, unless it may be one that is not `verified`."""
 
     async def last_write(self, upload: Upload) -> float:
-        """When a chunk last arrived, in seconds since the epoch; also of a map that can't be read. Raises Gone."""
+        """The time of the last chunk, in seconds since the epoch; also of a map that can't be read. Raises Gone."""
         return (await self.read_map(upload, verified=False)).written_at
 
     @abstractmethod

@@ -104,7 +104,7 @@ class StoreName:
 
 
 class MarkFiles(ABC):
-    """Where a store keeps its marks. In threads."""
+    """The files in which a store keeps its marks. In threads."""
 
     store: StoreName
 

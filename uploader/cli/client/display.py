@@ -278,7 +278,7 @@ def _is_own_terminal() -> bool:
 
 
 class Steps(Reporter):
-    """Where there is no place for bars: how far all is, every ten seconds, in a line."""
+    """Prints a line of progress every ten seconds, where there is no place for bars."""
 
     def __init__(self) -> None:
         self._figures = Figures()

@@ -126,7 +126,7 @@ def work() -> None:
 
 
 def announce(settings: Settings, host: str, port: int, token: str | None) -> None:
-    """When the server answers at the address that it is bound to, say what to do next.
+    """Say what to do next, once the server answers at its address.
 
     The token itself is for terminals only: elsewhere output is kept.
     """
@@ -184,7 +184,7 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 def _names_elsewhere(host: str) -> list[str]:
-    """Where it listens on all its addresses, the name of this machine, if that leads to one of them, and the addresses."""
+    """The name of this machine, if it leads to one of its addresses, and the addresses, for a server that listens on all."""
     families = {"0.0.0.0": [socket.AF_INET], "::": [socket.AF_INET6, socket.AF_INET]}.get(host, [])  # noqa: S104
     addresses = [address for family in families for address in outward_address(family)]
     name = socket.gethostname()

@@ -1,1 +1,1 @@
-"""Who calls, and which pages may: tokens, JWTs, a proxy's header, signed links, origins."""
+"""Callers, and the web pages that may call: tokens, JWTs, a proxy's header, signed links, origins."""

@@ -1,5 +1,6 @@
-"""Who calls: by a token, a JWT, a proxy's header or a signed link, or the local user where authentication is off; and which
-web pages may call: CORS for the origins of the settings, and no other page for callers that need no token."""
+"""Knows the caller: by a token, a JWT, a proxy's header or a signed link, or as the local user where authentication is
+off; and which web pages may call: CORS for the origins of the settings, and no other page for callers that need no
+token."""
 
 import asyncio
 import ipaddress
@@ -230,7 +231,7 @@ class Authenticator:
             raise Unauthenticated("The proxy names no user.") from error
 
     def _refuse_foreign_pages(self, request: Request) -> None:
-        """Who needs no token could be made to call by any page that their browser shows."""
+        """Refuse foreign web pages: a caller without a token could be made to call by any page that their browser shows."""
         if self._origins.is_foreign_page(request):
             raise Unauthenticated("Pages of other origins can't call without a token.")
 

@@ -47,7 +47,7 @@ _Receiving = Coroutine[Any, Any, ReceivedBody | WholeBody]
 
 
 class Pace:
-    """When a body stands still for too long, or is slower than it may be; by the loop's clock, in seconds."""
+    """The limits of a slow body: how long it may stand still, how slow it may be; by the loop's clock, in seconds."""
 
     def __init__(self, started_at: float, idle_timeout_seconds: float, min_rate_bytes: int) -> None:
         self._started_at = started_at

@@ -82,7 +82,7 @@ class Rename(Struct, forbid_unknown_fields=True):
 
 
 class Move(Struct, forbid_unknown_fields=True):
-    """Where files go: what their names begin with from then on."""
+    """A move of files: the new prefix of their names."""
 
     prefix: Annotated[str, Meta(max_length=MAX_NAME_BYTES)]
 
@@ -225,14 +225,14 @@ class Changed(Struct):
 
 
 class Link(Struct):
-    """Where a file's content can be had without a token, and until when."""
+    """A link to a file's content that works without a token, and until when."""
 
     url: str
     expires_at: datetime
 
 
 class Caller(Struct):
-    """Who calls, and whether as an administrator."""
+    """The caller, and whether as an administrator."""
 
     user_id: str
     admin: bool

@@ -319,7 +319,7 @@ class LocalBlobs(Store):
         return {}
 
     def _still_placed(self, arrival: Arrival) -> object:
-        """Where it was stored, if nobody has changed that since."""
+        """The place where it was stored, if nobody has changed that since."""
         place = arrival.place
         if not isinstance(place, os.stat_result):
             return None
@@ -341,7 +341,8 @@ class LocalBlobs(Store):
             return target.status(sha256)
 
     def _write_arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        """Where the filesystem does not what it should, each content is synced by itself."""
+        """Write the arrivals. On a filesystem without what it takes to sync all at once, each content is synced by
+        itself."""
         whole = len(arrivals) >= _MANY and self.doubt is None
         written: dict[str, object] = {}
         # Opened before anything is written: what is written from here on, this descriptor is told of if it fails.

@@ -82,7 +82,7 @@ class MapShape:
 
     @property
     def unbounded(self) -> "MapShape":
-        """That of an upload whose length is not known."""
+        """The shape of an upload whose length is not known."""
         return MapShape(UNBOUNDED_CHUNK_COUNT * self.chunk_size, self.chunk_size, UNBOUNDED_CHUNK_COUNT)
 
 

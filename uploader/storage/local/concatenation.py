@@ -61,7 +61,7 @@ class LocalConcatenations(Store):
 
     @asynccontextmanager
     async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
-        """Whoever fills has the byte of the map locked that others have who append: nobody else may, and a crash lets go."""
+        """Hold the right to fill: the lock on the byte of the map that appenders lock, too; a crash lets go."""
         opening = self.threads.disk.run(self._chunks.open_map, whole)
         try:
             descriptor = await uninterrupted(opening)

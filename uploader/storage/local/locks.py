@@ -60,7 +60,7 @@ async def wait_for_lock(
 
 @dataclass(eq=False)
 class LocalAppender:
-    """Whoever holds the right, by files of its own: those of the chunks that it stores are others."""
+    """The holder of the right to append, by files of its own, beside those of the chunks that it stores."""
 
     _upload: Upload
     _chunks: ChunkFiles

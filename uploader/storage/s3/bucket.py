@@ -87,7 +87,7 @@ def translated(place: str, operation: str) -> Iterator[None]:
 
 
 def failed(place: str, reason: str) -> StorageFailed:
-    """Whoever sent bytes is not told of the place; the log is."""
+    """Make the error of a failed call: the log names the place, the answer does not."""
     message = "The store reports an error; nothing was acknowledged. Try again later."
     return StorageFailed(message, inside=f"{place}: {reason}")
 

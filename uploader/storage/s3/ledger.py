@@ -47,7 +47,7 @@ class Ledger(Protocol):
         """Let somebody be who appends, instead of whoever did; whether there is such an upload."""
 
     async def appender(self, upload_id: str) -> str | None:
-        """Who appends."""
+        """The present appender."""
 
     async def freeze(self, upload_id: str) -> Entry | None:
         """Let no part be written down any more, and no tail: the fence grows, unless it is frozen already. What is written

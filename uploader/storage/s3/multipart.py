@@ -189,8 +189,8 @@ class S3Endings(S3Parts):
     async def withdraw(
         self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
     ) -> None:
-        """Where their multipart upload is no more, it takes all of them: raises StorageFailed for some. `lost`: it counts
-        only as long as nobody else has begun another one."""
+        """Withdraw chunks. Where their multipart upload is no more, all of them: raises StorageFailed for some. `lost`:
+        it counts only as long as nobody else has begun another one."""
         seen = lost.seen if lost is not None else await self._ledger.entry(upload.id)
         if not isinstance(seen, Entry):
             raise Gone(upload.id)
@@ -309,8 +309,8 @@ class S3Endings(S3Parts):
 
     @asynccontextmanager
     async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
-        """Whoever came last has the right, as of those who append: the one before ends with Busy. Where two fill all the
-        same, rows decide whose chunks count."""
+        """Hold the right to fill. The last to come has it, as with appending: the one before ends with Busy. Where two
+        fill all the same, rows decide whose chunks count."""
         token = secrets.token_hex(16)
         pieces = await self._ledger.pieces(whole.id)
         if (not pieces and whole.size) or not await self._ledger.claim(whole.id, token):
