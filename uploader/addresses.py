@@ -23,7 +23,8 @@ _MYSQL_OPTIONS = frozenset({"charset", "unix_socket", "init_command", "sql_mode"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """How a server proves who it is, and this side if it has to. Files are PEM; without a `ca` those of the system count."""
+    """TLS to a server: its authorities, and the certificate of this side if it has to show one. Files are PEM; without
+    a `ca` those of the system count."""
 
     ca: str | None = None
     certificate: str | None = None
@@ -131,7 +132,8 @@ def _database(kind: RedisKind, text: str) -> int:
 
 
 def parse_mysql_url(url: str) -> Tls | None:
-    """How MySQL or MariaDB is spoken to. Raises ValueError with what is wrong with the URL, also with the files it names."""
+    """Return the TLS that a URL of MySQL or MariaDB asks for. Raises ValueError with what is wrong with the URL, also
+    with the files it names."""
     parts, options = _split(url)
     for_tls = "TLS is asked for by ssl_ca, the file of the certificate that vouches for the server's"
     _check_names(options, _MYSQL_OPTIONS | TLS_OPTIONS, for_tls)

@@ -64,8 +64,8 @@ def _children_of(process: int) -> Iterator[int]:
 
 
 def quotas(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[float]:
-    """How many cores' time this process may use, by each control group that it is in (cgroup-v2, cpu.max; of version 1,
-    cpu.cfs_quota_us)."""
+    """Return how many cores' time this process may use, by each control group that it is in (cgroup-v2, cpu.max; of
+    version 1, cpu.cfs_quota_us)."""
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""How values are spelt in settings and on the command line: each parser raises ValueError and says what it wants."""
+"""The spelling of values in settings and on the command line: each parser raises ValueError and says what it wants."""
 
 import ipaddress
 import re

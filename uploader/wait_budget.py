@@ -36,8 +36,8 @@ class WaitBudget:
         self._given_up: set[str] = set()
 
     def left(self, store: str, timeout_seconds: float) -> float:
-        """How long that store may take to answer; 0 if it was given up. A wait that ended longer ago than the time-out
-        is forgotten: some requests go on for hours."""
+        """Return how long that store may take to answer; 0 if it was given up. A wait that ended longer ago than the
+        time-out is forgotten: some requests go on for hours."""
         if self._until is not None and time.monotonic() - self._until > timeout_seconds:
             self._waited_seconds = 0.0
             self._worked_seconds.clear()
@@ -50,7 +50,7 @@ class WaitBudget:
         return max(timeout_seconds - self._waited_seconds + self._worked_seconds[store], least)
 
     def left_in_all(self) -> float | None:
-        """How long a store may take that works, though it has not answered; None: as long as it takes."""
+        """Return how long a store may take that works, though it has not answered; None: as long as it takes."""
         return max(IN_ALL_SECONDS - self._waited_seconds, 1.0) if self._given_up else None
 
     def note(self, began: float, short_seconds: float, worked: str = "") -> None:

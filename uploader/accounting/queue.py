@@ -246,7 +246,7 @@ class UploadQueue:
         return claims, all(looked == MAX_CLAIM for looked, _ in others)
 
     async def _look(self, limit: int, now_ms: int | None) -> tuple[int, list[Claim]]:
-        """How many due places were looked at, and what was claimed; a task that was pushed back is not."""
+        """Return how many due places were looked at, and what was claimed; a task that was pushed back is not."""
         arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix]
         reply = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
         looked, late_ms, lease_until_ms = reply[:3]
@@ -260,7 +260,7 @@ class UploadQueue:
         return await next_due(self._redis, self._keys, now_ms)
 
     async def pause_seconds(self) -> float:
-        """How long a worker may sleep that has nothing to do in this queue. Raises Unavailable."""
+        """Return how long a worker may sleep that has nothing to do in this queue. Raises Unavailable."""
         next_due = await self.next_due()
         return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
 

@@ -55,7 +55,8 @@ class Api:
         return await self._call("GET", "/config", _CONFIG)
 
     async def takes_batches(self) -> bool:
-        """Whether the server takes batches, files in one request, `if_exists` and `modified_at`, which came together."""
+        """Return whether the server takes batches, files in one request, `if_exists` and `modified_at`, which came
+        together."""
         try:
             await self._transport.request("POST", "/files/batch", content=EMPTY_ARCHIVE, headers=_TAR)
         except (ServerProblem, BadAnswer) as error:
@@ -178,11 +179,11 @@ class Api:
             seen.add(after)
 
     async def delete_below(self, prefix: str) -> int:
-        """How many there were. Raises ServerTooOld."""
+        """Delete files; return how many there were. Raises ServerTooOld."""
         return await self._change("delete", "DELETE", {"prefix": prefix})
 
     async def move_below(self, prefix: str, new_prefix: str) -> int:
-        """How many there were. Raises ServerTooOld."""
+        """Move files; return how many there were. Raises ServerTooOld."""
         return await self._change("move", "PATCH", {"prefix": prefix}, body={"prefix": new_prefix})
 
     async def file(self, file_id: str) -> model.File:

@@ -194,7 +194,7 @@ class AsyncClient:
         await self._api.cancel(upload_id)
 
     async def can_replace(self) -> bool:
-        """Whether the server knows `if_exists`; one before 0.2.0 does not. It is asked once."""
+        """Return whether the server knows `if_exists`; one before 0.2.0 does not. It is asked once."""
         return await self._shared.at_once_bytes(self._api) > 0
 
     # Downloading
@@ -356,7 +356,7 @@ class AsyncClient:
         await self._api.delete(file_id)
 
     async def usage(self) -> Usage:
-        """How much is used, and how much is left."""
+        """Ask how much is used, and how much is left."""
         return await self._api.usage()
 
 

@@ -64,7 +64,7 @@ def first_bytes(most_bytes_per_second: float | None) -> int:
 
 
 def bytes_for(length: int, seconds: float) -> int:
-    """How many bytes the next batch may have, after one of `length` bytes took so long."""
+    """Return how many bytes the next batch may have, after one of `length` bytes took so long."""
     return min(_MOST_BYTES, max(_LEAST_BYTES, int(length * _AIM_SECONDS / max(seconds, 1e-6))))
 
 

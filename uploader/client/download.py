@@ -1,4 +1,4 @@
-"""How files come back: from where an earlier run stopped, compared with their SHA-256, and only then under their names; and
+"""Downloads of files: from where an earlier run stopped, compared with their SHA-256, and only then under their names; and
 where each goes below a directory here.
 
 Refuses to believe the server: no name that it gives leads out of the directory that was chosen here.
@@ -169,7 +169,7 @@ def partial_of(file: File, target: Path) -> Iterator[Partial]:
 
 
 def _is_at(opened: BinaryIO, path: Path) -> bool:
-    """Whether the path still leads to what was opened: another run may have renamed it before it was locked."""
+    """Return whether the path still leads to what was opened: another run may have renamed it before it was locked."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(opened.fileno()), path.stat())
     return False

@@ -72,7 +72,7 @@ class Watcher:
         """A file is looked at, or sent."""
 
     def moved(self, local: LocalFile, progress: Progress) -> None:
-        """How far a file is that is sent for itself; those of a batch arrive together."""
+        """Called with the progress of a file that is sent for itself; those of a batch arrive together."""
 
     def ended(self, outcome: Outcome) -> None:
         """Called with the outcome of a file: of each that was begun, unless it is stopped, and of one whose name is

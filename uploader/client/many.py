@@ -1,4 +1,4 @@
-"""How many files become files on the server: what is unchanged is told, the small ones go in batches of which two are on
+"""Uploads of many files: unchanged ones are only told, the small ones go in batches of which two are on
 their way, the others each for itself, several at a time.
 
 Knows neither how a batch is made (`batch.py`) nor how one file is sent (`upload.py`).

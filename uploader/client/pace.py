@@ -1,4 +1,4 @@
-"""How fast the bytes of a client move, over all its connections together, and how patiently a call that fails is tried
+"""The rate of a client's bytes, over all its connections together, and the patience with which a call that fails is tried
 again. Knows no HTTP."""
 
 import asyncio
@@ -53,14 +53,14 @@ class Pace:
         self._taken_until = float("-inf")
 
     def piece_bytes(self, most_bytes: int) -> int:
-        """How much to move at once, if it would be so much without a limit."""
+        """Return how much to move at once, if it would be so much without a limit."""
         if self._bytes_per_second is None:
             return most_bytes
         fair = int(self._bytes_per_second * _PIECE_SECONDS)
         return min(most_bytes, _MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, fair))
 
     def connections(self, most: int) -> int:
-        """How many connections the rate is enough for."""
+        """Return how many connections the rate is enough for."""
         if self._bytes_per_second is None:
             return most
         return max(1, min(most, int(self._bytes_per_second / _CONNECTION_BYTES_PER_SECOND)))
@@ -90,7 +90,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a call that fails for the moment is tried again, and how often."""
+    """The patience with a call that fails for the moment: how long it is tried again, and how often."""
 
     give_up_after_seconds: float = 300.0
     first_pause_seconds: float = 0.25

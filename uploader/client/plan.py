@@ -55,7 +55,7 @@ class Queue:
         self._held = 1 if hold_last else 0
 
     def __len__(self) -> int:
-        """How many were not taken yet."""
+        """Return how many were not taken yet."""
         return len(self._numbers)
 
     def take(self) -> int | None:

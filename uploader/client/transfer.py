@@ -54,7 +54,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Speed:
-    """How fast a figure grows, over the last ten seconds."""
+    """The growth of a figure, over the last ten seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
@@ -192,7 +192,7 @@ class AsyncTransfer(Generic[T]):
                 await self._discard()
 
     async def _end(self, ending: Stopped) -> bool:
-        """Whether it was this call that ended it."""
+        """End it; return whether it was this call that did."""
         if self._task.done():
             return False
         self._ending = self._ending or ending

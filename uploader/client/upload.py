@@ -1,4 +1,4 @@
-"""How one source becomes a file on the server: in one request if it is small, hashed first and sent in chunks if it is
+"""The upload of one source: in one request if it is small, hashed first and sent in chunks if it is
 larger, opened first if it is large.
 
 The server's list of missing chunks is the truth at every step, so a run that was killed is simply run again. `Sending`
@@ -40,9 +40,9 @@ _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
 
 
 class Changes:
-    """Whether one source can be sent as what changed: it replaces a file that is there, the server tells what that is made
-    of, and goes on taking instructions. Whatever is in the way, everything is sent. The server is asked when it is to be
-    sent, and once."""
+    """The changes of one source, if they can be sent alone: it replaces a file that is there, the server tells what
+    that is made of, and goes on taking instructions. Whatever is in the way, everything is sent. The server is asked
+    when it is to be sent, and once."""
 
     def __init__(self, api: Api, source: Source, name: str, *, wanted: bool) -> None:
         """`wanted`: whether it replaces what has the name, and nobody asked for all of it to be sent."""
@@ -198,7 +198,7 @@ class Sending(Struct, frozen=True):
 
 
 def begins_anew(error: errors.ServerProblem) -> bool:
-    """Whether an upload ended, or can't go on, for a reason that a new one does not have."""
+    """Return whether an upload ended, or can't go on, for a reason that a new one does not have."""
     if error.code == "upload-gone":
         return error.fields.get("reason") in ("expired", "md5-mismatch", "sha256-mismatch")
     return error.code in ("md5-mismatch", "sha256-mismatch", "md5-conflict", "sha256-conflict", "bytes-conflict")
@@ -329,7 +329,7 @@ class Uploading:
         return file
 
     async def _goes_at_once(self, digests: Digests) -> bool:
-        """Whether one request is the shortest way: not if a small question may spare the bytes."""
+        """Return whether one request is the shortest way: not if a small question may spare the bytes."""
         size = self._source.size
         if not size or size > self._at_once_bytes:
             return False

@@ -249,7 +249,8 @@ def is_retried(error: Exception) -> bool:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether a MySQL is there and refuses the connection, or is not the one that was meant: waiting does not help."""
+    """Return whether a MySQL is there and refuses the connection, or is not the one that was meant: waiting does not
+    help."""
     if _code(error) in _MYSQL_REFUSALS:
         return True
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
@@ -264,7 +265,7 @@ def unfitness(error: BaseException | None) -> str | None:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether SQLite can't read a page or a row, or finds another row than an index says."""
+    """Return whether SQLite can't read a page or a row, or finds another row than an index says."""
     original = getattr(error, "orig", None)
     # The sum of right figures has one.
     return str(original) == "integer overflow" or code_of(original) == sqlite3.SQLITE_CORRUPT

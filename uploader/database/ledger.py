@@ -127,7 +127,7 @@ async def _rows_of(connection: AsyncConnection, query: Executable, values: Value
 
 
 async def _changes(connection: AsyncConnection, statement: Executable, values: Values) -> bool:
-    """Whether there is such a row."""
+    """Return whether there is such a row."""
     return await changed(connection, statement, **values) > 0
 
 

@@ -53,7 +53,7 @@ class Hello:
     asked_at: float
 
     def knows(self, session: Session) -> bool:
-        """Whether it still works for a connection. Of those that were made meanwhile nothing is known."""
+        """Return whether it still works for a connection. Of those that were made meanwhile nothing is known."""
         return session.made_at > self.asked_at or (session.server == self.server and session.number in self.numbers)
 
 
@@ -250,7 +250,8 @@ class Mysql:
 
 
 async def is_read_only(connection: AsyncConnection) -> bool:
-    """Whether the server takes no writes; super_read_only implies it. A replica does not, nor a primary that was demoted."""
+    """Return whether the server takes no writes; super_read_only implies it. A replica does not, nor a primary that was
+    demoted."""
     return _is_on((await connection.exec_driver_sql(_READ_ONLY)).scalar_one())
 
 

@@ -133,7 +133,7 @@ async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: boo
 
 
 async def is_inserted(connection: AsyncConnection, upload_id: str) -> bool:
-    """Whether an upload has a row; an error that is retried while a transaction that inserts one has not ended."""
+    """Return whether an upload has a row; an error that is retried while a transaction that inserts one has not ended."""
     query = sa.select(_UPLOADS.id).where(_UPLOADS.id == upload_id).with_for_update(nowait=True)
     return (await connection.execute(query)).first() is not None
 
@@ -433,7 +433,7 @@ async def _first_concatenation(
 
 
 async def is_concatenation(connection: AsyncConnection, user_id: str, concatenation_id: str) -> bool:
-    """Whether there is, or was, such a concatenation of a user."""
+    """Return whether there is, or was, such a concatenation of a user."""
     query = sa.select(_PLANS.id).where(_PLANS.id == concatenation_id, _PLANS.user_id == user_id)
     return (await connection.execute(query)).first() is not None
 

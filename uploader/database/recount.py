@@ -342,7 +342,7 @@ async def _broken_texts(connection: AsyncConnection, table: str, column: str) ->
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is UTF-8 without control characters, which no name has."""
+    """Return whether it is UTF-8 without control characters, which no name has."""
     try:
         return not any(character < " " for character in bytes(value).decode())
     except (TypeError, UnicodeDecodeError):

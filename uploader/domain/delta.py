@@ -38,7 +38,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How long a piece is, in bytes."""
+    """The bounds of a piece's length, in bytes."""
 
     min: int
     avg: int
@@ -94,7 +94,7 @@ class Pieces:
         return self._starts[number], self._starts[number + 1] - self._starts[number]
 
     def fit(self, numbers: list[int], contents: list[bytes]) -> bool:
-        """Whether these are the bytes of these pieces."""
+        """Return whether these are the bytes of these pieces."""
         return all(self._fits(*each) for each in zip(numbers, contents, strict=True))
 
     def _fits(self, number: int, content: bytes) -> bool:

@@ -28,7 +28,7 @@ class TailObject:
 
 @dataclass(frozen=True, slots=True)
 class SavedDigest:
-    """How far the digests of an upload have come, with the state to go on from; or what they are (`digests`)."""
+    """The position of an upload's digests, with the state to go on from; or what they are (`digests`)."""
 
     position: int
     state: bytes

@@ -39,11 +39,11 @@ class Room:
         return max(0, self.total_bytes - self.floor_bytes)
 
     def fits(self, size: int) -> bool:
-        """Whether a file of `size` bytes may be opened; an empty one may only while the floor is kept."""
+        """Return whether a file of `size` bytes may be opened; an empty one may only while the floor is kept."""
         return self.free_bytes - self.promised_bytes - size >= self.floor_bytes
 
     def lacking_bytes(self, size: int) -> int:
-        """How much of the trash has to give way for a file of `size` bytes."""
+        """Return how much of the trash has to give way for a file of `size` bytes."""
         needed = self.floor_bytes + self.promised_bytes + size
         return max(0, needed - (self.free_bytes - self.trash_bytes))
 
@@ -70,7 +70,7 @@ class Usage:
         return max(0, self.total_space - self.use_space_finished - self.reserved)
 
     def fits(self, size: int) -> bool:
-        """Whether a file of `size` bytes may be opened; an empty one may only while nothing is over the total."""
+        """Return whether a file of `size` bytes may be opened; an empty one may only while nothing is over the total."""
         return size <= self.total_space - self.use_space_finished - self.reserved
 
     def refusal(self, requested: int) -> QuotaExceeded:

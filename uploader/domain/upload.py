@@ -39,7 +39,7 @@ class ChunkSizes:
 
 
 def chunk_count(size: int, chunk_size: int) -> int:
-    """How many chunks a file of `size` bytes has; none if it is empty."""
+    """Return how many chunks a file of `size` bytes has; none if it is empty."""
     return -(-size // chunk_size)
 
 
@@ -236,17 +236,17 @@ class Upload:
 
     @property
     def needs_md5(self) -> bool:
-        """Whether its MD5 has to be known when it becomes a file."""
+        """Return whether its MD5 has to be known when it becomes a file."""
         return self.computes_md5 or self.md5 is not None
 
     @property
     def is_part(self) -> bool:
-        """Whether it never becomes a file of its own, and waits for its whole once it is complete."""
+        """Return whether it never becomes a file of its own, and waits for its whole once it is complete."""
         return self.kind is UploadKind.PART
 
     @property
     def is_whole(self) -> bool:
-        """Whether its bytes come from its parts, and nobody may send any."""
+        """Return whether its bytes come from its parts, and nobody may send any."""
         return self.kind is UploadKind.WHOLE
 
 

@@ -193,7 +193,7 @@ class SinkList(Struct):
 
 
 class Replayed(Struct):
-    """How many deliveries are due again."""
+    """The number of deliveries that are due again."""
 
     deliveries: int
 

@@ -86,7 +86,7 @@ class ClientConfig(Struct):
 
 
 class Check(Struct):
-    """Whether one thing the server depends on works."""
+    """The health of one thing that the server depends on."""
 
     ok: bool
     reason: str | None = None

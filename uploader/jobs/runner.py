@@ -113,7 +113,7 @@ class Pause:
         self._last = (clock.now().timestamp(), clock.monotonic())
 
     def active(self) -> bool:
-        """Whether to wait. A suspended machine shows as a jump, a run that failed for long as an outage."""
+        """Return whether to wait. A suspended machine shows as a jump, a run that failed for long as an outage."""
         wall, steady = self._clock.now().timestamp(), self._clock.monotonic()
         wall_passed, steady_passed = wall - self._last[0], steady - self._last[1]
         self._last = (wall, steady)

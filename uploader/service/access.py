@@ -114,7 +114,7 @@ class Accounts:
         return identity
 
     def knows(self, token: str) -> bool:
-        """Whether this token was right when it was last shown to this process."""
+        """Return whether this token was right when it was last shown to this process."""
         return self._believed.remembers(_hash(token))
 
     async def admit(self, user_id: str, total_space: int | None = None) -> None:

@@ -242,7 +242,7 @@ async def _opened(opening: Awaitable[OpenBlob]) -> AsyncIterator[int]:
 
 
 def _remove_old(directory: BackupDirectory, keeps: int) -> tuple[int, int]:
-    """Return how many backups were removed, and how many blobs that no other one names."""
+    """Remove old backups; return how many, and how many blobs that no other one names."""
     stamps = directory.stamps()
     old, kept = stamps[:-keeps], stamps[-keeps:]
     try:

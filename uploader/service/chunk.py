@@ -292,7 +292,8 @@ class Receiving:
                 return still_merging
 
     async def acknowledge(self, stored: Stored) -> bool:
-        """Whether a chunk that counts is new: of these bytes. Then its sender waits for the digests. Raises Unavailable."""
+        """Return whether a chunk that counts is new: of these bytes. Then its sender waits for the digests. Raises
+        Unavailable."""
         self.check_database()
         result = stored.result
         new = stored.written

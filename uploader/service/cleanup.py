@@ -59,7 +59,7 @@ _FACT = "kept strays"
 
 
 def is_settled(found: Found, now: datetime) -> bool:
-    """Whether nothing is on its way there any more."""
+    """Return whether nothing is on its way there any more."""
     return found.changed_at < now.timestamp() - _SETTLED_SECONDS
 
 

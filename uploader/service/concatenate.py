@@ -248,7 +248,7 @@ class Concatenations:
     # Asking, taking back
 
     async def is_whole(self, target: Target) -> bool:
-        """Whether this is a whole, finished or not: nobody appends to it."""
+        """Return whether this is a whole, finished or not: nobody appends to it."""
         return await self.database.read(queries.is_concatenation, target.user_id, target.upload_id or "", brief=True)
 
     async def status(self, target: Target) -> WholeStatus:

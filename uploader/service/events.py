@@ -38,7 +38,7 @@ _PREFIX = "sink off "
 
 
 async def is_off(connection: Connection, sink: str) -> bool:
-    """Whether a sink said that it wants no more events (410): a fact, until somebody puts it in force again."""
+    """Return whether a sink said that it wants no more events (410): a fact, until somebody puts it in force again."""
     return await meta.fact(connection, f"{_PREFIX}{sink}") is not None
 
 
@@ -61,8 +61,8 @@ Condition = Literal["in-force", "late", "off", "unnamed"]
 
 
 class SinkFigures(Struct):
-    """How far a sink is: what waits and what is dead, of which 10,000 stand for more, and how old the oldest is that waits.
-    `last_error`: why it has not taken one of them."""
+    """The figures of a sink: what waits and what is dead, of which 10,000 stand for more, and how old the oldest is
+    that waits. `last_error`: why it has not taken one of them."""
 
     sink: str
     condition: Condition

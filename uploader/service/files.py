@@ -169,7 +169,7 @@ class Folders:
         return page, place_of(page[-1]) if len(found) > limit else None
 
     async def delete(self, user_id: str, selection: Selection) -> int:
-        """Return how many files that were."""
+        """Delete files; return how many that were."""
         deleted = 0
         async for files in self._selected(user_id, selection):
             deleted += await self.database.transact(transactions.files.delete_files, files)

@@ -1,4 +1,4 @@
-"""Whether what the server depends on works, and what is stored is what it should be: for load balancers, for gauges,
+"""The health of what the server depends on, and of what is stored: for load balancers, for gauges,
 and for the person who asks why not."""
 
 import asyncio
@@ -77,7 +77,7 @@ _STORAGE_CHECK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Whether a part works, and what is to be said of it: why it does not, or what could lose data though it does."""
+    """The health of a part, and the reason: why it does not work, or what could lose data though it does."""
 
     ok: bool
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""Whether the store, the database and Redis belong together: each says of which installation it is.
+"""Checks that the store, the database and Redis belong together: each says of which installation it is.
 
 Made by the first start, in an order that a crash may break off anywhere: proposed in the store, put into the database, where
 the first one stands, then settled in the store. A store that says nothing though another one does is a forgotten or a lost

@@ -150,7 +150,7 @@ def _end_of(tail: Tail | None, upload: Upload) -> int | None:
 
 
 def has_more(snapshot: AuditedUpload, stored: PresentChunks) -> bool:
-    """Whether Redis has bits of chunks that are not on the map, or a tail that is not."""
+    """Return whether Redis has bits of chunks that are not on the map, or a tail that is not."""
     on_map = to_bitmap(stored.present)
     if any(bits & ~of_map for bits, of_map in zip_longest(snapshot.bitmap, on_map, fillvalue=0)):
         return True

@@ -128,7 +128,7 @@ class Scrubbing:
             return None
 
     async def _lease(self) -> bool:
-        """Whether this worker is the one, for a while from now on. One content may take longer: then two read."""
+        """Return whether this worker is the one, for a while from now on. One content may take longer: then two read."""
         now = self.clock.now()
         lease = partial(meta.lease, now=now, until=now + timedelta(seconds=_LEASE_SECONDS))
         try:

@@ -230,7 +230,8 @@ class _Group:
         self.bytes += body.length
 
     def takes(self, new: NewFile, body: Body) -> bool:
-        """Whether one more still belongs to it. One name is in it once, so that files of one name come in their order."""
+        """Return whether one more still belongs to it. One name is in it once, so that files of one name come in their
+        order."""
         if not self.files:
             return True
         if new.name in self.names:

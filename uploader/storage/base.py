@@ -90,7 +90,7 @@ class Digests:
     sha256: str
 
     def are(self, md5: str | None, sha256: str | None) -> bool:
-        """Whether they are what was claimed; None: anything."""
+        """Return whether they are what was claimed; None: anything."""
         return md5 in (None, self.md5) and sha256 in (None, self.sha256)
 
 
@@ -217,7 +217,7 @@ class Appender(Protocol):
 
     @property
     def is_claimed(self) -> bool:
-        """Whether somebody else wants it: whoever has it ends soon."""
+        """Return whether somebody else wants it: whoever has it ends soon."""
 
     async def read_map(self) -> PresentChunks:
         """Which chunks are stored; those before the first gap are durable, and so is the tail. Raises Gone, Unverified."""
@@ -258,7 +258,7 @@ class Arrival:
         return self.digests.sha256
 
     def compare(self) -> bool:
-        """Whether it is what it was claimed to be, once it was digested; else it has the error."""
+        """Return whether it is what it was claimed to be, once it was digested; else it has the error."""
         assert self.digests is not None
         if self.md5 not in (None, self.digests.md5):
             self.error = Md5Mismatch(expected=self.md5, actual=self.digests.md5)
@@ -384,7 +384,7 @@ class UploadBytes(ABC):
         """Let the digests be computed anew from the bytes that are stored, none of which is bad. Raises Gone, Busy."""
 
     async def digested_bytes(self, upload: Upload) -> int:
-        """How far its digests have come, whoever computes them. Raises Gone."""
+        """Return how far its digests have come, whoever computes them. Raises Gone."""
         return 0
 
     async def keep_pace(self, upload: Upload, number: int) -> None:
@@ -547,7 +547,7 @@ class Housekeeping(ABC):
 
     @abstractmethod
     async def holds_chunks(self, found: Found) -> bool:
-        """Whether an upload that a list met has chunks, also where its map is damaged."""
+        """Return whether an upload that a list met has chunks, also where its map is damaged."""
 
     @abstractmethod
     async def remove(self, found: Found) -> bool:

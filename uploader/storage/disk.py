@@ -210,9 +210,9 @@ class Directory:
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
 
     def has(self, path: str, opened: os.stat_result, *, unchanged: bool = False) -> bool:
-        """Whether a path below this directory leads to a file that was opened. It may lead through a symlink: nothing is
-        opened by it. `unchanged`: nobody wrote to it, linked or unlinked it since; of one that is closed, the number of its
-        inode alone may be another file's by now."""
+        """Return whether a path below this directory leads to a file that was opened. It may lead through a symlink:
+        nothing is opened by it. `unchanged`: nobody wrote to it, linked or unlinked it since; of one that is closed,
+        the number of its inode alone may be another file's by now."""
         try:
             found = os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -289,7 +289,7 @@ def close_to_others(paths: Iterable[Path]) -> bool:
 
 
 def _close_to_others(path: Path) -> bool | None:
-    """Whether they have no access any more; None if they had none."""
+    """Return whether they have no access any more; None if they had none."""
     try:
         # It opens nothing: to close a file that SQLite has open would give up SQLite's locks.
         descriptor = os.open(path, os.O_PATH | _SAFE)
@@ -350,7 +350,7 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 
 def holds(descriptor: int, pieces: Iterable[memoryview], offset: int, length_bytes: int) -> bool:
-    """Whether the bytes from `offset` on are the first ones of these pieces."""
+    """Return whether the bytes from `offset` on are the first ones of these pieces."""
     for piece in pieces:
         for start in range(0, min(len(piece), length_bytes), _COMPARED_BYTES):
             part = piece[start : min(start + _COMPARED_BYTES, length_bytes)]
@@ -404,7 +404,7 @@ def unlock(descriptor: int, start: int, length: int) -> None:
 
 
 def is_locked(descriptor: int, start: int, length: int) -> bool:
-    """Whether another descriptor holds any of the range. The look takes no lock, so it holds up no other process."""
+    """Return whether another descriptor holds any of the range. The look takes no lock, so it holds up no other process."""
     lock = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
     kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock))[0]
     return kind != fcntl.F_UNLCK

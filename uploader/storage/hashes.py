@@ -138,7 +138,7 @@ def identify(arrival: Arrival) -> bool:
 
 
 def states_are_portable() -> bool:
-    """Whether another process can go on from a state of this one."""
+    """Return whether another process can go on from a state of this one."""
     return _library() is not None
 
 

@@ -38,7 +38,7 @@ class Profile(Struct, frozen=True):
 
     @property
     def is_readable_on_the_way(self) -> bool:
-        """Whether the token goes to another machine without TLS. Raises ValueError if the URL is none."""
+        """Return whether the token goes to another machine without TLS. Raises ValueError if the URL is none."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if self.token is None or parts.scheme != "http":

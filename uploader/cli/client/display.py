@@ -267,7 +267,7 @@ def reporter_of_terminal() -> Reporter:
 
 
 def _is_own_terminal() -> bool:
-    """Whether nobody else writes to the terminal for us."""
+    """Return whether nobody else writes to the terminal for us."""
     try:
         stdout, stderr = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):  # it is closed
@@ -377,7 +377,7 @@ class Bars(Reporter):
 
 
 def total_words(figures: Figures) -> tuple[str, str, str, str]:
-    """How many files, how much, how fast, how long."""
+    """Say how many files, how much, how fast, how long."""
     planned = figures.planned
     return (
         f"{figures.over_files} of {events.count_of_files(planned.files)}",

@@ -56,7 +56,7 @@ class Started(Event, tag="started"):
 
 
 class Moving(Event, tag="progress"):
-    """How far a file is, at most twice a second. Figures are bytes; `moved_bytes` are those of this run."""
+    """The progress of a file, at most twice a second. Figures are bytes; `moved_bytes` are those of this run."""
 
     path: str
     name: str
@@ -444,7 +444,7 @@ def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
 
 
 def is_by_the_way(event: Event) -> bool:
-    """Whether it is no result, which standard output is for."""
+    """Return whether it is no result, which standard output is for."""
     summaries = TransferSummary | SyncSummary
     return isinstance(event, Failed | NamesRefused | Retrying | Skipped | Interrupted | Noted | summaries)
 

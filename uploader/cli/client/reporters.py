@@ -1,4 +1,4 @@
-"""How events reach whoever runs a client command: as words, as JSON lines, or hardly at all (bars are in `display.py`); and
+"""Reporters of the events of a client command: as words, as JSON lines, or hardly at all (bars are in `display.py`); and
 how what happens to many files becomes events, each for itself, or those of a folder together."""
 
 import sys

@@ -170,7 +170,7 @@ def delete_file(root: Path, path: str, seen: os.stat_result) -> None:
 
 
 def delete_folder(root: Path, path: str) -> bool:
-    """Whether it was empty, and is gone. Raises LeadsOutside, Unwritable."""
+    """Delete a folder if it is empty; return whether it is gone. Raises LeadsOutside, Unwritable."""
     here = _inside(root, path)
     try:
         here.rmdir()
@@ -208,7 +208,7 @@ class SyncTelling(FileTelling):
         return max(0, self.sums.files - self.sums.moved - self.sums.present - self.sums.failed)
 
     def is_well(self, waiting: int = 0) -> bool:
-        """Whether nothing failed, and no more is left than those that wait for something."""
+        """Return whether nothing failed, and no more is left than those that wait for something."""
         return not self.codes and self.left == waiting
 
     def ended(self, outcome: Outcome) -> None:
@@ -249,7 +249,7 @@ class SyncTelling(FileTelling):
             self.fail(path, NoSuchFile(f"there is no {shown_path(path)} in the source"), is_file=False)
 
     def may_delete(self, source: str, count: int, *, is_empty: bool, waiting: int = 0) -> bool:
-        """Whether so many may be deleted, as it is sure that the source has not got them; tells why not."""
+        """Return whether so many may be deleted, as it is sure that the source has not got them; tells why not."""
         kept = f"none of {events.count_of_files(count)} at the target is deleted"
         if count and is_empty:  # it is rather not mounted, or another one than was meant
             error = ClientError(f"the source has no files, so {kept}", code="source-empty")

@@ -1,4 +1,4 @@
-"""How a command runs: its settings, what it needs started, and errors as one line and an exit code.
+"""The frame of a command: its settings, what it needs started, and errors as one line and an exit code.
 
 Imports are inside the functions, so that `--help` and the start of the server are quick.
 """

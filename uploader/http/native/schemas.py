@@ -88,7 +88,7 @@ class Move(Struct, forbid_unknown_fields=True):
 
 
 class MakeLink(Struct, forbid_unknown_fields=True):
-    """How long a link is to work."""
+    """A link to make, with its lifetime."""
 
     expires_in: (
         Annotated[int, Meta(ge=1, le=2592000, description="Seconds, 300 if not said; the server may give less.")]

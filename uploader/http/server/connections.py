@@ -427,7 +427,7 @@ class Senders:
 
 
 def _send(socket: int, file: int, offset: int, end: int) -> tuple[int, bytes]:
-    """Return how many bytes went at one go, and the ones after them if the socket is full. In a thread."""
+    """Send a turn of bytes; return how many went at one go, and the ones after them if the socket is full. In a thread."""
     start, stop = offset, min(end, offset + _TURN_BYTES)
     while offset < stop:
         try:

@@ -195,7 +195,7 @@ def parse_map(content: bytes, shape: MapShape, data_bytes: int | None, written_a
 
 
 def is_last_chunk(tail: Tail, shape: MapShape) -> bool:
-    """Whether a tail of an upload whose length was not known is all of its last chunk, now that it is."""
+    """Return whether a tail of an upload whose length was not known is all of its last chunk, now that it is."""
     last = shape.chunk_count - 1
     return tail.number == last and tail.length == chunk_length(last, shape.size, shape.chunk_size)
 
@@ -239,12 +239,12 @@ def is_tainted(record: bytes) -> bool:
 
 
 def holds_chunks(content: bytes) -> bool:
-    """Whether a map, whose header may be damaged, has the record of a chunk that is there, or of a tail."""
+    """Return whether a map, whose header may be damaged, has the record of a chunk that is there, or of a tail."""
     return _PRESENT in content[MAP_RECORDS_OFFSET::MAP_RECORD_LENGTH] or _parse_tail(content) is not None
 
 
 def are_present(records: bytes, count: int) -> bool:
-    """Whether these are the records of `count` chunks that are all there."""
+    """Return whether these are the records of `count` chunks that are all there."""
     return records[::MAP_RECORD_LENGTH] == bytes([_PRESENT]) * count
 
 
@@ -410,7 +410,8 @@ class ChunkFiles:
         return held
 
     def _write_missing(self, files: OpenFiles, upload: Upload, number: int, body: Body | None, start: int) -> bool:
-        """Whether the chunk had to be written. Raises Unverified, Gone, Busy, BytesConflict."""
+        """Write the chunk unless it is there; return whether it was missing. Raises Unverified, Gone, Busy,
+        BytesConflict."""
         record = map_record_offset(number)
         header = disk.read(files.map, MAP_RECORDS_OFFSET, 0)
         boot_id = boot_id_of(header, shape_of(upload))

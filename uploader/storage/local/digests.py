@@ -124,7 +124,8 @@ class Follower(Following):
         return self._looks_in_vain < LOOKS_IN_VAIN and not self._is_hurried
 
     def keeps_waiting(self, offset: int, begun: int) -> bool:
-        """Whether the sender of the chunk at `offset` has to wait on; the digests were at `begun` when it began to."""
+        """Return whether the sender of the chunk at `offset` has to wait on; the digests were at `begun` when it began
+        to."""
         if self.position is None:
             return False
         return offset - self.position > NEAR_BYTES and self.position - begun < NEARER_BYTES
@@ -384,7 +385,7 @@ class DigestFiles:
             return _read(descriptor)
 
     def position(self, upload: Upload) -> int:
-        """How far the digests were when they were saved last, in bytes. Raises Gone."""
+        """Return how far the digests were when they were saved last, in bytes. Raises Gone."""
         match saved := self._saved(upload):
             case chunks.SavedProgress():
                 is_current = saved.generation >= upload.generation and saved.boot_id == self._boot_id
@@ -452,7 +453,7 @@ class LockedDigests:
                     self._hashes = restored
 
     def _are_recorded(self, position: int) -> bool:
-        """Whether a position is the end of a chunk, and all chunks before it are on the map."""
+        """Return whether a position is the end of a chunk, and all chunks before it are on the map."""
         count, rest = divmod(position, self._upload.chunk_size)
         if rest and position == self._upload.extent:
             count, rest = count + 1, 0

@@ -268,8 +268,8 @@ def hash_from(bucket: Bucket, key: str, hashes: PrefixHashes, until: int, check_
 
 
 def consists_of(bucket: Bucket, key: str, parts: Sequence[tuple[int, str]], check_stopping: Callable[[], None]) -> bool:
-    """Whether an object is these parts, one after the other: their lengths, and their ETags where these are MD5s. Raises
-    StorageFailed, Stopping."""
+    """Return whether an object is these parts, one after the other: their lengths, and their ETags where these are
+    MD5s. Raises StorageFailed, Stopping."""
     position = 0
     stat = bucket.head(key)
     if stat is None or stat.size != sum(length for length, _ in parts):

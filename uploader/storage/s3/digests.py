@@ -125,7 +125,7 @@ class Prefix(Following):
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether it is somebody else who has the chunk that is next, or nobody."""
+        """Return whether it is somebody else who has the chunk that is next, or nobody."""
         return bool(self.waiting) and self.following is None
 
     @property
@@ -150,7 +150,7 @@ class Prefix(Following):
         self.tell_senders()
 
     def is_far(self) -> bool:
-        """Whether much is left to hash, and something is hashed."""
+        """Return whether much is left to hash, and something is hashed."""
         comes_nearer = self.is_running or (self.is_watched and self.is_shared)
         return comes_nearer and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES
 
@@ -248,7 +248,7 @@ class S3Digests(Store):
         return True
 
     def _state_with(self, offer: OfferedPart) -> SavedDigest | None:
-        """How far the digests have come once the chunk of an offer counts; None: no further than what is saved."""
+        """Return how far the digests have come once the chunk of an offer counts; None: no further than what is saved."""
         prefix = offer.prefix
         if prefix is None:
             return None
@@ -378,7 +378,7 @@ class S3Digests(Store):
             self._go_on(prefix)
 
     async def _save_digests(self, prefix: Prefix) -> bool:
-        """Whether that worked. It is no matter if it fails."""
+        """Save the digests; return whether that worked. It is no matter if it fails."""
         state = sealed(prefix.upload.id, prefix.fence, prefix.hashes)
         try:
             await self._ledger.save_digest(prefix.upload.id, prefix.fence, state)

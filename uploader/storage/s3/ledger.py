@@ -68,7 +68,7 @@ class Ledger(Protocol):
         """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""
 
     async def digest(self, upload_id: str, beyond_bytes: int) -> SavedDigest | None:
-        """How far the digests have come, durably; None where that is no more than so many bytes."""
+        """Return how far the digests have come, durably; None where that is no more than so many bytes."""
 
     async def forget_digest(self, upload_id: str) -> None:
         """Let them be computed anew."""

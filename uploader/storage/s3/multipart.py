@@ -42,7 +42,7 @@ _AGAIN = "completed again"
 
 
 class S3Endings(S3Parts):
-    """How open uploads of the store end, and what of them is taken back."""
+    """The ends of open uploads of the store, and what of them is taken back."""
 
     async def digest(self, upload: Upload) -> Digests:
         """Raises Busy if chunks were withdrawn meanwhile, StorageFailed if S3 does not have what was acknowledged."""
@@ -60,9 +60,9 @@ class S3Endings(S3Parts):
         return await self._digest(upload, entry, key, PrefixHashes(with_md5=upload.needs_md5))
 
     async def _known(self, upload: Upload, entry: Entry, *, is_ours: bool) -> PrefixHashes:
-        """How far the digests have come without reading. Those of chunks that came have the fence before the one of the
-        freezing, and the bytes of their rows: what somebody else has completed, who was asleep, may be of before. Of that
-        only what was read counts, which was saved since."""
+        """Return how far the digests have come without reading. Those of chunks that came have the fence before the one
+        of the freezing, and the bytes of their rows: what somebody else has completed, who was asleep, may be of
+        before. Of that only what was read counts, which was saved since."""
         came = await self._take_hashes(upload, entry)
         read = restored(entry.digest, upload, entry.fence)
         return (came if is_ours else None) or read or PrefixHashes(with_md5=upload.needs_md5)
@@ -118,8 +118,9 @@ class S3Endings(S3Parts):
         return await self.threads.long_hashing.run(consists_of, self._bucket, key, etags, self.check_stopping)
 
     async def _complete_multipart(self, upload: Upload, multipart: Multipart, etags: Sequence[str]) -> bool:
-        """Whether it was this one who did it. Whatever a server says of it: nothing else ever has this key, so what is there
-        under it is the whole. Of two that complete it at once, some servers refuse one before there is anything."""
+        """Complete it; return whether it was this one who did it. Whatever a server says of it: nothing else ever has
+        this key, so what is there under it is the whole. Of two that complete it at once, some servers refuse one
+        before there is anything."""
         for pause_seconds in (*_PAUSES_SECONDS, None):
             try:
                 await self._requests.run(self._bucket.complete, multipart.key, multipart.id, etags)

@@ -133,7 +133,7 @@ class S3Parts(S3Digests):
     async def _store_chunk(
         self, upload: Upload, entry: Entry, number: int, body: Body, tail: TailObject | None
     ) -> bool:
-        """Whether it counts; False: somebody else was faster."""
+        """Store a chunk; return whether it counts. False: somebody else was faster."""
         if body.length < chunk_length(number, upload.extent, upload.chunk_size):
             return await self._replace_tail(upload, entry, number, body, tail)
         offer, written = self._offer(upload, entry, number, body), False
