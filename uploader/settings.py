@@ -264,7 +264,7 @@ class Settings:
             given, missing = halves if self.s3_secret_access_key is None else halves[::-1]
             problems.append(f"UPLOADER_S3_{given}: needs UPLOADER_S3_{missing}")
         for name, value in (("ENDPOINT", self.s3_endpoint), ("ACCESS_KEY_ID", self.s3_access_key_id)):
-            # Whoever forgets it would fill the disk.
+            # Forgetting it would fill the disk.
             if value is not None and self.storage is None:
                 problems.append(f"UPLOADER_S3_{name}: needs UPLOADER_STORAGE")
         return problems
@@ -283,7 +283,7 @@ class Settings:
             problems.append("UPLOADER_TRUSTED_HEADER: needs UPLOADER_TRUSTED_PROXIES")
         if self.auth == "none" and self.trusted_header is not None:
             problems.append(
-                "UPLOADER_TRUSTED_HEADER: whoever lacks it would be an administrator, by UPLOADER_AUTH=none"
+                "UPLOADER_TRUSTED_HEADER: a request without it would be an administrator's, by UPLOADER_AUTH=none"
             )
         if "*" in (self.cors_origins or ()) and (self.auth == "none" or self.trusted_header is not None):
             problems.append("UPLOADER_CORS_ORIGINS: '*' would let any page act for a user who needs no token")

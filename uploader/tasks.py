@@ -57,13 +57,13 @@ async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class OnePerKey(Generic[T]):
-    """One piece of work at a time for each key: whoever asks meanwhile waits for the same."""
+    """One piece of work at a time for each key: callers that ask meanwhile wait for the same."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Future[T]] = {}
 
     async def run(self, key: str, begin: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of the work, which goes on when whoever asked for it goes away."""
+        """Return the result of the work, which goes on when its caller goes away."""
         work = self._under_way.get(key)
         if work is None:
             work = self._under_way[key] = asyncio.ensure_future(begin())

@@ -52,9 +52,9 @@ def _is_loopback(host: str) -> bool:
 
 def warn_of_settings(settings: Settings) -> None:
     if settings.instant == "trust":
-        logger.warning("UPLOADER_INSTANT=trust: whoever knows the MD5 and size of a file can get it")
+        logger.warning("UPLOADER_INSTANT=trust: any user who knows the MD5 and size of a file can get it")
     if settings.auth == "jwt" and (settings.jwt_jwks or "").startswith("http://"):
-        logger.warning("UPLOADER_JWT_JWKS: over plain http whoever is on the way can put in keys of their own")
+        logger.warning("UPLOADER_JWT_JWKS: over plain http an attacker on the way can put in keys of their own")
     if settings.auth == "jwt" and settings.jwt_jwks is not None and settings.jwt_audience is None:
         logger.warning("UPLOADER_JWT_AUDIENCE is not set: tokens that its issuer made for others are taken, too")
 

@@ -28,7 +28,7 @@ class Later(click.Command):
 
 
 class Commands(click.Group):
-    """The commands in two lists: whoever uploads need not know those of the server."""
+    """The commands in two lists: a user who uploads need not know those of the server."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -125,7 +125,7 @@ class AsyncClient:
     def go_on(
         self, upload: Upload, source: Uploadable, *, on_progress: OnProgress | None = None
     ) -> AsyncTransfer[File]:
-        """Go on with an open upload, whoever began it and by whatever protocol. If it turns out to be of other bytes, what
+        """Go on with an open upload, of whatever client and protocol. If it turns out to be of other bytes, what
         it has is dropped, and the source is uploaded under its name."""
         return self._begin(open_source(source), upload.name, "keep", on_progress, upload)
 

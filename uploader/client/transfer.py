@@ -234,7 +234,7 @@ class Shared:
         self.slots = asyncio.Semaphore(self.connections)
 
     def alone(self, md5: str) -> asyncio.Lock:
-        """Held by whoever sends this content: the next one of the same content finds it there already."""
+        """Held while this content is sent: the next one of the same content finds it there already."""
         return self._locks.setdefault(md5, asyncio.Lock())
 
     async def at_once_bytes(self, api: Api) -> int:

@@ -1,7 +1,7 @@
 """Deliveries of events that are still due: they are claimed, ended, put off, and forgotten.
 
-A claim is a lease: the delivery is due again when it ends, so that whoever dies while telling loses nothing. The row is the
-truth: what was claimed twice is told twice. Never a cursor by the highest id, because ids commit out of order.
+A claim is a lease: the delivery is due again when it ends, so that a worker that dies while telling loses nothing. The
+row is the truth: what was claimed twice is told twice. Never a cursor by the highest id, because ids commit out of order.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ _DUE = (
 _ALL_MESSAGES = select(*(_EVENTS[each.name] for each in fields(Message)))
 _MESSAGES = _ALL_MESSAGES.where(_EVENTS.id.in_(bindparam("ids", expanding=True)))
 _NEXT_DUE = select(func.min(_DELIVERIES.due_at)).where(*_WAITING_FOR)
-# Whoever asks how many wait, or how long, is served by as many: to count millions takes seconds.
+# Questions of how many wait, or how long, are answered by as many: to count millions takes seconds.
 _MOST_COUNTED = 10_000
 _NEXT_SINK = select(func.min(_DELIVERIES.sink)).where(
     _DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink > bindparam("after")

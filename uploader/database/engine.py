@@ -51,12 +51,12 @@ _MYSQL_READ_ONLY = frozenset({1290, 1836})
 # A value out of range, and a failed CHECK of MySQL and of MariaDB: the driver calls them operational, but waiting helps
 # none of them.
 _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
-# What a server says to whoever speaks without TLS and should not: that, or no more than to a wrong password.
+# The answer of a server to a client that speaks without TLS and should not: that, or no more than to a wrong password.
 _MYSQL_WANTS_TLS: dict[object, str] = {
     3159: "it wants TLS: add ssl_ca=… to the URL",
     1045: "or it wants TLS: ssl_ca=… in the URL",
 }
-# What a server says to whoever it does not let in, or not to this database.
+# The answer of a server to a user whom it does not let in, or not to this database.
 _MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1130, 1142, 1251, 1698, 3118, 3159, 3955})
 _ATTEMPTS = 10
 _MYSQL_PORT = 3306
@@ -272,7 +272,7 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _place_of(url: str) -> str:
-    """Name the database for whoever runs the server; without its password."""
+    """Name the database for administrators; without its password."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         return f"the database {parsed.database}"

@@ -2,7 +2,7 @@
 put away.
 
 The statements, put together once; the transactions of several of them; and `LedgerRows`, each of whose methods is one
-transaction. Whoever changes the chunks of an upload has its row locked, and so has whoever reads both:
+transaction. A writer of the chunks of an upload has its row locked, and so has a reader of both:
 what is read is of one moment, and what is frozen stays as it is.
 """
 

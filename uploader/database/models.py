@@ -338,7 +338,7 @@ audit_log = _table(
     Index("ix_trail_created", "created_at", "id"),
 )
 
-# What a store on S3 has of an open upload. Whoever changes its chunks has its row locked.
+# What a store on S3 has of an open upload. A writer of its chunks has its row locked.
 multipart = _table(
     "multipart",
     Column("upload_id", Bytewise(32), primary_key=True),

@@ -146,7 +146,7 @@ class Mysql:
             while not await self._waited_for(task, wait, own, deadline):
                 pass
         except asyncio.CancelledError:
-            self._give_up(task)  # whoever ends this one, too, in the middle of the wait
+            self._give_up(task)  # a second cancellation, in the middle of the wait
             await ended(task)
             raise
         own.note(began, self._timeout_seconds * LEAST, worked="database")

@@ -67,7 +67,7 @@ class Outbox:
             self._written += len(events)
 
     async def waking(self, commit: Awaitable[T]) -> T:
-        """Wake whoever delivers if events were written meanwhile, perhaps by another transaction; also if the outcome is
+        """Wake the deliverer if events were written meanwhile, perhaps by another transaction; also if the outcome is
         not known."""
         before = self._written
         try:

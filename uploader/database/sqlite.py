@@ -267,7 +267,7 @@ _BUSY_TIMEOUT_MS = 30_000
 _CONNECTIONS = 8
 _READERS = min(4, (os.cpu_count() or 1) + 1)
 _COLD_SECONDS = 1.0
-# Of a commit: whoever is the last of them waits for all.
+# Of a commit: the last of them waits for all.
 _MAX_TOGETHER = 64
 # What no waiting helps: the file can't be opened or written, or is no database.
 UNFIT = frozenset(

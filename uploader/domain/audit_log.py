@@ -51,7 +51,7 @@ class Actor:
     token_made_by: str | None = None
 
     def __str__(self) -> str:
-        """Name who acts, as the one who made something; whoever makes things for others by requests is an administrator."""
+        """Name who acts, as the one who made something; a maker of things for others by requests is an administrator."""
         return f"{'administrator' if self.via is Via.REQUEST else self.via.value} {self.name}"
 
 

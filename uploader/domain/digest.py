@@ -107,7 +107,7 @@ def draw_ranges(size: int, count: int, below: Callable[[int], int]) -> list[Rang
     """The ranges to ask for: `count` of 4 KiB, in order; the whole content if it is not larger than all of them.
 
     `below(n)` draws evenly from 0 to n - 1. Each range begins in a stretch of its own, and the stretches make up the
-    content: so whoever lacks two stretches in a row always lacks a range, and to lack bytes here and there is never
+    content: so a client that lacks two stretches in a row always lacks a range, and to lack bytes here and there is never
     better than with ranges drawn from the whole.
     """
     if size <= count * RANGE_BYTES:

@@ -9,7 +9,7 @@ from uploader.service.events import Relay, Watching
 logger = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 60.0
-# For whoever was to be told meanwhile.
+# For those who were to be told meanwhile.
 _GRACE_SECONDS = 3600.0
 _BATCH = 500
 

@@ -36,7 +36,7 @@ from uploader.service.audit_log import act, actor
 _BELIEVED_SECONDS = 15.0
 _MAX_BELIEVED = 10_000
 LOCAL_USER = "local"
-# A word of a scope: whoever calls may read /metrics.
+# A word of a scope: the caller may read /metrics.
 METRICS_SCOPE = "metrics"
 # The name under which the edge knows it.
 Token = queries.Token

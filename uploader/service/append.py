@@ -315,7 +315,7 @@ class Appends:
             await self.closers.mend(upload)
 
     async def cancel(self, target: Target) -> None:
-        """Cancel an open upload: whoever appends to it ends first. Raises UploadNotFound, UploadGone, UploadBusy."""
+        """Cancel an open upload: its appender ends first. Raises UploadNotFound, UploadGone, UploadBusy."""
         match await self.uploads.find(target):
             case Complete():
                 raise errors.UploadNotFound()
@@ -496,7 +496,7 @@ class Appends:
             ended.set_result(None)
 
     async def close(self) -> None:
-        """Wait until every stream has ended; whoever stops the server has cancelled their requests."""
+        """Wait until every stream has ended; the stop of the server has cancelled their requests."""
         if self._streams:
             await asyncio.wait(self._streams, timeout=10)
 

@@ -355,7 +355,7 @@ class Restoring:
         return copied
 
     async def _look_for_contents(self, plan: Plan, tell: Tell) -> Copied:
-        """It takes a while, and the database is there: whoever is interrupted here need not begin again, and could not."""
+        """It takes a while, and the database is there: an interrupted restore need not begin again, and could not."""
         try:
             return await found_there(plan.dump, self.storage.blob_sizes, tell)
         except StorageFailed as error:

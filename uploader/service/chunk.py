@@ -266,7 +266,7 @@ class Receiving:
             # A crash may have kept Redis from hearing of the length; then it knows of another number of chunks.
             is_known = result.outcome not in COUNTED or result.chunk_count == count
             if result.outcome is not Outcome.REHYDRATE and is_known:
-                if result.settled:  # whoever sent it may go away at any moment
+                if result.settled:  # its sender may go away at any moment
                     self.uploads.begin_merge(upload)
                 return Stored(upload=upload, number=number, result=result, written=written, length_bytes=length - start)
             # Hydrating adds the chunk: it is on the map. It is recorded again to learn where the upload stands.

@@ -1,7 +1,7 @@
 """The use cases of concatenations: order one, say where it stands, take the order back, bring it further.
 
 Until all of its parts are complete a whole is an order in the database, and nothing else; then it is joined, and from there
-on it is an upload. Whoever completes the last part brings it further, or whoever asks; and a job where both have died.
+on it is an upload. The completer of the last part brings it further, or a client that asks; and a job where both have died.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ _Part = tuple[int, int, int]
 _BATCH_BYTES = 1 << 20
 # Of a piece that was copied from, until the next copy, for which a client may be waited.
 _KEPT_BYTES = 256 << 10
-# How much of a base is compared for a chunk: so many times what the chunk and one of the largest pieces have. Whoever copies
+# How much of a base is compared for a chunk: so many times what the chunk and one of the largest pieces have. A copy of
 # whole pieces, as our client does, needs the chunk and two pieces more. Blocks that were found at any byte cost the pieces
 # that they lie in: if all of them moved, about twelve times the chunk for blocks of 8 KiB, which rsync takes for 64 MiB.
 # They are larger in larger files, and smaller files have no more to compare.

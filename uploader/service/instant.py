@@ -1,6 +1,6 @@
 """Instant upload: finish without bytes, from content that is there, if the caller has it already or proves to hold it.
 
-To whoever can prove nothing it makes no difference, in the answer or in the work done, whether content is not there or
+To a client that can prove nothing it makes no difference, in the answer or in the work done, whether content is not there or
 is not for them.
 """
 
@@ -58,7 +58,7 @@ class Instant:
         same, sha256 = source
         wanted = sha256 if same is None else same.sha256
         if wanted is None or not await self.healing.is_whole(wanted, opening.size):
-            return None  # or it was there: whoever sends it heals it
+            return None  # or it was there: the next upload of it heals it
         if same is not None:
             if (existing is not None and opening.instant) or await self._is_to_replace(opening, same):
                 return await self._add_file(opening, md5, same.sha256, existing)

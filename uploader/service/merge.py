@@ -37,7 +37,7 @@ _LONG_MERGE_BYTES = 64 << 20
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.1
 _LOST_ATTEMPTS = 20
-# What closes an upload is kept for so long: whoever sent its last bytes asks only once they are acknowledged.
+# The close of an upload is kept for so long: the sender of its last bytes asks only once they are acknowledged.
 _FINAL = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken)
 _TOLD_SECONDS = 10.0
 

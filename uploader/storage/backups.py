@@ -1,6 +1,6 @@
 """The directory of backups: dumps of the database by their time, beside one tree of the blobs that they name.
 
-    DIR/installation                             whose they are; locked by whoever makes or removes one
+    DIR/installation                             whose they are; locked while one is made or removed
     DIR/blobs/ab/cd/<sha256>
     DIR/20261122T210500Z/{manifest.json, …}      a backup that is whole
     DIR/20261122T210500Z.new                     one that was interrupted
@@ -36,7 +36,7 @@ _UNLINKABLE = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOENT, e
 
 
 class BackupRefused(Exception):
-    """A backup can't be made or restored; why, in a line for whoever asked for it."""
+    """A backup can't be made or restored; why, in one line."""
 
 
 class BlobDamaged(Exception):

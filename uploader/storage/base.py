@@ -217,7 +217,7 @@ class Appender(Protocol):
 
     @property
     def is_claimed(self) -> bool:
-        """Return whether somebody else wants it: whoever has it ends soon."""
+        """Return whether somebody else wants it: its holder ends soon."""
 
     async def read_map(self) -> PresentChunks:
         """Which chunks are stored; those before the first gap are durable, and so is the tail. Raises Gone, Unverified."""
@@ -295,7 +295,7 @@ class UploadBytes(ABC):
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldChunk:
         """Store a chunk unless it is there, and keep its record locked; without a body it has to be there.
 
-        Whoever appends gives the bytes from `start` on, where the tail ends; if they do not reach the end of the chunk, they
+        The appender gives the bytes from `start` on, where the tail ends; if they do not reach the end of the chunk, they
         are of the tail from now on, and the chunk has to be the first that is not stored. A whole chunk that comes where
         there is a tail has to begin with its bytes.
 
@@ -313,7 +313,7 @@ class UploadBytes(ABC):
 
     @abstractmethod
     def appending(self, upload: Upload) -> AbstractAsyncContextManager[Appender]:
-        """Have the right to append to an upload, as soon as whoever has it lets go. It locks no chunk. Raises Gone,
+        """Have the right to append to an upload, as soon as its holder lets go. It locks no chunk. Raises Gone,
         UploadBusy."""
 
     @abstractmethod
@@ -384,7 +384,7 @@ class UploadBytes(ABC):
         """Let the digests be computed anew from the bytes that are stored, none of which is bad. Raises Gone, Busy."""
 
     async def digested_bytes(self, upload: Upload) -> int:
-        """Return how far its digests have come, whoever computes them. Raises Gone."""
+        """Return how far its digests have come, in this process or another. Raises Gone."""
         return 0
 
     async def keep_pace(self, upload: Upload, number: int) -> None:

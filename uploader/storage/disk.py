@@ -75,7 +75,7 @@ class Directory:
     def make(self, path: str) -> "Directory":
         """As `enter`, but what is missing is made.
 
-        Each is durable in its parent before this returns: also one that is there, because whoever made it may have died
+        Each is durable in its parent before this returns: also one that is there, because its maker may have died
         before it said so to the disk.
         """
         name, _, rest = path.partition("/")
@@ -124,7 +124,7 @@ class Directory:
 
     def sync_all(self) -> None:
         """Make all that was written to the filesystem durable, by whomever (syncfs(2)). An error of what was written since
-        this directory was opened is told here, whoever else is told of it."""
+        this directory was opened is told here, whether or not others are told of it."""
         if _libc.syncfs(self._descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

@@ -123,7 +123,7 @@ class MarkFiles(ABC):
 
     @abstractmethod
     def forget_proposals(self, *, is_durable: bool = True) -> None:
-        """Propose nothing any more. Unless the mark `is_durable`, it is made so before: whoever wrote it may have died."""
+        """Propose nothing any more. Unless the mark `is_durable`, it is made so before: its writer may have died."""
 
 
 @dataclass(frozen=True)
@@ -210,9 +210,9 @@ class Threads:
         self.reading = Pool(8, "reading", translate=disk.refusal)
         self.hashing = Pool(cores, "hashing", translate=disk.refusal, initializer=give_way)
         self.long_hashing = Pool(cores, "hashing, long", translate=disk.refusal, initializer=give_way_anywhere)
-        # Of their own, so that whoever asks for the signatures of much holds up no merge.
+        # Of their own, so that signatures of large files hold up no merge.
         self.signing = Pool(2, "signing", translate=disk.refusal, initializer=give_way_anywhere)
-        # Of its own, because whoever reads at a pace sleeps in its thread.
+        # Of its own, because a reader at a pace sleeps in its thread.
         self.scrubbing = Pool(1, "scrubbing", translate=disk.refusal, initializer=give_way_to_all)
 
     def shutdown(self) -> None:

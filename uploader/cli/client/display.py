@@ -259,7 +259,7 @@ class Live:
 
 
 def reporter_of_terminal() -> Reporter:
-    """For a person whose standard error is a terminal. Beside a pipe there are no bars: whoever reads it may write to the
+    """For a person whose standard error is a terminal. Beside a pipe there are no bars: its reader may write to the
     same terminal, at any time."""
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown") or not _is_own_terminal():
         return Steps()

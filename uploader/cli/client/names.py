@@ -153,5 +153,5 @@ def complete_names(
         if profile := load_profile():
             asyncio.run(look(profile))
     except (ClientError, OSError, ValueError):
-        return []  # whoever types a command is in no mood for messages
+        return []  # a user who types a command wants no messages
     return [CompletionItem(each.name, is_name=True) for each in found if each.name.startswith(incomplete)]

@@ -57,7 +57,9 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
 )
 @click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what is there already.")
 @options.delta
-@click.option("--go-on", metavar="NAME_OR_ID", help="Go on with this open upload, whoever began it; of a single file.")
+@click.option(
+    "--go-on", metavar="NAME_OR_ID", help="Go on with this open upload, also of another client; of a single file."
+)
 @click.option("--encode-names", "encode", is_flag=True, help="Write what the server takes in no name as %5C.")
 @options.patience
 @options.verbose
@@ -222,7 +224,7 @@ async def _blocks() -> AsyncIterator[bytes]:
 
 
 async def _wait_for_bytes() -> None:
-    """No thread waits for whoever writes: Ctrl-C would have to wait, too. Each wait has an event of its own: epoll tells of
+    """No thread waits for the writer: Ctrl-C would have to wait, too. Each wait has an event of its own: epoll tells of
     bytes until they are read, so that one event would still be set after that, and the next read would block the loop."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     try:

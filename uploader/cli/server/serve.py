@@ -23,7 +23,7 @@ from uploader.errors import ConfigurationError
 from uploader.settings import Settings
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-# Of documents (RFC 5737, RFC 3849): whoever sends there goes by the way to everybody.
+# Of documents (RFC 5737, RFC 3849): packets to them take the way to everybody.
 _ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 _DISCARD_PORT = 9
 

@@ -64,7 +64,7 @@ LOCK_BLOB = sa.select(blob.c.sha256).where(_OF_BLOB).with_for_update()
 LOCK_REFS = sa.select(blob.c.refs, blob.c.size, blob.c.location).where(_OF_BLOB).with_for_update()
 DELETE_BLOB = sa.delete(blob).where(_OF_BLOB)
 LOCK_DAMAGED = sa.select(blob.c.damaged).where(_OF_BLOB).with_for_update()
-# Whoever adds a ref in this way places bytes of their own.
+# A caller that adds a ref in this way places bytes of its own.
 _PLACED: dict[str, Any] = {
     "damaged": False,
     "scrubbed_at": None,

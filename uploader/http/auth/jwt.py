@@ -331,7 +331,7 @@ class Verifier:
         raise _invalid()
 
     def _heed(self, payload: Payload, key: Key) -> Verified:
-        """Raises Unauthenticated, saying why: whoever signed the token may know."""
+        """Raises Unauthenticated, saying why: its signer may know."""
         now, leeway = self._now(), self._leeway_seconds
         times = (payload.exp, payload.nbf, payload.iat)
         # JSON has numbers that no double holds, and arithmetic with them raises; to compare them does not.

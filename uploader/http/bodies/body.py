@@ -148,7 +148,7 @@ class ReceivedBody:
         self._batch = memoryview(b"")
 
     def pieces(self) -> Iterable[memoryview]:
-        """In memory they are there: whoever hashes or stores them need not come back for each."""
+        """In memory they are there: hashing and storing need not come back for each."""
         if self._spooled is not None:
             return self._spooled.pieces(0, self.length)
         size = self._segment_bytes
@@ -229,7 +229,7 @@ class ReceivedBody:
         self._batch = memoryview(bytearray(min(batch_bytes, self._expected - self.length)))
 
     async def _write_batch(self, spooled: SpooledBytes) -> None:
-        """To its end: what was written is not written again, whoever is cancelled meanwhile."""
+        """Write it to its end: what was written is not written again, even if a caller is cancelled meanwhile."""
         await spooled.append(self._batch[: self._batched])
         self._batched = 0
 

@@ -36,7 +36,7 @@ _JSON_BUDGET_BYTES = 64 << 20
 # What is read of a body at once that is looked at as it comes.
 PIECE_BYTES = 256 << 10
 _DRAIN_BYTES = 64 << 10
-# How often whoever receives a body in parts is asked whether more is wanted.
+# How often the receiver of a body in parts is asked whether more is wanted.
 _LOOK_SECONDS = 0.25
 # How long the next part of a stream waits for memory: most of it is held by the parts before, which are being stored or
 # hashed, and to write them twice would only take longer.

@@ -1,6 +1,6 @@
 """Downloads: the content of a file, whole or in ranges (RFC 9110, sections 13 and 14).
 
-The file is opened before the first byte of the answer, so one that is deleted meanwhile is still sent whole. Or whoever asks
+The file is opened before the first byte of the answer, so one that is deleted meanwhile is still sent whole. Or the client
 is sent on to where the bytes are, if the store can do that, and would answer the same.
 """
 
@@ -167,7 +167,7 @@ async def download(
             url = await blob.presign(_SENT_ON_SECONDS, headers["Content-Disposition"], MEDIA_TYPE)
         finally:
             await uninterrupted(blob.close())
-        # Whoever has the URL has the file: no cache keeps it.
+        # The holder of the URL has the file: no cache keeps it.
         return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
     answer = _answer(blob, file, ranges, headers, media_type)
     await answer.begin(request.scope, partial(files.read_first, file))

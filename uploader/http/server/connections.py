@@ -1,6 +1,6 @@
 """The connections of this process: how many each address has, which wait for a request, and which are beyond the limits and
 here only to be told so; their reads and writes in few system calls; files that go from the page cache to a socket, by
-threads, as a cold disk blocks whoever sends from it; and how a server process treats memory.
+threads, as a cold disk blocks a thread that sends from it; and how a server process treats memory.
 
 Newcomers have precedence over those that wait: a flood of connections that ask for nothing pushes out its own.
 """

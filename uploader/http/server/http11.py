@@ -448,7 +448,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
         if self._excess is not None:
-            # A probe is let in: whoever watches over the server must not take it for dead.
+            # A probe is let in: a supervisor must not take the server for dead.
             is_probe = self.url.partition(b"?")[0].decode("latin-1") in PROBES
             if not (is_probe and self._connections.probe(self)):
                 self._refuse_and_stop(self._excess)

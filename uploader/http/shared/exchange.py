@@ -31,7 +31,7 @@ _MAX_DRAIN_SECONDS = 2.0
 _BODY_TIMEOUT = 408
 _SERVER_ERROR = 500
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# What load balancers ask, and whoever starts a server again that does not answer.
+# The questions of load balancers, and of supervisors that start a server again.
 PROBES = frozenset({"/livez", "/readyz"})
 _ASKED_ALL_DAY = PROBES | {"/metrics"}
 # The outcome of an answer that has no end.

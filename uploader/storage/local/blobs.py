@@ -7,7 +7,7 @@ file gets its name there before it loses its own, so that no crash loses it. Wha
 link and a rename renew.
 
 Contents that come whole are written under the name of their digest before there is a row, and looked at once more under the
-lock of that row. A name without a row counts for nothing: whoever has other bytes for it puts them in its place, and what is
+lock of that row. A name without a row counts for nothing: other bytes for it take its place, and what is
 left of a crash is housekeeping's. So a name may be there before its bytes are durable, and all that was written at one time
 is made durable by one call.
 """

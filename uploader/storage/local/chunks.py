@@ -451,7 +451,7 @@ class ChunkFiles:
             return head
         if start or body.length != chunk_length(number, upload.extent, upload.chunk_size):
             raise Gone(upload.id)  # the tail was withdrawn
-        # Byte by byte: whoever sends both may choose them so that their checksums are the same.
+        # Byte by byte: the sender of both may choose them so that their checksums are the same.
         if not disk.holds(files.data, body.pieces(), number * upload.chunk_size, head.length):
             raise BytesConflict()
         return head
@@ -481,7 +481,7 @@ class ChunkFiles:
             crash_point("chunk.after_map_sync")
         except OSError:
             # The page cache may still show the record that the disk refused. The chunk's next writer must not believe it,
-            # and whoever did meanwhile may have saved digests of these bytes.
+            # and another one meanwhile may have saved digests of these bytes.
             disk.write(map_descriptor, memoryview(TAINTED_RECORD), offset)
             raise
 
@@ -530,7 +530,7 @@ class ChunkFiles:
             raise Unverified()
 
     def begin_append(self, upload: Upload, files: OpenFiles) -> ChunkMap | None:
-        """As `read_settled`, and what is read is durable: whoever appended before may have been killed between a record and
+        """As `read_settled`, and what is read is durable: the appender before may have been killed between a record and
         its sync. Its bytes are: they go before their record. None also where it is Unverified. Raises Gone."""
         self._sync_data(files.map)
         with suppress(Unverified):

@@ -261,10 +261,10 @@ class LocalDigests(Store):
             yield digests
         finally:
             if digests is not None:
-                # In a thread: whoever closes a large unlinked file last waits until the kernel has freed its blocks.
+                # In a thread: the last close of a large unlinked file waits until the kernel has freed its blocks.
                 await uninterrupted(self.threads.long_hashing.run(digests.close))
 
-    # Whoever asks for them
+    # Their readers
 
     async def digested_bytes(self, upload: Upload) -> int:
         return await self.threads.disk.run(self._digests.position, upload)

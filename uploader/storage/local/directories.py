@@ -173,7 +173,7 @@ class OpenFiles:
         self.close = weakref.finalize(self, _close, self.map, self.data)
 
     def check(self) -> None:
-        """Raises Gone if these are not the upload's files any more. The caller holds a lock of the map: whoever removes the
+        """Raises Gone if these are not the upload's files any more. The caller holds a lock of the map: the remover of the
         files has to hold all of them."""
         if not self._root.has(self._map_path, self._map_status) or disk.is_unlinked(self.data):
             raise Gone(self.upload_id)

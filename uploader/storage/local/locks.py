@@ -1,12 +1,12 @@
 """The locks of an upload, and the right to append to it: nobody waits in a thread, and a crash lets go of all. And the
-changes of its files that are made while every chunk is locked: chunks that went bad on the disk are withdrawn, and a length
-that was told late is settled.
+changes of its files that are made while every chunk is locked: chunks that went bad on the disk are withdrawn, and a
+length that was told late is settled.
 
-One appends at a time, in whatever process, and the newest wins: the holder has one byte of the map locked, and whoever wants
-the right locks another one and waits. The holder sees that, ends what it is about, and lets go; no message is sent for it.
+One appends at a time, in whatever process, and the newest wins: the holder has one byte of the map locked, and the next
+one locks another byte and waits. The holder sees that, ends what it is about, and lets go; no message is sent for it.
 
 Until a length is settled the map has records for one chunk more than there may ever be, and its header says so. Where the
-last bytes that came are a tail, they are a chunk now. A crash at any step leaves a header of before, and whoever comes next
+last bytes that came are a tail, they are a chunk now. A crash at any step leaves a header of before, and the next
 begins again.
 """
 
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 LOCK_TIMEOUT_SECONDS = 30.0
 # Who has a lock for longer may wait for a store that is silent.
 LONG_SECONDS = 1.0
-# For all that others have, less what the request has waited before, so that whoever gives up has its answer within 10 s. A
-# holder looks several times meanwhile, and has little left to do then.
+# For all that others have, less what the request has waited before, so that one that gives up has its answer within 10 s.
+# A holder looks several times meanwhile, and has little left to do then.
 PATIENCE_SECONDS = 8.0
 # So much a map has all the same.
 _LEAST_SECONDS = 1.0
@@ -66,7 +66,7 @@ class LocalAppender:
     _chunks: ChunkFiles
     _kept: KeptFiles
     _pool: Pool
-    # What was read with the right, for whoever asks first.
+    # Read with the right, for the first that asks.
     _first: formats.ChunkMap | None = None
     _files: OpenFiles = field(init=False)
 

@@ -37,7 +37,7 @@ from uploader.wait_budget import wait_budget
 # The file has the version of everything on the disk, too: of maps, digests, and of what lies where. Runs in threads.
 #
 # Several processes may start at once, and each may die at any line. So each file is written whole under a name of its
-# own and then linked, which the first one does: whoever comes later finds it. Only where somebody asks for it, one is
+# own and then linked, which the first one does: later ones find it. Only where somebody asks for it, one is
 # renamed over it.
 
 

@@ -275,7 +275,7 @@ class Bucket:
             reader.close()
 
     def stream(self, key: str, offset: int, length: int) -> ObjectReader:
-        """The same, as they come; whoever asks closes it. Raises Gone."""
+        """The same, as they come; the caller closes it. Raises Gone."""
         if not length:
             if self.head(key) is None:
                 raise Gone

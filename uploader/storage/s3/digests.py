@@ -1,12 +1,12 @@
 """The digests of open uploads on S3, from memory: chunks can't be read before their upload is completed.
 
-Whoever stores a chunk offers its body first. What comes in order is hashed at once, while it is stored, and counts once its
+The storer of a chunk offers its body first. What comes in order is hashed at once, while it is stored, and counts once its
 row is committed. With that row it is saved how far the digests have come, so that another node goes on. What comes
 a little too early is kept until then, within a bound: until it is told here, or until others have saved that they have come
 so far. What was missed is read once the upload is completed. All of an upload here belongs to one fence: chunks that were
 withdrawn leave nothing behind.
 
-A state is saved with a checksum, and with the fence of the chunks that it is of: a row may be damaged; and whoever completes
+A state is saved with a checksum, and with the fence of the chunks that it is of: a row may be damaged; and the completer of
 an upload that others have completed as well must know whether its digests are of what came, or of what was read since. The
 seal is in the byte order of the machine, as the state itself is.
 """
@@ -45,13 +45,13 @@ _LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _LOOK_GROWTH = 0.02, 0.5, 1.5
 _WATCH_SECONDS = 5.0
 # The end of a process saves for so long at most.
 _LAST_SECONDS = 5.0
-# Whoever waits for a gap that nobody fills gives way after that.
+# A waiter for a gap that nobody fills gives way after that.
 _STALLED_SECONDS = 5.0
 # A sender waits while so much of its upload waits to be hashed.
 _FAR_BYTES = 64 << 20
 # What comes farther ahead would have to wait for more than a process keeps, and take the memory of what comes next.
 _NEAR_BYTES = 128 << 20
-# Whoever has come further lately goes on doing so.
+# An upload that has come further lately goes on doing so.
 _SHARED_SECONDS = 2.0
 # The fence, and the checksum of all that is saved.
 _SEAL = struct.Struct("=QI")
@@ -207,7 +207,7 @@ class S3Digests(Store):
     # Chunks come
 
     def _offer(self, upload: Upload, entry: Entry, number: int, body: Body) -> OfferedPart:
-        """Before a chunk is stored, whoever does so offers its body. Afterwards the offer has to be settled, in any case."""
+        """Offer the body of a chunk before it is stored. Afterwards the offer has to be settled, in any case."""
         offer = OfferedPart(number, body)
         prefix = self._prefix(upload, entry)
         if prefix is not None and prefix.takes(number):
@@ -217,7 +217,7 @@ class S3Digests(Store):
         return offer
 
     def _prefix(self, upload: Upload, entry: Entry) -> Prefix | None:
-        """None for whoever has looked before chunks were withdrawn."""
+        """None for a reader that has looked before chunks were withdrawn."""
         prefix = self._prefixes.get(upload.id)
         if prefix is not None and prefix.fence > entry.fence:
             return None
@@ -412,7 +412,7 @@ class S3Digests(Store):
         if not prefix.waits_for_others:
             self._go_on(prefix)
 
-    # Whoever waits for it
+    # Its waiters
 
     async def keep_pace(self, upload: Upload, number: int) -> None:
         prefix = self._prefixes.get(upload.id)

@@ -24,7 +24,7 @@ class Ledger(Protocol):
         """Read the record of an upload with its parts, as of one moment, committed durably."""
 
     async def glance(self, upload_id: str, number: int) -> Entry | None:
-        """As `entry`, of one chunk alone; perhaps not durable yet: for whoever commits something after it."""
+        """As `entry`, of one chunk alone; perhaps not durable yet: for a caller that commits something after it."""
 
     async def look(self, upload_id: str, number: int, digested_bytes: int = 0) -> Entry | None:
         """As `entry`, of one chunk alone. Durable are the chunk and, where it is more than so many bytes, how far the
@@ -44,7 +44,7 @@ class Ledger(Protocol):
         such chunk; whether that was done."""
 
     async def claim(self, upload_id: str, appender: str) -> bool:
-        """Let somebody be who appends, instead of whoever did; whether there is such an upload."""
+        """Make somebody the appender, in place of the present one; return whether there is such an upload."""
 
     async def appender(self, upload_id: str) -> str | None:
         """The present appender."""

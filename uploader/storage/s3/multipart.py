@@ -1,11 +1,11 @@
-"""Ends open uploads: completes them, also as the parts of a whole, computes what is left of their digests, finds parts that
-are not what was acknowledged, and removes what is left of closed ones.
+"""Ends open uploads: completes them, also as the parts of a whole, computes what is left of their digests, finds parts
+that are not what was acknowledged, and removes what is left of closed ones.
 
 An upload is frozen first: no row of it comes any more. From there on each step may be repeated by anybody, at any time.
 
 But two Completes at one time are not harmless everywhere: JuiceFS lets them write into one another, and tells one of them
-that all went well. So whoever has frozen an upload completes it, and others wait for that. If it takes long, they do it as
-well, and say so: then what came of it is compared with the ETags of the parts before anybody believes it.
+that all went well. So the one that has frozen an upload completes it, and others wait for that. If it takes long, they do it
+as well, and say so: then what came of it is compared with the ETags of the parts before anybody believes it.
 """
 
 import asyncio
@@ -278,7 +278,7 @@ class S3Endings(S3Parts):
         return await self._ledger.forget(upload_id)
 
     async def place_blob(self, upload: Upload, sha256: str) -> str:
-        """They lie where they are: the transaction says so. It has the row of the upload locked: whoever withdraws chunks
+        """They lie where they are: the transaction says so. It has the row of the upload locked: a withdrawal of chunks
         has changed that before, or finds the upload closed. Raises Gone, also where they were withdrawn since: then there
         are others, or none. It is durable once the transaction is that asks for it."""
         entry = await self._ledger.glance(upload.id, 0)

@@ -156,7 +156,7 @@ class S3Parts(S3Digests):
         try:
             etag = await self._requests.run(self._bucket.upload_part, multipart.key, multipart.id, number, body)
         except NoSuchMultipart:
-            # It was removed, or whoever was asleep has completed it: then this chunk may be there.
+            # It was removed, or a process that was asleep has completed it: then this chunk may be there.
             if not await self._requests.run(self._is_in, multipart.key, number * upload.chunk_size, body):
                 raise Gone(upload.id) from None
             etag = _COMPLETED
@@ -224,7 +224,7 @@ class S3Parts(S3Digests):
 
     @asynccontextmanager
     async def locked(self, upload: Upload) -> AsyncIterator[None]:
-        """Nothing is locked: a chunk that is written down meanwhile is in the map of whoever reads it next, or its row is
+        """Nothing is locked: a chunk that is written down meanwhile is in the map of the next reader, or its row is
         refused."""
         if await self._ledger.glance(upload.id, 0) is None:
             raise Gone(upload.id)
@@ -309,4 +309,4 @@ class S3Appender:
             try:
                 self.is_claimed = await self._ledger.appender(self._upload.id) != self._token
             except Unavailable:
-                continue  # whoever stores the next bytes says so
+                continue  # the next bytes to be stored say so

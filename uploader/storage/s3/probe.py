@@ -65,7 +65,7 @@ class Abilities:
 
 
 class _Changing:
-    """A body that is another one each time it is read: what is sent is not what the digest is of, whoever tries again."""
+    """A body that is another one each time it is read: what is sent is not what the digest is of, at each try."""
 
     length = _PROBED_BYTES
 

@@ -60,7 +60,7 @@ addWords({
     "preview.download": "Download this file",
     "preview.close": "Close preview",
     "share.title": "Share {name}",
-    "share.text": "Whoever has this link can download the file, without signing in.",
+    "share.text": "Anybody who has this link can download the file, without signing in.",
     "share.lifetime": "It works for",
     "share.hour": "1 hour",
     "share.day": "1 day",
