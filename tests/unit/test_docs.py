@@ -126,7 +126,7 @@ def test_the_configuration_names_the_file_variant_of_every_secret_setting_and_of
 
 def test_the_readme_gives_the_two_commands_of_a_newcomer() -> None:
     blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert blocks[0] == "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/uploader serve\n"
+    assert blocks[0] == "python3 -m venv .venv && .venv/bin/pip install -q '.[server]' && .venv/bin/uploader serve\n"
     assert blocks[1] == "tests/run\n"
 
 

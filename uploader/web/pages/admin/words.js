@@ -85,7 +85,7 @@ addWords({
     "new.space": "Space they may use",
     "new.space-hint": "Left empty, it is the server's default.",
     "new.token-hint": "A token is made with the user, and shown once.",
-    "new.jwt-hint": "They sign in with a token of your issuer: its `sub` has to be this id.",
+    "new.jwt-hint": "They sign in with a token of your issuer, whose subject has to be this id.",
     "new.make": "Make the user",
     "new.no-id": "Give a name or an id.",
     "new.there": "{user} is here already: look for it in the table.",
