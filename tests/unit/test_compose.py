@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from uploader import cli
 from uploader.settings import Settings, variable_of
@@ -196,6 +199,17 @@ def test_whatever_the_image_copies_is_in_the_repository() -> None:
         if line.startswith("COPY ") and "--from" not in line:
             for source in line.split()[1:-1]:
                 assert (ROOT / source).exists(), f"{source} is not there to be copied"
+
+
+def test_the_libraries_of_the_image_are_those_that_the_project_asks_for() -> None:
+    """`.ci/release --constraints` writes them anew."""
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "docs/constraints.txt").read_text(), flags=re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"]]
+    for extra in ("server", "s3", "kafka"):
+        asked += project["optional-dependencies"][extra]
+    for requirement in map(Requirement, asked):
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
 
 
 def test_a_stop_waits_for_requests_in_flight() -> None:
