@@ -42,7 +42,7 @@ from uploader.units import parse_duration
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 SCRIPTS = sorted(
     Path(str(path))
     for path in files("uploader.accounting.scripts").iterdir()
@@ -128,6 +128,11 @@ def test_the_readme_gives_the_two_commands_of_a_newcomer() -> None:
     blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
     assert blocks[0] == "python3 -m venv .venv && .venv/bin/pip install -q '.[server]' && .venv/bin/uploader serve\n"
     assert blocks[1] == "tests/run\n"
+
+
+def test_the_index_of_decisions_has_each_once() -> None:
+    links = _LINK.findall((ROOT / "docs" / "decisions" / "README.md").read_text())
+    assert sorted(links) == [decision.name for decision in DECISIONS]
 
 
 def test_the_readme_is_read_to_its_end() -> None:
