@@ -238,8 +238,7 @@ class StorageAway(StorageFailed, code=Unavailable.code):
 
 
 class Unverified(Unavailable, code=Unavailable.code):
-    """The stored bytes of this upload are checked first, after a restart of the machine or damage to its files. Try
-    again."""
+    """The bytes of this upload are checked first, after a restart of the machine or damage. Try again."""
 
 
 class BadRequest(UploaderError):
