@@ -16,9 +16,6 @@ numbers = st.integers(0, 20_000)
 optional_spaces = st.sampled_from(["", " ", "\t "])
 
 
-# Ranges
-
-
 @pytest.mark.parametrize(
     ("header", "ranges"),
     [
@@ -49,29 +46,11 @@ def test_ranges_within_the_file_are_given_in_the_order_asked(header: str, ranges
     assert parse_ranges(header, SIZE) == ranges
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "",
-        "bytes",
-        "bytes=",
-        "bytes=,",
-        "bytes=-",
-        "bytes=a-b",
-        "bytes=5-4",
-        "bytes=0-0,5-4",
-        "bytes=0-0;1-1",
-        "bytes=+1-2",
-        "bytes=0x1-2",
-        "bytes=1-2-3",
-        "bytes=--1",
-        "bytes=1 - 2",
-        "bytes=٠-٥",
-        "items=0-5",
-        "0-5",
-        f"bytes=2{'0' * 5000}-1{'9' * 5000}",
-    ],
-)
+NO_RANGES = ["", "bytes", "bytes=", "bytes=,", "bytes=-", "bytes=5-4", "bytes=0-0,5-4", "bytes=0-0;1-1"]
+NO_NUMBERS = ["bytes=a-b", "bytes=+1-2", "bytes=0x1-2", "bytes=1-2-3", "bytes=--1", "bytes=1 - 2", "bytes=٠-٥"]
+
+
+@pytest.mark.parametrize("header", [*NO_RANGES, *NO_NUMBERS, f"bytes=2{'0' * 5000}-1{'9' * 5000}", "items=0-5", "0-5"])
 def test_a_header_that_is_not_valid_is_ignored(header: str) -> None:
     assert parse_ranges(header, SIZE) is None
 
@@ -79,12 +58,8 @@ def test_a_header_that_is_not_valid_is_ignored(header: str) -> None:
 @pytest.mark.parametrize(
     ("header", "size"),
     [
-        ("bytes=10000-", SIZE),
-        ("bytes=10000-10001,20000-", SIZE),
-        ("bytes=-0", SIZE),
-        ("bytes=0-", 0),
-        ("bytes=-5", 0),
-        (f"bytes={'9' * 5000}-", SIZE),
+        *((f"bytes={each}", SIZE) for each in ("10000-", "10000-10001,20000-", "-0", f"{'9' * 5000}-")),
+        *(("bytes=0-", 0), ("bytes=-5", 0)),
         (f"bytes=1{'0' * 5000}-1{'0' * 5001}", SIZE),
     ],
 )
