@@ -15,29 +15,38 @@ from sqlalchemy import delete, insert
 from tests.conftest import MakeStack
 from tests.support.browser import Visitor, visiting
 from tests.support.jwts import hmac_signer
-from tests.support.sockets import Server, serving_stack
+from tests.support.sites import Site, a_site
+from tests.support.sockets import serving_stack
 from uploader.database import models
 
 GIB = 1 << 30
 
 
-async def _token(server: Server, user_id: str, *, admin: bool = False) -> str:
-    return await server.stack.services.accounts.create_token(user_id, admin=admin)
+@pytest.fixture
+async def site(make_stack: MakeStack) -> AsyncIterator[Site]:
+    """Its figures are what the test makes them: no jobs."""
+    async with a_site(make_stack, jobs=False) as made:
+        yield made
+
+
+@pytest.fixture
+async def guest(browser: Browser, site: Site) -> AsyncIterator[Visitor]:
+    """Somebody who has not signed in."""
+    async with visiting(browser, site.url) as made:
+        yield made
 
 
 @asynccontextmanager
-async def _administrating(
-    make_stack: MakeStack, browser: Browser, **options: Any
-) -> AsyncIterator[tuple[Server, Visitor]]:
-    async with serving_stack(make_stack) as server, visiting(browser, server.url, **options) as visitor:
-        async with server.stack.services.database.engine.begin() as connection:  # whom the tests make for each server
-            await connection.execute(delete(models.user_info).where(models.user_info.c.user_id == "alice"))
-        await visitor.sign_in(await _token(server, "root", admin=True), "/admin/")
-        yield server, visitor
+async def _administrating(browser: Browser, site: Site, **options: Any) -> AsyncIterator[Visitor]:
+    async with site.stack.services.database.engine.begin() as connection:  # whom the tests make for each server
+        await connection.execute(delete(models.user_info).where(models.user_info.c.user_id == "alice"))
+    async with visiting(browser, site.url, **options) as visitor:
+        await visitor.sign_in(await site.token("root", admin=True), "/admin/")
+        yield visitor
 
 
-async def _status_with(server: Server, token: str) -> int:
-    async with httpx2.AsyncClient(base_url=server.url, headers={"Authorization": f"Bearer {token}"}) as client:
+async def _status_with(site: Site, token: str) -> int:
+    async with httpx2.AsyncClient(base_url=site.url, headers={"Authorization": f"Bearer {token}"}) as client:
         return (await client.get("/me/usage")).status_code
 
 
@@ -49,42 +58,40 @@ def _sign_in(page: Page) -> Locator:
 
 
 async def test_the_question_for_a_token_has_a_name_a_language_and_shows_what_is_typed(
-    make_stack: MakeStack, browser: Browser
+    site: Site, guest: Visitor
 ) -> None:
-    async with serving_stack(make_stack) as server, visiting(browser, server.url) as visitor:
-        page = visitor.page
-        await page.goto(server.url)
-        dialog = _sign_in(page)
-        await expect(dialog).to_contain_text("uploader")
-        await expect(dialog).to_contain_text("owner.token")  # this server is on this machine
-        field = page.get_by_label("Token")
-        await expect(field).to_be_focused()
-        await expect(field).to_have_attribute("type", "password")
-        await page.keyboard.type("not a token")
-        await page.keyboard.press("Tab")
-        await page.keyboard.press("Enter")
-        await expect(field).to_have_attribute("type", "text")
-        await expect(dialog.get_by_role("button", name="Show")).to_have_attribute("aria-pressed", "true")
-        await dialog.get_by_role("button", name="Sign in").click()
-        await expect(dialog.get_by_role("alert")).to_contain_text("does not know this token")
-        assert await visitor.violations() == []
-        await dialog.get_by_label("Language").select_option("zh")
-        await expect(page.get_by_label("令牌")).to_have_value("not a token")
-        await expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("服务器不认识此令牌")
+    page = guest.page
+    await guest.go()
+    dialog = _sign_in(page)
+    await expect(dialog).to_contain_text("uploader")
+    await expect(dialog).to_contain_text("owner.token")  # this server is on this machine
+    field = page.get_by_label("Token")
+    await expect(field).to_be_focused()
+    await expect(field).to_have_attribute("type", "password")
+    await page.keyboard.type("not a token")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(field).to_have_attribute("type", "text")
+    await expect(dialog.get_by_role("button", name="Show")).to_have_attribute("aria-pressed", "true")
+    await dialog.get_by_role("button", name="Sign in").click()
+    await expect(dialog.get_by_role("alert")).to_contain_text("does not know this token")
+    assert await guest.violations() == []
+    await dialog.get_by_label("Language").select_option("zh")
+    await expect(page.get_by_label("令牌")).to_have_value("not a token")
+    await expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("服务器不认识此令牌")
 
 
-async def test_elsewhere_nothing_is_said_of_the_first_token(make_stack: MakeStack, browser: Browser) -> None:
-    async with serving_stack(make_stack) as server, visiting(browser, server.url) as visitor:
-        page = visitor.page
-        await page.route("http://files.example/**", lambda route: _pass_on(route, server))
-        await page.goto("http://files.example/")
-        await expect(_sign_in(page)).to_be_visible()
-        await expect(_sign_in(page)).not_to_contain_text("owner.token")
-        await page.unroute_all(behavior="wait")
+async def test_elsewhere_nothing_is_said_of_the_first_token(site: Site, guest: Visitor) -> None:
+    page = guest.page
+    await page.route("http://files.example/**", lambda route: _pass_on(route, site.url))
+    await page.goto("http://files.example/")
+    await expect(_sign_in(page)).to_be_visible()
+    await expect(_sign_in(page)).not_to_contain_text("owner.token")
+    await page.unroute_all(behavior="wait")
 
 
-async def _pass_on(route: Any, server: Server) -> None:
-    await route.fulfill(response=await route.fetch(url=route.request.url.replace("http://files.example", server.url)))
+async def _pass_on(route: Any, url: str) -> None:
+    await route.fulfill(response=await route.fetch(url=route.request.url.replace("http://files.example", url)))
 
 
 async def test_where_tokens_are_made_by_others_that_is_said(make_stack: MakeStack, browser: Browser) -> None:
@@ -94,7 +101,7 @@ async def test_where_tokens_are_made_by_others_that_is_said(make_stack: MakeStac
         visiting(browser, server.url) as visitor,
     ):
         page = visitor.page
-        await page.goto(f"{server.url}/admin/")
+        await visitor.go("/admin/")
         await expect(_sign_in(page)).to_contain_text("JWT")
         await expect(_sign_in(page)).not_to_contain_text("owner.token")
         claims = {"sub": "root", "scope": "admin", "exp": 4_000_000_000}
@@ -116,67 +123,65 @@ async def test_where_tokens_are_made_by_others_that_is_said(make_stack: MakeStac
 
 async def test_where_nobody_signs_in_nobody_is_made(make_stack: MakeStack, browser: Browser) -> None:
     async with serving_stack(make_stack, auth="none") as server, visiting(browser, server.url) as visitor:
-        await visitor.page.goto(f"{server.url}/")
+        await visitor.go()
+        await expect(visitor.page.get_by_text("Drop files or folders here")).to_be_visible()
+        await expect(visitor.page.get_by_label("Token")).to_have_count(0)
         await visitor.page.get_by_role("link", name="Administration").click()
         await expect(visitor.page.get_by_role("button", name="local")).to_be_visible()
         await expect(visitor.page.get_by_role("button", name="New user")).to_have_count(0)
 
 
 @pytest.mark.parametrize("path", ["/", "/admin/"])
-async def test_a_link_signs_in_and_leaves_the_address(make_stack: MakeStack, browser: Browser, path: str) -> None:
-    async with serving_stack(make_stack) as server, visiting(browser, server.url) as visitor:
-        page = visitor.page
-        await page.goto(f"{server.url}{path}#token={await _token(server, 'alice', admin=True)}")
+async def test_a_link_signs_in_and_leaves_the_address(site: Site, guest: Visitor, path: str) -> None:
+    await guest.go(f"{path}#token={await site.token(admin=True)}")
+    await guest.page.locator("#app").wait_for()
+    assert guest.page.url == site.url + path
+    await guest.load_anew()
+    await expect(guest.page.get_by_role("button", name="Sign out")).to_be_visible()
+
+
+async def test_a_link_takes_nobodys_place_without_asking(site: Site, guest: Visitor) -> None:
+    page = guest.page
+    await guest.sign_in(await site.token(admin=True))
+    administration = page.get_by_role("link", name="Administration")
+    await expect(administration).to_be_visible()
+    link = f"{site.url}/#token={await site.token('mallory')}"
+    for answer, is_alice in (("Back", True), ("Sign in", False)):
+        # The page is there already: only its address changes.
+        await page.evaluate("(link) => { location.href = link; }", link)
+        await expect(page.get_by_role("dialog")).to_contain_text("Sign in with this link?")
+        await guest.press(answer)
         await page.locator("#app").wait_for()
-        assert page.url == f"{server.url}{path}"
-        await page.reload()
-        await page.locator("#app").wait_for()
-        await expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+        await expect(administration).to_have_count(int(is_alice))
+        assert page.url == f"{site.url}/"
 
 
-async def test_a_link_takes_nobodys_place_without_asking(make_stack: MakeStack, browser: Browser) -> None:
-    async with serving_stack(make_stack) as server, visiting(browser, server.url) as visitor:
-        page = visitor.page
-        await visitor.sign_in(await _token(server, "alice", admin=True))
-        administration = page.get_by_role("link", name="Administration")
-        await expect(administration).to_be_visible()
-        link = f"{server.url}/#token={await _token(server, 'mallory')}"
-        for answer, is_alice in (("Back", True), ("Sign in", False)):
-            # The page is there already: only its address changes.
-            await page.evaluate("(link) => { location.href = link; }", link)
-            await expect(page.get_by_role("dialog")).to_contain_text("Sign in with this link?")
-            await visitor.press(answer)
-            await page.locator("#app").wait_for()
-            await expect(administration).to_have_count(int(is_alice))
-            assert page.url == f"{server.url}/"
-
-
-async def test_a_link_that_is_no_good_leads_to_the_question(make_stack: MakeStack, browser: Browser) -> None:
-    async with serving_stack(make_stack) as server, visiting(browser, server.url) as visitor:
-        await visitor.page.goto(f"{server.url}/#token=upl_nothing")
-        await expect(_sign_in(visitor.page).get_by_role("alert")).to_contain_text("does not know this token")
-        assert visitor.page.url == f"{server.url}/"
+async def test_a_link_that_is_no_good_leads_to_the_question(site: Site, guest: Visitor) -> None:
+    await guest.go("/#token=upl_nothing")
+    await expect(_sign_in(guest.page).get_by_role("alert")).to_contain_text("does not know this token")
+    assert guest.page.url == f"{site.url}/"
 
 
 # Administration
 
 
-async def test_only_administrators_are_led_to_the_other_page(make_stack: MakeStack, browser: Browser) -> None:
-    async with serving_stack(make_stack) as server:
-        for admin in (True, False):
-            async with visiting(browser, server.url) as visitor:
-                await visitor.sign_in(await _token(server, "alice", admin=admin))
-                link = visitor.page.get_by_role("link", name="Administration")
-                await expect(link).to_have_count(int(admin))
-                if admin:
-                    await link.click()
-                    await expect(visitor.page.get_by_role("heading", name="Administration")).to_be_visible()
-                    await visitor.page.get_by_role("link", name="Files", exact=True).click()
-                    await expect(visitor.page.get_by_text("Drop files or folders here")).to_be_visible()
+async def test_only_administrators_are_led_to_the_other_page(site: Site, browser: Browser) -> None:
+    for admin in (True, False):
+        async with visiting(browser, site.url) as visitor:
+            await visitor.sign_in(await site.token(admin=admin))
+            link = visitor.page.get_by_role("link", name="Administration")
+            await expect(link).to_have_count(int(admin))
+            if admin:
+                await link.click()
+                await expect(visitor.page.get_by_role("heading", name="Administration")).to_be_visible()
+                await visitor.page.get_by_role("link", name="Files", exact=True).click()
+                await expect(visitor.page.get_by_text("Drop files or folders here")).to_be_visible()
 
 
-async def test_the_first_day_is_told_in_words(make_stack: MakeStack, browser: Browser) -> None:
-    async with _administrating(make_stack, browser) as (_server, visitor):
+async def test_the_first_day_is_told_in_words_and_days_without_anything_are_no_chart(
+    browser: Browser, site: Site
+) -> None:
+    async with _administrating(browser, site) as visitor:
         page = visitor.page
         await expect(page.locator("#growth-none")).to_contain_text("Nothing to compare yet.")
         await expect(page.locator("#growth .tiles, #growth canvas")).to_have_count(0)
@@ -184,22 +189,18 @@ async def test_the_first_day_is_told_in_words(make_stack: MakeStack, browser: Br
         await expect(page.locator("#users-alone")).to_contain_text("Nobody else is here yet.")
         assert "–" not in await page.locator("#growth").inner_text()
         assert await visitor.violations() == []
-
-
-async def test_days_on_which_nothing_was_stored_are_no_chart(make_stack: MakeStack, browser: Browser) -> None:
-    async with _administrating(make_stack, browser) as (server, visitor):
         now = datetime.now(UTC)
         days = [{"day": (now - timedelta(ago)).date(), "taken_at": now - timedelta(ago)} for ago in (1, 8)]
-        async with server.stack.services.database.engine.begin() as connection:
+        async with site.stack.services.database.engine.begin() as connection:
             await connection.execute(insert(models.usage_daily).values(days))
         await visitor.press("Refresh")
-        await expect(visitor.page.locator("#growth-none")).to_have_text("Nothing was stored in these days.")
-        await expect(visitor.page.locator("[data-figure=growth-7] .figure")).to_have_text("0 B")
-        await expect(visitor.page.locator("#growth canvas")).to_have_count(0)
+        await expect(page.locator("#growth-none")).to_have_text("Nothing was stored in these days.")
+        await expect(page.locator("[data-figure=growth-7] .figure")).to_have_text("0 B")
+        await expect(page.locator("#growth canvas")).to_have_count(0)
 
 
-async def test_a_user_is_made_with_a_token_that_is_shown_once(make_stack: MakeStack, browser: Browser) -> None:
-    async with _administrating(make_stack, browser) as (server, visitor):
+async def test_a_user_is_made_with_a_token_that_is_shown_once(browser: Browser, site: Site) -> None:
+    async with _administrating(browser, site) as visitor:
         page = visitor.page
         await page.get_by_role("button", name="New user").focus()
         await page.keyboard.press("Enter")
@@ -214,12 +215,10 @@ async def test_a_user_is_made_with_a_token_that_is_shown_once(make_stack: MakeSt
         await page.keyboard.press("Enter")
         dialog = page.get_by_role("dialog", name="carol")
         token = await dialog.get_by_label("Token", exact=True).input_value()
-        await expect(dialog.get_by_label("Link that signs in", exact=True)).to_have_value(
-            f"{server.url}/#token={token}"
-        )
+        await expect(dialog.get_by_label("Link that signs in", exact=True)).to_have_value(f"{site.url}/#token={token}")
         await expect(dialog).to_contain_text("works on this machine alone")
-        assert await _status_with(server, token) == 200
-        assert (await server.stack.services.files.usage("carol")).total_space == 2 * GIB
+        assert await _status_with(site, token) == 200
+        assert (await site.stack.services.files.usage("carol")).total_space == 2 * GIB
         assert await visitor.violations() == []
         await page.keyboard.press("Escape")
         await expect(page.locator("#users tbody tr")).to_have_count(2)
@@ -229,11 +228,8 @@ async def test_a_user_is_made_with_a_token_that_is_shown_once(make_stack: MakeSt
         assert token not in await page.content()
 
 
-async def test_a_token_is_made_copied_and_revoked(make_stack: MakeStack, browser: Browser) -> None:
-    async with _administrating(make_stack, browser, permissions=["clipboard-read", "clipboard-write"]) as (
-        server,
-        visitor,
-    ):
+async def test_a_token_is_made_copied_and_revoked(browser: Browser, site: Site) -> None:
+    async with _administrating(browser, site, permissions=["clipboard-read", "clipboard-write"]) as visitor:
         page = visitor.page
         await visitor.press("root")
         dialog = page.get_by_role("dialog", name="root")
@@ -242,7 +238,7 @@ async def test_a_token_is_made_copied_and_revoked(make_stack: MakeStack, browser
         await dialog.get_by_role("button", name="Copy: Token").click()
         await expect(dialog.get_by_text("Copied")).to_be_visible()
         token = await page.evaluate("navigator.clipboard.readText()")
-        assert await _status_with(server, token) == 200
+        assert await _status_with(site, token) == 200
         # The newest is the first; the other one is the one that signed in here.
         revoke = dialog.get_by_role("button", name=re.compile("^Revoke "))
         await expect(revoke).to_have_count(2)
@@ -254,15 +250,15 @@ async def test_a_token_is_made_copied_and_revoked(make_stack: MakeStack, browser
         await expect(revoke).to_have_count(1)
         await expect(dialog.get_by_text(re.compile("^Revoked "))).to_have_count(1)
         await expect(dialog.get_by_text("by administrator root")).to_have_count(1)
-        await server.stack.services.accounts.create_token("root", admin=False, scope="metrics")
+        await site.stack.services.accounts.create_token("root", admin=False, scope="metrics")
         await page.keyboard.press("Escape")
         await visitor.press("root")
         await expect(dialog.get_by_role("row").filter(has_text="Read metrics")).to_contain_text("by command ")
-        assert await _status_with(server, token) == 401
+        assert await _status_with(site, token) == 401
 
 
-async def test_on_a_phone_nothing_is_wider_than_the_screen(make_stack: MakeStack, browser: Browser) -> None:
-    async with _administrating(make_stack, browser, viewport={"width": 390, "height": 800}) as (_server, visitor):
+async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, site: Site) -> None:
+    async with _administrating(browser, site, viewport={"width": 390, "height": 800}) as visitor:
         page = visitor.page
         await visitor.press("New user")
         await page.get_by_label("Name or id").fill("carol")
