@@ -99,18 +99,6 @@ def test_a_folder_is_one_line_which_says_what_was_replaced(commands: Commands) -
     assert (summary["bytes"], summary["moved_bytes"]) == (13, 1)
 
 
-def test_files_that_would_be_one_there_are_both_named_and_not_sent(commands: Commands) -> None:
-    write_tree(commands.home, {"d/e\u0301": b"one", "d/\u00e9": b"two", "d/z": b"z", "\u00e9": b"three"})
-    (commands.home / "list").write_text("d/z\nd/e\u0301\n")
-    for words, refused in (
-        (("d/e\u0301", "\u00e9"), {"d/e\u0301", "\u00e9"}),
-        (("d", "--files-from", "list"), {"d/e\u0301", "d/\u00e9"}),
-    ):
-        failed = [event for event in commands.events("put", *words, code=6) if event["event"] == "failed"]
-        assert {(event["path"], event["code"]) for event in failed} == {(path, "ambiguous-name") for path in refused}
-    assert commands.names() == {"d/z"}
-
-
 def test_names_that_the_server_refuses_are_told_together_and_encoded_on_demand(commands: Commands) -> None:
     home = commands.home
     tree = {b"back\\slash": b"1", b"line\nfeed": b"2", b"bytes\xff\xfe": b"3", b"100 %.txt": b"4", b"a%5Cb": b"5"}

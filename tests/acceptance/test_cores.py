@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from tests.support.content import KIB, MIB, Content
-from tests.support.process import Server, ended, owner_token, processes_in, wait_for, workers_of
+from tests.support.process import Server, answers, ended, owner_token, processes_in, wait_for, workers_of
 
 _PROGRAM = (sys.executable, "-m", "tests.support.named_threads")
 # By the beginnings of their names.
@@ -75,7 +75,9 @@ def work_all_threads(server: Server, data: Path) -> None:
             assert client.get(f"/me/files/{file['id']}/content").status_code == 200
 
 
-def test_short_work_shares_a_core_and_long_work_runs_anywhere(tmp_path: Path, two_cores: set[int]) -> None:
+def test_short_work_shares_a_core_and_long_work_and_other_programs_run_anywhere(
+    tmp_path: Path, two_cores: set[int]
+) -> None:
     server = started(tmp_path, two_cores)
     with ended(server):
         work_all_threads(server, tmp_path / "data")
@@ -87,19 +89,15 @@ def test_short_work_shares_a_core_and_long_work_runs_anywhere(tmp_path: Path, tw
             assert core in of(threads, name)
         assert of(threads, *_LONG) == [two_cores] * len(of(threads, *_LONG))
 
+        def valkeys() -> list[int]:
+            return processes_in(tmp_path / "data" / "redis")
 
-def test_a_child_that_is_no_server_may_use_every_core(tmp_path: Path, two_cores: set[int]) -> None:
-    server = started(tmp_path, two_cores)
-    with ended(server):
-
-        def valkeys() -> list[set[int]]:
-            return [os.sched_getaffinity(process) for process in processes_in(tmp_path / "data" / "redis")]
-
-        assert valkeys() == [two_cores]
-        (valkey,) = processes_in(tmp_path / "data" / "redis")
+        (valkey,) = valkeys()
+        assert os.sched_getaffinity(valkey) == two_cores
         os.kill(valkey, signal.SIGKILL)
-        wait_for(lambda: processes_in(tmp_path / "data" / "redis") not in ([], [valkey]))
-        assert valkeys() == [two_cores], "and so may the one that takes its place"
+        wait_for(lambda: valkeys() not in ([], [valkey]))
+        assert [os.sched_getaffinity(process) for process in valkeys()] == [two_cores], "and the one in its place"
+        wait_for(lambda: answers(server.port))
 
 
 def test_each_of_two_workers_has_a_core_and_so_has_the_one_that_replaces_it(

@@ -3,6 +3,7 @@ configuration, and nothing is written."""
 
 import os
 import shlex
+import shutil
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -11,14 +12,7 @@ import pytest
 
 from tests.support.content import KIB, Content
 from tests.support.mounting import run_mounted
-from tests.support.process import (
-    Process,
-    Server,
-    client_of_owner,
-    ended,
-    run_cli,
-    wait_for,
-)
+from tests.support.process import Process, Server, client_of_owner, ended, run_cli, wait_for
 from tests.support.servers import free_port
 
 CONTENT = Content(3 * 64 * KIB - 100)
@@ -26,21 +20,24 @@ COMMANDS = (
     ("serve", "--port", "0"),
     ("work",),
     ("token", "list"),
-    ("cleanup",),
-    ("reconcile",),
-    ("report",),
-    ("scrub",),
+    *((name,) for name in ("cleanup", "reconcile", "report", "scrub")),
 )
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    """Of a server that has run."""
-    made = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0"}
-    server = Server(tmp_path / "log", made)
+@pytest.fixture(scope="module")
+def data_that_was_served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("served")
+    server = Server(directory / "log", {"DATA": str(directory / "data"), "FREE_SPACE_FLOOR": "0"})
     with ended(server):
         assert server.stop() == 0
-    return made
+    return directory / "data"
+
+
+@pytest.fixture
+def settings(data_that_was_served: Path, tmp_path: Path) -> dict[str, str]:
+    """Of a server that has run."""
+    shutil.copytree(data_that_was_served, tmp_path / "data")
+    return {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0"}
 
 
 def refusal(told: "CompletedProcess[str]") -> str:
@@ -53,40 +50,35 @@ def refusal(told: "CompletedProcess[str]") -> str:
 
 
 @pytest.mark.usefixtures("mounts")
-@pytest.mark.parametrize("name", ["blobs", "trash"])
 def test_a_bind_mount_of_the_same_filesystem_in_the_place_of_a_directory(
-    settings: dict[str, str], tmp_path: Path, name: str
+    settings: dict[str, str], tmp_path: Path
 ) -> None:
-    target, elsewhere = Path(settings["DATA"]) / name, tmp_path / "elsewhere"
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert elsewhere.stat().st_dev == target.stat().st_dev
-    mounts = shlex.join(["mount", "--bind", str(elsewhere), str(target)])
-    for command in (("serve", "--port", "0"), ("work",), ("cleanup",)):
-        assert f"no file can be linked from temp to {name}" in refusal(run_mounted(mounts, settings, *command))
+    for name in ("blobs", "trash"):
+        target = Path(settings["DATA"]) / name
+        assert elsewhere.stat().st_dev == target.stat().st_dev
+        mounts = shlex.join(["mount", "--bind", str(elsewhere), str(target)])
+        for command in (("serve", "--port", "0"), ("work",), ("cleanup",)):
+            assert f"no file can be linked from temp to {name}" in refusal(run_mounted(mounts, settings, *command))
 
 
 @pytest.mark.usefixtures("mounts")
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_data_directory_that_can_only_be_read(settings: dict[str, str], command: tuple[str, ...]) -> None:
+def test_a_data_directory_that_can_only_be_read(settings: dict[str, str]) -> None:
     data = shlex.quote(settings["DATA"])
     mounts = f"mount --bind {data} {data} && mount -o remount,bind,ro {data}"
-    assert "can't be written" in refusal(run_mounted(mounts, settings, *command))
+    for command in COMMANDS:
+        assert "can't be written" in refusal(run_mounted(mounts, settings, *command))
 
 
-@pytest.mark.parametrize("damage", ["zeroed", "garbage"])
-def test_a_sqlite_file_that_is_none(settings: dict[str, str], damage: str) -> None:
+def test_a_sqlite_file_that_is_none_or_not_there(settings: dict[str, str]) -> None:
     path = Path(settings["DATA"]) / "uploader.db"
-    with path.open("r+b") as file:
-        file.write(bytes(100) if damage == "zeroed" else os.urandom(path.stat().st_size))
-    damaged = path.read_bytes()
-    for command in (*COMMANDS, ("db", "upgrade"), ("adopt", "--yes")):
-        line = refusal(run_cli(settings, *command))
-        assert f"the database {path} can't be used: " in line
-    assert path.read_bytes() == damaged
-
-
-def test_a_sqlite_file_that_is_not_there(settings: dict[str, str]) -> None:
-    path = Path(settings["DATA"]) / "uploader.db"
+    sound = path.read_bytes()
+    for damaged in (bytes(100) + sound[100:], os.urandom(len(sound))):
+        path.write_bytes(damaged)
+        for command in (*COMMANDS, ("db", "upgrade"), ("adopt", "--yes")):
+            assert f"the database {path} can't be used: " in refusal(run_cli(settings, *command))
+        assert path.read_bytes() == damaged
     path.unlink()
     for command in (*COMMANDS, ("adopt",), ("installation",)):
         assert f"{path}, the database of this data directory, is not there" in refusal(run_cli(settings, *command))
@@ -156,10 +148,8 @@ def test_a_sqlite_file_that_is_unlinked_under_a_server(settings: dict[str, str],
 
         def refuses_chunks() -> bool:
             path = f"/files/{CONTENT.md5}/chunks"
-            statuses = {
-                client.put(f"{path}/{number}", content=CONTENT.chunk(number)).status_code for number in range(2)
-            }
-            return statuses == {503}
+            answers = [client.put(f"{path}/{number}", content=CONTENT.chunk(number)) for number in range(2)]
+            return {answer.status_code for answer in answers} == {503}
 
         wait_for(lambda: all(is_not_ready() for _ in range(8)))
         wait_for(lambda: all(refuses_chunks() for _ in range(8)))

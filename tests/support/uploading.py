@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.support.content import KIB
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.cli.client.events import Event
 from uploader.cli.client.reporters import Reporter
-from uploader.client import AsyncClient, AsyncTransfer, Patience
+from uploader.client import AsyncClient, AsyncTransfer, Patience, Stopped
 
 PATIENCE = Patience(give_up_after_seconds=300, first_pause_seconds=0.01, longest_pause_seconds=0.1)
 _CHUNK = re.compile(r"PUT /(?:uploads|files)/(\w+)/chunks/(\d+)")
@@ -90,6 +91,12 @@ async def arrived(transfer: AsyncTransfer[Any], chunks: int) -> None:
         return transfer.progress.received_bytes >= chunks * 64 * KIB
 
     await eventually(so_many)
+
+
+async def stopped(transfer: AsyncTransfer[Any]) -> None:
+    await transfer.stop()
+    with pytest.raises(Stopped):
+        await transfer
 
 
 async def client_on(stack: Stack, wire: Wire, user_id: str = "alice", **options: Any) -> AsyncClient:

@@ -113,15 +113,6 @@ def test_what_is_here_is_not_asked_for_again(filled: Commands) -> None:
     assert {path.stat().st_mtime_ns for path in filled.home.rglob("manual*") if path.is_file()} == {NOON}
 
 
-def test_a_partial_download_of_a_folder_goes_on(commands: Commands) -> None:
-    content = Content(3 * MIB, seed=181)
-    put(commands, "films/film", content.data)
-    put(commands, "films/twin", content.data)
-    write_tree(commands.home, {f"films/.uploader-{content.sha256[:32]}.part": content.data[: 2 * MIB]})
-    assert commands.run("get", "films").returncode == 0
-    assert tree_in(commands.home / "films") == {"film": content.data, "twin": content.data}
-
-
 def test_standard_output_has_the_file_and_nothing_else(commands: Commands) -> None:
     content = Content(3 * MIB + 5, seed=182)
     file_id = put(commands, "films/film", content.data)

@@ -74,7 +74,7 @@ async def test_an_endless_problem_is_none_of_ours(tmp_path: Path, status: int, e
     ],
     ids=["packed", "packed problem", "brackets", "problem of brackets"],
 )
-async def test_what_would_have_to_be_unpacked_is_none(
+async def test_what_has_to_be_unpacked_fails(
     status: int, headers: dict[str, str], body: bytes, told: str | None
 ) -> None:
     with lying(says=lambda _target: (status, headers, [body])) as liar:

@@ -14,11 +14,13 @@ from tests.support.layout import blob_path
 from tests.support.rot import flip_bit
 from tests.support.sockets import serving_stack
 from tests.support.stack import Stack
-from tests.support.uploading import Wire, client_on, nothing
+from tests.support.uploading import Wire, client_on, nothing, stopped
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.client import (
     AsyncClient,
     Client,
     ContentDiffers,
+    File,
     Folder,
     InvalidName,
     LocalFile,
@@ -26,7 +28,7 @@ from uploader.client import (
     Outcome,
     ServerProblem,
     ServerTooOld,
-    Stopped,
+    Transfer,
     Unauthenticated,
     Unwritable,
     Wanted,
@@ -116,9 +118,7 @@ async def test_names_are_searched_by_their_beginning_and_by_any_part(client: Asy
     assert await client.named("photos") == []
 
 
-async def test_a_folder_comes_down_and_only_what_changed_comes_again(
-    client: AsyncClient, wire: Wire, here: Path
-) -> None:
+async def test_a_folder_comes_down_and_what_changed_comes_again(client: AsyncClient, wire: Wire, here: Path) -> None:
     here.mkdir()
     (here / "here.jpg").write_bytes(b"here")
     await client.upload(here / "here.jpg", "photos/2026/here.jpg")
@@ -154,9 +154,7 @@ async def test_a_file_that_fails_harms_no_other(client: AsyncClient, here: Path)
     }
 
 
-async def test_without_a_token_one_is_told_and_the_rest_is_not_begun(
-    stack: Stack, client: AsyncClient, here: Path
-) -> None:
+async def test_without_a_token_one_is_told_and_none_is_begun(stack: Stack, client: AsyncClient, here: Path) -> None:
     wanted = [Wanted(file, file.name) async for file in client.files()]
     async with AsyncClient("http://test", "wrong", connections=1, http_transport=Wire(stack)) as stranger:
         [outcome] = await stranger.download_many(wanted, here)
@@ -180,9 +178,7 @@ async def test_many_downloads_are_stopped_together_and_go_on(client: AsyncClient
     wire.before = before
     transfer = client.start_download_many(wanted, here)
     await reached.wait()
-    await transfer.stop()
-    with pytest.raises(Stopped):
-        await transfer
+    await stopped(transfer)
     wire.before = nothing
     assert {outcome.error for outcome in await client.download_many(wanted, here)} == {None}
     assert tree_in(here) == {name: data for name, data in (FILES | twins).items() if name.startswith("photos/")}
@@ -234,28 +230,42 @@ async def test_an_older_server_says_what_it_can_not(old_client: AsyncClient, her
 
 
 async def test_without_an_event_loop_it_is_the_same(make_stack: MakeStack, here: Path) -> None:
+    """Each method that docs/integrating.md has in its table."""
+
+    def use(url: str, token: str) -> None:
+        with Client(url, token) as client:
+            for name, data in FILES.items():
+                client.upload(data, name)
+            assert len(list(client.level())) == 3
+            assert [file.name for file in client.files(part="ß")] == ["übung/ß"]
+            [file] = client.named("a.txt")
+            assert client.file(file.id) == client.page(prefix="a.txt").files[0] == file
+            opened = io.BytesIO()
+            client.download_into(file, opened)
+            assert opened.getvalue() == b"a"
+            assert len(client.download_folder("photos", here)) == 3
+            assert client.start_download(file, here / "a").result(PATIENCE_SECONDS).read_bytes() == b"a"
+            assert len(client.start_download_many([Wanted(file, "b")], here).result()) == 1
+            found = [LocalFile.at(here / "b", "many/b")]
+            assert [outcome.how for outcome in client.upload_many(found)] == ["sent"]
+            assert [outcome.how for outcome in client.start_many(found).result()] == ["present"]
+            assert client.rename(file.id, "moved").name == "moved"
+            transfer: Transfer[File] = client.start(b"x" * 200_000, "more")
+            transfer.pause()
+            assert transfer.progress.size == 200_000
+            transfer.resume()
+            assert transfer.result(PATIENCE_SECONDS).name == "more"
+            transfer.cancel()  # it has ended: nothing happens
+            assert transfer.done
+            assert client.uploads() == []
+            assert client.move_folder("photos", "x") == 3
+            assert client.delete_folder("x") == 3
+            for each in client.files():
+                client.delete(each.id)
+            assert client.usage().use_space_finished == 0
+            with pytest.raises(NotFound):
+                client.file("0" * 32)
+
     async with serving_stack(make_stack, durability="process") as server:
-        token = await server.stack.services.accounts.create_token("alice", admin=False, total_space=None)
-
-        def use() -> None:
-            with Client(server.url, token) as client:
-                for name, data in FILES.items():
-                    client.upload(data, name)
-                assert len(list(client.level())) == 3
-                assert [file.name for file in client.files(part="ß")] == ["übung/ß"]
-                [file] = client.named("a.txt")
-                opened = io.BytesIO()
-                client.download_into(file, opened)
-                assert opened.getvalue() == b"a"
-                assert len(client.download_folder("photos", here)) == 3
-                assert len(client.start_download_many([Wanted(file, "b")], here).result()) == 1
-                found = [LocalFile.at(here / "b", "many/b")]
-                assert [outcome.how for outcome in client.upload_many(found)] == ["sent"]
-                assert [outcome.how for outcome in client.start_many(found).result()] == ["present"]
-                assert client.move_folder("photos", "x") == 3
-                assert client.delete_folder("x") == 3
-                with pytest.raises(NotFound):
-                    client.file("0" * 32)
-
-        await asyncio.to_thread(use)
-        assert (here / "b").read_bytes() == b"a"
+        token = server.stack.client.headers["authorization"].removeprefix("Bearer ")
+        await asyncio.to_thread(use, server.url, token)

@@ -11,11 +11,11 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.stack import Stack
-from tests.support.uploading import Listening, Wire, arrived, client_on
+from tests.support.uploading import Listening, Wire, arrived, client_on, stopped
 from uploader.cli.client.events import Completed, Failed, TransferSummary
 from uploader.cli.client.local import FoundFiles
 from uploader.cli.client.put import put_found
-from uploader.client import AsyncClient, LocalFile, QuotaExceeded, Stopped
+from uploader.client import AsyncClient, LocalFile, QuotaExceeded
 
 SIZE = 12 * 64 * KIB
 ONE, OTHER = Content(SIZE, seed=71), Content(SIZE, seed=72)
@@ -46,9 +46,7 @@ async def stack(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> Async
 
 
 @both_ways
-async def test_what_can_not_fit_is_not_read_and_what_needs_no_more_space_is_taken(
-    client: AsyncClient, wire: Wire
-) -> None:
+async def test_what_can_not_fit_is_not_read_and_what_needs_no_more_is_taken(client: AsyncClient, wire: Wire) -> None:
     await client.upload(ONE.data, "one")
     wire.requests.clear()
     for name, if_exists in (("new", "keep"), ("new", "replace"), ("one", "keep")):
@@ -76,9 +74,7 @@ async def test_what_has_its_space_already_goes_on(
     third = Content(2 * SIZE, seed=74)
     transfer = client.start(third.data, "third")
     await arrived(transfer, 1)
-    await transfer.stop()
-    with pytest.raises(Stopped):
-        await transfer
+    await stopped(transfer)
     async with await client_on(stack, wire, **client_options) as again:
         assert (await again.usage()).available == 0
         assert (await again.upload(third.data, "third")).sha256 == third.sha256

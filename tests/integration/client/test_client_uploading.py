@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.stack import Stack
-from tests.support.uploading import Wire, arrived, client_on, is_chunk, nothing
+from tests.support.uploading import Wire, arrived, client_on, is_chunk, nothing, stopped
 from tests.support.waiting import eventually
 from uploader.client import (
     AsyncClient,
@@ -26,7 +26,6 @@ from uploader.client import (
     NotFound,
     Progress,
     QuotaExceeded,
-    Stopped,
     Unauthenticated,
     Unreadable,
 )
@@ -56,9 +55,6 @@ async def hashing_waits_for(monkeypatch: pytest.MonkeyPatch, event: asyncio.Even
     monkeypatch.setattr("uploader.client.upload.digests_of", waiting)
 
 
-# What can be uploaded
-
-
 @pytest.mark.parametrize("size", [0, SMALL.size, LARGE.size], ids=["empty", "small", "large"])
 async def test_paths_bytes_and_file_objects_become_files(client: AsyncClient, tmp_path: Path, size: int) -> None:
     contents = [Content(size, seed=seed) for seed in range(6)]
@@ -74,9 +70,7 @@ async def test_paths_bytes_and_file_objects_become_files(client: AsyncClient, tm
             assert (await client.download(file, tmp_path)).read_bytes() == content.data
 
 
-async def test_the_name_is_by_default_that_of_the_file_here_and_has_to_be_one_that_the_server_takes(
-    client: AsyncClient, wire: Wire, tmp_path: Path
-) -> None:
+async def test_the_name_is_that_of_the_file_if_none_is_given(client: AsyncClient, wire: Wire, tmp_path: Path) -> None:
     for name in (None, "", "../up", "a//b", "back\\slash", "line\nfeed"):
         with pytest.raises(InvalidName):
             await client.upload(SMALL.data, name)
@@ -102,13 +96,8 @@ async def test_what_can_not_be_read_is_a_clear_error(client: AsyncClient, tmp_pa
         await client.upload(42, "name")  # type: ignore[arg-type]
 
 
-# What need not be sent
-
-
 @both
-async def test_what_the_caller_has_or_had_under_this_name_is_not_sent(
-    client: AsyncClient, wire: Wire, content: Content
-) -> None:
+async def test_what_is_or_was_there_so_named_is_not_sent(client: AsyncClient, wire: Wire, content: Content) -> None:
     file = await client.upload(content.data, "one")
     sent = wire.chunks_sent()
     assert await client.upload(content.data, "one") == file
@@ -174,9 +163,6 @@ async def test_equal_files_at_the_same_time_become_as_many(client: AsyncClient, 
         assert list(wire.chunks_sent().values()) == [1] * SMALL.chunk_count
 
 
-# Going on
-
-
 @both
 async def test_another_run_elsewhere_sends_only_what_is_missing(
     stack: Stack, wire: Wire, client: AsyncClient, tmp_path: Path, content: Content
@@ -185,9 +171,7 @@ async def test_another_run_elsewhere_sends_only_what_is_missing(
     wire.hold_chunks(after=2)
     transfer = client.start(path)
     await arrived(transfer, 2)
-    await transfer.stop()
-    with pytest.raises(Stopped):
-        await transfer
+    await stopped(transfer)
     # Another machine: another client, another path, another time of modification.
     copy = shutil.copy(path, written(tmp_path / "there" / "file.bin", SMALL))
     os.utime(copy, (1, 1))
@@ -199,9 +183,7 @@ async def test_another_run_elsewhere_sends_only_what_is_missing(
     assert await client.uploads() == []
 
 
-async def test_the_last_chunk_waits_for_the_digests(
-    client: AsyncClient, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_last_chunk_awaits_digests(client: AsyncClient, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the server can always compare, and no file of mixed bytes can come to be."""
     hash_now = asyncio.Event()
     await hashing_waits_for(monkeypatch, hash_now)
@@ -226,7 +208,7 @@ async def test_an_upload_of_other_bytes_under_the_same_key_is_begun_anew(client:
     wire.hold_chunks(after=5)
     transfer = client.start(LARGE.data, "image")
     await arrived(transfer, 5)
-    await transfer.stop()
+    await stopped(transfer)
     wire.before = nothing
     file = await client.upload(bytes(changed), "image")
     assert file.sha256 == hashlib.sha256(changed).hexdigest()
@@ -236,9 +218,7 @@ async def test_an_upload_of_other_bytes_under_the_same_key_is_begun_anew(client:
     assert (await client.upload(LARGE.data, "image")).sha256 == LARGE.sha256
 
 
-async def test_after_its_file_was_deleted_or_its_upload_cancelled_a_large_file_is_sent_again(
-    client: AsyncClient, wire: Wire
-) -> None:
+async def test_after_its_deletion_or_cancellation_a_large_file_is_sent_again(client: AsyncClient, wire: Wire) -> None:
     file = await client.upload(LARGE.data, "large")
     await client.delete(file.id)
     wire.hold_chunks(after=LARGE.chunk_count + 3)
@@ -292,9 +272,6 @@ async def test_a_small_upload_that_was_begun_under_another_name_goes_on(make_sta
         assert sorted([each.name async for each in client.files()]) == ["elsewhere", "here"]
 
 
-# Failures of the moment
-
-
 def lost(request: httpx2.Request) -> httpx2.ReadError:
     return httpx2.ReadError("the connection broke", request=request)
 
@@ -346,22 +323,6 @@ async def test_what_is_refused_for_good_is_not_tried_again(stack: Stack, wire: W
         await nobody.usage()
 
 
-async def test_a_token_that_is_a_function_is_asked_before_every_request(stack: Stack, wire: Wire) -> None:
-    token = await stack.services.accounts.create_token("alice", admin=False, total_space=None)
-    asked = []
-
-    def current() -> str:
-        asked.append(1)
-        return token
-
-    async with AsyncClient("http://test", current, http_transport=wire) as client:
-        await client.upload(SMALL.data, "small")
-    assert len(asked) == len(wire.requests)
-
-
-# Content that changes
-
-
 def extend(path: Path) -> None:
     with path.open("ab") as opened:
         opened.write(b"one line more")
@@ -386,9 +347,6 @@ async def test_a_file_that_changes_meanwhile_is_a_clear_error_and_leaves_nothing
         await client.upload(path)
     assert await client.uploads() == []
     assert (await client.usage()).reserved == 0
-
-
-# Pause, stop, cancel
 
 
 async def test_while_paused_no_chunk_is_begun(client: AsyncClient, wire: Wire) -> None:
@@ -429,12 +387,7 @@ async def test_a_cancelled_await_stops_and_keeps_what_arrived(client: AsyncClien
     assert [upload.name for upload in await client.uploads()] == ["large"]
 
 
-# Progress
-
-
-async def test_progress_rises_to_the_size_and_ends_complete(
-    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_progress_rises_to_the_size_and_is_complete(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uploader.client.transfer._SHORTEST_INTERVAL_SECONDS", 0)
     seen: list[Progress] = []
     await client.upload(LARGE.data, "large", on_progress=seen.append)
@@ -453,6 +406,18 @@ async def test_an_error_of_the_callback_ends_the_upload(client: AsyncClient) -> 
 
     with pytest.raises(ZeroDivisionError):
         await client.upload(LARGE.data, "large", on_progress=refuse)
+
+
+async def test_a_token_that_is_a_function_is_asked_before_every_request(stack: Stack, wire: Wire) -> None:
+    token, asked = await stack.services.accounts.create_token("alice", admin=False, total_space=None), []
+
+    def current() -> str:
+        asked.append(1)
+        return token
+
+    async with AsyncClient("http://test", current, http_transport=wire) as client:
+        await client.upload(SMALL.data, "small")
+    assert len(asked) == len(wire.requests)
 
 
 async def test_other_servers_are_told_from_upload_servers() -> None:

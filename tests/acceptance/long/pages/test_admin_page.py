@@ -169,9 +169,7 @@ async def _check_charts(office: Office) -> None:
         assert not await office.visitor.is_wider_than(width)
 
 
-async def test_stale_uploads_are_expired_after_a_question_and_the_usage_drops(
-    office: Office, clock: ManualClock
-) -> None:
+async def test_stale_uploads_are_expired_after_a_question_and_usage_drops(office: Office, clock: ManualClock) -> None:
     total = office.page.locator("#stale-total")
     await expect(total).to_have_text("2 uploads would give back 64 KiB on disk and 500 KiB of quota.")
     hers = office.page.get_by_role("button", name="Expire =film.mov of alice")
@@ -300,9 +298,7 @@ async def test_it_shows_what_waits_to_be_accounted_also_of_one_user_or_upload(of
     await expect(queue.get_by_role("alert")).to_be_hidden()
 
 
-async def test_it_shows_who_did_what_page_by_page_of_one_user_and_as_csv(
-    make_stack: MakeStack, browser: Browser
-) -> None:
+async def test_it_shows_who_did_what_by_pages_of_one_user_and_as_csv(make_stack: MakeStack, browser: Browser) -> None:
     async with serving_stack(make_stack, durability="process") as server, visiting(browser, server.url) as visitor:
         accounts = server.stack.services.accounts
         for number in range(21):

@@ -26,10 +26,8 @@ FILES = {
     "photos/2026/new.txt": b"new",
     "photos/cover.txt": b"cover",
 }
-PDF = (
-    b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Kids[]/Count 0>>endobj\n"
-    b"trailer<</Root 1 0 R>>\n"
-)
+PAGES = b"1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Kids[]/Count 0>>endobj\n"
+PDF = b"%PDF-1.4\n" + PAGES + b"trailer<</Root 1 0 R>>\n"
 ATTACK = b"<script>localStorage.setItem('hacked', '1')</script>"
 # The smallest there is: one pixel.
 GIF = (
@@ -311,7 +309,7 @@ async def test_files_move_by_a_dialog_and_by_dragging(shelf: Shelf) -> None:
     await expect(page.get_by_role("alert").last).to_have_text("A folder can't go into itself.")
 
 
-async def test_a_file_is_dragged_out_by_a_link(shelf: Shelf) -> None:
+async def test_a_file_is_dragged_out_by_a_link_and_shared_by_one_as_long_as_one_chooses(shelf: Shelf) -> None:
     page = shelf.page
     await page.evaluate(
         """() => document.addEventListener("dragstart", (event) => {
@@ -327,9 +325,6 @@ async def test_a_file_is_dragged_out_by_a_link(shelf: Shelf) -> None:
     assert (media_type, name) == ("application/octet-stream", "a.txt")
     assert (await shelf.site.stack.anonymous().get(url)).content == b"alpha"
 
-
-async def test_a_link_is_shared_for_as_long_as_one_chooses(shelf: Shelf) -> None:
-    page = shelf.page
     await shelf.visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await shelf.visitor.press("Share a.txt")
     dialog = page.get_by_role("dialog", name="Share a.txt")
@@ -347,11 +342,8 @@ async def test_a_link_is_shared_for_as_long_as_one_chooses(shelf: Shelf) -> None
 
 async def test_what_is_previewed_runs_nothing(browser: Browser, site: Site) -> None:
     """A picture and a PDF are shown; pages and SVG are text; what calls itself what it is not stays broken."""
-    svg = (
-        b"<svg xmlns=\"http://www.w3.org/2000/svg\" onload=\"localStorage.setItem('hacked', '1')\">"
-        + ATTACK
-        + b"</svg>"
-    )
+    onload = b"onload=\"localStorage.setItem('hacked', '1')\""
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg" ' + onload + b">" + ATTACK + b"</svg>"
     files = {
         "1.gif": GIF,
         "2.pdf": PDF,

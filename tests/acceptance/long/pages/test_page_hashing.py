@@ -41,9 +41,7 @@ async def a_page(browser: Browser, site: Site, policy: str, *files: Path) -> Asy
         await context.close()
 
 
-async def test_a_file_is_not_hashed_before_it_may_fit_nor_longer_and_not_sent_longer_than_it_has_to(
-    site: Site, browser: Browser, tmp_path: Path
-) -> None:
+async def test_a_file_is_hashed_and_sent_as_long_as_it_has_to(site: Site, browser: Browser, tmp_path: Path) -> None:
     huge, changed, large = (a_file(tmp_path / name, b"") for name in ("huge", "changed", "large"))
     os.truncate(huge, HUGE_BYTES)
     for path in (changed, large):

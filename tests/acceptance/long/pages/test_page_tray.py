@@ -33,9 +33,7 @@ async def test_a_drop_comes_though_what_is_below_it_is_drawn_anew(visitor: Visit
     await expect(curtain).to_be_hidden()
 
 
-async def test_what_needs_the_person_is_on_top_and_a_folder_is_one_row(
-    browser: Browser, site: Site, tmp_path: Path
-) -> None:
+async def test_what_needs_the_person_is_on_top_a_folder_one_row(browser: Browser, site: Site, tmp_path: Path) -> None:
     """With the keyboard alone, on a phone's screen, readable for everybody."""
     for number in range(30):
         of_size(tmp_path / "album" / f"{number % 3}" / f"{number}.jpg", 10 * KIB, seed=number)
@@ -99,9 +97,7 @@ async def test_what_needs_the_person_is_on_top_and_a_folder_is_one_row(
         await expect(page.locator("#main")).to_be_focused()
 
 
-async def test_files_that_wait_take_the_room_of_later_ones_until_there_is_more(
-    browser: Browser, site: Site, tmp_path: Path
-) -> None:
+async def test_files_that_wait_take_the_room_of_later_ones(browser: Browser, site: Site, tmp_path: Path) -> None:
     files = [of_size(tmp_path / name, 2 * MIB, seed=seed) for seed, name in enumerate(("a", "b", "c"))]
     chunks = Held()
     async with visiting(browser, site.url, token=await site.token("dora", total_space=5 * MIB)) as visitor:

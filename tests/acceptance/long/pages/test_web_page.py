@@ -37,9 +37,7 @@ async def test_a_file_is_paused_resumed_and_arrives_whole(site: Site, visitor: V
     await expect(visitor.page.get_by_text("Files: 20 MiB")).to_be_visible()
 
 
-async def test_after_a_reload_and_in_another_browser_it_goes_on_where_it_was(
-    browser: Browser, site: Site, tmp_path: Path
-) -> None:
+async def test_after_a_reload_and_in_another_browser_it_goes_on(browser: Browser, site: Site, tmp_path: Path) -> None:
     """Larger than what is hashed first: sent while it is hashed, under the key that the command line would take, too."""
     content = Content(65 * MIB, seed=62, chunk_size=MIB)
     path, token = a_file(tmp_path / "disk.img", content), await site.token()
