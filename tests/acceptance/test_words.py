@@ -71,7 +71,7 @@ def said(home: Path, url: str, token: str | None = "token", *, codes: tuple[int,
     return told[0]
 
 
-def test_a_token_that_is_wrong_or_missing_is_told_in_the_words_of_the_command_line(
+def test_a_wrong_or_missing_token_is_told_as_the_command_line_has_it(
     server: Server, token: str, tmp_path: Path
 ) -> None:
     wrong, missing = (said(tmp_path, server.url, each, codes=(3,)) for each in ("wrong", None))

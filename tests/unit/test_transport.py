@@ -126,9 +126,7 @@ async def test_the_bytes_of_a_slow_client_are_seen_soon(impatient: None) -> None
         assert reader.low_water == 1
 
 
-async def test_one_that_becomes_fast_is_read_in_large_pieces_again(
-    impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_becomes_fast_is_read_in_large_pieces(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (reader, client):
         reader.expect(BODY)
         await until(lambda: reader.low_water == 1)
