@@ -16,7 +16,7 @@ from tests.support.content import KIB, Content
 from tests.support.layout import blob_path
 from tests.support.process import Process, Server, client_of_owner, ended, owner_token, run_cli, wait_for
 from tests.support.rot import flip_bit
-from tests.support.sending import send
+from tests.support.sending import client_with, send
 
 CONTENT = Content(3 * 64 * KIB - 100)
 OPEN = Content(3 * 64 * KIB, seed=1, name="open.bin")
@@ -219,6 +219,6 @@ def test_a_backup_beside_a_server_and_a_restore_where_nothing_is(settings: dict[
     assert run_cli(settings, "reconcile").returncode == 0
 
     server = Server(tmp_path / "server.log", settings)
-    with ended(server), httpx2.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}) as client:
+    with ended(server), client_with(token, server.url) as client:
         (file,) = client.get("/me/files").json()["files"]
         assert client.get(f"/me/files/{file['id']}/content").content == CONTENT.data

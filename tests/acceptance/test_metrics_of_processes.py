@@ -4,7 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.content import KIB, Content
@@ -19,15 +18,14 @@ from tests.support.process import (
     wait_for,
     workers_of,
 )
-from tests.support.sending import put, send
+from tests.support.sending import get, put, send
 
 CONTENT = Content(20 * 64 * KIB)
 
 
 def metrics_of(url: str, token: str) -> dict[str, float]:
     """Every sample, from a connection of its own: it is luck which process takes it."""
-    text = httpx2.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
-    families = text_string_to_metric_families(text)
+    families = text_string_to_metric_families(get(f"{url}/metrics", token).text)
     return {f"{sample.name}{sample.labels or ''}": sample.value for family in families for sample in family.samples}
 
 

@@ -4,12 +4,10 @@ import json
 import time
 from pathlib import Path
 
-import httpx2
-
 from tests.support.content import KIB, Content
 from tests.support.jwts import Signer
 from tests.support.process import UPLOADER, Server, ended
-from tests.support.sending import send
+from tests.support.sending import client_with, get, send
 
 JWT_SECRET = "jwt-secret-of-the-installation-0123456789"
 LINK_SECRET = "link-secret-of-the-installation-012345678"
@@ -36,7 +34,7 @@ def test_no_secret_is_told_to_anybody(tmp_path: Path) -> None:
     server = Server(tmp_path / "log", settings | {"LOG_LEVEL": "debug", "LOG_FORMAT": "json"}, program=(UPLOADER,))
     with ended(server):
         answers = []
-        with httpx2.Client(base_url=server.url, headers={"Authorization": f"Bearer {good}"}) as client:
+        with client_with(good, server.url) as client:
             answers.append(send(client, CONTENT))
             file_path = f"/me/files/{answers[-1].json()['file']['id']}"
             link = client.post(f"{file_path}/link").json()["url"]
@@ -44,11 +42,11 @@ def test_no_secret_is_told_to_anybody(tmp_path: Path) -> None:
             answers += [client.get("/admin/usage"), client.get("/metrics")]
             assert answers[-1].status_code == 200
         for token in (expired, forged, good[:-1], JWT_SECRET, LINK_SECRET):
-            answers.append(httpx2.get(f"{server.url}/me/usage", headers={"Authorization": f"Bearer {token}"}))
+            answers.append(get(f"{server.url}/me/usage", token))
             assert answers[-1].status_code == 401
-        answers += [httpx2.get(server.url + link), httpx2.get(f"{server.url}{link}0")]
+        answers += [get(server.url + link), get(f"{server.url}{link}0")]
         assert [answer.status_code for answer in answers[-2:]] == [200, 401]
-        answers += [httpx2.get(server.url + open_to_all) for open_to_all in ("/config", "/readyz", "/docs")]
+        answers += [get(server.url + open_to_all) for open_to_all in ("/config", "/readyz", "/docs")]
         processes = command_lines()
         assert "uploader" in processes
         assert server.stop() == 0

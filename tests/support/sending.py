@@ -1,10 +1,22 @@
-"""A content that goes to a server process by chunks."""
+"""Requests to a server process, however busy its machine is; a content that goes there by chunks."""
 
 from collections.abc import Iterable
 
 import httpx2
 
 from tests.support.content import Content
+from tests.support.waiting import PATIENCE_SECONDS
+
+
+def client_with(token: str, url: str) -> httpx2.Client:
+    """The caller closes it."""
+    return httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE_SECONDS)
+
+
+def get(url: str, token: str | None = None) -> httpx2.Response:
+    """By a connection of its own."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx2.get(url, headers=headers, timeout=PATIENCE_SECONDS)
 
 
 def put(client: httpx2.Client, content: Content, numbers: Iterable[int]) -> httpx2.Response:

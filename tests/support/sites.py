@@ -1,4 +1,4 @@
-"""Web pages of a server in this process, whose requests the test holds in its hands."""
+"""A server in this process, whose requests the test holds in its hands, for pages and terminals."""
 
 import asyncio
 import re
@@ -20,6 +20,7 @@ from tests.support.waiting import eventually
 # As many chunks as the page sends at once, and as many batches.
 CONNECTIONS, BATCHES_AT_ONCE = 4, 2
 _CHUNK = re.compile(r"/(?:uploads|files)/\w+/chunks/\d+")
+_PROBLEM = b'{"code": "unavailable", "detail": "The database is away.", "retryable": true, "status": 503}'
 # What the page sends to learn whether it may send batches is smaller.
 _PROBE_BYTES = 1024
 
@@ -33,6 +34,7 @@ class Gate:
         self._allowed = asyncio.Semaphore(0)
         self._open = asyncio.Event()
         self._open.set()
+        self._is_away = False
         # By the last part of the address.
         self.begun: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
@@ -52,11 +54,13 @@ class Gate:
             for future in passing:
                 future.cancel()
         try:
-            await self._app(scope, receive, send)
+            await (_refuse(receive, send) if self._is_away else self._app(scope, receive, send))
         finally:
             self.ended[last] += 1
 
-    def close(self) -> None:
+    def close(self, but: int = 0) -> None:
+        """Let so many pass."""
+        self._allowed = asyncio.Semaphore(but)
         self._open.clear()
 
     def let_pass(self, count: int) -> None:
@@ -64,6 +68,12 @@ class Gate:
             self._allowed.release()
 
     def open(self) -> None:
+        self._is_away = False
+        self._open.set()
+
+    def refuse(self) -> None:
+        """Say of all, also of those that wait, that they may come again."""
+        self._is_away = True
         self._open.set()
 
     async def wait_until_ended(self, count: int) -> None:
@@ -79,6 +89,14 @@ class Gate:
             return self.begun.total() - self.ended.total() >= count
 
         await eventually(all_held)
+
+
+async def _refuse(receive: Receive, send: Send) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(_PROBLEM)).encode())]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": _PROBLEM})
 
 
 def is_chunk(scope: Scope) -> bool:

@@ -72,9 +72,7 @@ def test_a_hundred_ranges_are_served_and_one_more_is_refused() -> None:
     assert parse_ranges("bytes=" + ",".join(["0-0"] * 100), SIZE) == [(0, 1)] * 100
     with pytest.raises(RangeNotSatisfiable, match="100"):
         parse_ranges("bytes=" + ",".join(["0-0"] * 101), SIZE)
-
-
-def test_ranges_that_together_exceed_the_file_are_ignored() -> None:
+    # Those that together exceed the file are ignored.
     assert parse_ranges("bytes=0-4999,5000-", SIZE) == [(0, 5000), (5000, 5000)]
     assert parse_ranges("bytes=0-5000,5000-", SIZE) is None
 
@@ -112,9 +110,6 @@ def test_whatever_is_sent_only_bytes_of_the_file_are_given(header: str, size: in
     assert all(0 <= offset < offset + length <= size for offset, length in ranges or [])
 
 
-# The name
-
-
 def parts_of(header: str) -> tuple[str, str]:
     """The plain and the extended name of a header, which has to keep the grammar of RFC 6266 and RFC 8187."""
     match = re.fullmatch(
@@ -140,9 +135,7 @@ def parts_of(header: str) -> tuple[str, str]:
 )
 def test_a_download_is_an_attachment_under_the_last_segment(name: str, plain: str, extended: str) -> None:
     assert parts_of(disposition(name)) == (plain, extended)
-
-
-def test_the_extended_name_is_spelt_as_the_rfc_spells_it() -> None:
+    # As the RFC spells it.
     assert disposition("£ and € rates").endswith("filename*=UTF-8''%C2%A3%20and%20%E2%82%AC%20rates")
 
 

@@ -75,7 +75,8 @@ def test_any_chosen_chunk_size_keeps_all_bounds(asked: int | None, size: int) ->
     assert chunk_count(size, chosen) <= MAX_CHUNK_COUNT
 
 
-def test_the_largest_file_fills_the_most_chunks_of_the_largest_size() -> None:
+def test_the_largest_file_fills_the_most_chunks_and_an_empty_one_none() -> None:
+    assert (received_bytes([], 0, 64), missing_ranges([]), to_bitmap([])) == (0, [], b"")
     assert SERVER.max_file_size() == 625 * GIB
     assert chunk_count(SERVER.max_file_size(), SERVER.maximum) == MAX_CHUNK_COUNT
     # A maximum between two steps is rounded down.
@@ -100,12 +101,6 @@ def test_received_bytes_are_the_lengths_of_the_present_chunks(present: list[bool
     expected = sum(chunk_length(number, size, chunk_size) for number, there in enumerate(present) if there)
     assert received_bytes(present, size, chunk_size) == expected
     assert received_bytes(bytearray(present), size, chunk_size) == expected
-
-
-def test_an_empty_file_has_received_nothing_and_misses_nothing() -> None:
-    assert received_bytes([], 0, 64) == 0
-    assert missing_ranges([]) == []
-    assert to_bitmap([]) == b""
 
 
 @given(presences)

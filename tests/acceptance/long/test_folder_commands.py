@@ -340,7 +340,7 @@ def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
     assert not (here / "a/file").is_symlink()  # replaced, as it was asked for
 
 
-def test_figures_that_are_lies_bring_no_file(tmp_path: Path) -> None:
+def test_figures_that_are_lies_bring_no_file_and_odd_times_no_harm(tmp_path: Path) -> None:
     lies: list[dict[str, Any]] = [
         {"sha256": "../../../../../evil"},
         {"sha256": "f" * 64},
@@ -354,14 +354,13 @@ def test_figures_that_are_lies_bring_no_file(tmp_path: Path) -> None:
         assert got.returncode in (5, 6), lie
         assert "Traceback" not in got.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".part"] == []
-
-
-def test_times_out_of_any_calendar_do_no_harm(tmp_path: Path) -> None:
+    # Times out of any calendar do no harm.
     ends = ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z", None]
     files = [claimed(f"a/{number}", b"%d" % number, modified_at=end) for number, end in enumerate(ends)]
     with lying(files) as server:
         assert asked(tmp_path, server.url, "get", "a/").returncode == 0
-    assert tree_in(tmp_path / "deep/here/a") == {"0": b"0", "1": b"1", "2": b"2"}
+    got_in = tmp_path / "deep/here/a"
+    assert [(got_in / f"{number}").read_bytes() for number in range(3)] == [b"0", b"1", b"2"]
 
 
 def test_an_old_server_does_what_it_could(tmp_path: Path) -> None:

@@ -98,16 +98,14 @@ async def test_a_list_that_leads_in_a_circle_ends(cursors: list[str]) -> None:
                 await made.named("f")
 
 
-async def test_a_list_of_nothing_ends() -> None:
+async def test_a_list_of_nothing_ends_and_another_goes_on() -> None:
     numbers = itertools.count()
     with lying(says=lambda _target: (200, _JSON, [page(str(next(numbers)))])) as liar:
         async with client(liar.url) as made:
             with pytest.raises(BadAnswer, match="no end"):
                 [file async for file in made.files()]
     assert next(numbers) == 1
-
-
-async def test_a_list_goes_on_as_long_as_it_leads_on() -> None:
+    # One goes on as long as it leads on.
     pages = [page("1", "a"), page("2", "a", "b"), page(None)]
     with lying(says=lambda _target: (200, _JSON, [pages.pop(0)])) as liar:
         async with client(liar.url) as made:

@@ -162,9 +162,13 @@ async def test_single_files_go_in_one_request_up_to_a_chunk(client: AsyncClient,
     assert (whole(wire), len(wire.chunks_sent())) == (3, 3)
 
 
-async def test_replace_leaves_one_file_of_each_name(client: AsyncClient, tmp_path: Path) -> None:
-    await client.upload_many(folder_of(tmp_path / "here"))
+async def test_a_name_that_is_taken_fails_or_is_replaced_as_is_wanted(client: AsyncClient, tmp_path: Path) -> None:
+    files = folder_of(tmp_path / "here")
+    await client.upload_many(files[::2])
     others = folder_of(tmp_path / "here", [Content(content.size + 1, seed=125) for content in ALL])
+    failed = hows(await client.upload_many(others, if_exists="fail"))
+    assert failed == {local.name: "sent" if number % 2 else "name-taken" for number, local in enumerate(files)}
+    others = folder_of(tmp_path / "here", [Content(content.size + 2, seed=126) for content in ALL])
     outcomes = await client.upload_many(others, if_exists="replace")
     assert set(hows(outcomes).values()) == {"sent"}
     assert await names_of(client) == sorted(local.name for local in others)
@@ -172,15 +176,6 @@ async def test_replace_leaves_one_file_of_each_name(client: AsyncClient, tmp_pat
     assert len(await names_of(client)) == len(others)
     await client.upload(b"one more", "to/0000")
     assert len(await names_of(client)) == len(others) + 1
-
-
-async def test_a_name_that_is_taken_fails_if_that_is_wanted(client: AsyncClient, tmp_path: Path) -> None:
-    files = folder_of(tmp_path / "here")
-    await client.upload_many(files[::2])
-    folder_of(tmp_path / "here", [Content(content.size + 1, seed=126) for content in ALL])
-    outcomes = hows(await client.upload_many(found_in(tmp_path / "here"), if_exists="fail"))
-    assert {name for name, how in outcomes.items() if how == "name-taken"} == {local.name for local in files[::2]}
-    assert {name for name, how in outcomes.items() if how == "sent"} == {local.name for local in files[1::2]}
 
 
 async def test_a_batch_whose_answer_is_lost_makes_no_twins(client: AsyncClient, wire: Wire, tmp_path: Path) -> None:

@@ -387,7 +387,9 @@ async def test_a_cancelled_await_stops_and_keeps_what_arrived(client: AsyncClien
     assert [upload.name for upload in await client.uploads()] == ["large"]
 
 
-async def test_progress_rises_to_the_size_and_is_complete(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_rises_to_the_size_and_its_errors_end_it(
+    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("uploader.client.transfer._SHORTEST_INTERVAL_SECONDS", 0)
     seen: list[Progress] = []
     await client.upload(LARGE.data, "large", on_progress=seen.append)
@@ -399,13 +401,11 @@ async def test_progress_rises_to_the_size_and_is_complete(client: AsyncClient, m
     assert max(progress.in_flight_bytes for progress in seen) <= 4 * 64 * KIB
     assert all(progress.received_bytes + progress.in_flight_bytes <= LARGE.size for progress in seen)
 
-
-async def test_an_error_of_the_callback_ends_the_upload(client: AsyncClient) -> None:
     def refuse(_progress: Progress) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await client.upload(LARGE.data, "large", on_progress=refuse)
+        await client.upload(LARGE.data, "another", on_progress=refuse)
 
 
 async def test_a_token_that_is_a_function_is_asked_before_every_request(stack: Stack, wire: Wire) -> None:
