@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -84,6 +85,10 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+def has_read(reader: Reader, count: int) -> bool:
+    return sum(reader.reads) == count
+
+
 async def send(client: socket.socket, content: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(client, content)
 
@@ -105,7 +110,7 @@ async def test_a_body_is_read_once_there_is_much_of_it_and_at_its_end_and_what_f
         await asyncio.sleep(0.05)
         assert not reader.reads
         await send(client, bytes(1001))
-        await until(lambda: sum(reader.reads) == MARK + 1000)
+        await until(lambda: has_read(reader, MARK + 1000))
         assert reader.low_water == reader.left == MARK - 1000
         await send(client, bytes(MARK - 1000))
         await until(lambda: reader.left == 0)
@@ -143,7 +148,7 @@ async def test_a_body_that_goes_on_keeps_its_mark(patient: None) -> None:
         assert reader.mark is not None
         for number in range(1, 8):
             await send(client, bytes(MARK))
-            await until(lambda number=number: sum(reader.reads) == number * MARK)  # type: ignore[misc]
+            await until(partial(has_read, reader, number * MARK))
             reader.mark._check()  # as after a while
             assert reader.low_water == MARK
         assert len(reader.reads) <= 7
