@@ -37,8 +37,7 @@ def pass_seconds(clock: ManualClock, figures: Figures, seconds: float) -> None:
         figures.sample()
 
 
-def test_the_time_left_is_for_all_files_not_for_those_that_move() -> None:
-    clock = ManualClock()
+def test_the_time_left_is_for_all_files_not_for_those_that_move(clock: ManualClock) -> None:
     figures = begun(clock, {"a": 100 * MIB, "b": 900 * MIB})
     figures.take(Started("a", "a", 100 * MIB))
     figures.take(moved("a", 100 * MIB, 0))
@@ -46,16 +45,12 @@ def test_the_time_left_is_for_all_files_not_for_those_that_move() -> None:
         pass_seconds(clock, figures, 1)
         figures.take(moved("a", 100 * MIB, 10 * MIB * second))
         figures.sample()
-    rate, left = figures.bytes_per_second(), figures.seconds_left()
-    assert rate is not None and left is not None
-    assert abs(rate - 10 * MIB) < MIB
-    assert abs(left - 95) < 8
-    own = figures.seconds_left("a")
-    assert own is not None and abs(own - 5) < 1
+    assert figures.bytes_per_second() == pytest.approx(10 * MIB, abs=MIB)
+    assert figures.seconds_left() == pytest.approx(95, abs=8)
+    assert figures.seconds_left("a") == pytest.approx(5, abs=1)
 
 
-def test_what_is_there_already_is_no_pace_and_what_failed_is_not_left() -> None:
-    clock = ManualClock()
+def test_what_is_there_already_is_no_pace_and_what_failed_is_not_left(clock: ManualClock) -> None:
     figures = begun(clock, {"a": GIB, "b": GIB, "c": GIB})
     figures.sample()
     for path in ("a", "b"):
@@ -73,8 +68,7 @@ def test_what_is_there_already_is_no_pace_and_what_failed_is_not_left() -> None:
     assert figures.there_bytes == 2 * GIB + GIB // 2
 
 
-def test_while_the_server_is_away_nothing_freezes_and_afterwards_it_begins_anew() -> None:
-    clock = ManualClock()
+def test_while_the_server_is_away_nothing_freezes_and_afterwards_it_begins_anew(clock: ManualClock) -> None:
     figures = begun(clock, {"a": GIB})
     figures.take(Started("a", "a", GIB))
     for second in range(4):
@@ -99,8 +93,7 @@ def test_while_the_server_is_away_nothing_freezes_and_afterwards_it_begins_anew(
     assert figures.bytes_per_second() == MIB / 2
 
 
-def test_a_line_that_is_dead_is_waited_for_too_and_hashing_is_none() -> None:
-    clock = ManualClock()
+def test_a_line_that_is_dead_is_waited_for_too_and_hashing_is_none(clock: ManualClock) -> None:
     figures = begun(clock, {"a": GIB})
     assert figures.waiting() is None
     figures.take(Started("a", "a", GIB))
