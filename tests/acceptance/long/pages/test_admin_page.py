@@ -281,7 +281,7 @@ async def test_it_shows_what_waits_to_be_accounted_also_of_one_user_or_upload(of
     await expect(tile).to_have_text("1")
     await expect(pending).to_have_text("64 KiB")
     await expect(queue.locator("tbody td")).to_have_text(["Accounting", "1", "64 KiB"])
-    assert await office.visitor.violations() == []
+    assert await office.visitor.violations(["light"]) == []
     upload_id = (await office.stack.open(HER_OPEN)).json()["upload"]["id"]
     await office.stack.put(HIS_OPEN, 0, office.bob)
     await office.visitor.press("Refresh")
