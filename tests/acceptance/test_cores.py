@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from tests.support.content import KIB, MIB, Content
-from tests.support.process import Server, ended, owner_token, processes_in, wait_for, workers_of
+from tests.support.process import Server, answers, client_of_owner, ended, processes_in, wait_for, workers_of
+from tests.support.sending import send
 
 _PROGRAM = (sys.executable, "-m", "tests.support.named_threads")
 # By the beginnings of their names.
@@ -58,13 +58,9 @@ def of(threads: dict[str, list[set[int]]], *beginnings: str) -> list[set[int]]:
 
 def work_all_threads(server: Server, data: Path) -> None:
     """Send a file of small chunks and one of large ones, with their digests, and read it."""
-    headers = {"Authorization": f"Bearer {owner_token(data)}"}
-    with httpx2.Client(base_url=server.url, headers=headers) as client:
+    with client_of_owner(server.url, data) as client:
         for content in (Content(3 * 64 * KIB, chunk_size=64 * KIB), Content(4 * MIB, chunk_size=MIB)):
-            body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
-            assert client.post(f"/files/{content.md5}", json=body).status_code == 201
-            for number in range(content.chunk_count):
-                client.put(f"/files/{content.md5}/chunks/{number}", content=content.chunk(number)).raise_for_status()
+            send(client, content)
 
         def files() -> list[dict[str, str]]:
             listed: list[dict[str, str]] = client.get("/me/files").json()["files"]
@@ -75,7 +71,7 @@ def work_all_threads(server: Server, data: Path) -> None:
             assert client.get(f"/me/files/{file['id']}/content").status_code == 200
 
 
-def test_short_work_shares_a_core_and_long_work_runs_anywhere(tmp_path: Path, two_cores: set[int]) -> None:
+def test_short_work_shares_a_core_and_all_else_runs_anywhere(tmp_path: Path, two_cores: set[int]) -> None:
     server = started(tmp_path, two_cores)
     with ended(server):
         work_all_threads(server, tmp_path / "data")
@@ -87,24 +83,18 @@ def test_short_work_shares_a_core_and_long_work_runs_anywhere(tmp_path: Path, tw
             assert core in of(threads, name)
         assert of(threads, *_LONG) == [two_cores] * len(of(threads, *_LONG))
 
+        def valkeys() -> list[int]:
+            return processes_in(tmp_path / "data" / "redis")
 
-def test_a_child_that_is_no_server_may_use_every_core(tmp_path: Path, two_cores: set[int]) -> None:
-    server = started(tmp_path, two_cores)
-    with ended(server):
-
-        def valkeys() -> list[set[int]]:
-            return [os.sched_getaffinity(process) for process in processes_in(tmp_path / "data" / "redis")]
-
-        assert valkeys() == [two_cores]
-        (valkey,) = processes_in(tmp_path / "data" / "redis")
+        (valkey,) = valkeys()
+        assert os.sched_getaffinity(valkey) == two_cores
         os.kill(valkey, signal.SIGKILL)
-        wait_for(lambda: processes_in(tmp_path / "data" / "redis") not in ([], [valkey]))
-        assert valkeys() == [two_cores], "and so may the one that takes its place"
+        wait_for(lambda: valkeys() not in ([], [valkey]))
+        assert [os.sched_getaffinity(process) for process in valkeys()] == [two_cores], "and the one in its place"
+        wait_for(lambda: answers(server.port))
 
 
-def test_each_of_two_workers_has_a_core_and_so_has_the_one_that_replaces_it(
-    tmp_path: Path, two_cores: set[int]
-) -> None:
+def test_each_of_two_workers_has_a_core_as_has_the_one_that_replaces_it(tmp_path: Path, two_cores: set[int]) -> None:
     server = started(tmp_path, two_cores, "--workers", "2")
     with ended(server):
 
@@ -122,9 +112,7 @@ def test_each_of_two_workers_has_a_core_and_so_has_the_one_that_replaces_it(
 
 
 @pytest.mark.parametrize(("count", "affinity"), [(1, "auto"), (2, "off")])
-def test_with_one_core_or_switched_off_nothing_is_pinned(
-    tmp_path: Path, two_cores: set[int], count: int, affinity: str
-) -> None:
+def test_on_one_core_or_switched_off_none_is(tmp_path: Path, two_cores: set[int], count: int, affinity: str) -> None:
     cores = set(sorted(two_cores)[:count])
     server = started(tmp_path, cores, CPU_AFFINITY=affinity)
     with ended(server):

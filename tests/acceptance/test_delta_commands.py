@@ -1,53 +1,33 @@
 """`uploader put` and `sync` of a large file that changed a little: over a real connection, and back again."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from tests.support.commands import Commands, serving, token_of_somebody
+from tests.support.commands import Commands, tree_in, write_tree
 from tests.support.content import KIB, MIB, Content
 
 OLD = Content(9 * MIB, seed=97)
+NEW = b"x" + OLD.data[: 6 * MIB] + b"y" * 5000 + OLD.data[6 * MIB :]
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with serving(tmp_path_factory.mktemp("server")) as server:
-        yield Commands(tmp_path_factory.mktemp("home"), server.url, token_of_somebody(server))
+def test_only_what_changed_is_sent_unless_all_is_wanted_and_that_is_told(commands: Commands) -> None:
+    folder = commands.home / "images"
 
+    def changed(content: bytes) -> None:
+        """It is there as it was, and changed a little here."""
+        write_tree(folder, {"disk.img": OLD.data})
+        assert commands.run("sync", "images", ":images", "--checksum").returncode == 0
+        write_tree(folder, {"disk.img": content}, 0)
 
-@pytest.fixture
-def image(commands: Commands) -> Path:
-    """A file that is there as it was, and changed a little here."""
-    path = commands.home / "images" / "disk.img"
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(OLD.data)
-    assert commands.run("sync", "images", ":images").returncode == 0
-    path.write_bytes(b"x" + OLD.data[: 6 * MIB] + b"y" * 5000 + OLD.data[6 * MIB :])
-    return path
-
-
-def test_put_sends_only_what_changed_and_says_so(commands: Commands, image: Path) -> None:
+    changed(NEW)
     summary = commands.events("put", "images")[-1]
     assert (summary["sent"], summary["replaced"]) == (1, 1)
     assert summary["moved_bytes"] < 500 * KIB
-    assert summary["moved_bytes"] + summary["spared_bytes"] == image.stat().st_size
-    assert commands.run("get", "images/disk.img", "-o", "copy").returncode == 0
-    assert (commands.home / "copy").read_bytes() == image.read_bytes()
-    (commands.home / "copy").unlink()
-
-
-def test_people_are_told_how_much_was_not_sent(commands: Commands, image: Path) -> None:
-    assert "MiB not sent, as the server had them" in commands.run("put", "images/disk.img", "--to", "images").stderr
-
-
-def test_sync_sends_only_what_changed_and_says_so(commands: Commands, image: Path) -> None:
-    told = commands.run("sync", "images", ":images")
-    assert told.returncode == 0
-    assert "8.86 MiB not sent, as the server had them" in told.stderr
-
-
-def test_everything_is_sent_on_demand(commands: Commands, image: Path) -> None:
+    assert summary["moved_bytes"] + summary["spared_bytes"] == len(NEW)
+    assert commands.run("get", "images", "-o", "copy").returncode == 0
+    assert tree_in(commands.home / "copy") == {"images/disk.img": NEW}
+    # Each time another content, which the server has not had.
+    for number, command in enumerate((["put", "images/disk.img", "--to", "images"], ["sync", "images", ":images"])):
+        changed(b"%d" % number + NEW)
+        told = commands.run(*command)
+        assert (told.returncode, "8.86 MiB not sent, as the server had them" in told.stderr) == (0, True)
+    changed(b"all" + NEW)
     summary = commands.events("put", "images", "--no-delta")[-1]
-    assert (summary["moved_bytes"], summary["spared_bytes"]) == (image.stat().st_size, 0)
+    assert (summary["moved_bytes"], summary["spared_bytes"]) == (len(NEW) + 3, 0)

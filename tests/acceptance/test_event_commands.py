@@ -12,9 +12,7 @@ from tests.support.content import Content
 from tests.support.process import run_cli
 
 
-async def test_events_are_listed_shown_told_once_more_and_sinks_tried(
-    make_stack: MakeStack, tmp_path: Path, clock: ManualClock
-) -> None:
+async def test_events_are_listed_and_told_again(make_stack: MakeStack, tmp_path: Path, clock: ManualClock) -> None:
     async with consuming() as consumer:
         consumer.status, consumer.body = 410, b"moved away"
         path = events_file(tmp_path / "events", webhook("hook", consumer.url) + webhook("dead", "http://127.0.0.1:9/"))

@@ -21,7 +21,7 @@ import pytest
 from redis import Redis, ResponseError
 
 from tests.support.consumer import SECRETS, events_file, webhook
-from tests.support.process import Server, ended
+from tests.support.process import Server, ended, wait_for
 from uploader.client import Client, NotFound
 
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
@@ -38,35 +38,12 @@ def token_for(user_id: str) -> str:
     return jwt.encode({"sub": user_id, "exp": int(time.time()) + 900}, JWT_SECRET, algorithm="HS256")
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_what_the_scanner_does_not_like_goes_and_what_is_a_picture_gets_a_thumbnail(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {
-        "base64": base64,
-        "contextlib": contextlib,
-        "hmac": hmac,
-        "json": json,
-        "jwt": jwt,
-        "os": os,
-        "queue": queue,
-        "subprocess": subprocess,
-        "tempfile": tempfile,
-        "time": time,
-        "token_for": token_for,
-        "BaseHTTPRequestHandler": BaseHTTPRequestHandler,
-        "Client": Client,
-        "NotFound": NotFound,
-        "Redis": Redis,
-        "ResponseError": ResponseError,
-    }
-    page: dict[str, Any] = names
+    modules = (base64, contextlib, hmac, json, jwt, os, queue, subprocess, tempfile, time)
+    names = (BaseHTTPRequestHandler, Client, NotFound, Redis, ResponseError, token_for)
+    page: dict[str, Any] = {each.__name__: each for each in (*modules, *names)}
     with socket_of_a_hook() as (hook_server, hook_url):
         tables = webhook("scan", hook_url, types='["file.finished"]') + '[sinks.log]\ntype = "redis"\n'
         settings = {
@@ -94,7 +71,7 @@ def test_what_the_scanner_does_not_like_goes_and_what_is_a_picture_gets_a_thumbn
             reading.start()
             client.upload(b"a virus", "a.exe")
             client.upload(b"picture", "photos/b.jpg")
-            until(lambda: {file.name for file in client.files()} == {"photos/b.jpg", "thumbnails/photos/b.jpg"})
+            wait_for(lambda: {file.name for file in client.files()} == {"photos/b.jpg", "thumbnails/photos/b.jpg"})
             hook_server.shutdown()
             with Redis.from_url(redis_url) as redis:
                 redis.xgroup_destroy("uploader:events", "thumbnails")

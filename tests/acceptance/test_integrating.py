@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,16 +20,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import uploader
 from tests.conftest import MakeStack
+from tests.support.browser import drag_and_drop
 from tests.support.content import Content
 from tests.support.process import Server, ended
 from tests.support.sockets import serving_stack
 from tests.support.waiting import eventually
-from uploader.client import Client, Transfer, Unauthenticated
+from uploader.client import Client, Unauthenticated
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrating.md"
 TYPES = Path(uploader.__file__).parent / "web" / "client.d.ts"
 CONTENT = Content(300_000, seed=95)
-PATIENCE_SECONDS = 60.0
 
 
 def codes_of_the_page(language: str) -> list[str]:
@@ -48,9 +47,7 @@ def test_the_application_adds_less_than_thirty_lines(code: str) -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_an_application_keeps_files_of_its_users_with_its_own_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_application_keeps_files_with_its_own_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = secrets.token_urlsafe(32)
     settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "AUTH": "jwt", "JWT_SECRET": secret}
     server = Server(tmp_path / "log", settings)
@@ -65,33 +62,12 @@ def test_an_application_keeps_files_of_its_users_with_its_own_tokens(
         assert (file.name, file.sha256) == ("videos/film", CONTENT.sha256)
         with page["client_for"]("alice") as client:
             assert client.usage().total_space == 50 << 30
-            _use_everything(client, tmp_path)
+            assert client.download(file, tmp_path / "back").read_bytes() == CONTENT.data
         with page["client_for"]("bob") as client:
             assert list(client.files()) == []
         forged = jwt.encode(jwt.decode(page["token_for"]("alice"), options={"verify_signature": False}), "x" * 32)
         with Client(server.url, forged) as client, pytest.raises(Unauthenticated):
             client.usage()
-
-
-def _use_everything(client: Client, directory: Path) -> None:
-    """Each method of the page's table, on the client without an event loop."""
-    [file] = client.files("videos/")
-    assert client.file(file.id) == client.page().files[0] == file
-    assert client.download(file, directory / "back").read_bytes() == CONTENT.data
-    fetching = client.start_download(file, directory / "again")
-    assert fetching.result(60).read_bytes() == CONTENT.data
-    assert client.rename(file.id, "moved").name == "moved"
-    transfer: Transfer[Any] = client.start(b"x" * 200_000, "more")
-    transfer.pause()
-    assert transfer.progress.size == 200_000
-    transfer.resume()
-    assert transfer.result(60).name == "more"
-    transfer.cancel()  # it has ended: nothing happens
-    assert transfer.done
-    assert client.uploads() == []
-    for each in client.files():
-        client.delete(each.id)
-    assert client.usage().use_space_finished == 0
 
 
 # In a browser: the page and the tokens come from the application's origin, the uploads go to another one.
@@ -211,7 +187,7 @@ async def until(page: Page, expression: str) -> None:
     async def is_true() -> bool:
         return bool(await page.evaluate(expression))
 
-    await eventually(is_true, PATIENCE_SECONDS)
+    await eventually(is_true)
 
 
 async def outcome_of(page: Page) -> dict[str, Any]:
@@ -220,17 +196,15 @@ async def outcome_of(page: Page) -> dict[str, Any]:
     return outcome
 
 
-@asynccontextmanager
-async def a_context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    context = await browser.new_context(permissions=[MAY_CALL_THIS_MACHINE])
-    try:
-        yield context
-    finally:
-        await context.close()
+@pytest.fixture
+async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
+    made = await browser.new_context(permissions=[MAY_CALL_THIS_MACHINE])
+    yield made
+    await made.close()
 
 
 async def test_a_page_uploads_through_failures_and_a_reload_with_the_tokens_of_its_application(
-    make_stack: MakeStack, browser: Browser, tmp_path: Path
+    make_stack: MakeStack, context: BrowserContext, tmp_path: Path
 ) -> None:
     days: list[BadDay] = []
 
@@ -240,10 +214,8 @@ async def test_a_page_uploads_through_failures_and_a_reload_with_the_tokens_of_i
 
     path = tmp_path / "film"
     path.write_bytes(CONTENT.data)
-    async with (
-        a_context(browser) as context,
-        serving_stack(make_stack, around=around, chunk_size_bytes=CONTENT.chunk_size, **SETTINGS) as server,
-    ):
+    settings = SETTINGS | {"chunk_size_bytes": CONTENT.chunk_size}
+    async with serving_stack(make_stack, around=around, **settings) as server:
         application = Application(server.url)
         page = await application.open(context)
         await page.set_input_files("input", path)
@@ -268,7 +240,7 @@ async def test_a_page_uploads_through_failures_and_a_reload_with_the_tokens_of_i
 
 
 async def test_a_page_takes_what_is_dropped_and_pauses_it_and_is_told_what_cannot_pass(
-    make_stack: MakeStack, browser: Browser, tmp_path: Path
+    make_stack: MakeStack, context: BrowserContext, tmp_path: Path
 ) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -276,18 +248,17 @@ async def test_a_page_takes_what_is_dropped_and_pauses_it_and_is_told_what_canno
         (folder / f"{number}.jpg").write_bytes(b"%d" % number * 1000)
     large = tmp_path / "large"
     large.write_bytes(b"x" * (1 << 20))
-    async with (
-        a_context(browser) as context,
-        serving_stack(make_stack, chunk_size_bytes=64 << 10, **SETTINGS) as server,
-    ):
+    async with serving_stack(make_stack, chunk_size_bytes=64 << 10, **SETTINGS) as server:
         page = await Application(server.url, total_space=10_000).open(context)
         await page.set_input_files("input", large)
         assert (await outcome_of(page))["file"] is None
-        await drop(page, folder)
+        zone = page.locator("#zone")
+        await drag_and_drop(page, zone, folder)
         await expect(page.locator("#status")).to_have_text("3 of 3 are there")
         # Everything once more, and one that does not fit: what is there is not sent, and what may not be there is told.
-        batches = await count_requests(page, "/files/batch?")
-        await drop(page, folder, large)
+        batches: list[str] = []
+        page.on("request", lambda request: batches.append(request.url) if "/files/batch?" in request.url else None)
+        await drag_and_drop(page, zone, folder, large)
         await page.click("#pause")
         await page.click("#resume")
         await expect(page.locator("#status")).to_have_text("3 of 4 are there")
@@ -381,23 +352,4 @@ def members_of_the_types() -> dict[str, list[str]]:
         )
         assert match is not None
         found[name] = sorted(set(re.findall(r"^  (?:readonly )?(\w+)[(:]", match[1], re.MULTILINE)) - {"constructor"})
-    return found
-
-
-async def drop(page: Page, *paths: Path) -> None:
-    zone = await page.locator("#zone").bounding_box()
-    assert zone is not None
-    data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
-    session = await page.context.new_cdp_session(page)
-    for kind in ("dragEnter", "dragOver", "drop"):
-        await session.send(
-            "Input.dispatchDragEvent", {"type": kind, "x": zone["x"] + 9, "y": zone["y"] + 9, "data": data}
-        )
-    await session.detach()
-
-
-async def count_requests(page: Page, part: str) -> list[str]:
-    """The requests from now on whose address has this part."""
-    found: list[str] = []
-    page.on("request", lambda request: found.append(request.url) if part in request.url else None)
     return found

@@ -1,23 +1,31 @@
 """`/metrics` of several server processes and a worker: each answers for all, and no counter falls when one is killed."""
 
-import contextlib
 import os
 import signal
 from pathlib import Path
 
-import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.content import KIB, Content
-from tests.support.process import Process, Server, ended, owner_token, processes_in, run_cli, wait_for, workers_of
+from tests.support.process import (
+    Process,
+    Server,
+    answers,
+    client_of_owner,
+    ended,
+    processes_in,
+    run_cli,
+    wait_for,
+    workers_of,
+)
+from tests.support.sending import get, put, send
 
 CONTENT = Content(20 * 64 * KIB)
 
 
 def metrics_of(url: str, token: str) -> dict[str, float]:
     """Every sample, from a connection of its own: it is luck which process takes it."""
-    text = httpx2.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
-    families = text_string_to_metric_families(text)
+    families = text_string_to_metric_families(get(f"{url}/metrics", token).text)
     return {f"{sample.name}{sample.labels or ''}": sample.value for family in families for sample in family.samples}
 
 
@@ -29,13 +37,9 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
         scraper = run_cli(settings, "token", "create", "prometheus", "--metrics").stdout.split()[-1]
         worker = Process(tmp_path / "worker.log", settings, "work")
         with ended(worker):
-            headers = {"Authorization": f"Bearer {owner_token(data)}"}
-            path = f"{server.url}/files/{CONTENT.md5}"
-            body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-            assert httpx2.post(path, json=body, headers=headers).status_code == 201
             for number in range(CONTENT.chunk_count - 1):
-                response = httpx2.put(f"{path}/chunks/{number}", content=CONTENT.chunk(number), headers=headers)
-                assert response.status_code == 200
+                with client_of_owner(server.url, data) as client:  # of a connection of its own: to either process
+                    (put if number else send)(client, CONTENT, (number,))
             sent = (CONTENT.chunk_count - 1) * CONTENT.chunk_size
 
             def all_counted() -> bool:
@@ -43,7 +47,7 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
                 flushed = metrics.get("uploader_flushed_uploads_total", 0)
                 return metrics["uploader_received_bytes_total"] == sent and flushed >= 1
 
-            wait_for(all_counted, seconds=60)
+            wait_for(all_counted)
             before = first = metrics_of(server.url, scraper)
             for _ in range(10):
                 metrics = metrics_of(server.url, scraper)
@@ -59,17 +63,11 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
             assert len(killed) == 2
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: not set(killed) & set(workers_of(server)), seconds=60)
-            wait_for(lambda: _answers(server.url), seconds=60)
+            wait_for(lambda: not set(killed) & set(workers_of(server)))
+            wait_for(lambda: answers(server.port))
             after = metrics_of(server.url, scraper)
             fallen = {name for name, value in before.items() if name.endswith("_total") and after.get(name, 0) < value}
             assert fallen == set()
             assert worker.stop() == 0
         assert server.stop() == 0
     assert processes_in(data / "redis") == []
-
-
-def _answers(url: str) -> bool:
-    with contextlib.suppress(httpx2.HTTPError):
-        return httpx2.get(f"{url}/livez").status_code == 200
-    return False

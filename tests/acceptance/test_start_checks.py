@@ -3,44 +3,42 @@ configuration, and nothing is written."""
 
 import os
 import shlex
+import shutil
+import signal
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import httpx2
 import pytest
 
 from tests.support.content import KIB, Content
 from tests.support.mounting import run_mounted
-from tests.support.process import (
-    Process,
-    Server,
-    client_of_owner,
-    ended,
-    run_cli,
-    wait_for,
-)
-from tests.support.servers import free_port
+from tests.support.process import Process, Server, answers, client_of_owner, ended, run_cli, wait_for
+from tests.support.sending import get, send
+from tests.support.servers import PrivateDatabase, PrivateRedis, free_port
 
 CONTENT = Content(3 * 64 * KIB - 100)
 COMMANDS = (
     ("serve", "--port", "0"),
     ("work",),
     ("token", "list"),
-    ("cleanup",),
-    ("reconcile",),
-    ("report",),
-    ("scrub",),
+    *((name,) for name in ("cleanup", "reconcile", "report", "scrub")),
 )
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    """Of a server that has run."""
-    made = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0"}
-    server = Server(tmp_path / "log", made)
+@pytest.fixture(scope="module")
+def data_that_was_served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("served")
+    server = Server(directory / "log", {"DATA": str(directory / "data"), "FREE_SPACE_FLOOR": "0"})
     with ended(server):
         assert server.stop() == 0
-    return made
+    return directory / "data"
+
+
+@pytest.fixture
+def settings(data_that_was_served: Path, tmp_path: Path) -> dict[str, str]:
+    """Of a server that has run."""
+    shutil.copytree(data_that_was_served, tmp_path / "data")
+    return {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0"}
 
 
 def refusal(told: "CompletedProcess[str]") -> str:
@@ -53,40 +51,33 @@ def refusal(told: "CompletedProcess[str]") -> str:
 
 
 @pytest.mark.usefixtures("mounts")
-@pytest.mark.parametrize("name", ["blobs", "trash"])
-def test_a_bind_mount_of_the_same_filesystem_in_the_place_of_a_directory(
-    settings: dict[str, str], tmp_path: Path, name: str
-) -> None:
-    target, elsewhere = Path(settings["DATA"]) / name, tmp_path / "elsewhere"
+def test_a_bind_mount_of_the_same_filesystem_for_a_directory(settings: dict[str, str], tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert elsewhere.stat().st_dev == target.stat().st_dev
-    mounts = shlex.join(["mount", "--bind", str(elsewhere), str(target)])
-    for command in (("serve", "--port", "0"), ("work",), ("cleanup",)):
-        assert f"no file can be linked from temp to {name}" in refusal(run_mounted(mounts, settings, *command))
+    for name, commands in (("blobs", (("serve", "--port", "0"), ("work",), ("cleanup",))), ("trash", COMMANDS[:1])):
+        target = Path(settings["DATA"]) / name
+        assert elsewhere.stat().st_dev == target.stat().st_dev
+        mounts = shlex.join(["mount", "--bind", str(elsewhere), str(target)])
+        for command in commands:
+            assert f"no file can be linked from temp to {name}" in refusal(run_mounted(mounts, settings, *command))
 
 
 @pytest.mark.usefixtures("mounts")
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_data_directory_that_can_only_be_read(settings: dict[str, str], command: tuple[str, ...]) -> None:
+def test_a_data_directory_that_can_only_be_read(settings: dict[str, str]) -> None:
     data = shlex.quote(settings["DATA"])
     mounts = f"mount --bind {data} {data} && mount -o remount,bind,ro {data}"
-    assert "can't be written" in refusal(run_mounted(mounts, settings, *command))
+    for command in COMMANDS[:4]:
+        assert "can't be written" in refusal(run_mounted(mounts, settings, *command))
 
 
-@pytest.mark.parametrize("damage", ["zeroed", "garbage"])
-def test_a_sqlite_file_that_is_none(settings: dict[str, str], damage: str) -> None:
+def test_a_sqlite_file_that_is_none_or_not_there(settings: dict[str, str]) -> None:
     path = Path(settings["DATA"]) / "uploader.db"
-    with path.open("r+b") as file:
-        file.write(bytes(100) if damage == "zeroed" else os.urandom(path.stat().st_size))
-    damaged = path.read_bytes()
-    for command in (*COMMANDS, ("db", "upgrade"), ("adopt", "--yes")):
-        line = refusal(run_cli(settings, *command))
-        assert f"the database {path} can't be used: " in line
-    assert path.read_bytes() == damaged
-
-
-def test_a_sqlite_file_that_is_not_there(settings: dict[str, str]) -> None:
-    path = Path(settings["DATA"]) / "uploader.db"
+    sound = path.read_bytes()
+    for damaged in (bytes(100) + sound[100:], os.urandom(len(sound))):
+        path.write_bytes(damaged)
+        for command in (*COMMANDS, ("db", "upgrade"), ("adopt", "--yes")):
+            assert f"the database {path} can't be used: " in refusal(run_cli(settings, *command))
+        assert path.read_bytes() == damaged
     path.unlink()
     for command in (*COMMANDS, ("adopt",), ("installation",)):
         assert f"{path}, the database of this data directory, is not there" in refusal(run_cli(settings, *command))
@@ -118,16 +109,12 @@ def test_adopting_is_asked_for_twice(settings: dict[str, str]) -> None:
     assert adopted.stdout.count(adopted.stdout.split()[-2]) >= 1
 
 
-def test_commands_before_the_first_start_make_no_id(tmp_path: Path) -> None:
+def test_commands_before_the_first_start_make_no_id_and_a_worker_does(tmp_path: Path) -> None:
     settings = {"DATA": str(tmp_path / "data")}
     for command in (("token", "list"), ("cleanup",), ("db", "upgrade"), ("reconcile",)):
         assert run_cli(settings, *command).returncode == 0
     assert "there is nothing to back up" in run_cli(settings, "backup", str(tmp_path / "backups")).stderr
     assert run_cli(settings, "installation").stdout.count("of none") == 3
-
-
-def test_a_worker_makes_the_id_as_a_server_does(tmp_path: Path) -> None:
-    settings = {"DATA": str(tmp_path / "data")}
     worker = Process(tmp_path / "log", settings, "work")
     with ended(worker):
         wait_for(lambda: "worker runs" in worker.output())
@@ -142,24 +129,21 @@ def test_a_sqlite_file_that_is_unlinked_under_a_server(settings: dict[str, str],
     server = Server(tmp_path / "server.log", settings, "--workers", "2")
     with ended(server), client_of_owner(server.url, data) as client:
         wait_for(lambda: server.output().count("startup complete") == 2)
-        opening = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-        assert client.post(f"/files/{CONTENT.md5}", json=opening).status_code == 201
+        send(client, CONTENT, (0,))
         for file in data.glob("uploader.db*"):
             file.unlink()
-        for number in range(10):
+        for number in range(4):
             small = Content(1000, seed=number)
             body = {"name": f"{number}", "size": small.size}
             assert client.post(f"/files/{small.md5}", json=body).status_code == 503
 
         def is_not_ready() -> bool:
-            return httpx2.get(f"{server.url}/readyz").status_code == 503
+            return get(f"{server.url}/readyz").status_code == 503
 
         def refuses_chunks() -> bool:
             path = f"/files/{CONTENT.md5}/chunks"
-            statuses = {
-                client.put(f"{path}/{number}", content=CONTENT.chunk(number)).status_code for number in range(2)
-            }
-            return statuses == {503}
+            answers = [client.put(f"{path}/{number}", content=CONTENT.chunk(number)) for number in (1, 2)]
+            return {answer.status_code for answer in answers} == {503}
 
         wait_for(lambda: all(is_not_ready() for _ in range(8)))
         wait_for(lambda: all(refuses_chunks() for _ in range(8)))
@@ -168,3 +152,76 @@ def test_a_sqlite_file_that_is_unlinked_under_a_server(settings: dict[str, str],
     assert not (data / "uploader.db").exists()
     again = run_cli(settings, "serve", "--port", str(free_port()))
     assert "is not there" in refusal(again)
+
+
+# While the database or Redis is away a start waits, says so once, and serves when they come.
+
+WAITS = "the start waits for the database"
+
+
+async def test_a_start_waits_for_its_database_and_not_for_what_no_waiting_mends(
+    tmp_path: Path, own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": own_server_url, "FREE_SPACE_FLOOR": "0"}
+    own_server.kill()
+    port = free_port()
+    serving = Process(tmp_path / "serving", settings, "serve", "--port", str(port), "--workers", "2")
+    working = Process(tmp_path / "working", settings, "work")
+    with ended(serving, working):
+        for process in (serving, working):
+            wait_for(lambda process=process: WAITS in process.output())  # type: ignore[misc]
+        own_server.start()
+        wait_for(lambda: answers(port))
+        wait_for(lambda: "uploader worker runs" in working.output())
+        for process in (serving, working):
+            (line,) = [line for line in process.output().splitlines() if WAITS in line]
+            assert f"the database at 127.0.0.1:{own_server.port} (UPLOADER_DATABASE_URL) is away: " in line
+            assert process.stop() == 0
+
+    user = own_server_url.partition("//")[2].partition("@")[0]
+    for right, wrong in ((f"{user}@", f"{user.partition(':')[0]}:wrong@"), ("/uploader?", "/nobodys?")):
+        assert right in own_server_url
+        for command in (("serve", "--port", "0"), ("work",)):
+            refused = run_cli(settings | {"DATABASE_URL": own_server_url.replace(right, wrong)}, *command)
+            (line,) = refused.stderr.splitlines()
+            assert (refused.returncode, line.startswith("uploader: the database at ")) == (1, True)
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("work",)], ids=lambda command: command[0])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_waits_is_ended(tmp_path: Path, command: tuple[str, ...], how: signal.Signals) -> None:
+    url = f"mysql+asyncmy://root:a-secret@127.0.0.1:{free_port()}/uploader"
+    process = Process(tmp_path / "log", {"DATA": str(tmp_path / "data"), "DATABASE_URL": url}, *command)
+    with ended(process):
+        wait_for(lambda: WAITS in process.output())
+        process.process.send_signal(how)
+        assert process.process.wait() == (0 if how is signal.SIGTERM else 1)
+        assert "Traceback" not in process.output()
+        assert "a-secret" not in process.output()
+
+
+def test_a_start_goes_on_without_redis_and_all_is_there_when_that_is(tmp_path: Path) -> None:
+    redis = PrivateRedis(tmp_path / "redis", password="secret")
+    url = redis.url.replace("//", "//:secret@")
+    settings = {"DATA": str(tmp_path / "data"), "REDIS_URL": url, "FREE_SPACE_FLOOR": "0"}
+    port = free_port()
+    said = "the start goes on, and what needs this store waits for it"
+    serving = Process(tmp_path / "serving", settings, "serve", "--port", str(port))
+    with ended(serving):
+        wait_for(lambda: "startup complete" in serving.output())
+        working = Process(tmp_path / "working", settings, "work")
+        with ended(working):
+            wait_for(lambda: "uploader worker runs" in working.output())
+            assert not answers(port)
+            redis.start()
+            wait_for(lambda: answers(port))
+            for process in (serving, working):
+                assert process.output().count(said) == 1
+                assert process.output().count("job waits for what it needs") == 1
+                assert process.stop() == 0
+    for command in (("serve", "--port", "0"), ("work",)):
+        refused = run_cli(settings | {"REDIS_URL": url.replace("secret", "wrong")}, *command)
+        (line,) = refused.stderr.splitlines()
+        assert line.startswith(f"uploader: Redis at 127.0.0.1:{redis.port} (UPLOADER_REDIS_URL) is away: ")
+        assert refused.returncode == 1
+    redis.stop()

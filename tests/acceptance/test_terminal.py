@@ -1,6 +1,5 @@
 """What `put` looks like on a real terminal: each line of a result stays, and nothing of the bars does."""
 
-import asyncio
 import os
 import re
 import signal
@@ -9,70 +8,38 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from tests.conftest import MakeStack
 from tests.support.commands import Commands
 from tests.support.content import KIB, Content
 from tests.support.process import UPLOADER
-from tests.support.sockets import serving_stack
+from tests.support.sites import Gate, Site, a_site, is_chunk
 from tests.support.terminal import running_in_terminal
 
 pytestmark = pytest.mark.usefixtures("tmux")
 LARGE = {f"film {number}.bin": Content(16 * 64 * KIB - number, seed=950 + number) for number in range(4)}
 PUT_LARGE = f"{UPLOADER} put *.bin --chunk-size 64KiB --hash-first 64KiB --patience 2m"
-_CHUNK = re.compile(r"/uploads/\w+/chunks/\d+")
-_PROBLEM = b'{"code": "unavailable", "detail": "The database is away.", "retryable": true, "status": 503}'
 
 
-class Gate:
-    """Stands before the application: lets so many chunks and batches pass, and holds up or refuses what follows."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self.left = 10**9
-        self.is_away = False
-        self._changed = asyncio.Condition()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_sent = _CHUNK.fullmatch(scope.get("path", "")) or scope.get("path") == "/files/batch"
-        if not is_sent:
-            await self._app(scope, receive, send)
-            return
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.left > 0 or self.is_away)
-            self.left -= 1
-        if self.is_away:
-            await _refuse(receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    async def let(self, count: int, *, is_away: bool = False) -> None:
-        """Let so many pass; or refuse all for the moment."""
-        async with self._changed:
-            self.left, self.is_away = count, is_away
-            self._changed.notify_all()
-
-
-async def _refuse(receive: Receive, send: Send) -> None:
-    while (await receive()).get("more_body"):
-        pass
-    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(_PROBLEM)).encode())]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": _PROBLEM})
+def is_sent(scope: Scope) -> bool:
+    return is_chunk(scope) or scope.get("path") == "/files/batch"
 
 
 @pytest.fixture
-async def gate_and_commands(make_stack: MakeStack, tmp_path: Path) -> AsyncIterator[tuple[Gate, Commands]]:
-    gates: list[Gate] = []
+async def site(make_stack: MakeStack) -> AsyncIterator[Site]:
+    async with a_site(make_stack, concerns=is_sent) as made:
+        yield made
 
-    def around(app: ASGIApp) -> ASGIApp:
-        gates.append(Gate(app))
-        return gates[0]
 
-    async with serving_stack(make_stack, around=around, jobs=True, durability="process") as server:
-        token = await server.stack.services.accounts.create_token("alice", admin=False, total_space=None)
-        yield gates[0], Commands(tmp_path, server.url, token)
+@pytest.fixture
+def gate(site: Site) -> Gate:
+    return site.gate
+
+
+@pytest.fixture
+async def commands(site: Site, tmp_path: Path) -> Commands:
+    return Commands(tmp_path, site.url, await site.token())
 
 
 def write_large(directory: Path) -> None:
@@ -97,29 +64,25 @@ def has_bars_below(above: list[str], count: int, lines: list[str]) -> bool:
     return has_bars(count, lines) and lines[: len(above)] == above
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-async def test_of_large_files_each_result_stays_and_no_bar(
-    gate_and_commands: tuple[Gate, Commands], tmp_path: Path, columns: int
-) -> None:
+async def test_of_large_files_results_stay_and_no_bar(gate: Gate, commands: Commands, tmp_path: Path) -> None:
     """Also while the terminal gets other sizes, and the server is away for a while."""
-    gate, commands = gate_and_commands
     write_large(tmp_path)
-    await gate.let(9)
+    gate.close(but=9)
     before = [str(number) for number in range(12)]
     command = f"seq 0 11; {PUT_LARGE} --to to"
-    async with running_in_terminal(command, commands.environment, tmp_path, columns=columns) as terminal:
+    async with running_in_terminal(command, commands.environment, tmp_path) as terminal:
         # An empty line is between what stays and what goes.
         lines = await terminal.shows(partial(has_bars_below, [*before, ""], 5))
         assert [line.split(".bin")[0] for line in bars_in(lines)[:4]] == [f"to/film {number}" for number in range(4)]
         assert bars_in(lines)[4].startswith("0 of 4 files")
         assert "of 4.00 MiB" in bars_in(lines)[4]
-        for width, height, count in ((280 - columns, 24, 5), (50, 24, 5), (columns, 7, 3), (columns, 24, 5)):
+        for width, height, count in ((200, 24, 5), (50, 24, 5), (200, 7, 3), (80, 7, 3), (80, 24, 5)):
             await terminal.resize(width, height)
             await terminal.shows(partial(has_bars_below, [*before, ""], count))
         await terminal.press("Enter")
-        await gate.let(0, is_away=True)
+        gate.refuse()
         await terminal.shows(lambda lines: "waiting for the server since" in lines[-1])
-        await gate.let(10**9)
+        gate.open()
         lines = await terminal.after_the_end()
     assert bars_in(lines) == []
     said = [line for line in lines if line]
@@ -130,46 +93,40 @@ async def test_of_large_files_each_result_stays_and_no_bar(
     assert len(lines) - len(said) <= 2, "of the key, and of nothing else"
 
 
-async def test_of_small_files_each_result_stays_and_no_bar(
-    gate_and_commands: tuple[Gate, Commands], tmp_path: Path
-) -> None:
-    gate, commands = gate_and_commands
+async def test_of_small_files_results_stay_and_no_bar(gate: Gate, commands: Commands, tmp_path: Path) -> None:
     names = [f"{number:04}" for number in range(2000)]
     (tmp_path / "small").mkdir()
     for name in names:
         (tmp_path / "small" / name).write_text(name)
-    await gate.let(3)  # one of them is the question whether the server takes batches
+    gate.close(but=3)  # one of them is the question whether the server takes batches
     command = f"{UPLOADER} put small"
     async with running_in_terminal(command, commands.environment, tmp_path, columns=200) as terminal:
         await terminal.shows(lambda lines: any(re.match(r"(400|800) of 2000 files", line) for line in lines))
         await terminal.resize(80, 24)
-        await gate.let(10**9)
+        gate.open()
         lines = await terminal.after_the_end()
     assert lines[0] == "small/  (2000 files, 7.81 KiB: 2000 sent)"
     assert lines[1].startswith("uploader: 2000 of 2000 files: 2000 sent; 7.81 KiB moved in")
     assert len(lines) == 2
-    await gate.let(2)
+    gate.close(but=2)
     os.utime(tmp_path / "small" / "0000", (1, 1))
     command = f"{UPLOADER} put small -v --checksum"
     async with running_in_terminal(command, commands.environment, tmp_path) as terminal:
         await terminal.resize(200, 24)
-        await gate.let(10**9)
+        gate.open()
         lines = await terminal.after_the_end()
     assert sorted(lines[:-1]) == [f"small/{name}  (4 B, there already)" for name in names]
 
 
-async def test_beside_files_and_pipes_nothing_is_garbled(
-    gate_and_commands: tuple[Gate, Commands], tmp_path: Path
-) -> None:
+async def test_beside_files_and_pipes_all_is_legible(gate: Gate, commands: Commands, tmp_path: Path) -> None:
     """Beside a pipe there are no bars, as what is behind it writes to the terminal, too."""
-    gate, commands = gate_and_commands
     write_large(tmp_path)
     for number, (beside, bars) in enumerate([("> said", 5), ("2> said", 0), ("2>&1 | tee said", 0), ("| cat", 0)]):
-        await gate.let(9)
+        gate.close(but=9)
         command = f"{PUT_LARGE} --to {number} --checksum {beside}"
         async with running_in_terminal(command, commands.environment, tmp_path) as terminal:
             await terminal.shows(partial(has_bars, bars))
-            await gate.let(10**9)
+            gate.open()
             lines = await terminal.after_the_end()
         in_file = (tmp_path / "said").read_text().splitlines() if "said" in beside else []
         assert "\x1b" not in "".join(in_file)
@@ -187,11 +144,10 @@ async def test_beside_files_and_pipes_nothing_is_garbled(
     ],
 )
 async def test_who_is_interrupted_leaves_no_bar(
-    gate_and_commands: tuple[Gate, Commands], tmp_path: Path, number: signal.Signals, code: int, said: str
+    gate: Gate, commands: Commands, tmp_path: Path, number: signal.Signals, code: int, said: str
 ) -> None:
-    gate, commands = gate_and_commands
     write_large(tmp_path)
-    await gate.let(9)
+    gate.close(but=9)
     command = f"sh -c 'echo $$ > pid; exec {PUT_LARGE}'"
     async with running_in_terminal(command, commands.environment, tmp_path) as terminal:
         await terminal.shows(partial(has_bars, 5))
@@ -200,4 +156,4 @@ async def test_who_is_interrupted_leaves_no_bar(
         else:
             os.kill(int((tmp_path / "pid").read_text()), number)
         assert [line for line in await terminal.after_the_end(code) if line] == [said]
-        await gate.let(10**9)
+        gate.open()

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from tests.support.process import Server, ended, owner_token, run_cli, wait_for
+from tests.support.sending import client_with
 from tests.upgrades.held import DAMAGED, FILES, FLIPPED, FULL, OPEN, VERSIONS, Held, Printed, unpack
 from uploader.storage.local.chunks import MapShape, map_header
 
@@ -34,8 +35,7 @@ class Upgraded:
         server = Server(self._log, self._settings)
         with ended(server), ExitStack() as open_clients:
             for user_id, token in self.held.tokens.items():
-                client = httpx2.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
-                self._clients[user_id] = open_clients.enter_context(client)
+                self._clients[user_id] = open_clients.enter_context(client_with(token, server.url))
             yield server
             assert server.stop() == 0
 

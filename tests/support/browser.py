@@ -1,5 +1,6 @@
 """A real Chromium before the web pages: a person's browser, what they do in it, and what they see."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Route, async_playwright, expect
+
+from tests.support.waiting import eventually
 
 # Generous: only a test that fails waits for so long.
 PATIENCE_MS = 60_000
@@ -37,6 +40,29 @@ async def running_chromium() -> AsyncIterator[Browser]:
         await browser.close()
 
 
+class Held:
+    """Requests of a page that do not get further than it was allowed."""
+
+    def __init__(self, allowed: int = 0) -> None:
+        self._allowed = asyncio.Semaphore(allowed)
+        self.urls: list[str] = []
+
+    async def __call__(self, route: Route) -> None:
+        self.urls.append(route.request.url)
+        await self._allowed.acquire()
+        await route.continue_()
+
+    def let_pass(self, count: int = 1_000_000) -> None:
+        for _ in range(count):
+            self._allowed.release()
+
+    async def wait_for(self, count: int) -> None:
+        async def so_many() -> bool:
+            return len(self.urls) >= count
+
+        await eventually(so_many)
+
+
 class Visitor:
     """A person at one server, in a browser profile of their own."""
 
@@ -53,8 +79,26 @@ class Visitor:
         if "Content Security Policy" in message.text or "Uncaught" in message.text:
             self.troubles.append(message.text)
 
-    async def sign_in(self, token: str, path: str = "/") -> None:
+    @property
+    def tray(self) -> Locator:
+        """What the head of the list of uploads says."""
+        return self.page.locator("#tray-fold")
+
+    @property
+    def total(self) -> Locator:
+        """What is said of all uploads together."""
+        return self.page.locator("#total-words")
+
+    async def go(self, path: str = "/") -> None:
+        """Open an address below that of the server."""
         await self.page.goto(f"{self.url}{path}")
+
+    async def load_anew(self) -> None:
+        await self.page.reload()
+        await self.page.locator("#app").wait_for()
+
+    async def sign_in(self, token: str, path: str = "/") -> None:
+        await self.go(path)
         await self.page.get_by_label("Token").fill(token)
         await self.page.get_by_role("button", name="Sign in").click()
         await self.page.locator("#app").wait_for()
@@ -63,17 +107,19 @@ class Visitor:
         """Choose files, as the button `Choose files` lets one."""
         await self.page.set_input_files("#files-input", list(paths))
 
+    async def choose_again(self, name: str, path: Path) -> None:
+        """Choose the file of an upload that waits for it."""
+        async with self.page.expect_file_chooser() as chooser:
+            await self.press(f"Choose the file {name} again")
+        await (await chooser.value).set_files(path)
+
     async def drop(self, *paths: Path) -> None:
         """Drop files and folders from the desktop onto the page."""
-        for step in ("dragEnter", "dragOver", "drop"):
-            await self.drag(step, *paths)
+        await drag_and_drop(self.page, self.page.locator("html"), *paths)
 
     async def drag(self, step: str, *paths: Path) -> None:
-        """One step of a drag of files and folders from the desktop: `dragEnter`, `dragOver` or `drop`."""
-        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
-        session = await self.context.new_cdp_session(self.page)
-        await session.send("Input.dispatchDragEvent", {"type": step, "x": 200, "y": 200, "data": data})
-        await session.detach()
+        """One step of that: `dragEnter`, `dragOver` or `drop`."""
+        await drag_and_drop(self.page, self.page.locator("html"), *paths, steps=(step,))
 
     async def drop_many(self, files: int) -> None:
         """Drop so many small files onto the page, each with its number as its content."""
@@ -92,9 +138,22 @@ class Visitor:
         which = ".row" if phase is None else f".row[data-phase={phase}]"
         return self.page.locator(f"#transfer-list {which}").filter(has=self.page.get_by_text(name, exact=True))
 
+    @property
+    def rows(self) -> Locator:
+        """Those of the list of uploads."""
+        return self.page.locator("#transfer-list .row")
+
     def files(self) -> Locator:
         """The rows of the finished files."""
         return self.page.locator("#file-list .row")
+
+    async def all_done(self, files: int) -> None:
+        """Wait until all of so many uploads are."""
+        await expect(self.total).to_contain_text(f"{files:,} of {files:,} files done")
+
+    async def is_wider_than(self, pixels: int) -> bool:
+        width: int = await self.page.evaluate("document.documentElement.scrollWidth")
+        return width > pixels
 
     async def press(self, name: str) -> None:
         await self.page.get_by_role("button", name=name, exact=True).click()
@@ -114,6 +173,20 @@ class Visitor:
             results = (await Axe().run(self.page, options=_RULES)).response
             found += [_described(scheme, each) for each in results["violations"] if each["impact"] in _IMPACTS]
         return found
+
+
+async def drag_and_drop(
+    page: Page, onto: Locator, *paths: Path, steps: Sequence[str] = ("dragEnter", "dragOver", "drop")
+) -> None:
+    """Drag files and folders from the desktop onto something, and drop them."""
+    box = await onto.bounding_box()
+    assert box is not None
+    at = {"x": box["x"] + min(200, box["width"] / 2), "y": box["y"] + min(200, box["height"] / 2)}
+    data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    session = await page.context.new_cdp_session(page)
+    for step in steps:
+        await session.send("Input.dispatchDragEvent", {"type": step, **at, "data": data})
+    await session.detach()
 
 
 def _described(scheme: Scheme, violation: dict[str, Any]) -> str:

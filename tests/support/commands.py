@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import os
 import subprocess
 from asyncio.subprocess import Process
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jsonschema import Draft202012Validator
 from tests.support.process import UPLOADER, Server, ended, environment, run_cli, run_to_end
 from tests.support.waiting import SERVER_SECONDS
 
+NOON = 1_500_000_000_123_456_000
 SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"
 
 
@@ -42,6 +44,17 @@ class Commands:
         assert run.stderr == ""
         return checked_events(run.stdout)
 
+    def piped(self, content: bytes, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
+        """Run `… | uploader … | …`, where nobody can seek."""
+        command: list[str | Path] = [UPLOADER, *arguments]
+        return subprocess.run(
+            command, input=content, env=self.environment, cwd=self.home, capture_output=True, check=False
+        )
+
+    def names(self) -> set[str]:
+        """Of all files of the user."""
+        return {event["file"]["name"] for event in self.events("ls", "-r")}
+
     async def start(self, *arguments: str | Path) -> Process:
         """Begin a command in the event loop of the test, which may serve it."""
         return await asyncio.create_subprocess_exec(
@@ -53,6 +66,24 @@ class Commands:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+
+
+def write_tree(directory: Path, tree: Mapping[str, bytes], time_ns: int = NOON) -> None:
+    """Write files, all with one time of modification."""
+    for name, content in tree.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, ns=(time_ns, time_ns))
+
+
+def tree_in(directory: Path) -> dict[str, bytes | None]:
+    """All files with their content, and all empty folders."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+        if path.is_file() or path.is_symlink() or not any(path.iterdir())
+    }
 
 
 @contextmanager

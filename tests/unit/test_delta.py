@@ -43,9 +43,7 @@ def test_a_piece_is_known_by_a_part_of_its_sha256() -> None:
         assert length <= 256 * KIB
         at += length
     assert at == CONTENT.size
-
-
-def test_an_insertion_moves_no_cut_after_it() -> None:
+    # An insertion moves no cut after it.
     before, after = ends_of(CONTENT.data), ends_of(b"x" + CONTENT.data)
     assert set(before) & {end - 1 for end in after} > set(before[5:])
 
@@ -82,7 +80,6 @@ def test_the_head_says_how_to_cut() -> None:
 
 
 # Bytes of a base: compared with its signature before they are copied, in few reads, and no more than a chunk may cost.
-
 
 DATA = Content(8 * MIB, seed=3).data
 RECORDS = list(pieces_of(io.BytesIO(DATA), cuts_for(len(DATA))))
@@ -157,9 +154,7 @@ async def test_pieces_are_compared_by_the_mebibyte() -> None:
     assert len(blob.reads) <= len(DATA) // MIB
     assert max(blob.lengths) < MIB + LARGEST
     assert sum(blob.lengths) == len(DATA), "each is read once"
-
-
-async def test_a_run_reads_its_bytes_once() -> None:
+    # So are the bytes of a run.
     blob = Counted()
     base = base_on(blob)
     for offset in range(0, len(DATA), 32 * KIB):
@@ -209,7 +204,6 @@ async def test_an_honest_client_does_not_meet_the_bound(block_bytes: int | None,
 
 # The instructions of a chunk, in pieces of every size, and what is wrong with them.
 
-
 BASE = bytes(range(200))
 
 
@@ -230,9 +224,7 @@ def test_a_chunk_is_made_of_what_is_copied_and_what_is_literal(piece_bytes: int)
     body = copied(3, 40) + literal(b"x" * 33) + literal(b"") + copied(200, 0) + copied(0, 200) + literal(b"y")
     wanted = BASE[3:43] + b"x" * 33 + BASE + b"y"
     assert made(body, len(wanted), piece_bytes) == wanted
-
-
-def test_the_client_writes_what_the_server_reads() -> None:
+    # The client writes what the server reads.
     assert Copy(3, 40).encode() == copied(3, 40)
     assert literal_head(2) + b"xy" == literal(b"xy")
 

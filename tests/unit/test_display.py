@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.clock import ManualClock
 from uploader.cli.client.display import Figures, Steps
 from uploader.cli.client.events import Completed, Failed, Moving, Planned, Retrying, Started
 from uploader.cli.client.local import decode_name, encode_name
@@ -16,13 +17,6 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def moved(path: str, size: int, there: int, *, sent: int | None = None, hashed: int = 0) -> Moving:
     return Moving(path, path, size, "uploading", there, 0, there if sent is None else sent, hashed, 0, None, None)
 
@@ -31,20 +25,19 @@ def complete(path: str, size: int, how: How) -> Completed:
     return Completed(path, File("0" * 32, path, None, "0" * 64, size, datetime(2026, 1, 1, tzinfo=UTC), False), how)
 
 
-def begun(clock: Clock, sizes: dict[str, int]) -> Figures:
-    figures = Figures(clock)
+def begun(clock: ManualClock, sizes: dict[str, int]) -> Figures:
+    figures = Figures(clock.monotonic)
     figures.take(Planned(len(sizes), sum(sizes.values())))
     return figures
 
 
-def pass_seconds(clock: Clock, figures: Figures, seconds: float) -> None:
+def pass_seconds(clock: ManualClock, figures: Figures, seconds: float) -> None:
     for _ in range(int(seconds * 4)):
-        clock.now += 0.25
+        clock.advance(0.25)
         figures.sample()
 
 
-def test_the_time_left_is_for_all_files_not_for_those_that_move() -> None:
-    clock = Clock()
+def test_the_time_left_is_for_all_files_not_for_those_that_move(clock: ManualClock) -> None:
     figures = begun(clock, {"a": 100 * MIB, "b": 900 * MIB})
     figures.take(Started("a", "a", 100 * MIB))
     figures.take(moved("a", 100 * MIB, 0))
@@ -52,16 +45,12 @@ def test_the_time_left_is_for_all_files_not_for_those_that_move() -> None:
         pass_seconds(clock, figures, 1)
         figures.take(moved("a", 100 * MIB, 10 * MIB * second))
         figures.sample()
-    rate, left = figures.bytes_per_second(), figures.seconds_left()
-    assert rate is not None and left is not None
-    assert abs(rate - 10 * MIB) < MIB
-    assert abs(left - 95) < 8
-    own = figures.seconds_left("a")
-    assert own is not None and abs(own - 5) < 1
+    assert figures.bytes_per_second() == pytest.approx(10 * MIB, abs=MIB)
+    assert figures.seconds_left() == pytest.approx(95, abs=8)
+    assert figures.seconds_left("a") == pytest.approx(5, abs=1)
 
 
-def test_what_is_there_already_is_no_pace_and_what_failed_is_not_left() -> None:
-    clock = Clock()
+def test_what_is_there_already_is_no_pace_and_what_failed_is_not_left(clock: ManualClock) -> None:
     figures = begun(clock, {"a": GIB, "b": GIB, "c": GIB})
     figures.sample()
     for path in ("a", "b"):
@@ -79,8 +68,7 @@ def test_what_is_there_already_is_no_pace_and_what_failed_is_not_left() -> None:
     assert figures.there_bytes == 2 * GIB + GIB // 2
 
 
-def test_while_the_server_is_away_nothing_freezes_and_afterwards_it_begins_anew() -> None:
-    clock = Clock()
+def test_while_the_server_is_away_nothing_freezes_and_afterwards_it_begins_anew(clock: ManualClock) -> None:
     figures = begun(clock, {"a": GIB})
     figures.take(Started("a", "a", GIB))
     for second in range(4):
@@ -105,8 +93,7 @@ def test_while_the_server_is_away_nothing_freezes_and_afterwards_it_begins_anew(
     assert figures.bytes_per_second() == MIB / 2
 
 
-def test_a_line_that_is_dead_is_waited_for_too_and_hashing_is_none() -> None:
-    clock = Clock()
+def test_a_line_that_is_dead_is_waited_for_too_and_hashing_is_none(clock: ManualClock) -> None:
     figures = begun(clock, {"a": GIB})
     assert figures.waiting() is None
     figures.take(Started("a", "a", GIB))

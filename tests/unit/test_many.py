@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from uploader.client import File, FileChanged, LocalFile, Unreadable
 from uploader.client.batch import (
     END,
-    Batch,
     TooLarge,
     archived,
     bytes_for,
@@ -41,9 +41,6 @@ def stored(name: str = "a", size: int = 1, at: datetime | None = MOMENT, *, dama
 
 def local(name: str = "a", size: int = 1, modified_ns: int = NS) -> LocalFile:
     return LocalFile(name, name, size, modified_ns)
-
-
-# The archive
 
 
 @given(
@@ -82,9 +79,6 @@ def test_a_name_of_any_length_is_archived(length: int) -> None:
         assert read.getnames() == [name]
 
 
-# A batch
-
-
 def test_a_batch_is_bounded_by_its_members_and_its_bytes() -> None:
     small = deque(local(str(number)) for number in range(1201))
     assert [len(next_batch(small, 1 << 20)) for _ in range(5)] == [400, 400, 400, 1, 0]
@@ -93,14 +87,9 @@ def test_a_batch_is_bounded_by_its_members_and_its_bytes() -> None:
     assert [len(next_batch(deque([local(size=9), local(size=9)]), 1))] == [1]
 
 
-def test_on_a_slow_line_a_batch_is_smaller() -> None:
-    assert bytes_for(1 << 20, 1.0) == 2 << 20
-    assert bytes_for(1 << 20, 8.0) == 256 << 10
-    assert bytes_for(1 << 20, 1000.0) == 64 << 10
-    assert bytes_for(1 << 20, 0.0) == bytes_for(1 << 20, 0.01) == 8 << 20
-
-
-def test_the_first_batch_is_no_larger_than_a_rate_allows() -> None:
+def test_on_a_slow_line_a_batch_is_smaller_and_the_first_one_is_as_a_rate_allows() -> None:
+    sizes = {1.0: 2 << 20, 8.0: 256 << 10, 1000.0: 64 << 10, 0.0: 8 << 20, 0.01: 8 << 20}
+    assert {seconds: bytes_for(1 << 20, seconds) for seconds in sizes} == sizes
     assert [first_bytes(rate) for rate in (None, 1 << 30, 100 << 10, 1)] == [2 << 20, 2 << 20, 200 << 10, 64 << 10]
 
 
@@ -146,30 +135,22 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path, monkeypatc
         read_member(LocalFile.at(path), 100)
 
 
-def test_what_can_not_be_read_harms_no_other(tmp_path: Path) -> None:
+def test_what_can_not_be_read_harms_no_other_and_what_is_there_is_not_sent(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"x")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"too large")
-    files = [LocalFile(tmp_path / name, name, 1, NS) for name in ("missing", "there", "pipe", "large")]
-    batch = read_batch(files, 5, There((), "keep"))
+    (tmp_path / "same").write_bytes(b"s")
+    files = [LocalFile(tmp_path / name, name, 1, NS) for name in ("missing", "there", "pipe", "large", "same")]
+    same = replace(stored("same", at=None), sha256=hashlib.sha256(b"s").hexdigest())
+    batch = read_batch(files, 5, There([same], "keep"))
     assert [member.local.name for member in batch.members] == ["there"]
-    assert [(outcome.local.name, type(outcome.error)) for outcome in batch.outcomes] == [
-        ("missing", Unreadable),
-        ("pipe", Unreadable),
-    ]
+    told = {outcome.local.name: outcome for outcome in batch.outcomes}
+    assert {name: type(outcome.error) for name, outcome in told.items() if outcome.error} == {
+        "missing": Unreadable,
+        "pipe": Unreadable,
+    }
+    assert (told["same"].file, told["same"].how) == (same, "present")
     assert [each.name for each in batch.grown] == ["large"]
-
-
-def test_what_is_there_with_the_same_content_is_not_sent(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x")
-    content = hashlib.sha256(b"x").hexdigest()
-    same = File("id", "a", None, content, 1, MOMENT, instant=False, modified_at=None)
-    batch = read_batch([LocalFile(tmp_path / "a", "a", 1, NS)], 5, There([same], "keep"))
-    assert batch == Batch([], batch.outcomes, [])
-    assert [(outcome.file, outcome.how) for outcome in batch.outcomes] == [(same, "present")]
-
-
-# What is unchanged
 
 
 @pytest.mark.parametrize(
@@ -190,11 +171,8 @@ def test_unchanged_is_what_has_name_size_and_time(at: datetime | None, unchanged
     assert There([file], "keep").unchanged(local()) == (file if unchanged else None)
 
 
-def test_another_size_another_name_and_damaged_content_are_changed() -> None:
+def test_another_size_another_name_and_damaged_content_are_changed_and_all_where_others_have_to_go() -> None:
     assert There([stored(size=2), stored("b"), stored(damaged=True)], "keep").unchanged(local()) is None
-
-
-def test_where_the_others_have_to_go_nothing_is_unchanged() -> None:
     files = [stored(at=None), stored()]
     assert There(files, "keep").unchanged(local()) == files[1]
     assert There(files, "fail").unchanged(local()) == files[1]
@@ -209,9 +187,6 @@ def test_a_time_beyond_the_calendar_is_none() -> None:
     assert There([stored()], "keep").unchanged(local(modified_ns=10**21)) is None
     assert wishes("keep", 10**21) == {}
     assert wishes("replace", NS) == {"if_exists": "replace", "modified_at": "2023-11-14T22:13:20.123456+00:00"}
-
-
-# What to ask
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,14 @@ from uploader.client.plan import Queue, missing_numbers, resume_key, sample_rang
 from uploader.client.transfer import Meter, Progress
 
 
-def test_a_queue_hands_out_each_missing_chunk_once_in_rising_order() -> None:
+def test_a_queue_hands_out_each_missing_chunk_once_in_rising_order_and_a_held_last_one_later() -> None:
     queue = Queue([(0, 2), (5, 5)])
     assert [queue.take() for _ in range(5)] == [0, 1, 2, 5, None]
     assert len(queue) == 0
-
-
-def test_a_held_queue_keeps_the_last_chunk_until_it_is_released() -> None:
     queue = Queue([(3, 4)], hold_last=True)
     assert (queue.take(), queue.take(), len(queue)) == (3, None, 1)
     queue.release()
     assert (queue.take(), queue.take(), len(queue)) == (4, None, 0)
-
-
-def test_missing_ranges_are_inclusive() -> None:
     assert list(missing_numbers([(1, 1), (4, 6)])) == [1, 4, 5, 6]
 
 
@@ -42,14 +36,9 @@ def test_a_sample_lies_within_the_file_and_has_its_first_and_last_bytes(size: in
 
 
 def test_a_key_stands_for_one_name_size_sample_and_attempt() -> None:
-    keys = {
-        resume_key("a", 1, b"x", 0),
-        resume_key("b", 1, b"x", 0),
-        resume_key("a", 2, b"x", 0),
-        resume_key("a", 1, b"y", 0),
-        resume_key("a", 1, b"x", 1),
-    }
-    assert len(keys) == 5
+    told = [("a", 1, b"x", 0), ("b", 1, b"x", 0), ("a", 2, b"x", 0), ("a", 1, b"y", 0), ("a", 1, b"x", 1)]
+    keys = {resume_key(*each) for each in told}
+    assert len(keys) == len(told)
     assert all(key.isascii() and key.isprintable() and " " not in key and len(key) <= 128 for key in keys)
 
 
@@ -58,15 +47,11 @@ def test_a_key_is_the_same_in_every_version() -> None:
     assert resume_key("caf\u00e9/a.iso", 10**10, b"sample", 0) == "put-01ecb455786687791be75b2a10312316ffb5fa87-0"
 
 
-def test_pauses_double_up_to_a_limit_spread_by_up_to_a_half() -> None:
+def test_pauses_double_up_to_a_limit_spread_by_up_to_a_half_and_are_as_long_as_the_server_asks() -> None:
     patience = Patience(first_pause_seconds=1, longest_pause_seconds=8)
     assert [patience.pause_seconds(attempt, None, 0) for attempt in range(5)] == [1, 2, 4, 8, 8]
     assert [patience.pause_seconds(attempt, None, 1) for attempt in range(5)] == [0.5, 1, 2, 4, 4]
     assert patience.pause_seconds(10**6, None, 0) == 8
-
-
-def test_a_pause_is_never_shorter_than_the_server_asks_for() -> None:
-    patience = Patience(first_pause_seconds=1, longest_pause_seconds=8)
     assert patience.pause_seconds(0, 30, 1) > 30
 
 
@@ -113,24 +98,10 @@ def test_an_older_figure_of_the_server_does_not_set_progress_back() -> None:
     assert meter.progress().received_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "0.98 KiB"),
-        (1536, "1.50 KiB"),
-        (10 << 20, "10.0 MiB"),
-        (1023 << 30, "1.00 TiB"),
-    ],
-)
-def test_sizes_have_three_digits_and_a_unit(size: int, words: str) -> None:
-    assert human_bytes(size) == words
+SIZES = {0: "0 B", 999: "999 B", 1000: "0.98 KiB", 1536: "1.50 KiB", 10 << 20: "10.0 MiB", 1023 << 30: "1.00 TiB"}
+DURATIONS = {0.04: "0.0 s", 9.9: "9.9 s", 59.4: "59 s", 61: "1 min 1 s", 7300: "2 h 1 min", 90000: "1 d 1 h"}
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.04, "0.0 s"), (9.9, "9.9 s"), (59.4, "59 s"), (61, "1 min 1 s"), (7300, "2 h 1 min"), (90000, "1 d 1 h")],
-)
-def test_durations_have_the_two_units_that_matter(seconds: float, words: str) -> None:
-    assert human_seconds(seconds) == words
+def test_sizes_have_three_digits_and_a_unit_and_durations_the_two_that_matter() -> None:
+    assert {size: human_bytes(size) for size in SIZES} == SIZES
+    assert {seconds: human_seconds(seconds) for seconds in DURATIONS} == DURATIONS

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -78,10 +79,18 @@ async def connected() -> AsyncIterator[tuple[Reader, socket.socket]]:
         await server.wait_closed()
 
 
-async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+def has_read(reader: Reader, count: int) -> bool:
+    return sum(reader.reads) == count
+
+
+async def send(client: socket.socket, content: bytes) -> None:
+    await asyncio.get_running_loop().sock_sendall(client, content)
 
 
 @pytest.fixture
@@ -89,77 +98,73 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 3600)
 
 
-async def test_a_body_is_read_once_there_is_much_of_it_and_at_its_end(patient: None) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.02)
+
+
+async def test_a_body_is_read_once_there_is_much_of_it_and_at_its_end_and_what_follows_at_once(patient: None) -> None:
     async with connected() as (reader, client):
         reader.expect(2 * MARK)
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(client, bytes(MARK - 1))
+        await send(client, bytes(MARK - 1))
         await asyncio.sleep(0.05)
         assert not reader.reads
-        await loop.sock_sendall(client, bytes(1001))
-        await until(lambda: sum(reader.reads) == MARK + 1000)
+        await send(client, bytes(1001))
+        await until(lambda: has_read(reader, MARK + 1000))
         assert reader.low_water == reader.left == MARK - 1000
-        await loop.sock_sendall(client, bytes(MARK - 1000))
+        await send(client, bytes(MARK - 1000))
         await until(lambda: reader.left == 0)
         assert reader.low_water == 1
-
-
-async def test_what_follows_a_body_is_read_at_once(patient: None) -> None:
-    async with connected() as (reader, client):
-        loop = asyncio.get_running_loop()
-        reader.expect(MARK)
-        await loop.sock_sendall(client, bytes(MARK))
-        await until(lambda: reader.left == 0)
         assert reader.mark is not None
         reader.mark.end()
         reader.reads.clear()
-        await loop.sock_sendall(client, b"GET")
+        await send(client, b"GET")
         await until(lambda: reader.reads == [3])
 
 
-async def test_the_bytes_of_a_slow_client_are_seen_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.02)
+async def test_the_bytes_of_a_slow_client_are_seen_soon(impatient: None) -> None:
     async with connected() as (reader, client):
         reader.expect(BODY)
         assert reader.low_water == MARK
-        await asyncio.get_running_loop().sock_sendall(client, b"x")
+        await send(client, b"x")
         await until(lambda: reader.reads == [1])
         assert reader.low_water == 1
 
 
-async def test_one_that_becomes_fast_is_read_in_large_pieces_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.02)
+async def test_one_that_becomes_fast_is_read_in_large_pieces(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (reader, client):
         reader.expect(BODY)
         await until(lambda: reader.low_water == 1)
         reader.transport.pause_reading()
         monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 3600)
-        await asyncio.get_running_loop().sock_sendall(client, bytes(connections._FAST_BYTES))
+        await send(client, bytes(connections._FAST_BYTES))
         reader.transport.resume_reading()
         await until(lambda: reader.low_water == MARK)
 
 
-async def test_a_body_that_goes_on_keeps_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.2)
+async def test_a_body_that_goes_on_keeps_its_mark(patient: None) -> None:
     async with connected() as (reader, client):
         reader.expect(BODY)
-        for _ in range(7):
-            await asyncio.get_running_loop().sock_sendall(client, bytes(MARK))
-            await asyncio.sleep(0.05)
-        assert reader.low_water == MARK
+        assert reader.mark is not None
+        for number in range(1, 8):
+            await send(client, bytes(MARK))
+            await until(partial(has_read, reader, number * MARK))
+            reader.mark._check()  # as after a while
+            assert reader.low_water == MARK
         assert len(reader.reads) <= 7
+        reader.mark._check()
+        assert reader.low_water == 1
 
 
 async def test_short_bodies_are_read_as_they_come() -> None:
     async with connected() as (reader, client):
         reader.expect(MARK - 1)
         assert reader.low_water == 1
-        await asyncio.get_running_loop().sock_sendall(client, b"x")
+        await send(client, b"x")
         await until(lambda: reader.reads == [1])
 
 
-async def test_a_connection_that_is_lost_is_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.02)
+async def test_a_connection_that_is_lost_is_let_be(impatient: None) -> None:
     async with connected() as (reader, _client):
         reader.expect(BODY)
         reader.transport.abort()
@@ -172,6 +177,6 @@ async def test_a_connection_that_is_lost_is_let_be(monkeypatch: pytest.MonkeyPat
 async def test_a_client_that_goes_away_is_noticed_at_once(patient: None) -> None:
     async with connected() as (reader, client):
         reader.expect(BODY)
-        await asyncio.get_running_loop().sock_sendall(client, b"x")
+        await send(client, b"x")
         client.close()
         await asyncio.wait_for(reader.lost.wait(), PATIENCE_SECONDS)

@@ -26,16 +26,11 @@ from uploader.domain.upload import (
 ENDED_WITHOUT_FILE = frozenset(State) - {State.OPEN, State.DONE, State.CONSUMED}
 
 
-def test_every_state_has_its_transitions() -> None:
-    assert set(TRANSITIONS) == set(State)
-
-
 def test_only_open_moves_and_can_reach_every_other_state() -> None:
+    assert set(TRANSITIONS) == set(State)
     assert TRANSITIONS[State.OPEN] == frozenset(State) - {State.OPEN}
     assert not any(TRANSITIONS[state] for state in State if state is not State.OPEN)
-
-
-def test_every_reason_leads_to_an_end_without_a_file_and_every_such_end_has_a_reason() -> None:
+    # Every such end without a file has a reason.
     assert set(STATE_OF_REASON) == set(Reason)
     assert set(STATE_OF_REASON.values()) == ENDED_WITHOUT_FILE
 
@@ -48,7 +43,6 @@ def test_redis_has_a_word_of_its_own_for_every_closed_state() -> None:
 
 
 # The arithmetic of chunks, against the obvious way to count.
-
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SERVER = ChunkSizes(default=8 * MIB, minimum=64 * KIB, maximum=64 * MIB)
@@ -81,15 +75,13 @@ def test_any_chosen_chunk_size_keeps_all_bounds(asked: int | None, size: int) ->
     assert chunk_count(size, chosen) <= MAX_CHUNK_COUNT
 
 
-def test_the_largest_file_fills_the_most_chunks_of_the_largest_size() -> None:
+def test_the_largest_file_fills_the_most_chunks_and_an_empty_one_none() -> None:
+    assert (received_bytes([], 0, 64), missing_ranges([]), to_bitmap([])) == (0, [], b"")
     assert SERVER.max_file_size() == 625 * GIB
     assert chunk_count(SERVER.max_file_size(), SERVER.maximum) == MAX_CHUNK_COUNT
-
-
-def test_a_maximum_between_two_steps_is_rounded_down() -> None:
+    # A maximum between two steps is rounded down.
     sizes = ChunkSizes(default=64 * KIB, minimum=1, maximum=100 * KIB)
-    assert sizes.choose(100 * KIB, 1) == 64 * KIB
-    assert sizes.max_file_size() == 64 * KIB * MAX_CHUNK_COUNT
+    assert (sizes.choose(100 * KIB, 1), sizes.max_file_size()) == (64 * KIB, 64 * KIB * MAX_CHUNK_COUNT)
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**40))
@@ -109,12 +101,6 @@ def test_received_bytes_are_the_lengths_of_the_present_chunks(present: list[bool
     expected = sum(chunk_length(number, size, chunk_size) for number, there in enumerate(present) if there)
     assert received_bytes(present, size, chunk_size) == expected
     assert received_bytes(bytearray(present), size, chunk_size) == expected
-
-
-def test_an_empty_file_has_received_nothing_and_misses_nothing() -> None:
-    assert received_bytes([], 0, 64) == 0
-    assert missing_ranges([]) == []
-    assert to_bitmap([]) == b""
 
 
 @given(presences)

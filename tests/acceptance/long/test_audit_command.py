@@ -25,82 +25,59 @@ CONTENT = Content(100 * KIB)
 OTHER = Content(70 * KIB, seed=1)
 
 
-async def _opened(stack: Stack) -> list[str]:
+async def _nothing(_stack: Stack) -> None:
+    pass
+
+
+async def _opened(stack: Stack) -> None:
     await stack.open(OTHER)
-    return []
 
 
-async def _wrong_figures(stack: Stack) -> list[str]:
-    async with stack.services.database.engine.begin() as connection:
-        await connection.execute(update(models.user_info).values(use_space_finished=1))
-    return []
+async def _wrong_figures(stack: Stack) -> None:
+    wrong = update(models.user_info).values(use_space_finished=1)
+    await stack.services.database.transact(lambda connection: connection.execute(wrong))
 
 
-async def _put_away(stack: Stack) -> list[str]:
+async def _put_away(stack: Stack) -> None:
     await stack.upload(CONTENT)
     found = await stack.services.storage.find_blob(CONTENT.sha256)
     assert found is not None
     assert await stack.services.storage.put_away(found)
-    return []
 
 
-async def _named(stack: Stack) -> list[str]:
-    await _put_away(stack)
-    return [CONTENT.sha256]
-
-
-async def _unneeded(stack: Stack) -> list[str]:
+async def _unneeded(stack: Stack) -> None:
     await stack.upload(CONTENT)
     for file in (await stack.client.get("/me/files")).json()["files"]:
         await stack.client.delete(f"/me/files/{file['id']}")
     await stack.services.files.collect_all(100)
-    return []
 
 
-async def _told(stack: Stack) -> list[str]:
-    await stack.upload(CONTENT)
-    return []
-
-
-async def _off(stack: Stack) -> list[str]:
+async def _off(stack: Stack) -> None:
     now = stack.services.clock.now()
     await stack.services.database.transact(lambda connection: events.switch_off(connection, "hook", now))
-    return []
-
-
-async def _token_id(stack: Stack) -> list[str]:
-    return [(await stack.services.accounts.tokens_of("alice"))[0].token_id]
-
-
-async def _backups(stack: Stack) -> list[str]:
-    return [str(stack.data.parent / "backups")]
-
-
-async def _nothing(_stack: Stack) -> list[str]:
-    return []
 
 
 # What is done before it, and its arguments.
-RUNS: dict[str, tuple[Callable[[Stack], Awaitable[list[str]]], list[str]]] = {
+RUNS: dict[str, tuple[Callable[[Stack], Awaitable[None]], list[str]]] = {
     "redis reset": (_nothing, ["--yes"]),
     "adopt": (_nothing, ["--yes"]),
     "cleanup": (_opened, ["--before", "9999-12", "--idle", "1ms"]),
     "reset-unfinished": (_opened, ["--yes"]),
-    "backup": (_backups, []),
+    "backup": (_nothing, ["BACKUPS"]),
     "reconcile": (_wrong_figures, ["--repair"]),
     "scrub": (_put_away, ["--restart"]),
-    "trash restore": (_named, []),
+    "trash restore": (_put_away, [CONTENT.sha256]),
     "trash empty": (_unneeded, ["--yes"]),
-    "events replay": (_told, ["--since", "1d"]),
+    "events replay": (_opened, ["--since", "1d"]),
     "events test": (_off, ["hook"]),
     "token create": (_nothing, ["alice"]),
-    "token revoke": (_token_id, []),
+    "token revoke": (_nothing, ["TOKEN"]),
     "user set-quota": (_nothing, ["alice", "5GiB"]),
 }
 
 
 def test_each_command_that_the_trail_tells_of_is_run() -> None:
-    """But one that runs where nothing is: test_backup_commands has it."""
+    """But one that runs where nothing is: test_maintenance_commands has it."""
     assert set(RUNS) | {"restore"} == {words for words, action in COMMANDS.items() if action is not None}
 
 
@@ -121,9 +98,11 @@ async def test_each_command_leaves_a_row_that_says_who_ran_it(make_stack: MakeSt
                 return [json.loads(line) for line in (await run("audit", "--json", *options)).splitlines()]
 
             before = {each["id"] for each in await audited()}
+            token_id = (await stack.services.accounts.tokens_of("alice"))[0].token_id
+            named = {"BACKUPS": str(tmp_path / "backups"), "TOKEN": token_id}
             for words, (prepare, arguments) in RUNS.items():
-                more = await prepare(stack)
-                await run(*words.split(), *arguments, *more)
+                await prepare(stack)
+                await run(*words.split(), *(named.get(each, each) for each in arguments))
                 everything = await audited()
                 new = [each for each in everything if each["id"] not in before]
                 action = COMMANDS[words]
@@ -134,12 +113,8 @@ async def test_each_command_leaves_a_row_that_says_who_ran_it(make_stack: MakeSt
                 before = {each["id"] for each in everything}
 
             newest = everything[0]
-            assert (await run("audit", "--action", "quota.changed")).splitlines()[0].split()[2:6] == [
-                "quota.changed",
-                "alice",
-                "by",
-                "command",
-            ]
+            told = (await run("audit", "--action", "quota.changed")).splitlines()[0].split()
+            assert told[2:6] == ["quota.changed", "alice", "by", "command"]
             assert {each["user_id"] for each in await audited("--user", "alice")} == {"alice"}
             assert await audited("--since", "2999-01-01") == []
             assert await audited("--until", newest["created_at"]) == everything[1:]

@@ -1,79 +1,107 @@
 """The benchmarks run: each at a scale that says nothing, so that they can't rot. What they measure is not looked at."""
 
+import asyncio
+import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser
 
-from benchmarks import events, nodes, patches, pieces, report, s3
-from benchmarks.accounting.__main__ import BENCHMARKS, PAGE, SECTION
-from benchmarks.accounting.scale import TINY
+from benchmarks import events, interpreter, nodes, patches, pieces, report, s3
+from benchmarks.accounting import __main__ as accounting
+from benchmarks.accounting.scale import TINY as TINY_ACCOUNTING
+from benchmarks.ingest import __main__ as ingest
 from benchmarks.ingest.places import Places
+from benchmarks.ingest.scale import TINY as TINY_INGEST
 from benchmarks.page import measure as measure_page
 from benchmarks.page_hashing import measure as measure_page_hashing
 from benchmarks.reports import __main__ as reports
 from benchmarks.reports.rows import TINY as TINY_REPORTS
+from benchmarks.small_files import __main__ as small_files
+from benchmarks.small_files.scale import TINY as TINY_SMALL_FILES
+from benchmarks.storage import __main__ as storage
+from benchmarks.storage.scale import TINY as TINY_STORAGE
 from uploader.database.engine import Database
+
+# Those that take part: what has to be installed is no business of the tests, and every server takes its time to start.
+RECEIVING = {"large": ("bare receiving", "`process`, digests off"), "small": ("UPDATE",), "latency": (), "open": ()}
+
+
+def make_a_table(rows: Sequence[report.Row]) -> None:
+    lines = report.table(rows).splitlines()
+    assert len(lines) == 2 + len(rows) > 2
+    assert {line.count("|") for line in lines} == {5}
+    assert not [row for row in rows if "not available" in row.measured]
 
 
 @pytest.mark.parametrize("database", ["mariadb"])  # a private one
 # What takes long at any scale is left out.
-@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in ("lateness", "writes")])
-async def test_a_benchmark_runs_and_its_figures_make_a_table(name: str, database: str, tmp_path: Path) -> None:
-    rows = await BENCHMARKS[name](tmp_path / database, TINY)
-    lines = report.table(rows).splitlines()
-    assert len(lines) == 2 + len(rows) > 2
-    assert {line.count("|") for line in lines} == {5}
+@pytest.mark.parametrize("name", [name for name in accounting.BENCHMARKS if name not in ("lateness", "writes")])
+async def test_the_benchmarks_of_the_accounting(name: str, database: str, tmp_path: Path) -> None:
+    make_a_table(await accounting.BENCHMARKS[name](tmp_path / database, TINY_ACCOUNTING))
 
 
-async def test_the_benchmark_of_the_reports_runs(mariadb_url: str, tmp_path: Path) -> None:
+async def test_the_benchmark_of_the_reports(mariadb_url: str, tmp_path: Path) -> None:
     database = Database(mariadb_url)
     rows = await reports.measure_on(database, tmp_path, TINY_REPORTS)
     await database.close()
     assert rows[-1].met  # the totals are those of a recount
-    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
+    make_a_table(rows)
 
 
-def test_the_benchmark_of_large_patches_runs(tmp_path: Path) -> None:
-    # What has to be installed is no business of the tests.
+@pytest.mark.parametrize("name", RECEIVING)
+async def test_the_benchmarks_of_receiving(name: str, tmp_path: Path) -> None:
+    places = Places(tmp_path, tmp_path).of(name)
+    make_a_table(await asyncio.to_thread(ingest.BENCHMARKS[name], places, TINY_INGEST, RECEIVING[name]))
+
+
+@pytest.mark.parametrize("name", small_files.BENCHMARKS)
+async def test_the_benchmarks_of_small_files(name: str, tmp_path: Path) -> None:
+    places = Places(tmp_path, tmp_path).of(name)
+    make_a_table(await asyncio.to_thread(small_files.BENCHMARKS[name], places, TINY_SMALL_FILES))
+
+
+# tuspyserver comes from a registry, and is no business of the tests.
+@pytest.mark.parametrize("name", [name for name in storage.BENCHMARKS if name != "tus"])
+async def test_the_benchmarks_of_the_storage(name: str, tmp_path: Path) -> None:
+    make_a_table(storage.BENCHMARKS[name](tmp_path / name, TINY_STORAGE))
+
+
+def test_the_benchmark_of_large_patches(tmp_path: Path) -> None:
     taking_part = patches.entries(with_peers=False, on_disk=False)
-    rows = patches.measure(Places(tmp_path, tmp_path), patches.TINY, taking_part)
-    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
-    assert not [row for row in rows if "not available" in row.measured]
+    make_a_table(patches.measure(Places(tmp_path, tmp_path), patches.TINY, taking_part))
 
 
-def test_the_benchmark_of_s3_runs() -> None:
-    rows = s3.measure(s3.TINY)
-    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
+def test_the_benchmark_of_s3() -> None:
+    make_a_table(s3.measure(s3.TINY))
 
 
-def test_the_benchmark_of_nodes_runs() -> None:
-    rows = nodes.measure(nodes.TINY)
-    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
+def test_the_benchmark_of_nodes() -> None:
+    make_a_table(nodes.measure(nodes.TINY))
 
 
-def test_the_benchmark_of_the_pieces_runs(tmp_path: Path) -> None:
-    rows = pieces.measure(Places(tmp_path, tmp_path), size=8 << 20, rounds=1)
-    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
+def test_the_benchmark_of_the_pieces(tmp_path: Path) -> None:
+    make_a_table(pieces.measure(Places(tmp_path, tmp_path), size=8 << 20, rounds=1))
 
 
-def test_the_benchmark_of_the_events_runs() -> None:
-    rows = events.measure(events.TINY)
-    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
+def test_the_benchmark_of_the_events() -> None:
+    make_a_table(events.measure(events.TINY))
 
 
-async def test_the_benchmark_of_the_page_runs(browser: Browser) -> None:
+async def test_the_benchmark_of_the_page(browser: Browser) -> None:
     rows = await measure_page(browser, files=5, rounds=1)
-    rows += await measure_page_hashing(browser, large_bytes=1 << 20, rounds=1)
-    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
+    make_a_table(rows + await measure_page_hashing(browser, large_bytes=1 << 20, rounds=1))
 
 
-async def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
+def test_a_section_of_the_page_is_replaced_and_says_which_python_it_is_of(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(PAGE.read_text())
-    report.write(page, SECTION, "first")
+    page.write_text(accounting.PAGE.read_text())
+    report.write(page, accounting.SECTION, "first")
     once = page.read_text()
-    report.write(page, SECTION, "second")
+    report.write(page, accounting.SECTION, "second")
     assert page.read_text() == once.replace("\nfirst\n", "\nsecond\n") != once
-    report.write(page, SECTION, "first")
+    report.write(page, accounting.SECTION, "first")
     assert page.read_text() == once
+    assert f"Python {platform.python_version()} (" in report.machine(())
+    assert interpreter.described() in report.machine(())

@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from tests.support.content import KIB, Content
 from tests.support.process import UPLOADER, Process, answers, client_of_owner, ended, wait_for
+from tests.support.sending import put, send
 from tests.support.servers import PrivateDatabase, PrivateRedis, free_port
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database.engine import Database
@@ -22,7 +23,7 @@ def blocks() -> dict[str, list[str]]:
     return {kind: code.splitlines() for kind, code in re.findall(r"```(\w+)\n(.*?)```", section, flags=re.DOTALL)}
 
 
-async def test_the_section_about_mysql_is_true(
+async def test_the_section_of_mysql_is_true(
     own_server: PrivateDatabase, own_redis: PrivateRedis, tmp_path: Path
 ) -> None:
     server = Database(own_server.url("mysql"))
@@ -57,17 +58,11 @@ async def test_the_section_about_mysql_is_true(
         assert serving.process.poll() is None, serving.output()
 
         with client_of_owner(f"http://127.0.0.1:{port}", tmp_path / "data") as client:
-            body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-            assert client.post(f"/files/{CONTENT.md5}", json=body).status_code == 201
-            for number in range(CONTENT.chunk_count - 1):
-                put = client.put(f"/files/{CONTENT.md5}/chunks/{number}", content=CONTENT.chunk(number))
-                assert put.status_code == 200
-            received = (CONTENT.chunk_count - 1) * CONTENT.chunk_size
+            last = CONTENT.chunk_count - 1
+            send(client, CONTENT, range(last))
+            received = last * CONTENT.chunk_size
             # The worker's, since the server runs no jobs.
             wait_for(lambda: client.get("/me/usage").json()["use_space_unfinished"] == received)
-            last = CONTENT.chunk_count - 1
-            done = client.put(f"/files/{CONTENT.md5}/chunks/{last}", content=CONTENT.chunk(last))
-            assert done.status_code == 201
-            file = done.json()["file"]
+            file = put(client, CONTENT, (last,)).json()["file"]
             assert client.get(f"/me/files/{file['id']}/content").content == CONTENT.data
         assert (serving.stop(), working.stop()) == (0, 0)

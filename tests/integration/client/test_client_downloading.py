@@ -2,19 +2,18 @@
 
 import asyncio
 import fcntl
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
-from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
+from tests.support.layout import blob_path
+from tests.support.rot import flip_bit
 from tests.support.stack import Stack
-from tests.support.uploading import Wire, client_on
-from uploader.client import AsyncClient, ContentDiffers, File, NotFound, Stopped, TargetBusy, TargetExists
+from tests.support.uploading import Wire, stopped
+from uploader.client import AsyncClient, ContentDiffers, File, NotFound, TargetBusy, TargetExists
 
 CONTENT = Content(1500 * KIB + 3, seed=71, name="folder/film.bin")
 
@@ -53,20 +52,8 @@ class _Broken(httpx2.AsyncByteStream):
 
 
 @pytest.fixture
-async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
-    async with make_stack(durability="process") as made:
-        yield made
-
-
-@pytest.fixture
 def wire(stack: Stack) -> BreakingWire:
     return BreakingWire(stack)
-
-
-@pytest.fixture
-async def client(stack: Stack, wire: BreakingWire) -> AsyncIterator[AsyncClient]:
-    async with await client_on(stack, wire) as made:
-        yield made
 
 
 @pytest.fixture
@@ -78,9 +65,7 @@ def partial_of(directory: Path) -> Path:
     return directory / f".uploader-{CONTENT.sha256[:32]}.part"
 
 
-async def test_a_broken_download_goes_on_where_it_broke(
-    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
-) -> None:
+async def test_a_broken_download_goes_on(client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path) -> None:
     wire.after_bytes, wire.times = 512 * KIB, 2
     path = await client.download(file, tmp_path)
     assert path == tmp_path / "film.bin"
@@ -89,46 +74,33 @@ async def test_a_broken_download_goes_on_where_it_broke(
     assert [each.name for each in tmp_path.iterdir() if each.is_file() and each.suffix == ".part"] == []
 
 
-async def test_another_run_goes_on_with_what_a_killed_one_left(
-    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
-) -> None:
-    partial_of(tmp_path).write_bytes(CONTENT.data[:1000])
-    assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data
-    assert wire.ranges == ["bytes=1000-"]
-
-
 @pytest.mark.parametrize(
-    "left", [b"other bytes", CONTENT.data + b"more", bytes(CONTENT.size)], ids=["other", "longer", "zeros"]
+    ("left", "asked"),
+    [
+        (CONTENT.data[:1000], ["bytes=1000-"]),
+        (CONTENT.data, []),
+        (b"other bytes", ["bytes=11-", None]),
+        (CONTENT.data + b"more", [None]),
+        (bytes(CONTENT.size), [None]),
+    ],
+    ids=["the beginning", "all of it", "other", "longer", "zeros"],
 )
-async def test_a_partial_file_that_is_no_beginning_is_replaced(
-    client: AsyncClient, file: File, tmp_path: Path, left: bytes
+async def test_another_run_goes_on_with_what_a_killed_one_left_if_it_is_a_beginning(
+    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path, left: bytes, asked: list[str | None]
 ) -> None:
     partial_of(tmp_path).write_bytes(left)
     assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data
-
-
-async def test_a_whole_partial_file_needs_no_byte_more(
-    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
-) -> None:
-    partial_of(tmp_path).write_bytes(CONTENT.data)
-    assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data
-    assert wire.ranges == []
+    assert wire.ranges == asked
 
 
 async def test_bytes_that_are_wrong_never_appear(client: AsyncClient, stack: Stack, file: File, tmp_path: Path) -> None:
-    blob = stack.data / "blobs" / file.sha256[:2] / file.sha256[2:4] / file.sha256
-    blob.chmod(0o600)
-    rotten = bytearray(CONTENT.data)
-    rotten[-1] ^= 1
-    blob.write_bytes(rotten)
+    flip_bit(blob_path(stack.data, file.sha256), 8 * (CONTENT.size - 1))
     with pytest.raises(ContentDiffers):
         await client.download(file, tmp_path)
     assert not (tmp_path / "film.bin").exists()
 
 
-async def test_what_is_there_already_is_left_alone(
-    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
-) -> None:
+async def test_what_is_there_is_left_alone(client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path) -> None:
     target = tmp_path / "mine"
     target.write_bytes(CONTENT.data)
     assert await client.download(file, target) == target
@@ -147,9 +119,13 @@ async def test_two_downloads_of_the_same_content_do_not_mix(client: AsyncClient,
         with pytest.raises(TargetBusy):
             await client.download(file, tmp_path)
     assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data
+    await client.delete(file.id)
+    with pytest.raises(NotFound):
+        await client.download(file, tmp_path / "gone")
+    assert not partial_of(tmp_path).exists()
 
 
-async def test_a_stopped_download_leaves_what_arrived(
+async def test_a_stopped_one_leaves_its_bytes(
     client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
 ) -> None:
     transfer = client.start_download(file, tmp_path)
@@ -162,47 +138,17 @@ async def test_a_stopped_download_leaves_what_arrived(
 
     wire.before, wire.after_bytes, wire.times = before, 768 * KIB, 1
     await broken.wait()
-    await transfer.stop()
-    with pytest.raises(Stopped):
-        await transfer
+    await stopped(transfer)
     assert partial_of(tmp_path).read_bytes() == CONTENT.data[: 768 * KIB]
     assert not (tmp_path / "film.bin").exists()
 
 
-async def test_a_file_that_was_deleted_is_a_clear_error(client: AsyncClient, file: File, tmp_path: Path) -> None:
-    await client.delete(file.id)
-    with pytest.raises(NotFound):
-        await client.download(file, tmp_path)
-    assert not partial_of(tmp_path).exists()
-
-
-async def test_an_empty_file_is_downloaded_too(client: AsyncClient, tmp_path: Path) -> None:
-    file = await client.upload(b"", "nothing")
-    assert (await client.download(file, tmp_path)).read_bytes() == b""
-
-
-async def test_a_file_has_the_time_that_the_server_knows(client: AsyncClient, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.write_bytes(b"source")
-    os.utime(source, ns=(1_500_000_000_123_456_000,) * 2)
-    file = await client.upload(source)
-    fetched = await client.download(file, tmp_path / "copy")
-    assert fetched.stat().st_mtime_ns == 1_500_000_000_123_456_000
-    os.utime(fetched, (0, 0))
-    await client.download(file, fetched)
-    assert fetched.stat().st_mtime_ns == 1_500_000_000_123_456_000
-
-
-async def test_an_answer_that_ignores_the_range_begins_anew(
-    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_range_that_is_ignored(client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path) -> None:
     """As some proxies do."""
-    partial_of(tmp_path).write_bytes(CONTENT.data[:1000])
-    real = wire.handle_async_request
 
-    async def without_range(request: httpx2.Request) -> Any:
+    async def before(request: httpx2.Request) -> None:
         request.headers.pop("range", None)
-        return await real(request)
 
-    monkeypatch.setattr(wire, "handle_async_request", without_range)
+    wire.before = before
+    partial_of(tmp_path).write_bytes(CONTENT.data[:1000])
     assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data

@@ -32,6 +32,13 @@ OTHERS = 24  # with alice, bob and root more than a page of the table
 DAY_SECONDS = 86_400
 
 
+async def saved_csv(page: Page, card: str) -> list[list[str]]:
+    async with page.expect_download() as saving:
+        await page.locator(f"{card} button", has_text="Download CSV").click()
+    path = await (await saving.value).path()
+    return list(csv.reader(path.read_text().splitlines()))
+
+
 @dataclass
 class Office:
     """A server in use, and an administrator before its page."""
@@ -58,12 +65,6 @@ class Office:
     def cells(self, user_id: str) -> Locator:
         row = self.users().filter(has=self.page.get_by_role("button", name=user_id, exact=True))
         return row.locator("td:not(.bar-column)")
-
-    async def saved_csv(self, card: str) -> list[list[str]]:
-        async with self.page.expect_download() as saving:
-            await self.page.locator(f"{card} button", has_text="Download CSV").click()
-        path = await (await saving.value).path()
-        return list(csv.reader(path.read_text().splitlines()))
 
     async def answer(self, name: str) -> None:
         """Answer the question on the screen."""
@@ -137,19 +138,16 @@ async def test_its_figures_equal_a_recount_and_it_shows_where_they_do_not(office
     await expect(outcome).to_contain_text("1 figure differs")
     row = office.page.locator("#recounted tbody tr")
     await expect(row.locator("th, td")).to_have_text(["Finished", "alice", "170 KiB", "175 KiB"])
-    await _check_charts(office)
-    assert await office.visitor.violations() == []
-
-
-async def test_it_says_so_when_a_content_went_bad_and_what_the_trash_holds(office: Office) -> None:
-    warning, trash = office.page.locator("#totals .content p.error"), office.page.locator("#totals .disk p.hint")
+    await expect(office.page.locator("#sinks")).to_be_hidden()  # nobody is told of events
+    warning = office.page.locator("#totals .content p.error")
     await expect(warning).to_have_count(0)
-    blob = blob_path(office.stack.data, HERS.sha256)
-    flip_bit(blob)
+    flip_bit(blob_path(office.stack.data, HERS.sha256))
     assert [found async for found in office.stack.services.scrubbing.scrub(lambda _read: None)]
     await office.visitor.press("Refresh")
     await expect(warning).to_contain_text("1 content is damaged")
-    await expect(trash).to_contain_text("in the trash")  # bob's bytes have taken the place of alice's
+    # bob's bytes have taken the place of alice's.
+    await expect(office.page.locator("#totals .disk p.hint")).to_contain_text("in the trash")
+    await _check_charts(office)
     assert await office.visitor.violations() == []
 
 
@@ -168,12 +166,10 @@ async def _check_charts(office: Office) -> None:
     for width in (320, 768):
         await office.page.set_viewport_size({"width": width, "height": 800})
         await expect(office.users()).to_have_count(20)
-        assert await office.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert not await office.visitor.is_wider_than(width)
 
 
-async def test_stale_uploads_are_expired_after_a_question_and_the_usage_drops(
-    office: Office, clock: ManualClock
-) -> None:
+async def test_stale_uploads_are_expired_after_a_question_and_usage_drops(office: Office, clock: ManualClock) -> None:
     total = office.page.locator("#stale-total")
     await expect(total).to_have_text("2 uploads would give back 64 KiB on disk and 500 KiB of quota.")
     hers = office.page.get_by_role("button", name="Expire =film.mov of alice")
@@ -228,10 +224,10 @@ async def test_users_are_sorted_searched_saved_as_csv_and_given_another_quota(of
     await expect(first).to_have_text(f"user-{OTHERS - 1:02}")
     await page.get_by_label("Search for a user").fill("user-1")
     await expect(office.users()).to_have_count(10)
-    rows = await office.saved_csv("#users")
+    rows = await saved_csv(page, "#users")
     assert rows[0][:3] == ["user_id", "total_space", "use_space_finished"]
     assert [row[0] for row in rows[1:]] == [f"user-{number}" for number in range(19, 9, -1)]
-    names = [row[2] for row in await office.saved_csv("#stale")]
+    names = [row[2] for row in await saved_csv(page, "#stale")]
     assert "'=film.mov" in names  # no formula for a spreadsheet
     await page.get_by_label("Search for a user").fill("ali")
     await expect(office.users()).to_have_count(1)
@@ -265,7 +261,7 @@ async def test_who_is_no_administrator_is_told_so(make_stack: MakeStack, browser
     async with serving_stack(make_stack) as server, visiting(browser, server.url) as visitor:
         page = visitor.page
         token = server.stack.client.headers["authorization"].removeprefix("Bearer ")
-        await page.goto(f"{server.url}/admin/")
+        await visitor.go("/admin/")
         await page.get_by_label("Token").fill(token)
         await visitor.press("Sign in")
         await expect(page.locator("#refused")).to_contain_text("may not see the accounts of others")
@@ -275,23 +271,18 @@ async def test_who_is_no_administrator_is_told_so(make_stack: MakeStack, browser
         await expect(page.locator("#refused")).to_contain_text("仅限管理员")
 
 
-async def test_it_shows_what_waits_to_be_accounted(office: Office) -> None:
-    tile = office.page.locator("#queue [data-figure=tasks] .figure")
+async def test_it_shows_what_waits_to_be_accounted_also_of_one_user_or_upload(office: Office) -> None:
+    queue, tile = office.page.locator("#queue"), office.page.locator("#queue [data-figure=tasks] .figure")
+    pending, search = queue.locator("[data-figure=pending] .figure"), queue.get_by_label("Of one user or upload ID")
     await expect(tile).to_have_text("0")
-    await expect(office.page.locator("#queue .table")).to_contain_text("Nothing waits.")
+    await expect(queue.locator(".table")).to_contain_text("Nothing waits.")
     await office.stack.put(HER_OPEN, 1)
     await office.visitor.press("Refresh")
     await expect(tile).to_have_text("1")
-    await expect(office.page.locator("#queue [data-figure=pending] .figure")).to_have_text("64 KiB")
-    await expect(office.page.locator("#queue tbody td")).to_have_text(["Accounting", "1", "64 KiB"])
-    assert await office.visitor.violations() == []
-
-
-async def test_it_shows_what_waits_of_one_user_or_upload(office: Office) -> None:
-    queue = office.page.locator("#queue")
-    pending, search = queue.locator("[data-figure=pending] .figure"), queue.get_by_label("Of one user or upload ID")
+    await expect(pending).to_have_text("64 KiB")
+    await expect(queue.locator("tbody td")).to_have_text(["Accounting", "1", "64 KiB"])
+    assert await office.visitor.violations(["light"]) == []
     upload_id = (await office.stack.open(HER_OPEN)).json()["upload"]["id"]
-    await office.stack.put(HER_OPEN, 1)
     await office.stack.put(HIS_OPEN, 0, office.bob)
     await office.visitor.press("Refresh")
     await expect(pending).to_have_text("128 KiB")
@@ -301,7 +292,47 @@ async def test_it_shows_what_waits_of_one_user_or_upload(office: Office) -> None
     await search.fill("nobody")
     await expect(queue.get_by_role("alert")).not_to_be_empty()
     await expect(queue.locator(".figure, tbody")).to_have_count(0)
-    assert await office.visitor.violations() == []
+    assert await office.visitor.violations(["light"]) == []
     await search.fill("")
     await expect(pending).to_have_text("128 KiB")
     await expect(queue.get_by_role("alert")).to_be_hidden()
+
+
+async def test_it_shows_who_did_what_by_pages_of_one_user_and_as_csv(make_stack: MakeStack, browser: Browser) -> None:
+    async with serving_stack(make_stack, durability="process") as server, visiting(browser, server.url) as visitor:
+        accounts = server.stack.services.accounts
+        for number in range(21):
+            await accounts.ensure_user(f"=user-{number:02}")
+        root = await server.stack.client_of("root", admin=True)
+        upload_id = (await server.stack.open(HER_OPEN)).json()["upload"]["id"]
+        assert (await root.put("/admin/users/alice", json={"total_space": 5 << 30})).status_code == 200
+        assert (await root.delete(f"/admin/uploads/{upload_id}")).status_code == 204
+        token = await accounts.create_token("root", admin=True)
+        await visitor.sign_in(token, "/admin/")
+
+        card = visitor.page.locator("#audit")
+        rows = card.locator("tbody tr")
+        await expect(rows).to_have_count(20)
+        expired = rows.filter(has_text=upload_id).locator("td")
+        await expect(expired.nth(0)).to_have_text("Upload expired")
+        await expect(expired.nth(1)).to_contain_text("of alice")
+        await expect(expired.nth(2)).to_contain_text("root")
+        await expect(expired.nth(2)).to_contain_text(", made by command ")
+        await expect(expired.nth(3)).to_have_text("127.0.0.1")
+        await expect(expired.nth(4)).to_contain_text("=film.mov")
+        await expect(rows.filter(has_text="Quota changed")).to_contain_text("10 GiB → 5 GiB")
+        await card.get_by_role("button", name="Next").click()
+        await expect(rows.filter(has_text="=user-00")).to_have_count(1)
+
+        await card.get_by_role("searchbox").fill("alice")
+        await expect(rows).to_have_count(4)
+        await expect(rows.filter(has_text="User made")).to_contain_text("command")
+        await card.get_by_role("searchbox").fill("nobody")
+        await expect(card.locator(".table")).to_contain_text("Nothing was done.")
+        await card.get_by_role("searchbox").fill("=user-07")
+        await expect(rows).to_have_count(1)
+        lines = await saved_csv(visitor.page, "#audit")
+        assert [line[lines[0].index("subject")] for line in lines[1:]] == ["'=user-07"], "or it would be run"
+        await visitor.page.set_viewport_size({"width": 320, "height": 800})
+        assert not await visitor.is_wider_than(320)
+        assert await visitor.violations() == []

@@ -5,7 +5,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.stack import Stack
-from tests.support.uploading import Wire, client_on
+from tests.support.uploading import Wire, arrived, client_on, is_chunk, nothing, stopped
 from tests.support.waiting import eventually
 from uploader.client import (
     AsyncClient,
@@ -26,7 +26,6 @@ from uploader.client import (
     NotFound,
     Progress,
     QuotaExceeded,
-    Stopped,
     Unauthenticated,
     Unreadable,
 )
@@ -37,33 +36,13 @@ SMALL = Content(3 * 64 * KIB - 100, seed=61)
 LARGE = Content(24 * 64 * KIB - 7, seed=62)
 _LAST = LARGE.chunk_count - 1
 
-
-@pytest.fixture
-async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
-    """What survives a power cut is not the client's doing, and waiting for the disk takes most of the time."""
-    async with make_stack(durability="process") as made:
-        yield made
-
-
-@pytest.fixture
-def wire(stack: Stack) -> Wire:
-    return Wire(stack)
-
-
-@pytest.fixture
-async def client(stack: Stack, wire: Wire) -> AsyncIterator[AsyncClient]:
-    async with await client_on(stack, wire) as made:
-        yield made
+both = pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
 
 
 def written(path: Path, content: Content) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content.data)
     return path
-
-
-def is_chunk(request: httpx2.Request, number: int | None = None) -> bool:
-    return request.method == "PUT" and (number is None or request.url.path.endswith(f"/chunks/{number}"))
 
 
 async def hashing_waits_for(monkeypatch: pytest.MonkeyPatch, event: asyncio.Event) -> None:
@@ -76,15 +55,14 @@ async def hashing_waits_for(monkeypatch: pytest.MonkeyPatch, event: asyncio.Even
     monkeypatch.setattr("uploader.client.upload.digests_of", waiting)
 
 
-# What can be uploaded
-
-
 @pytest.mark.parametrize("size", [0, SMALL.size, LARGE.size], ids=["empty", "small", "large"])
 async def test_paths_bytes_and_file_objects_become_files(client: AsyncClient, tmp_path: Path, size: int) -> None:
     contents = [Content(size, seed=seed) for seed in range(6)]
     paths = [written(tmp_path / "here" / str(number), content) for number, content in enumerate(contents)]
+    behind = io.BytesIO(b"head" + contents[3].data)
+    behind.seek(4)
     with paths[2].open("rb") as opened:
-        sources: list[Uploadable] = [paths[0], str(paths[1]), opened, io.BytesIO(contents[3].data), contents[4].data]
+        sources: list[Uploadable] = [paths[0], str(paths[1]), opened, behind, contents[4].data]
         sources.append(memoryview(contents[5].data))
         for number, (source, content) in enumerate(zip(sources, contents, strict=True)):
             file = await client.upload(source, f"folder/{number}")
@@ -92,28 +70,15 @@ async def test_paths_bytes_and_file_objects_become_files(client: AsyncClient, tm
             assert (await client.download(file, tmp_path)).read_bytes() == content.data
 
 
-async def test_a_file_object_is_read_from_where_it_stands(client: AsyncClient) -> None:
-    opened = io.BytesIO(b"head" + SMALL.data)
-    opened.seek(4)
-    assert (await client.upload(opened, "rest")).sha256 == SMALL.sha256
-
-
-async def test_the_name_is_by_default_that_of_the_file_here(client: AsyncClient, tmp_path: Path) -> None:
+async def test_the_name_is_that_of_the_file_if_none_is_given(client: AsyncClient, wire: Wire, tmp_path: Path) -> None:
+    for name in (None, "", "../up", "a//b", "back\\slash", "line\nfeed"):
+        with pytest.raises(InvalidName):
+            await client.upload(SMALL.data, name)
+    assert wire.requests == []
     path = written(tmp_path / "na\u0308me.bin", SMALL)
     assert (await client.upload(path)).name == "n\u00e4me.bin"
     with path.open("rb") as opened:
         assert (await client.upload(opened)).name == "n\u00e4me.bin"
-    with pytest.raises(InvalidName):
-        await client.upload(SMALL.data)
-
-
-@pytest.mark.parametrize("name", ["", "../up", "a//b", "back\\slash", "line\nfeed"])
-async def test_a_name_that_the_server_refuses_is_refused_before_anything_is_sent(
-    client: AsyncClient, wire: Wire, name: str
-) -> None:
-    with pytest.raises(InvalidName):
-        await client.upload(SMALL.data, name)
-    assert wire.requests == []
 
 
 async def test_what_can_not_be_read_is_a_clear_error(client: AsyncClient, tmp_path: Path) -> None:
@@ -131,70 +96,47 @@ async def test_what_can_not_be_read_is_a_clear_error(client: AsyncClient, tmp_pa
         await client.upload(42, "name")  # type: ignore[arg-type]
 
 
-# What need not be sent
-
-
-async def test_a_small_file_that_is_there_is_not_sent(client: AsyncClient, wire: Wire) -> None:
-    first = await client.upload(SMALL.data, "one")
+@both
+async def test_what_is_or_was_there_so_named_is_not_sent(client: AsyncClient, wire: Wire, content: Content) -> None:
+    file = await client.upload(content.data, "one")
     sent = wire.chunks_sent()
-    second = await client.upload(SMALL.data, "two")
-    assert (second.name, second.instant) == ("two", True)
-    assert (await client.upload(SMALL.data, "one")).id == first.id
+    assert await client.upload(content.data, "one") == file
+    await client.rename(file.id, "moved")
+    again = await client.upload(content.data, "one")
+    assert (again.name, again.instant) == ("one", True)
     assert wire.chunks_sent() == sent
 
 
-async def test_a_large_file_that_is_there_is_dropped_as_soon_as_its_digests_are_known(
-    client: AsyncClient, wire: Wire, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "content"),
+    [("alice", LARGE), ("bob", SMALL), ("bob", LARGE)],
+    ids=["large, one's own", "small, of others", "large, of others"],
+)
+async def test_what_the_server_has_is_dropped_as_soon_as_its_digests_are_known(
+    stack: Stack, wire: Wire, client: AsyncClient, owner: str, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await client.upload(LARGE.data, "one")
-    wire.requests.clear()
-    two_chunks_sent = asyncio.Event()
-    await hashing_waits_for(monkeypatch, two_chunks_sent)
-
-    async def after(request: httpx2.Request) -> None:
-        if is_chunk(request):
-            two_chunks_sent.set()
-            if len(wire.chunks_sent()) > 2:  # slow, so that the digests come first
-                await asyncio.sleep(3600)
-
-    wire.after = after
-    file = await client.upload(LARGE.data, "two")
-    assert (file.name, file.instant) == ("two", True)
-    assert 0 < len(wire.chunks_sent()) < LARGE.chunk_count
-    assert await client.uploads() == []
-
-
-async def test_the_same_large_file_again_sends_nothing(client: AsyncClient, wire: Wire) -> None:
-    first = await client.upload(LARGE.data, "one")
-    wire.requests.clear()
-    assert await client.upload(LARGE.data, "one") == first
-    assert wire.chunks_sent() == {}
-
-
-@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
-async def test_content_of_others_is_had_against_a_proof(
-    stack: Stack, wire: Wire, client: AsyncClient, content: Content, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with await client_on(stack, Wire(stack), "bob") as bob:
-        await bob.upload(content.data, "bobs")
+    """That of others against a proof."""
+    async with await client_on(stack, Wire(stack), owner) as other:
+        await other.upload(content.data, "theirs")
     chunk_sent = asyncio.Event()
     await hashing_waits_for(monkeypatch, chunk_sent)
-    if content is SMALL:
+    if content is SMALL:  # it is hashed first
         chunk_sent.set()
 
     async def after(request: httpx2.Request) -> None:
         if is_chunk(request):
             chunk_sent.set()
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()  # so that the digests come first
 
     wire.after = after
     file = await client.upload(content.data, "mine")
     assert (file.name, file.sha256, file.instant) == ("mine", content.sha256, True)
-    assert wire.count("POST .*/proof") == 1
+    assert len(wire.chunks_sent()) < content.chunk_count
+    assert wire.count("POST .*/proof") == (owner == "bob")
     assert await client.uploads() == []
 
 
-@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+@both
 async def test_where_the_proof_is_not_taken_the_bytes_are_sent(
     stack: Stack, wire: Wire, client: AsyncClient, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,43 +152,26 @@ async def test_where_the_proof_is_not_taken_the_bytes_are_sent(
     assert wire.count("POST .*/proof") == 1
 
 
-async def test_equal_files_at_the_same_time_are_sent_once(client: AsyncClient, wire: Wire) -> None:
-    files = await asyncio.gather(*(client.upload(SMALL.data, f"copy {number}") for number in range(5)))
-    assert sorted(file.name for file in files) == [f"copy {number}" for number in range(5)]
-    assert max(wire.chunks_sent().values()) == 1
-    assert len(wire.chunks_sent()) == SMALL.chunk_count
-
-
-async def test_large_equal_files_at_the_same_time_become_two_files(client: AsyncClient) -> None:
-    files = await asyncio.gather(*(client.upload(LARGE.data, f"copy {number}") for number in range(3)))
-    assert sorted(file.name for file in files) == ["copy 0", "copy 1", "copy 2"]
+@both
+async def test_equal_files_at_the_same_time_become_as_many(client: AsyncClient, wire: Wire, content: Content) -> None:
+    names = [f"copy {number}" for number in range(5)]
+    files = await asyncio.gather(*(client.upload(content.data, name) for name in names))
+    assert sorted(file.name for file in files) == names
     assert await client.uploads() == []
     assert (await client.usage()).reserved == 0
+    if content is SMALL:
+        assert list(wire.chunks_sent().values()) == [1] * SMALL.chunk_count
 
 
-# Going on
-
-
-@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+@both
 async def test_another_run_elsewhere_sends_only_what_is_missing(
     stack: Stack, wire: Wire, client: AsyncClient, tmp_path: Path, content: Content
 ) -> None:
     path = written(tmp_path / "here" / "file.bin", content)
-
-    async def before(request: httpx2.Request) -> None:
-        if is_chunk(request) and len(wire.chunks_sent()) > 2:
-            await asyncio.sleep(3600)
-
-    wire.before = before
+    wire.hold_chunks(after=2)
     transfer = client.start(path)
-
-    async def two_arrived() -> bool:
-        return transfer.progress.received_bytes >= 2 * 64 * KIB
-
-    await eventually(two_arrived)
-    await transfer.stop()
-    with pytest.raises(Stopped):
-        await transfer
+    await arrived(transfer, 2)
+    await stopped(transfer)
     # Another machine: another client, another path, another time of modification.
     copy = shutil.copy(path, written(tmp_path / "there" / "file.bin", SMALL))
     os.utime(copy, (1, 1))
@@ -258,9 +183,7 @@ async def test_another_run_elsewhere_sends_only_what_is_missing(
     assert await client.uploads() == []
 
 
-async def test_the_last_chunk_waits_for_the_digests(
-    client: AsyncClient, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_last_chunk_awaits_digests(client: AsyncClient, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the server can always compare, and no file of mixed bytes can come to be."""
     hash_now = asyncio.Event()
     await hashing_waits_for(monkeypatch, hash_now)
@@ -282,11 +205,11 @@ async def test_an_upload_of_other_bytes_under_the_same_key_is_begun_anew(client:
     changed = bytearray(LARGE.data)
     offset = sample_ranges(LARGE.size)[1][0] - 1  # between two sampled blocks
     changed[offset] ^= 1
-    wire.before = _stop_after(wire, 5)
+    wire.hold_chunks(after=5)
     transfer = client.start(LARGE.data, "image")
-    await eventually(_received(transfer, 5))
-    await transfer.stop()
-    wire.before = _stop_after(wire, 10_000)
+    await arrived(transfer, 5)
+    await stopped(transfer)
+    wire.before = nothing
     file = await client.upload(bytes(changed), "image")
     assert file.sha256 == hashlib.sha256(changed).hexdigest()
     assert await client.uploads() == []
@@ -295,45 +218,19 @@ async def test_an_upload_of_other_bytes_under_the_same_key_is_begun_anew(client:
     assert (await client.upload(LARGE.data, "image")).sha256 == LARGE.sha256
 
 
-def _stop_after(wire: Wire, count: int) -> Any:
-    async def before(request: httpx2.Request) -> None:
-        if is_chunk(request) and len(wire.chunks_sent()) > count:
-            await asyncio.sleep(3600)
-
-    return before
-
-
-def _received(transfer: Any, chunks: int) -> Any:
-    async def arrived() -> bool:
-        return bool(transfer.progress.received_bytes >= chunks * 64 * KIB)
-
-    return arrived
-
-
-async def test_after_its_file_was_deleted_or_its_upload_cancelled_a_large_file_is_sent_again(
-    client: AsyncClient, wire: Wire
-) -> None:
+async def test_after_its_deletion_or_cancellation_a_large_file_is_sent_again(client: AsyncClient, wire: Wire) -> None:
     file = await client.upload(LARGE.data, "large")
     await client.delete(file.id)
-    wire.before = _stop_after(wire, LARGE.chunk_count + 3)
+    wire.hold_chunks(after=LARGE.chunk_count + 3)
     transfer = client.start(LARGE.data, "large")
-    await eventually(_received(transfer, 3))
+    await arrived(transfer, 3)
     await transfer.cancel()
     with pytest.raises(Cancelled):
         await transfer
     assert await client.uploads() == []
-    wire.before = _stop_after(wire, 10_000)
+    wire.before = nothing
     again = await client.upload(LARGE.data, "large")
     assert (again.sha256, again.instant) == (LARGE.sha256, False)
-
-
-async def test_a_file_that_was_renamed_is_had_again_under_its_old_name(client: AsyncClient, wire: Wire) -> None:
-    file = await client.upload(LARGE.data, "large")
-    await client.rename(file.id, "moved")
-    wire.requests.clear()
-    again = await client.upload(LARGE.data, "large")
-    assert (again.name, again.instant) == ("large", True)
-    assert wire.chunks_sent() == {}
 
 
 @pytest.mark.parametrize("sent_elsewhere", [2, LARGE.chunk_count - 2], ids=["emptier", "fuller"])
@@ -360,47 +257,39 @@ async def test_of_two_uploads_of_the_same_content_the_fuller_one_goes_on(
     file = await client.upload(LARGE.data, "here")
     assert (file.name, file.sha256) == ("here", LARGE.sha256)
     left = [upload.name for upload in await client.uploads()]
-    sent_there = [number for upload_id, number in wire.chunks_sent() if upload_id == elsewhere]
-    if sent_elsewhere > 6:
-        assert left == []
-        assert sorted(sent_there) == [_LAST - 1, _LAST]
-    else:
-        assert left == ["elsewhere"]  # it is the other device's to finish, which is instant now
-        assert sent_there == []
+    sent_there = sorted(number for upload_id, number in wire.chunks_sent() if upload_id == elsewhere)
+    # The emptier one is the other device's to finish, which is instant now.
+    expected = ([], [_LAST - 1, _LAST]) if sent_elsewhere > 6 else (["elsewhere"], [])
+    assert (left, sent_there) == expected
 
 
-async def test_a_small_upload_that_was_begun_under_another_name_gives_both_files(
-    stack: Stack, client: AsyncClient
-) -> None:
-    await stack.open(SMALL, name="elsewhere")
-    file = await client.upload(SMALL.data, "here")
-    assert (file.name, file.instant) == ("here", True)
-    assert sorted([each.name async for each in client.files()]) == ["elsewhere", "here"]
+@pytest.mark.parametrize("instant", ["proof", "off"])
+async def test_a_small_upload_that_was_begun_under_another_name_goes_on(make_stack: MakeStack, instant: str) -> None:
+    async with make_stack(instant=instant) as stack, await client_on(stack, Wire(stack)) as client:
+        await stack.open(SMALL, name="elsewhere")
+        file = await client.upload(SMALL.data, "here")
+        assert (file.name, file.instant) == ("here", instant != "off")
+        assert sorted([each.name async for each in client.files()]) == ["elsewhere", "here"]
 
 
-# Failures of the moment
+def lost(request: httpx2.Request) -> httpx2.ReadError:
+    return httpx2.ReadError("the connection broke", request=request)
 
 
 async def test_a_lost_answer_costs_a_question_and_no_chunk(client: AsyncClient, wire: Wire) -> None:
     async def after(request: httpx2.Request) -> None:
-        if is_chunk(request) and wire.chunks_sent()[_chunk(request)] == 1:
-            raise httpx2.ReadError("the connection broke", request=request)
+        if is_chunk(request) and wire.requests.count(f"PUT {request.url.path}") == 1:
+            raise lost(request)
 
     wire.after = after
     assert (await client.upload(LARGE.data, "large")).sha256 == LARGE.sha256
     assert set(wire.chunks_sent().values()) == {1}
 
 
-def _chunk(request: httpx2.Request) -> tuple[str, int]:
-    _, _, upload_id, _, number = request.url.path.split("/")
-    return upload_id, int(number)
-
-
 async def test_every_call_survives_a_lost_answer(client: AsyncClient, wire: Wire, tmp_path: Path) -> None:
     async def after(request: httpx2.Request) -> None:
-        line = f"{request.method} {request.url.path}"
-        if wire.requests.count(line) % 2:
-            raise httpx2.ReadError("the connection broke", request=request)
+        if wire.requests.count(f"{request.method} {request.url.path}") % 2:
+            raise lost(request)
 
     wire.after = after
     for content in (SMALL, LARGE):
@@ -414,14 +303,18 @@ async def test_every_call_survives_a_lost_answer(client: AsyncClient, wire: Wire
 
 
 async def test_what_is_refused_for_good_is_not_tried_again(stack: Stack, wire: Wire) -> None:
-    await stack.services.accounts.create_token("poor", admin=False, total_space=1000)
+    await stack.services.accounts.create_token("poor", admin=False, total_space=LARGE.size)
     async with await client_on(stack, wire, "poor") as poor:
+        file = await poor.upload(LARGE.data, "large")
+        await poor.rename(file.id, "other")
+        with pytest.raises(QuotaExceeded):
+            await poor.upload(LARGE.data, "large")  # a second name counts again
+        assert await poor.upload(LARGE.data, "other") == await poor.file(file.id)
+        wire.requests.clear()
         with pytest.raises(QuotaExceeded) as refused:
             await poor.upload(SMALL.data, "small")
-        assert (refused.value.code, refused.value.fields["total_space"]) == ("quota-exceeded", 1000)
+        assert (refused.value.code, refused.value.fields["total_space"]) == ("quota-exceeded", LARGE.size)
         assert wire.count("POST /files/[0-9a-f]{32}") == 1
-        with pytest.raises(QuotaExceeded):
-            await poor.upload(LARGE.data, "large")
         assert await poor.uploads() == []
         with pytest.raises(NotFound):
             await poor.file("0" * 32)
@@ -430,63 +323,30 @@ async def test_what_is_refused_for_good_is_not_tried_again(stack: Stack, wire: W
         await nobody.usage()
 
 
-async def test_a_large_file_that_is_there_needs_no_space_to_be_opened(stack: Stack, wire: Wire) -> None:
-    await stack.services.accounts.create_token("full", admin=False, total_space=LARGE.size)
-    async with await client_on(stack, wire, "full") as full:
-        file = await full.upload(LARGE.data, "large")
-        await full.rename(file.id, "other")
-        with pytest.raises(QuotaExceeded):
-            await full.upload(LARGE.data, "large")  # a second name counts again
-        assert (await full.upload(LARGE.data, "other")) == await full.file(file.id)
+def extend(path: Path) -> None:
+    with path.open("ab") as opened:
+        opened.write(b"one line more")
 
 
-async def test_a_token_that_is_a_function_is_asked_before_every_request(stack: Stack, wire: Wire) -> None:
-    token = await stack.services.accounts.create_token("alice", admin=False, total_space=None)
-    asked = []
-
-    def current() -> str:
-        asked.append(1)
-        return token
-
-    async with AsyncClient("http://test", current, http_transport=wire) as client:
-        await client.upload(SMALL.data, "small")
-    assert len(asked) == len(wire.requests)
+def cut(path: Path) -> None:
+    os.truncate(path, 10)
 
 
-# Content that changes
-
-
-@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(("content", "change"), [(SMALL, extend), (LARGE, extend), (LARGE, cut)])
 async def test_a_file_that_changes_meanwhile_is_a_clear_error_and_leaves_nothing(
-    client: AsyncClient, wire: Wire, tmp_path: Path, content: Content
+    client: AsyncClient, wire: Wire, tmp_path: Path, content: Content, change: Callable[[Path], None]
 ) -> None:
     path = written(tmp_path / "log", content)
 
     async def after(request: httpx2.Request) -> None:
         if is_chunk(request, 1):
-            with path.open("ab") as opened:
-                opened.write(b"one line more")
+            change(path)
 
     wire.after = after
     with pytest.raises(FileChanged, match="log changed"):
         await client.upload(path)
     assert await client.uploads() == []
     assert (await client.usage()).reserved == 0
-
-
-async def test_a_file_that_becomes_shorter_is_a_clear_error(client: AsyncClient, wire: Wire, tmp_path: Path) -> None:
-    path = written(tmp_path / "log", LARGE)
-
-    async def after(request: httpx2.Request) -> None:
-        if is_chunk(request, 1):
-            os.truncate(path, 10)
-
-    wire.after = after
-    with pytest.raises(FileChanged):
-        await client.upload(path)
-
-
-# Pause, stop, cancel
 
 
 async def test_while_paused_no_chunk_is_begun(client: AsyncClient, wire: Wire) -> None:
@@ -496,49 +356,38 @@ async def test_while_paused_no_chunk_is_begun(client: AsyncClient, wire: Wire) -
         if is_chunk(request, 3):
             transfer.pause()
 
+    async def none_in_flight() -> bool:
+        return transfer.progress.in_flight_bytes == 0
+
     wire.after = after
-    await eventually(_received(transfer, 4))
-    await eventually(_nothing_in_flight(transfer))
+    await arrived(transfer, 4)
+    await eventually(none_in_flight)
     sent = len(wire.requests)
     for _ in range(100):
         await asyncio.sleep(0)
     assert len(wire.requests) == sent < LARGE.chunk_count
     transfer.resume()
-    assert (await transfer).sha256 == LARGE.sha256
-
-
-def _nothing_in_flight(transfer: Any) -> Any:
-    async def landed() -> bool:
-        return bool(transfer.progress.in_flight_bytes == 0)
-
-    return landed
+    file = await transfer
+    assert file.sha256 == LARGE.sha256
+    await transfer.cancel()  # it has ended: nothing happens
+    assert await transfer == file == await client.file(file.id)
 
 
 async def test_a_cancelled_await_stops_and_keeps_what_arrived(client: AsyncClient, wire: Wire) -> None:
-    wire.before = _stop_after(wire, 3)
+    wire.hold_chunks(after=3)
     task = asyncio.create_task(client.upload(LARGE.data, "large"))
 
-    async def arrived() -> bool:
+    async def some_arrived() -> bool:
         return any(upload.received_bytes for upload in await client.uploads())
 
-    await eventually(arrived)
+    await eventually(some_arrived)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert [upload.name for upload in await client.uploads()] == ["large"]
 
 
-async def test_cancelling_what_has_ended_does_nothing(client: AsyncClient) -> None:
-    transfer = client.start(SMALL.data, "small")
-    file = await transfer
-    await transfer.cancel()
-    assert await transfer == file == await client.file(file.id)
-
-
-# Progress
-
-
-async def test_progress_rises_to_the_size_and_ends_complete(
+async def test_progress_rises_to_the_size_and_its_errors_end_it(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("uploader.client.transfer._SHORTEST_INTERVAL_SECONDS", 0)
@@ -552,25 +401,26 @@ async def test_progress_rises_to_the_size_and_ends_complete(
     assert max(progress.in_flight_bytes for progress in seen) <= 4 * 64 * KIB
     assert all(progress.received_bytes + progress.in_flight_bytes <= LARGE.size for progress in seen)
 
-
-async def test_an_error_of_the_callback_ends_the_upload(client: AsyncClient) -> None:
     def refuse(_progress: Progress) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await client.upload(LARGE.data, "large", on_progress=refuse)
+        await client.upload(LARGE.data, "another", on_progress=refuse)
 
 
-async def test_where_instant_upload_is_off_a_second_name_is_sent(make_stack: MakeStack) -> None:
-    async with make_stack(instant="off") as stack:
-        wire = Wire(stack)
-        async with await client_on(stack, wire) as client:
-            await stack.open(SMALL, name="elsewhere")
-            file = await client.upload(SMALL.data, "here")
-            assert (file.name, file.instant) == ("here", False)
+async def test_a_token_that_is_a_function_is_asked_before_every_request(stack: Stack, wire: Wire) -> None:
+    token, asked = await stack.services.accounts.create_token("alice", admin=False, total_space=None), []
+
+    def current() -> str:
+        asked.append(1)
+        return token
+
+    async with AsyncClient("http://test", current, http_transport=wire) as client:
+        await client.upload(SMALL.data, "small")
+    assert len(asked) == len(wire.requests)
 
 
-async def test_other_servers_are_told_from_upload_servers(stack: Stack) -> None:
+async def test_other_servers_are_told_from_upload_servers() -> None:
     async def page(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/html")]})
         await send({"type": "http.response.body", "body": b"<html>Welcome</html>"})

@@ -10,20 +10,25 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
+from tests.support.layout import blob_path
+from tests.support.rot import flip_bit
 from tests.support.sockets import serving_stack
 from tests.support.stack import Stack
-from tests.support.uploading import Wire, client_on
+from tests.support.uploading import Wire, client_on, nothing, stopped
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.client import (
     AsyncClient,
     Client,
     ContentDiffers,
+    File,
     Folder,
     InvalidName,
+    LocalFile,
     NotFound,
     Outcome,
     ServerProblem,
     ServerTooOld,
-    Stopped,
+    Transfer,
     Unauthenticated,
     Unwritable,
     Wanted,
@@ -51,22 +56,10 @@ class OldWire(Wire):
 
 
 @pytest.fixture
-async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
-    async with make_stack(durability="process") as made:
-        yield made
-
-
-@pytest.fixture
-def wire(stack: Stack) -> Wire:
-    return Wire(stack)
-
-
-@pytest.fixture
-async def client(stack: Stack, wire: Wire) -> AsyncIterator[AsyncClient]:
-    async with await client_on(stack, wire) as made:
-        for name, data in FILES.items():
-            await made.upload(data, name)
-        yield made
+async def client(client: AsyncClient) -> AsyncClient:
+    for name, data in FILES.items():
+        await client.upload(data, name)
+    return client
 
 
 @pytest.fixture
@@ -77,7 +70,6 @@ async def old_client(stack: Stack, client: AsyncClient) -> AsyncIterator[AsyncCl
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """The server has its files in `tmp_path`."""
     return tmp_path / "here"
 
 
@@ -126,9 +118,7 @@ async def test_names_are_searched_by_their_beginning_and_by_any_part(client: Asy
     assert await client.named("photos") == []
 
 
-async def test_a_folder_comes_down_and_only_what_changed_comes_again(
-    client: AsyncClient, wire: Wire, here: Path
-) -> None:
+async def test_a_folder_comes_down_and_what_changed_comes_again(client: AsyncClient, wire: Wire, here: Path) -> None:
     here.mkdir()
     (here / "here.jpg").write_bytes(b"here")
     await client.upload(here / "here.jpg", "photos/2026/here.jpg")
@@ -144,14 +134,6 @@ async def test_a_folder_comes_down_and_only_what_changed_comes_again(
     await client.download_folder("photos/", here / "there", watcher=seen)
     assert seen.ends == ["present"] * 4
     assert wire.count("GET /me/files/[0-9a-f]{32}/content") == fetched
-
-
-async def test_one_content_twice_in_a_folder_is_no_quarrel(client: AsyncClient, here: Path) -> None:
-    content = Content(900 * KIB, seed=190)
-    files = [await client.upload(content.data, f"twins/{number}") for number in range(6)]
-    outcomes = await client.download_many([Wanted(file, file.name) for file in files], here)
-    assert [outcome.error for outcome in outcomes] == [None] * 6
-    assert tree_in(here) == {file.name: content.data for file in files}
 
 
 async def test_a_file_that_fails_harms_no_other(client: AsyncClient, here: Path) -> None:
@@ -172,9 +154,7 @@ async def test_a_file_that_fails_harms_no_other(client: AsyncClient, here: Path)
     }
 
 
-async def test_without_a_token_one_is_told_and_the_rest_is_not_begun(
-    stack: Stack, client: AsyncClient, here: Path
-) -> None:
+async def test_without_a_token_one_is_told_and_none_is_begun(stack: Stack, client: AsyncClient, here: Path) -> None:
     wanted = [Wanted(file, file.name) async for file in client.files()]
     async with AsyncClient("http://test", "wrong", connections=1, http_transport=Wire(stack)) as stranger:
         [outcome] = await stranger.download_many(wanted, here)
@@ -184,7 +164,9 @@ async def test_without_a_token_one_is_told_and_the_rest_is_not_begun(
 
 async def test_many_downloads_are_stopped_together_and_go_on(client: AsyncClient, wire: Wire, here: Path) -> None:
     content = Content(900 * KIB, seed=191)
-    await client.upload(content.data, "photos/large")
+    twins = {f"photos/{number}": content.data for number in range(6)}  # one content: they are no quarrel
+    for name, data in twins.items():
+        await client.upload(data, name)
     reached = asyncio.Event()
 
     async def before(request: httpx2.Request) -> None:
@@ -193,15 +175,13 @@ async def test_many_downloads_are_stopped_together_and_go_on(client: AsyncClient
             await asyncio.Event().wait()
 
     wanted = [Wanted(file, file.name) async for file in client.files("photos/")]
-    free, wire.before = wire.before, before
+    wire.before = before
     transfer = client.start_download_many(wanted, here)
     await reached.wait()
-    await transfer.stop()
-    with pytest.raises(Stopped):
-        await transfer
-    wire.before = free
+    await stopped(transfer)
+    wire.before = nothing
     assert {outcome.error for outcome in await client.download_many(wanted, here)} == {None}
-    assert tree_in(here)["photos/large"] == content.data
+    assert tree_in(here) == {name: data for name, data in (FILES | twins).items() if name.startswith("photos/")}
 
 
 async def test_a_file_is_written_into_what_is_open(client: AsyncClient, stack: Stack) -> None:
@@ -211,9 +191,7 @@ async def test_a_file_is_written_into_what_is_open(client: AsyncClient, stack: S
     opened.seek(6)
     await client.download_into(file, opened)
     assert opened.getvalue() == b"before" + content.data
-    blob = stack.data / "blobs" / file.sha256[:2] / file.sha256[2:4] / file.sha256
-    blob.chmod(0o600)
-    blob.write_bytes(bytes(content.size))
+    flip_bit(blob_path(stack.data, file.sha256))
     with pytest.raises(ContentDiffers):
         await client.download_into(file, io.BytesIO())
     with pytest.raises(Unwritable), Path("/dev/full").open("wb", buffering=0) as full:
@@ -228,11 +206,11 @@ async def test_folders_are_deleted_and_moved(client: AsyncClient) -> None:
     assert await client.delete_folder("photos") == 2
     assert await client.delete_folder("photos/") == 0
     assert await names(client) == {"a.txt", "x.jpg", "übung/ß"}
-    for nothing in ("", "/", "..", "a//b"):
+    for empty in ("", "/", "..", "a//b"):
         with pytest.raises(InvalidName):
-            await client.delete_folder(nothing)
+            await client.delete_folder(empty)
         with pytest.raises(InvalidName):
-            await client.move_folder(nothing, "x")
+            await client.move_folder(empty, "x")
     with pytest.raises(ServerProblem) as refused:
         await client.move_folder("übung", "../x")
     assert refused.value.code == "invalid-request"
@@ -252,25 +230,42 @@ async def test_an_older_server_says_what_it_can_not(old_client: AsyncClient, her
 
 
 async def test_without_an_event_loop_it_is_the_same(make_stack: MakeStack, here: Path) -> None:
+    """Each method that docs/integrating.md has in its table."""
+
+    def use(url: str, token: str) -> None:
+        with Client(url, token) as client:
+            for name, data in FILES.items():
+                client.upload(data, name)
+            assert len(list(client.level())) == 3
+            assert [file.name for file in client.files(part="ß")] == ["übung/ß"]
+            [file] = client.named("a.txt")
+            assert client.file(file.id) == client.page(prefix="a.txt").files[0] == file
+            opened = io.BytesIO()
+            client.download_into(file, opened)
+            assert opened.getvalue() == b"a"
+            assert len(client.download_folder("photos", here)) == 3
+            assert client.start_download(file, here / "a").result(PATIENCE_SECONDS).read_bytes() == b"a"
+            assert len(client.start_download_many([Wanted(file, "b")], here).result()) == 1
+            found = [LocalFile.at(here / "b", "many/b")]
+            assert [outcome.how for outcome in client.upload_many(found)] == ["sent"]
+            assert [outcome.how for outcome in client.start_many(found).result()] == ["present"]
+            assert client.rename(file.id, "moved").name == "moved"
+            transfer: Transfer[File] = client.start(b"x" * 200_000, "more")
+            transfer.pause()
+            assert transfer.progress.size == 200_000
+            transfer.resume()
+            assert transfer.result(PATIENCE_SECONDS).name == "more"
+            transfer.cancel()  # it has ended: nothing happens
+            assert transfer.done
+            assert client.uploads() == []
+            assert client.move_folder("photos", "x") == 3
+            assert client.delete_folder("x") == 3
+            for each in client.files():
+                client.delete(each.id)
+            assert client.usage().use_space_finished == 0
+            with pytest.raises(NotFound):
+                client.file("0" * 32)
+
     async with serving_stack(make_stack, durability="process") as server:
-        token = await server.stack.services.accounts.create_token("alice", admin=False, total_space=None)
-
-        def use() -> None:
-            with Client(server.url, token) as client:
-                for name, data in FILES.items():
-                    client.upload(data, name)
-                assert len(list(client.level())) == 3
-                assert [file.name for file in client.files(part="ß")] == ["übung/ß"]
-                [file] = client.named("a.txt")
-                opened = io.BytesIO()
-                client.download_into(file, opened)
-                assert opened.getvalue() == b"a"
-                assert len(client.download_folder("photos", here)) == 3
-                assert len(client.start_download_many([Wanted(file, "b")], here).result()) == 1
-                assert client.move_folder("photos", "x") == 3
-                assert client.delete_folder("x") == 3
-                with pytest.raises(NotFound):
-                    client.file("0" * 32)
-
-        await asyncio.to_thread(use)
-        assert (here / "b").read_bytes() == b"a"
+        token = server.stack.client.headers["authorization"].removeprefix("Bearer ")
+        await asyncio.to_thread(use, server.url, token)
