@@ -105,7 +105,7 @@ async def test_a_signature_is_of_all_of_a_content(process: Process, another: Pro
 
 
 async def test_what_was_put_away_comes_back(process: Process, another: Process) -> None:
-    store, sha256 = process.store, await process.merge(await process.put_all())
+    store, sha256 = process.store, await process.merge(await process.full())
     away = await put_away(process, sha256)
     assert (away.name, await trashed(another.store)) == (sha256, [away])
     assert await another.store.hash_blob(away, None, with_md5=False) == Digests(None, sha256)

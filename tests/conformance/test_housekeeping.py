@@ -62,7 +62,7 @@ async def test_it_is_listed_before_it_is_prepared(make_process: MakeProcess, tmp
 
 
 async def test_it_is_ready_more_than_once(process: Process) -> None:
-    upload = await process.put_all(Content(10))
+    upload = await process.full(Content(10))
     await process.store.prepare()
     await process.store.check()
     assert (await process.store.read_map(upload)).complete

@@ -83,7 +83,7 @@ async def test_of_a_process_that_is_killed_no_lock_is_left(process: Process, tmp
 
 @on_it
 async def test_bytes_that_rotted_are_found_and_come_again(process: Process, tmp_path: Path) -> None:
-    upload = await process.put_all()
+    upload = await process.full()
     (rotten,) = (tmp_path / "data" / upload.place).glob("own.2.*")
     rotten.write_bytes(CONTENT.chunk(1))
     with pytest.raises(StorageFailed):

@@ -1,9 +1,9 @@
 """Every store behind the seam, as its tests have it: in several processes, and with rows where it needs some."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,40 +33,52 @@ STORES = ("local", "s3", "plain")
 
 
 @dataclass
-class Process:
-    """A store as a process has it, and the database beside it."""
+class Uploads:
+    """Open uploads in a store, as a process has it."""
 
     store: Store
-    database: Database
+    content: Content = field(default=CONTENT, kw_only=True)
 
-    def row(self, content: Content = CONTENT, **more: Any) -> Upload:
+    def row(self, content: Content | None = None, **more: Any) -> Upload:
         """An upload of which the store has nothing so far."""
+        content = content or self.content
         facts: dict[str, Any] = {"size": content.size, "chunk_size": content.chunk_size, "md5": content.md5}
         row = upload_row(**facts | more)
         return replace(row, place=self.store.place_of(row.id, NOW))
 
-    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
+    async def open(self, content: Content | None = None, **more: Any) -> Upload:
         upload = self.row(content, **more)
         await self.store.create(upload)
         return upload
 
-    async def put(self, upload: Upload, number: int, content: Content = CONTENT) -> bool:
+    async def full(self, content: Content | None = None, **more: Any) -> Upload:
+        """An upload with all its chunks."""
+        upload = await self.open(content, **more)
+        await self.put_all(upload, content)
+        return upload
+
+    async def put_all(self, upload: Upload, content: Content | None = None) -> None:
+        for number in range((content or self.content).chunk_count):
+            await self.put(upload, number, content)
+
+    async def put(self, upload: Upload, number: int, content: Content | None = None) -> bool:
         """Whether it was this one that was stored."""
-        return await self.append(upload, content.chunk(number), number * upload.chunk_size)
+        return await self.append(upload, (content or self.content).chunk(number), number * upload.chunk_size)
+
+    async def send(self, upload: Upload, start: int, end: int, content: Content | None = None) -> bool:
+        """Bytes of one chunk."""
+        return await self.append(upload, (content or self.content).data[start:end], start)
 
     async def append(self, upload: Upload, data: bytes, start: int) -> bool:
         """Bytes from `start` on, which is in the chunk that they belong to."""
         number, offset = divmod(start, upload.chunk_size)
-        held = await self.store.hold_chunk(upload, number, InPieces(data), start=offset)
+        body = InPieces(data)
+        try:
+            held = await self.store.hold_chunk(upload, number, body, start=offset)
+        finally:
+            body.close()
         held.release()
         return held.written
-
-    async def put_all(self, content: Content = CONTENT, **more: Any) -> Upload:
-        """An upload with all its chunks."""
-        upload = await self.open(content, **more)
-        for number in range(content.chunk_count):
-            await self.put(upload, number, content)
-        return upload
 
     async def digest(self, upload: Upload) -> Digests:
         """The digests, once no other process computes them."""
@@ -75,6 +87,21 @@ class Process:
                 with suppress(Busy):
                     return await self.store.digest(upload)
                 await asyncio.sleep(0.02)
+
+    async def withdraw(self, upload: Upload, numbers: list[int], *, generation: int = 1) -> None:
+        async with self.store.closing(upload) as closer:
+            await closer.withdraw(numbers, generation=generation)
+
+    async def present(self, upload: Upload) -> list[int]:
+        """The chunks that are stored."""
+        return [number for number, there in enumerate((await self.store.read_map(upload)).present) if there]
+
+
+@dataclass
+class Process(Uploads):
+    """A store as a process has it, and the database beside it."""
+
+    database: Database
 
     async def merge(self, upload: Upload) -> str:
         """Make an upload a content that a row names, and forget the upload."""
@@ -114,10 +141,6 @@ class Process:
             return bytes(read)
         finally:
             await blob.close()
-
-    async def present(self, upload: Upload) -> Sequence[int]:
-        """The chunks that are stored."""
-        return [number for number, there in enumerate((await self.store.read_map(upload)).present) if there]
 
 
 MakeProcess = Callable[[], Process]
