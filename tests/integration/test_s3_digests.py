@@ -13,8 +13,9 @@ from sqlalchemy import update
 
 from tests.support.bodies import InPieces
 from tests.support.content import Content
-from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
+from tests.support.nodes import MakeNode, Node, digests_of, making_nodes
 from tests.support.statements import statements
+from tests.support.stores import CHUNK, CONTENT
 from tests.support.waiting import eventually
 from uploader.addresses import BucketAddress
 from uploader.database import models
@@ -76,9 +77,7 @@ async def until_hashed(node: Node, upload: Upload, position: int) -> None:
 
 async def put_hashed(node: Node, upload: Upload, number: int, content: Content = CONTENT) -> bool:
     """Put a chunk whose digests come as fast as S3 does."""
-    with node.bucket.held("upload_part", after=True) as hold:
-        putting = asyncio.create_task(node.put(upload, number, content))
-        await hold.is_there()
+    async with node.bucket.asleep("upload_part", node.put(upload, number, content), after=True) as putting:
         await until_ahead(node, upload)
     return await putting
 
@@ -220,9 +219,7 @@ async def test_in_parallel_each_goes_on_as_soon_as_others_have_come_so_far(node:
 async def test_where_others_wait_it_is_saved_though_chunks_are_on_their_way(node: Node, another: Node) -> None:
     upload = await node.open()
     await node.put(upload, 1)
-    with node.bucket.held("upload_part", after=False) as hold:
-        putting = asyncio.create_task(node.put(upload, 3))
-        await hold.is_there()
+    async with node.bucket.asleep("upload_part", node.put(upload, 3), after=False) as putting:
         await put_hashed(another, upload, 0)
         await until_saved(another, upload, 2 * CHUNK)
     assert await putting
@@ -314,8 +311,7 @@ async def test_it_is_durable_for_who_looks_for_it_as_well(
 
 
 async def test_a_worker_that_had_none_of_it_reads_none_of_it(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
+    upload = await node.full()
     await until_saved(node, upload, CONTENT.size)
     assert await another.store.digest(upload) == digests_of(CONTENT)
     assert another.bucket.read_bytes == 0
@@ -355,9 +351,7 @@ async def test_a_length_that_is_told_late_costs_the_tail(node: Node, another: No
 async def test_a_body_that_does_not_count_is_not_hashed(node: Node, another: Node) -> None:
     upload = await node.open()
     body = InPieces(OTHER.chunk(0))
-    with node.bucket.held("upload_part", after=True) as hold:
-        losing = asyncio.create_task(node.store.hold_chunk(upload, 0, body))
-        await hold.is_there()
+    async with node.bucket.asleep("upload_part", node.store.hold_chunk(upload, 0, body), after=True) as losing:
         await until_ahead(node, upload)
         assert await put_hashed(another, upload, 0)
     assert not (await losing).written
@@ -445,12 +439,9 @@ async def test_after_a_withdrawal_all_of_them_begin_anew(node: Node, another: No
 
 async def test_what_somebody_else_has_completed_is_read_all_the_same(node: Node, another: Node) -> None:
     """He may have slept since before a withdrawal: then it is not what came."""
-    upload = await node.open()
-    await node.put_all(upload)
+    upload = await node.full()
     await until_saved(node, upload, CONTENT.size)
-    with node.bucket.held("complete", after=True) as hold:
-        completing = asyncio.create_task(node.store.digest(upload))
-        await hold.is_there()
+    async with node.bucket.asleep("complete", node.store.digest(upload), after=True) as completing:
         assert await another.store.digest(upload) == digests_of(CONTENT)
     assert another.bucket.read_bytes == CONTENT.size
     assert await completing == digests_of(CONTENT)
@@ -495,8 +486,7 @@ async def test_a_damaged_row_refuses_no_upload(make_node: MakeNode, node: Node, 
 
 
 async def test_digests_that_are_not_those_of_the_content_are_computed_once_more(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
+    upload = await node.full()
     await node.store.digest(upload)
     hashes = PrefixHashes()
     hashes.update(memoryview(OTHER.data))

@@ -116,9 +116,9 @@ async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_cancelled
     node: Node, another: Node, content: Content, after: bool
 ) -> None:
     await node.stack.open(content)
-    with node.bucket.held("upload_part" if content is CONTENT else "put", after=after) as asleep:
-        zombie = asyncio.create_task(node.stack.put(content, 0))
-        await asleep.is_there()
+    async with node.bucket.asleep(
+        "upload_part" if content is CONTENT else "put", node.stack.put(content, 0), after=after
+    ) as zombie:
         assert (await another.stack.client.delete(f"/files/{content.md5}")).status_code == 204
     assert (await zombie).status_code == 410
     assert await another.at_rest() == {"alice": NOTHING}
@@ -129,9 +129,7 @@ async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_finished(
     node: Node, another: Node, after: bool
 ) -> None:
     await node.stack.open(CONTENT)
-    with node.bucket.held("upload_part", after=after) as asleep:
-        zombie = asyncio.create_task(node.stack.put(CONTENT, 1))
-        await asleep.is_there()
+    async with node.bucket.asleep("upload_part", node.stack.put(CONTENT, 1), after=after) as zombie:
         response = await another.stack.upload(CONTENT)
         assert response.status_code == 201
     answer = await zombie
@@ -144,9 +142,9 @@ async def test_other_bytes_of_a_node_that_stood_still_are_never_finished(node: N
     """They come after the row of the chunk, and overwrite its part: it is missing again."""
     await node.stack.open(CONTENT)
     url = f"/files/{CONTENT.md5}/chunks/1"
-    with node.bucket.held("upload_part", after=False) as asleep:
-        zombie = asyncio.create_task(node.stack.client.put(url, content=OTHER.chunk(1)))
-        await asleep.is_there()
+    async with node.bucket.asleep(
+        "upload_part", node.stack.client.put(url, content=OTHER.chunk(1)), after=False
+    ) as zombie:
         for number in range(LAST):
             assert (await another.stack.put(CONTENT, number)).status_code == 200
     answer = await zombie
@@ -167,9 +165,7 @@ async def test_a_chunk_of_a_node_that_stood_still_while_it_was_withdrawn(node: N
     await node.stack.open(CONTENT)
     for number in (0, 2):
         await another.stack.put(CONTENT, number)
-    with node.bucket.held("upload_part", after=True) as asleep:
-        zombie = asyncio.create_task(node.stack.put(CONTENT, 1))
-        await asleep.is_there()
+    async with node.bucket.asleep("upload_part", node.stack.put(CONTENT, 1), after=True) as zombie:
         await another.stack.services.closers.withdraw(await _open_upload(another.stack), [2])
     answer = await zombie
     assert answer.status_code in (200, 503)
@@ -185,9 +181,7 @@ async def test_a_merge_that_stands_still_for_longer_than_its_lease(node: Node, a
     await node.stack.open(CONTENT)
     for number in range(LAST):
         await node.stack.put(CONTENT, number)
-    with node.bucket.held("complete", after=True) as asleep:
-        zombie = asyncio.create_task(node.stack.put(CONTENT, LAST))
-        await asleep.is_there()
+    async with node.bucket.asleep("complete", node.stack.put(CONTENT, LAST), after=True) as zombie:
         await asyncio.sleep(1.2)
         response = await another.stack.client.post(f"/files/{CONTENT.md5}/merge")
         assert response.status_code in (200, 201), response.text
@@ -203,9 +197,7 @@ async def test_a_merge_that_stands_still_while_the_upload_is_cancelled(node: Nod
     await node.stack.open(CONTENT)
     for number in range(LAST):
         await node.stack.put(CONTENT, number)
-    with node.bucket.held("complete", after=True) as asleep:
-        zombie = asyncio.create_task(node.stack.put(CONTENT, LAST))
-        await asleep.is_there()
+    async with node.bucket.asleep("complete", node.stack.put(CONTENT, LAST), after=True) as zombie:
         assert (await another.stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
     assert (await zombie).status_code == 410
     assert await another.at_rest() == {"alice": NOTHING}
