@@ -76,8 +76,7 @@ async def test_of_a_process_that_is_killed_no_lock_is_left(process: Process, tmp
     assert list(await process.present(upload)) == [1]
     async with process.store.appending(upload), process.store.locked(upload):
         pass
-    for number in (0, 2, 3):
-        await process.put(upload, number)
+    await process.put_these(upload, 0, 2, 3)
     assert await process.read(await process.merge(upload), CONTENT.size) == CONTENT.data
 
 

@@ -55,8 +55,7 @@ async def test_the_first_bytes_of_a_chunk_stand(process: Process, another: Proce
     assert not held.written
     with pytest.raises(Gone):
         await another.store.hold_chunk(upload, 0, None)
-    for number in (0, 2, 3):
-        await process.put(upload, number)
+    await process.put_these(upload, 0, 2, 3)
     assert await another.digest(upload) == DIGESTS
 
 
@@ -204,8 +203,7 @@ async def test_a_tail_goes_with_its_chunk_and_with_those_before_it(
     process: Process, another: Process, withdrawn: list[int], left: int
 ) -> None:
     upload = await process.open()
-    for number in (0, 1):
-        await process.put(upload, number)
+    await process.put_these(upload, 0, 1)
     await process.send(upload, 2 * CHUNK, 2 * CHUNK + 1000)
     await process.put(upload, 3)
     async with process.store.closing(upload) as closer:

@@ -65,18 +65,12 @@ async def upload(local: Local) -> Upload:
     return await local.open()
 
 
-async def put(local: Local, upload: Upload, *numbers: int, content: Content = CONTENT) -> None:
-    """Store chunks one after the other; the digests may lag behind."""
-    for number in numbers:
-        await local.put(upload, number, content)
-
-
 # What is read again
 
 
 async def test_what_comes_in_order_is_never_read_again(local: Local, upload: Upload) -> None:
     with counted_reads("data") as read:
-        await put(local, upload, *range(LAST + 1))
+        await local.put_these(upload, *range(LAST + 1))
         assert await local.store.digest(upload) == RIGHT
     assert read.bytes == 0
 
@@ -96,7 +90,7 @@ async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(local: Local, u
         await local.put_and_follow(upload, 2)
         assert await local.store.digested_bytes(upload) == 6 * CHUNK
         assert read.bytes == 3 * CHUNK
-        await put(local, upload, 6, 7)
+        await local.put_these(upload, 6, 7)
         assert await local.store.digest(upload) == RIGHT
     assert read.bytes == 3 * CHUNK + CONTENT.size % CHUNK
 
@@ -142,9 +136,9 @@ async def test_any_order_over_any_workers_gives_the_right_digests(
     async with a_worker(local.root) as another:
         workers = (local, another)
         for together in (numbers[:3], numbers[3:4], numbers[4:]):
-            await asyncio.gather(*(put(choose.choice(workers), upload, number) for number in together))
+            await asyncio.gather(*(choose.choice(workers).put_these(upload, number) for number in together))
             for number in together:
-                await put(choose.choice(workers), upload, number, content=OTHER)
+                await choose.choice(workers).put_these(upload, number, content=OTHER)
             if choose.random() < 0.5:
                 await choose.choice(workers).store.drain()
         await asyncio.gather(*(worker.store.drain() for worker in workers))
@@ -160,7 +154,7 @@ async def test_of_senders_with_different_bytes_those_are_hashed_that_are_stored(
         for number in range(LAST + 1):
             senders = [(local, CONTENT), (another, OTHER), (local, OTHER), (another, CONTENT)]
             choose.shuffle(senders)
-            await asyncio.gather(*(put(worker, upload, number, content=content) for worker, content in senders))
+            await asyncio.gather(*(worker.put_these(upload, number, content=content) for worker, content in senders))
         stored = local.data(upload)
         await another.store.drain()
         hashed = PrefixHashes()
@@ -180,7 +174,7 @@ async def test_of_what_needs_no_md5_none_is_computed(local: Local, upload: Uploa
     await local.put_and_follow(upload, 0, 1, 2)
     async with a_worker(local.root) as another:
         with counted_reads("data") as read:
-            await put(another, upload, *range(3, LAST + 1))
+            await another.put_these(upload, *range(3, LAST + 1))
             assert await another.store.digest(upload) == Digests(None, CONTENT.sha256)
         assert read.bytes == 0
 
@@ -192,7 +186,7 @@ async def test_an_md5_that_is_told_starts_at_the_first_byte(local: Local, upload
         local.store.follow(upload)
         await local.store.drain()
         assert (await local.store.digested_bytes(upload), read.bytes) == (3 * CHUNK, 3 * CHUNK)
-        await put(local, upload, *range(3, LAST + 1))
+        await local.put_these(upload, *range(3, LAST + 1))
         assert await local.store.digest(upload) == RIGHT
     assert read.bytes == 3 * CHUNK
 
@@ -209,10 +203,10 @@ async def test_who_has_not_heard_of_it_goes_on_with_both(local: Local, upload: U
 async def test_who_follows_it_already_hears_of_it(local: Local, upload: Upload) -> None:
     """Of several chunks at once: the follower has begun without."""
     early = without_md5(upload)
-    await asyncio.gather(*(put(local, early, number) for number in range(LAST)), _told(local, upload))
+    await asyncio.gather(*(local.put_these(early, number) for number in range(LAST)), _told(local, upload))
     await local.store.drain()
     assert await local.store.digested_bytes(upload) == LAST * CHUNK
-    await put(local, early, LAST)
+    await local.put_these(early, LAST)
     assert await local.store.digest(upload) == RIGHT
 
 
@@ -222,7 +216,7 @@ async def _told(local: Local, upload: Upload) -> None:
 
 async def test_digests_that_were_finished_without_are_finished_again(local: Local, upload: Upload) -> None:
     early = without_md5(upload)
-    await put(local, early, *range(LAST + 1))
+    await local.put_these(early, *range(LAST + 1))
     assert await local.store.digest(early) == Digests(None, CONTENT.sha256)
     assert await local.store.digested_bytes(early) == CONTENT.size
     assert await local.store.digested_bytes(upload) == 0
@@ -274,7 +268,7 @@ async def test_a_state_that_is_not_certain_starts_at_the_first_byte(local: Local
         await local.put_and_follow(upload, 6, 3)
         assert await local.store.digested_bytes(upload) == 7 * CHUNK
         assert read.bytes == 6 * CHUNK, "all but the last to come"
-    await put(local, upload, 7, LAST)
+    await local.put_these(upload, 7, LAST)
     assert await local.store.digest(upload) == RIGHT
 
 
@@ -288,7 +282,7 @@ async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_
         chunk_map.write(bytes(chunks.MAP_RECORD_LENGTH))
     await local.put_and_follow(upload, 3)
     assert await local.store.digested_bytes(upload) == CHUNK
-    await put(local, upload, 1, *range(4, LAST + 1))
+    await local.put_these(upload, 1, *range(4, LAST + 1))
     assert await local.store.digest(upload) == RIGHT
 
 
@@ -353,10 +347,10 @@ async def test_a_body_is_not_kept_for_a_chunk_that_may_never_come(local: Local, 
 
 
 async def test_bytes_that_could_not_be_stored_are_not_hashed(local: Local, upload: Upload) -> None:
-    await put(local, upload, 0)
+    await local.put_these(upload, 0)
     with failing_call("pwrite", only=lambda path: path.name == "map"), pytest.raises(StorageFailed):
-        await put(local, upload, 1, content=OTHER)
-    await put(local, upload, *range(1, LAST + 1))
+        await local.put_these(upload, 1, content=OTHER)
+    await local.put_these(upload, *range(1, LAST + 1))
     assert await local.store.digest(upload) == RIGHT
 
 
@@ -366,15 +360,15 @@ async def test_a_state_that_cannot_be_saved_costs_no_chunk(local: Local, upload:
         await local.put_and_follow(upload, 0, 1, 2)
     assert fault.hits >= 3
     assert await local.store.digested_bytes(upload) == 0
-    await put(local, upload, *range(3, LAST + 1))
+    await local.put_these(upload, *range(3, LAST + 1))
     assert await local.store.digest(upload) == RIGHT
 
 
 async def test_following_ends_with_its_upload(local: Local, upload: Upload) -> None:
-    await put(local, upload, 1, 2)
+    await local.put_these(upload, 1, 2)
     await local.store.drain()
     with paused_call("preadv") as pause:
-        await put(local, upload, 0)
+        await local.put_these(upload, 0)
         assert await asyncio.to_thread(pause.reached.wait, PATIENCE_SECONDS)
         assert await local.store.discard(upload)
         pause.go_on.set()
@@ -413,7 +407,7 @@ async def taken_up(storage: Any, upload: Upload) -> None:
 async def test_a_chunk_far_ahead_of_the_digests_is_answered_once_they_are_near(
     local: Local, upload: Upload, stalled: threading.Semaphore, near: None
 ) -> None:
-    await put(local, upload, *range(4))
+    await local.put_these(upload, *range(4))
     await taken_up(local.store, upload)
     assert await ends(pace(local, upload, 2))
     far = pace(local, upload, 3)
@@ -447,7 +441,7 @@ async def test_over_http_the_answer_waits_and_that_of_a_chunk_which_is_sent_agai
 
 
 async def test_nobody_waits_for_digests_that_a_gap_holds_up(local: Local, upload: Upload, near: None) -> None:
-    await put(local, upload, *range(1, LAST))
+    await local.put_these(upload, *range(1, LAST))
     await local.store.drain()
     assert await ends(pace(local, upload, LAST - 1))
 
@@ -456,7 +450,7 @@ async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all
     local: Local, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_TURN_BYTES", CHUNK)
-    await put(local, upload, *range(LAST))
+    await local.put_these(upload, *range(LAST))
     await taken_up(local.store, upload)
     far = pace(local, upload, LAST - 1)
     stalled.release(1)
@@ -473,7 +467,7 @@ async def test_nobody_waits_for_long(
     near: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await put(local, upload, *range(4))
+    await local.put_these(upload, *range(4))
     await taken_up(local.store, upload)
     monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 0.01)
     assert await ends(pace(local, upload, 3))
@@ -483,7 +477,7 @@ async def test_nobody_waits_for_long(
 async def test_who_waits_for_digests_is_let_go_with_their_upload(
     local: Local, upload: Upload, stalled: threading.Semaphore, near: None
 ) -> None:
-    await put(local, upload, *range(4))
+    await local.put_these(upload, *range(4))
     await taken_up(local.store, upload)
     far = pace(local, upload, 3)
     assert await waits(far)
@@ -496,16 +490,16 @@ async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_
     local: Local, upload: Upload, stalled: threading.Semaphore, near: None
 ) -> None:
     async with a_worker(local.root) as another:
-        await put(another, upload, 0)
+        await another.put_these(upload, 0)
         await taken_up(another.store, upload)
-        await put(local, upload, *range(1, 4))
+        await local.put_these(upload, *range(1, 4))
         await taken_up(local.store, upload)
         far = pace(local, upload, 3)
         assert await waits(far)
         assert await ends(far), "they stand still"
         stalled.release(CONTENT.chunk_count)
         await asyncio.gather(local.store.drain(), another.store.drain())
-        await put(local, upload, *range(4, LAST + 1))
+        await local.put_these(upload, *range(4, LAST + 1))
         assert await local.store.digest(upload) == RIGHT
 
 
@@ -528,9 +522,9 @@ async def until_digested(local: Local, upload: Upload, position: int) -> None:
 
 async def test_small_chunks_are_gathered_and_hashed_at_one_go(local: Local, upload: Upload, patience: None) -> None:
     with recorded_calls("preadv", "pwrite") as calls:
-        await put(local, upload, 0, 1, 2)
+        await local.put_these(upload, 0, 1, 2)
         assert not [call for call in calls if call[1] == "digest"]
-        await put(local, upload, 3)
+        await local.put_these(upload, 3)
         await until_digested(local, upload, 4 * CHUNK)
     assert [call for call in calls if call[1] == "digest" or call[0] == "preadv"] == [
         ("preadv", "data"),
@@ -542,7 +536,7 @@ async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
     local: Local, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "GATHERED_BYTES", CONTENT.size)
-    await put(local, upload, 0, 1)
+    await local.put_these(upload, 0, 1)
     await until_digested(local, upload, 2 * CHUNK)
 
 
@@ -555,7 +549,7 @@ async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chu
     async with asyncio.timeout(PATIENCE_SECONDS):
         await local.store.drain()
         assert await local.store.digested_bytes(upload) == CHUNK
-        await put(local, upload, *range(1, LAST + 1))
+        await local.put_these(upload, *range(1, LAST + 1))
         assert await local.store.digest(upload) == RIGHT
 
 
@@ -565,7 +559,7 @@ async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chu
 async def test_withdrawing_waits_for_who_hashes_and_starts_the_digests_again(local: Local, upload: Upload) -> None:
     await local.put_and_follow(upload, 1, 2)
     with paused_call("preadv") as pause:
-        await put(local, upload, 0)
+        await local.put_these(upload, 0)
         assert await asyncio.to_thread(pause.reached.wait, PATIENCE_SECONDS)
         async with a_worker(local.root) as another, another.store.closing(upload) as closer:
             withdrawing = asyncio.create_task(closer.withdraw([1], generation=1))
@@ -574,7 +568,7 @@ async def test_withdrawing_waits_for_who_hashes_and_starts_the_digests_again(loc
             await withdrawing
     await local.store.drain()
     assert await local.store.digested_bytes(upload) == 0
-    await put(local, upload, 1, *range(3, LAST + 1))
+    await local.put_these(upload, 1, *range(3, LAST + 1))
     assert await local.store.digest(upload) == RIGHT
 
 

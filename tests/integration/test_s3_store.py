@@ -3,8 +3,9 @@ were asleep."""
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from uploader.errors import StorageFailed
 from uploader.storage.base import Arrival, Busy, BytesBody, Gone
 from uploader.storage.s3 import multipart
 from uploader.storage.s3.blobs import S3Blob
-from uploader.storage.s3.bucket import NoSuchMultipart
+from uploader.storage.s3.bucket import NoSuchMultipart, ObjectReader
 
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 SMALL = Content(1000, seed=2)
@@ -135,15 +136,10 @@ async def test_a_length_that_is_settled_by_two_at_once(node: Node, another: Node
 # Digests
 
 
-async def test_what_comes_in_order_is_hashed_from_memory(node: Node) -> None:
-    upload = await node.full()
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.calls["get"] == 0
-
-
-async def test_what_came_too_early_waits_for_the_gap(node: Node) -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 1, 3, 0)])
+async def test_what_comes_is_hashed_from_memory_also_after_a_gap(node: Node, order: tuple[int, ...]) -> None:
     upload = await node.open()
-    bodies = {number: InPieces(CONTENT.chunk(number)) for number in (2, 1, 3, 0)}
+    bodies = {number: InPieces(CONTENT.chunk(number)) for number in order}
     for number, body in bodies.items():
         await node.store.hold_chunk(upload, number, body)
         body.close()
@@ -166,10 +162,16 @@ async def test_digests_go_on_from_where_they_were_saved(
 ) -> None:
     monkeypatch.setattr(multipart, "_SAVE_BYTES", CHUNK)
     upload = await node.open()
-    for number in reversed(range(CONTENT.chunk_count)):
-        await node.put(upload, number)
+    await node.put_these(upload, *reversed(range(CONTENT.chunk_count)))
     await node.store.forget_digests(upload)
-    monkeypatch.setattr(node.bucket, "stream", _fails_after(node.bucket.stream, 2))
+    answers, stream = iter([True, True]), node.bucket.stream
+
+    def break_off(*arguments: Any) -> ObjectReader:
+        if not next(answers, False):
+            raise StorageFailed(inside="S3 is away")
+        return stream(*arguments)
+
+    monkeypatch.setattr(node.bucket, "stream", break_off)
     with pytest.raises(StorageFailed):
         await node.store.digest(upload)
     saved = (await node.entry(upload)).digest
@@ -177,19 +179,6 @@ async def test_digests_go_on_from_where_they_were_saved(
     assert (saved.position, saved.digests) == (2 * CHUNK, None)
     assert await another.store.digest(upload) == digests_of(CONTENT)
     assert another.bucket.calls["get"] == 2, "of four"
-
-
-def _fails_after(real: Callable[..., object], count: int) -> Callable[..., object]:
-    calls = 0
-
-    def stream(*arguments: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls > count:
-            raise StorageFailed(inside="S3 is away")
-        return real(*arguments)
-
-    return stream
 
 
 # Parts that are not what was acknowledged
@@ -310,8 +299,7 @@ async def test_a_place_whose_digests_were_withdrawn_is_none(node: Node, another:
         await another.withdraw(upload, [0, 1, 2, 3])
         with pytest.raises(Gone):
             await closer.place_blob(digests.sha256)
-        for number in range(CONTENT.chunk_count):
-            await another.put(upload, number, OTHER)
+        await another.put_all(upload, OTHER)
         with pytest.raises(Gone):
             await closer.place_blob(digests.sha256)
         await another.store.digest(upload)
@@ -382,8 +370,7 @@ async def test_two_nodes_with_other_bytes_for_one_chunk_never_make_a_wrong_conte
     node: Node, another: Node, after: bool
 ) -> None:
     upload = await node.open()
-    for number in (0, 2, 3):
-        await node.put(upload, number)
+    await node.put_these(upload, 0, 2, 3)
     async with node.bucket.asleep("upload_part", node.put(upload, 1, OTHER), after=after) as zombie:
         assert await another.put(upload, 1)
     assert not await zombie, "the row of the other one came first"
@@ -426,8 +413,7 @@ async def test_many_that_race_for_every_chunk_never_make_a_wrong_content(node: N
 async def test_a_chunk_that_comes_while_the_upload_is_frozen_is_refused(node: Node, another: Node) -> None:
     """A node stands still between its part and its row."""
     upload = await node.open()
-    for number in (0, 2, 3):
-        await node.put(upload, number)
+    await node.put_these(upload, 0, 2, 3)
     async with node.bucket.asleep("upload_part", node.put(upload, 1), after=True) as zombie:
         assert await another.ledger.freeze(upload.id) is not None
     with pytest.raises(Gone):

@@ -58,7 +58,11 @@ class Uploads:
         return upload
 
     async def put_all(self, upload: Upload, content: Content | None = None) -> None:
-        for number in range((content or self.content).chunk_count):
+        await self.put_these(upload, *range((content or self.content).chunk_count), content=content)
+
+    async def put_these(self, upload: Upload, *numbers: int, content: Content | None = None) -> None:
+        """One after the other."""
+        for number in numbers:
             await self.put(upload, number, content)
 
     async def put(self, upload: Upload, number: int, content: Content | None = None) -> bool:
