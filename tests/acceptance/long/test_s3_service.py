@@ -1,12 +1,9 @@
 """The whole server with its bytes on S3: nodes that stand still while others go on, and all that is done with contents."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -16,13 +13,12 @@ from tests.conftest import MakeStack
 from tests.support.buckets import WatchedBucket
 from tests.support.content import KIB, MIB, Content
 from tests.support.deltas import copied, literal, read_signature
-from tests.support.gateways import PART_BYTES
+from tests.support.gateways import PART_BYTES, settings_of
 from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
 from uploader.database import models, queries
-from uploader.errors import ConfigurationError
 from uploader.service.ids import new_id
 from uploader.storage.base import BytesBody, Gone
 
@@ -32,6 +28,7 @@ LAST = CONTENT.chunk_count - 1
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 SMALL = Content(1000, seed=2, name="small.bin")
 NOTHING = Account()
+Dump = dict[Any, list[dict[str, Any]]]
 TUS = {"Tus-Resumable": "1.0.0"}
 
 
@@ -46,6 +43,9 @@ class Node:
         (file,) = (await self.stack.client.get("/me/files")).json()["files"]
         file_id: str = file["id"]
         return file_id
+
+    async def delete_file(self) -> None:
+        assert (await self.stack.client.delete(f"/me/files/{await self.file_id()}")).status_code == 204
 
     async def download(self, client: httpx2.AsyncClient | None = None, **headers: str) -> bytes:
         chosen = client or self.stack.client
@@ -78,14 +78,7 @@ class Node:
 def in_a_bucket(s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The settings of stacks that store there."""
     monkeypatch.setattr("uploader.storage.s3.bucket.Bucket", WatchedBucket)
-    return {
-        "storage": f"s3://{s3_address.bucket}/{s3_address.prefix}",
-        "s3_endpoint": s3_address.endpoint,
-        "s3_access_key_id": s3_address.access_key_id,
-        "s3_secret_access_key": s3_address.secret_access_key,
-        "s3_path_style": True,
-        "min_chunk_size_bytes": CHUNK,
-    }
+    return settings_of(s3_address) | {"min_chunk_size_bytes": CHUNK}
 
 
 def node_of(stack: Stack) -> Node:
@@ -110,15 +103,24 @@ async def another(node: Node, make_stack: MakeStack, in_a_bucket: dict[str, Any]
 # Zombies
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("content", [CONTENT, Content(CHUNK, seed=3, chunk_size=CHUNK)])
-async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_cancelled(
-    node: Node, another: Node, content: Content, after: bool
+SINGLE = Content(CHUNK, seed=3, chunk_size=CHUNK)
+
+
+@pytest.mark.parametrize(
+    ("content", "number", "call", "after"),
+    [
+        *((CONTENT, 0, "upload_part", after) for after in (False, True)),
+        *((SINGLE, 0, "put", after) for after in (False, True)),
+        (CONTENT, LAST, "complete", True),
+    ],
+)
+async def test_a_chunk_or_a_merge_of_a_node_that_stood_still_while_the_upload_was_cancelled(
+    node: Node, another: Node, content: Content, number: int, call: str, after: bool
 ) -> None:
     await node.stack.open(content)
-    async with node.bucket.asleep(
-        "upload_part" if content is CONTENT else "put", node.stack.put(content, 0), after=after
-    ) as zombie:
+    for earlier in range(number):
+        await node.stack.put(content, earlier)
+    async with node.bucket.asleep(call, node.stack.put(content, number), after=after) as zombie:
         assert (await another.stack.client.delete(f"/files/{content.md5}")).status_code == 204
     assert (await zombie).status_code == 410
     assert await another.at_rest() == {"alice": NOTHING}
@@ -182,8 +184,10 @@ async def test_a_merge_that_stands_still_for_longer_than_its_lease(node: Node, a
     for number in range(LAST):
         await node.stack.put(CONTENT, number)
     async with node.bucket.asleep("complete", node.stack.put(CONTENT, LAST), after=True) as zombie:
-        await asyncio.sleep(1.2)
-        response = await another.stack.client.post(f"/files/{CONTENT.md5}/merge")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            response = await another.stack.client.post(f"/files/{CONTENT.md5}/merge")
+            while response.status_code == 202:  # until the lease ends
+                response = await another.stack.client.post(f"/files/{CONTENT.md5}/merge")
         assert response.status_code in (200, 201), response.text
         assert await another.download() == CONTENT.data
     answer = await zombie
@@ -193,26 +197,7 @@ async def test_a_merge_that_stands_still_for_longer_than_its_lease(node: Node, a
     assert await node.download() == CONTENT.data
 
 
-async def test_a_merge_that_stands_still_while_the_upload_is_cancelled(node: Node, another: Node) -> None:
-    await node.stack.open(CONTENT)
-    for number in range(LAST):
-        await node.stack.put(CONTENT, number)
-    async with node.bucket.asleep("complete", node.stack.put(CONTENT, LAST), after=True) as zombie:
-        assert (await another.stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
-    assert (await zombie).status_code == 410
-    assert await another.at_rest() == {"alice": NOTHING}
-
-
 # Contents
-
-
-async def test_a_content_that_is_there_is_instant(node: Node, another: Node) -> None:
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    bob = await another.stack.client_of("bob", total_space=CONTENT.size)
-    assert (await another.stack.open(CONTENT, bob)).json()["state"] in ("complete", "uploading")
-    again = await another.stack.open(CONTENT, name="again.bin")
-    assert (again.status_code, again.json()["state"]) == (201, "complete")
-    assert len(node.bucket.keys("u/")) == 1
 
 
 async def _twice(node: Node, another: Node) -> tuple[httpx2.AsyncClient, str]:
@@ -258,10 +243,7 @@ async def test_a_reader_goes_on_where_the_content_is_now(node: Node, another: No
 
 
 async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) -> None:
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    dump = await _dump(node.stack)
-    (key,) = node.bucket.left()
-    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    key, dump = await _deleted(node)
     assert (await node.trash(), await node.locations()) == ([key], {})
     assert await node.stack.services.trash.restore_named() == 0, "no row names it"
     await _restore_dump(node.stack, dump)
@@ -270,7 +252,7 @@ async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) 
     assert (await node.stack.services.trash.empty()).disk_bytes == 0
     assert await node.download() == CONTENT.data
 
-    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    await node.delete_file()
     assert (await node.stack.services.trash.empty()).entries == 1
     assert node.bucket.left() == []
     assert await node.at_rest() == {"alice": NOTHING}
@@ -278,24 +260,19 @@ async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) 
 
 async def test_a_restored_dump_has_what_is_in_the_trash(node: Node) -> None:
     """Its row has no key, or another one than that of the object."""
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    dump = await _dump(node.stack)
-    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    _, dump = await _deleted(node)
     for place in (None, "u/elsewhere"):
         for row in dump[models.blob]:
             row["location"] = place
         await _restore_dump(node.stack, dump)
         assert await node.stack.services.trash.restore(CONTENT.sha256)
         assert await node.download() == CONTENT.data
-        assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+        await node.delete_file()
 
 
 async def test_what_is_purged_meanwhile_does_not_come_back(node: Node) -> None:
     """By a scrub that has just read it."""
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    dump = await _dump(node.stack)
-    (key,) = node.bucket.left()
-    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    key, dump = await _deleted(node)
     for row in dump[models.blob]:
         row["location"] = None
     await _restore_dump(node.stack, dump)
@@ -321,30 +298,6 @@ async def test_the_scrub_finds_what_was_altered_and_heals_it_from_the_trash(node
     assert (damage.healed, damage.problem.value) == (False, "altered")
     response = await node.stack.client.get(f"/me/files/{await node.file_id()}/content")
     assert response.json()["code"] == "content-damaged"
-
-
-async def test_whole_downloads_and_ranges(node: Node, another: Node) -> None:
-    step = max(CHUNK, MIB)
-    content = Content(3 * step + 17, chunk_size=step)
-    assert (await node.stack.upload(content)).status_code == 201
-    assert await another.download() == content.data
-    for start, end in ((0, 0), (5, 70_000), (step - 1, step), (3 * step, content.size - 1)):
-        assert await another.download(Range=f"bytes={start}-{end}") == content.data[start : end + 1]
-    several = await another.download(Range="bytes=0-9,100-109")
-    assert content.data[:10] in several
-
-
-async def test_files_that_come_whole_or_empty(node: Node) -> None:
-    client = node.stack.client
-    assert (await client.put(f"/files/{SMALL.md5}", params={"name": "a"}, content=SMALL.data)).status_code == 201
-    assert await node.download() == SMALL.data
-    await client.delete(f"/me/files/{await node.file_id()}")
-    empty = Content(0)
-    response = await node.stack.open(empty)
-    assert response.json()["state"] == "complete", response.text
-    assert await node.download() == b""
-    await client.delete(f"/me/files/{await node.file_id()}")
-    assert await node.at_rest() == {"alice": NOTHING}
 
 
 async def test_signatures_and_chunks_made_of_a_base(node: Node, another: Node) -> None:
@@ -380,32 +333,6 @@ class Made(Content):
     @property
     def data(self) -> bytes:
         return b"new" + Content(3 * MIB, chunk_size=MIB).data[: self.size - 3]
-
-
-async def test_parts_of_tus_become_one_file(node: Node, another: Node) -> None:
-    paths = []
-    third = CONTENT.size // 3
-    for number, each in enumerate((node, another, node)):
-        data = CONTENT.data[number * third : (number + 1) * third if number < 2 else None]
-        headers = {**TUS, "Upload-Concat": "partial", "Upload-Length": str(len(data))}
-        made = await each.stack.client.post(
-            "/resumable", content=data[:50], headers={**headers, "Content-Type": "application/offset+octet-stream"}
-        )
-        assert made.status_code == 201, made.text
-        path = str(made.headers["location"]).removeprefix("http://test")
-        more = {**TUS, "Content-Type": "application/offset+octet-stream", "Upload-Offset": "50"}
-        response = await node.stack.client.patch(path, content=data[50:], headers=more)
-        assert response.status_code == 204, response.text
-        paths.append(path)
-    final = await another.stack.client.post(
-        "/resumable", headers={**TUS, "Upload-Concat": "final;" + " ".join(paths), "Upload-Metadata": "filename YQ=="}
-    )
-    assert final.status_code == 201, final.text
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (await node.stack.client.get("/me/files")).json()["files"]:
-            await asyncio.sleep(0.1)
-    assert await node.download() == CONTENT.data
-    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
 
 
 # Housekeeping
@@ -459,20 +386,6 @@ async def test_an_upload_that_is_idle_expires_with_all_it_has(node: Node) -> Non
     assert await node.at_rest() == {"alice": NOTHING}
 
 
-async def test_a_start_with_the_marks_of_another_installation_is_refused(
-    node: Node, make_stack: MakeStack, in_a_bucket: dict[str, Any], sqlite_template: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other.db"
-    shutil.copy(sqlite_template, other)
-    async with AsyncExitStack() as stack:
-        with pytest.raises(ConfigurationError):
-            await stack.enter_async_context(make_stack(**in_a_bucket, database_url=f"sqlite:///{other}"))
-    elsewhere = {**in_a_bucket, "storage": in_a_bucket["storage"] + "/below"}
-    async with AsyncExitStack() as stack:
-        with pytest.raises(ConfigurationError):
-            await stack.enter_async_context(make_stack(**elsewhere))
-
-
 async def _open_upload(stack: Stack, content: Content = CONTENT) -> Any:
     upload = await stack.services.database.read(
         lambda connection: queries.open_upload_by_md5(connection, "alice", content.md5)
@@ -481,13 +394,21 @@ async def _open_upload(stack: Stack, content: Content = CONTENT) -> Any:
     return upload
 
 
-async def _dump(stack: Stack) -> dict[Any, list[dict[str, Any]]]:
+async def _deleted(node: Node) -> tuple[str, Dump]:
+    """A file goes: its object, and a dump of before."""
+    assert (await node.stack.upload(CONTENT)).status_code == 201
+    (key,), dump = node.bucket.left(), await _dump(node.stack)
+    await node.delete_file()
+    return key, dump
+
+
+async def _dump(stack: Stack) -> Dump:
     tables = (models.user_info, models.blob, models.file)
     async with stack.services.database.engine.connect() as connection:
         return {table: [row._asdict() for row in await connection.execute(table.select())] for table in tables}
 
 
-async def _restore_dump(stack: Stack, dump: dict[Any, list[dict[str, Any]]]) -> None:
+async def _restore_dump(stack: Stack, dump: Dump) -> None:
     async with stack.services.database.engine.begin() as connection:
         for table, rows in dump.items():
             await connection.execute(table.delete())
