@@ -103,14 +103,30 @@ async def until_ahead(node: Node, upload: Upload) -> None:
 
 
 @pytest.mark.usefixtures("only_with_rows")
-async def test_where_a_node_dies_another_goes_on(node: Node, another: Node) -> None:
-    """It has time for nothing: all it has told is in the rows of its chunks."""
-    upload = await node.open()
-    for number in (0, 1):
-        await put_hashed(node, upload, number)
-        assert await saved_bytes(another, upload) == (number + 1) * CHUNK
-    await another.put_these(upload, 2, 3)
+@pytest.mark.parametrize(
+    ("first", "then", "saved"),
+    [
+        ("n0! n1!", "a2 a3", 2),  # where a node dies, which has time for nothing, another goes on
+        ("n0! a1! n2! a3!", "", 4),
+        ("a1 a2 a3 n0!", "", 1),  # what waits in memory goes on from what others saved
+        ("a1 a2 n0!", "a3", 1),
+        ("n1 n3 a2 a0!", "", 4),  # each goes on as soon as others have come so far: no chunk comes to say so
+    ],
+)
+async def test_what_the_rows_of_chunks_tell_is_enough(
+    node: Node, another: Node, first: str, then: str, saved: int
+) -> None:
+    """Each step: the node, the chunk, and whether its digests come as fast as S3 does."""
+    upload, nodes = await node.open(), {"n": node, "a": another}
+    for step in first.split():
+        put = put_hashed if step.endswith("!") else Node.put
+        assert await put(nodes[step[0]], upload, int(step[1]))
+    if saved > 1:
+        await until_saved(another, upload, min(saved * CHUNK, CONTENT.size))
+    for step in then.split():
+        await nodes[step[0]].put(upload, int(step[1]))
     await check_unread(another, upload)
+    assert node.bucket.read_bytes == 0
 
 
 @pytest.mark.usefixtures("only_with_rows")
@@ -168,16 +184,6 @@ async def test_two_nodes_by_turns_read_nothing(node: Node, another: Node) -> Non
     await check_unread(node, upload)
 
 
-@pytest.mark.parametrize("last", [0, 3])
-async def test_what_waits_in_memory_goes_on_from_what_others_saved(node: Node, another: Node, last: int) -> None:
-    upload = await node.open()
-    await another.put_these(upload, *({1, 2, 3} - {last}))
-    await put_hashed(node, upload, 0)
-    if last:
-        await another.put(upload, last)
-    await check_unread(another, upload)
-
-
 async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: Node, another: Node) -> None:
     upload = await node.open()
     await put_hashed(node, upload, 0)
@@ -192,18 +198,6 @@ async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: 
     assert last.bucket.read_bytes in (CONTENT.size - CHUNK, CONTENT.size - 2 * CHUNK), (
         "the one of chunk 1 went on, perhaps"
     )
-
-
-@pytest.mark.usefixtures("only_with_rows")
-async def test_in_parallel_each_goes_on_as_soon_as_others_have_come_so_far(node: Node, another: Node) -> None:
-    """No chunk comes to say so, and the state of those that waited is saved for those that still do."""
-    upload = await node.open()
-    await node.put_these(upload, 1, 3)
-    await another.put(upload, 2)
-    await put_hashed(another, upload, 0)
-    await until_saved(node, upload, CONTENT.size)
-    await check_unread(another, upload)
-    assert node.bucket.read_bytes == 0
 
 
 @pytest.mark.usefixtures("only_with_rows")

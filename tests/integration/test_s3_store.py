@@ -184,27 +184,6 @@ async def test_digests_go_on_from_where_they_were_saved(
 # Parts that are not what was acknowledged
 
 
-async def test_a_part_that_a_zombie_has_overwritten_is_missing_again(node: Node, another: Node) -> None:
-    upload = await node.full()
-    begun = await node.multipart(upload)
-    node.bucket.upload_part(begun.key, begun.id, 1, BytesBody(OTHER.chunk(1)))
-
-    with pytest.raises(StorageFailed):
-        await another.store.digest(upload)
-    assert await node.store.find_bad_chunks(upload) == [1]
-    assert node.bucket.keys("u/") == [], "nothing was made of it"
-    await another.withdraw(upload, [1])
-    found = await node.store.read_map(upload)
-    assert (bytes(found.present), found.received_bytes) == (b"\1\0\1\1", CONTENT.size - CHUNK)
-    with pytest.raises(Busy):
-        await node.store.digest(upload)
-
-    assert await another.put(upload, 1)
-    assert await node.store.find_bad_chunks(upload) == []
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert await node.bytes_of(upload) == CONTENT.data
-
-
 async def test_a_single_object_that_is_cut_is_missing_again(node: Node) -> None:
     upload = await node.open(SMALL)
     await node.put(upload, 0, SMALL)
@@ -380,10 +359,17 @@ async def test_two_nodes_with_other_bytes_for_one_chunk_never_make_a_wrong_conte
     with pytest.raises(StorageFailed):
         await node.store.digest(upload)
     assert await another.store.find_bad_chunks(upload) == [1]
+    assert node.bucket.keys("u/") == [], "nothing was made of it"
     await another.withdraw(upload, [1])
+    found = await node.store.read_map(upload)
+    assert (bytes(found.present), found.received_bytes) == (b"\1\0\1\1", CONTENT.size - CHUNK)
+    with pytest.raises(Busy):
+        await node.store.digest(upload)
     assert await another.put(upload, 1)
+    assert await node.store.find_bad_chunks(upload) == []
     for each in (node, another):
         assert await each.store.digest(upload) == digests_of(CONTENT)
+    assert await node.bytes_of(upload) == CONTENT.data
 
 
 async def test_many_that_race_for_every_chunk_never_make_a_wrong_content(node: Node, another: Node) -> None:
@@ -517,6 +503,45 @@ async def test_contents_that_come_whole_are_objects_of_their_own(node: Node) -> 
     arrivals = [Arrival(InPieces(data), None, None) for data in (SMALL.data, CONTENT.data, SMALL.data, b"")]
     await node.store.store_arrivals([*arrivals, Arrival(InPieces(b"x"), "0" * 32, None)])
     assert len(node.bucket.keys("w/")) == 3
+
+
+async def test_a_reader_goes_on_where_the_content_is_now(node: Node, another: Node) -> None:
+    blob = await node.store.open_blob(await node.arrive(CONTENT), CONTENT.size)
+    begin = await blob.read(CHUNK, 0)
+    (key,) = node.bucket.keys("w/")
+    node.bucket.put("w/moved", BytesBody(CONTENT.data))
+    await another.name(CONTENT.sha256, CONTENT.size, "w/moved")
+    node.bucket.delete([key])
+    far = await blob.read(1000, 2 * CHUNK)  # another place: it asks S3 anew
+    assert (begin, far) == (CONTENT.chunk(0), CONTENT.data[2 * CHUNK : 2 * CHUNK + 1000])
+    await blob.close()
+
+
+async def test_a_signature_that_is_damaged_is_made_anew_and_it_goes_with_its_content(node: Node, another: Node) -> None:
+    sha256 = await node.arrive(CONTENT)
+    signature = await node.store.read_signature(sha256, CONTENT.size)
+    (kept,) = node.bucket.keys("s/")
+    node.bucket.put(kept, BytesBody(b"damaged"))
+    assert await another.store.read_signature(sha256, CONTENT.size) == signature
+    found = await node.store.find_blob(sha256)
+    assert found is not None
+    await node.unname(sha256)
+    assert await node.store.put_away(found)
+    (away,) = await node.store.copies(sha256)
+    assert await another.store.remove(away)
+    assert node.bucket.left() == []
+
+
+async def test_what_a_purge_has_deleted_does_not_come_back(node: Node) -> None:
+    """It has not committed yet, or died."""
+    found = await node.store.find_blob(await node.arrive(CONTENT))
+    assert found is not None
+    await node.unname(CONTENT.sha256)
+    assert await node.store.put_away(found)
+    (away,) = await node.store.copies(CONTENT.sha256)
+    node.bucket.delete([away.place])
+    with pytest.raises(Gone):
+        await node.store.restore_blob(away)
 
 
 async def test_what_is_purged_while_it_is_read_ends_in_words(node: Node) -> None:

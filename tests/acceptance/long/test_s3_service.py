@@ -11,16 +11,15 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.buckets import WatchedBucket
-from tests.support.content import KIB, MIB, Content
-from tests.support.deltas import copied, literal, read_signature
+from tests.support.content import Content
 from tests.support.gateways import PART_BYTES, settings_of
 from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
-from uploader.database import models, queries
+from uploader.database import models
 from uploader.service.ids import new_id
-from uploader.storage.base import BytesBody, Gone
+from uploader.storage.base import BytesBody
 
 CHUNK = PART_BYTES
 CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
@@ -162,22 +161,6 @@ async def test_other_bytes_of_a_node_that_stood_still_are_never_finished(node: N
     assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
 
 
-async def test_a_chunk_of_a_node_that_stood_still_while_it_was_withdrawn(node: Node, another: Node) -> None:
-    """Between its part and its row: the fence is another one by then, and it begins anew."""
-    await node.stack.open(CONTENT)
-    for number in (0, 2):
-        await another.stack.put(CONTENT, number)
-    async with node.bucket.asleep("upload_part", node.stack.put(CONTENT, 1), after=True) as zombie:
-        await another.stack.services.closers.withdraw(await _open_upload(another.stack), [2])
-    answer = await zombie
-    assert answer.status_code in (200, 503)
-    for number in range(CONTENT.chunk_count):
-        response = await another.stack.put(CONTENT, number)
-    assert response.status_code == 201, response.text
-    assert await node.download() == CONTENT.data
-    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
-
-
 async def test_a_merge_that_stands_still_for_longer_than_its_lease(node: Node, another: Node) -> None:
     """After Complete, before the transaction."""
     await node.stack.open(CONTENT)
@@ -227,21 +210,6 @@ async def test_of_a_content_that_came_twice_the_later_object_stays(node: Node, a
     assert await another.download(bob) == CONTENT.data
 
 
-async def test_a_reader_goes_on_where_the_content_is_now(node: Node, another: Node) -> None:
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    blob = await node.stack.services.storage.open_blob(CONTENT.sha256, CONTENT.size)
-    begin = await blob.read(CHUNK, 0)
-    ((_, first),) = (await node.locations()).items()
-    moved = node.bucket.get(first, 0, CONTENT.size)
-    node.bucket.put("w/moved", BytesBody(moved))
-    async with another.stack.services.database.engine.begin() as connection:
-        await connection.execute(models.blob.update().values(location="w/moved"))
-    node.bucket.delete([first])
-    far = await blob.read(1000, 2 * CHUNK)  # another place: it asks S3 anew
-    assert (begin, far) == (CONTENT.data[:CHUNK], CONTENT.data[2 * CHUNK : 2 * CHUNK + 1000])
-    await blob.close()
-
-
 async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) -> None:
     key, dump = await _deleted(node)
     assert (await node.trash(), await node.locations()) == ([key], {})
@@ -270,18 +238,6 @@ async def test_a_restored_dump_has_what_is_in_the_trash(node: Node) -> None:
         await node.delete_file()
 
 
-async def test_what_is_purged_meanwhile_does_not_come_back(node: Node) -> None:
-    """By a scrub that has just read it."""
-    key, dump = await _deleted(node)
-    for row in dump[models.blob]:
-        row["location"] = None
-    await _restore_dump(node.stack, dump)
-    (found,) = await node.stack.services.storage.copies(CONTENT.sha256)
-    node.bucket.delete([key])  # by a purge that has not committed yet, or died
-    with pytest.raises(Gone):
-        await node.stack.services.storage.restore_blob(found)
-
-
 async def test_the_scrub_finds_what_was_altered_and_heals_it_from_the_trash(node: Node, another: Node) -> None:
     _, first = await _twice(node, another)
     (second,) = (await node.locations()).values()
@@ -298,41 +254,6 @@ async def test_the_scrub_finds_what_was_altered_and_heals_it_from_the_trash(node
     assert (damage.healed, damage.problem.value) == (False, "altered")
     response = await node.stack.client.get(f"/me/files/{await node.file_id()}/content")
     assert response.json()["code"] == "content-damaged"
-
-
-async def test_signatures_and_chunks_made_of_a_base(node: Node, another: Node) -> None:
-    base = Content(3 * MIB, chunk_size=max(CHUNK, MIB))
-    response = await node.stack.upload(base)
-    url = f"/me/files/{response.json()['file']['id']}/signature"
-    for each in (node, another):
-        signature = await each.stack.client.get(url)
-        head, pieces = read_signature(signature.content)
-        assert (head["sha256"], sum(length for length, _ in pieces)) == (base.sha256, base.size)
-    (kept,) = node.bucket.keys("s/")
-    node.bucket.put(kept, BytesBody(b"damaged"))
-    assert (await another.stack.client.get(url)).content == signature.content
-
-    made = Made(100 * KIB, name="made.bin", chunk_size=CHUNK)
-    await node.stack.open(made)
-    file_id = response.json()["file"]["id"]
-    first = min(CHUNK, made.size)
-    bodies = [literal(b"new") + copied(0, first - 3), copied(first - 3, made.size - first)]
-    for number, body in enumerate(bodies[: made.chunk_count]):
-        chunk_url = f"/files/{made.md5}/chunks/{number}"
-        answer = await (node, another)[number].stack.client.put(chunk_url, params={"base": file_id}, content=body)
-    assert answer.status_code == 201, answer.text
-    await another.stack.client.delete(f"/me/files/{file_id}")
-    assert (await another.stack.services.trash.empty()).entries == 1
-    assert await another.download() == made.data
-    assert node.bucket.keys("s/") == [], "it goes with its content"
-
-
-class Made(Content):
-    """What instructions make of the base."""
-
-    @property
-    def data(self) -> bytes:
-        return b"new" + Content(3 * MIB, chunk_size=MIB).data[: self.size - 3]
 
 
 # Housekeeping
@@ -384,14 +305,6 @@ async def test_an_upload_that_is_idle_expires_with_all_it_has(node: Node) -> Non
     reset = await node.stack.services.cleanup.reset_unfinished()
     assert reset.uploads == 2
     assert await node.at_rest() == {"alice": NOTHING}
-
-
-async def _open_upload(stack: Stack, content: Content = CONTENT) -> Any:
-    upload = await stack.services.database.read(
-        lambda connection: queries.open_upload_by_md5(connection, "alice", content.md5)
-    )
-    assert upload is not None
-    return upload
 
 
 async def _deleted(node: Node) -> tuple[str, Dump]:
