@@ -414,6 +414,7 @@ async def test_what_somebody_else_has_completed_is_read_all_the_same(node: Node,
     async with node.bucket.asleep("complete", node.store.digest(upload), after=True) as completing:
         assert await another.store.digest(upload) == digests_of(CONTENT)
     assert another.bucket.read_bytes == CONTENT.size
+    assert await another.store.find_bad_chunks(upload) == []
     assert await completing == digests_of(CONTENT)
 
 

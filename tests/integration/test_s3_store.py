@@ -211,15 +211,6 @@ async def test_a_tail_that_is_lost_is_a_bad_chunk(node: Node, another: Node) -> 
     assert await node.append(upload, CONTENT.data[CHUNK : 2 * CHUNK], CHUNK)
 
 
-async def test_of_who_completes_the_others_see_it_by_the_object(node: Node, another: Node) -> None:
-    upload = await node.full()
-    begun, entry = await node.multipart(upload), await node.entry(upload)
-    another.bucket.complete(begun.key, begun.id, [entry.parts[n].etag for n in sorted(entry.parts)])
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert await another.store.find_bad_chunks(upload) == []
-    assert await node.bytes_of(upload) == CONTENT.data
-
-
 async def test_one_completes_and_the_other_waits(node: Node, another: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multipart, "_PATIENCE_SECONDS", PATIENCE_SECONDS)
     upload = await node.full()

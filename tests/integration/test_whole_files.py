@@ -114,18 +114,6 @@ async def test_a_file_in_one_request_is_stored_and_counted(stack: Stack) -> None
     assert (await stack.usage("alice"))["finished"] == len(data)
 
 
-async def test_many_are_stored_in_order(stack: Stack) -> None:
-    members = [(f"{n}.txt", str(n % 450).encode()) for n in range(500)]
-    outcomes = await send_many(stack, members)
-    assert [(outcome.file.name, outcome.created) for outcome in outcomes if isinstance(outcome, Complete)] == [
-        (name, True) for name, _ in members
-    ]
-    assert (await stack.usage("alice"))["finished"] == sum(len(data) for _, data in members)
-    again = await send_many(stack, members)
-    assert {outcome.created for outcome in again if isinstance(outcome, Complete)} == {False}
-    assert (await stack.usage("alice"))["finished"] == sum(len(data) for _, data in members)
-
-
 async def test_an_open_upload_of_the_content_is_closed_by_it(stack: Stack) -> None:
     content = Content(100 * KIB)
     opened = (await stack.open(content)).json()["upload"]
