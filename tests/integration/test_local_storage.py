@@ -27,7 +27,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
-from uploader.storage.base import Digests, Gone, Stopping
+from uploader.storage.base import Digests, Gone
 from uploader.storage.disk import close_to_others, is_locked, try_lock, write
 from uploader.storage.local import chunks, digests, locks
 from uploader.storage.local import store as local_store
@@ -526,12 +526,6 @@ async def test_digests_that_cannot_be_saved_fail_and_are_right_the_next_time(
 async def test_a_data_file_of_the_wrong_size_is_no_content(local: Local, full: Upload) -> None:
     os.truncate(local.file(full, "data"), CONTENT.size - 1)
     with pytest.raises(StorageFailed):
-        await local.digest(full)
-
-
-async def test_computing_digests_ends_when_the_process_is_to_stop(local: Local, full: Upload) -> None:
-    local.store.stop()
-    with pytest.raises(Stopping):
         await local.digest(full)
 
 

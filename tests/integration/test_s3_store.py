@@ -514,22 +514,13 @@ async def test_a_signature_that_is_damaged_is_made_anew_and_it_goes_with_its_con
     (kept,) = node.bucket.keys("s/")
     node.bucket.put(kept, BytesBody(b"damaged"))
     assert await another.store.read_signature(sha256, CONTENT.size) == signature
-    found = await node.store.find_blob(sha256)
-    assert found is not None
-    await node.unname(sha256)
-    assert await node.store.put_away(found)
-    (away,) = await node.store.copies(sha256)
-    assert await another.store.remove(away)
+    assert await another.store.remove(await node.put_away(sha256))
     assert node.bucket.left() == []
 
 
 async def test_what_a_purge_has_deleted_does_not_come_back(node: Node) -> None:
     """It has not committed yet, or died."""
-    found = await node.store.find_blob(await node.arrive(CONTENT))
-    assert found is not None
-    await node.unname(CONTENT.sha256)
-    assert await node.store.put_away(found)
-    (away,) = await node.store.copies(CONTENT.sha256)
+    away = await node.put_away(await node.arrive(CONTENT))
     node.bucket.delete([away.place])
     with pytest.raises(Gone):
         await node.store.restore_blob(away)

@@ -22,7 +22,7 @@ from uploader.database import models
 from uploader.database.engine import Database
 from uploader.database.ledger import LedgerRows
 from uploader.domain.upload import Upload
-from uploader.storage.base import Arrival, Busy, Digests
+from uploader.storage.base import Arrival, Busy, Digests, Found
 from uploader.storage.local.store import LocalStore
 from uploader.storage.s3.store import S3Store
 from uploader.storage.store import Store
@@ -134,6 +134,14 @@ class Process(Uploads):
         """Remove the row of a content."""
         async with self.database.engine.begin() as connection:
             await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
+
+    async def put_away(self, sha256: str) -> Found:
+        """As whoever collects a content does; returns what the trash has last."""
+        found = await self.store.find_blob(sha256)
+        assert found is not None
+        await self.unname(sha256)
+        assert await self.store.put_away(found)
+        return (await self.store.copies(sha256))[0]
 
     async def read(self, sha256: str, size: int) -> bytes:
         """All of a content."""
