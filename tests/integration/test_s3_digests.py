@@ -176,14 +176,6 @@ async def test_what_no_row_takes_along_is_saved_by_itself_or_where_the_node_ends
     await check_unread(another, upload)
 
 
-async def test_two_nodes_by_turns_read_nothing(node: Node, another: Node) -> None:
-    upload = await node.open()
-    for number in range(CONTENT.chunk_count):
-        await (node, another)[number % 2].put(upload, number)
-        await until_saved(node, upload, min((number + 1) * CHUNK, CONTENT.size))
-    await check_unread(node, upload)
-
-
 async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: Node, another: Node) -> None:
     upload = await node.open()
     await put_hashed(node, upload, 0)

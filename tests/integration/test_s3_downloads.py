@@ -169,14 +169,6 @@ async def test_a_content_that_is_not_there_is_told_before(
     assert response.json()["code"] == "content-damaged"
 
 
-async def test_without_the_setting_all_comes_from_here(make_stack: MakeStack, bucket_settings: dict[str, Any]) -> None:
-    async with make_stack(**bucket_settings | {"s3_presigned_downloads": False}) as stack:
-        file = (await stack.upload(CONTENT)).json()["file"]
-        response = await stack.client.get(f"/me/files/{file['id']}/content")
-        assert response.status_code == 200
-        assert response.content == CONTENT.data
-
-
 # Our own client
 
 

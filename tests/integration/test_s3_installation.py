@@ -7,18 +7,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeStack
-from tests.support.content import Content
 from tests.support.gateways import PART_BYTES, Gateway, settings_of
 from tests.support.process import run_cli
 from tests.support.stack import Stack
 from uploader.addresses import BucketAddress
-from uploader.database import meta
 from uploader.errors import ConfigurationError
-from uploader.service.installation import FACT
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.store import MARK
-
-OTHER = "0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture
@@ -62,30 +55,6 @@ async def test_what_belongs_to_no_installation_stops(
     said = f"the database belongs to installation {mine}, the bucket {where}-2 to none: is it the right one?"
     assert said in detail
     assert "Correct UPLOADER_STORAGE" in detail
-
-
-async def test_what_belongs_to_another_installation_stops(make_stack: MakeStack, in_bucket: dict[str, Any]) -> None:
-    async with make_stack(**in_bucket) as stack:
-        mine = await id_of(stack)
-        await stack.services.redis.set("installation", f"1 {OTHER}")
-    detail = await refusal(make_stack, **in_bucket)
-    assert f"Redis belongs to installation {OTHER}, the bucket {in_bucket['storage']} and the database" in detail
-    async with make_stack(**in_bucket, adopts=True) as stack:
-        assert await id_of(stack) == mine
-        await stack.services.database.transact(lambda connection: meta.replace_fact(connection, FACT, OTHER))
-    assert f"the database to {OTHER}: correct UPLOADER_STORAGE or" in await refusal(make_stack, **in_bucket)
-
-
-async def test_content_that_the_database_does_not_know_stops(
-    make_stack: MakeStack, in_bucket: dict[str, Any], s3_address: BucketAddress, empty_url: str
-) -> None:
-    async with make_stack(**in_bucket) as stack:
-        assert (await stack.upload(Content(1000))).status_code == 201
-    bucket = Bucket(s3_address)
-    bucket.delete([MARK])
-    bucket.close()
-    detail = await refusal(make_stack, **in_bucket, database_url=empty_url)
-    assert f"the bucket {in_bucket['storage']} holds content of which the database names nothing" in detail
 
 
 async def test_a_bucket_has_no_free_bytes_to_watch(make_stack: MakeStack, in_bucket: dict[str, Any]) -> None:

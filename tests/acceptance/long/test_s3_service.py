@@ -298,15 +298,6 @@ async def _appended(node: Node, data: bytes) -> str:
     return str(made.headers["location"]).removeprefix("http://test")
 
 
-async def test_an_upload_that_is_idle_expires_with_all_it_has(node: Node) -> None:
-    await node.stack.open(CONTENT)
-    await node.stack.put(CONTENT, 0)
-    await _appended(node, b"abc")
-    reset = await node.stack.services.cleanup.reset_unfinished()
-    assert reset.uploads == 2
-    assert await node.at_rest() == {"alice": NOTHING}
-
-
 async def _deleted(node: Node) -> tuple[str, Dump]:
     """A file goes: its object, and a dump of before."""
     assert (await node.stack.upload(CONTENT)).status_code == 201
