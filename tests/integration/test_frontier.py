@@ -154,14 +154,18 @@ def without_md5(upload: Upload) -> Upload:
     return replace(upload, md5=None, computes_md5=False)
 
 
-async def test_of_what_needs_no_md5_none_is_computed(local: Local, upload: Upload) -> None:
-    upload = without_md5(upload)
-    await local.put_and_follow(upload, 0, 1, 2)
+async def test_of_what_needs_no_md5_none_is_computed_until_it_does(local: Local, upload: Upload) -> None:
+    early = without_md5(upload)
+    await local.put_and_follow(early, 0, 1, 2)
     async with a_worker(local.root) as another:
         with counted_reads("data") as read:
-            await another.put_these(upload, *range(3, LAST + 1))
-            assert await another.store.digest(upload) == Digests(None, CONTENT.sha256)
+            await another.put_these(early, *range(3, LAST + 1))
+            assert await another.store.digest(early) == Digests(None, CONTENT.sha256)
         assert read.bytes == 0
+    assert await local.store.digested_bytes(early) == CONTENT.size
+    assert await local.store.digested_bytes(upload) == 0
+    assert await local.store.digest(upload) == RIGHT
+    assert await local.store.digest(early) == RIGHT, "more than is needed"
 
 
 async def test_an_md5_that_is_told_starts_at_the_first_byte(local: Local, upload: Upload) -> None:
@@ -197,16 +201,6 @@ async def test_who_follows_it_already_hears_of_it(local: Local, upload: Upload) 
 
 async def _told(local: Local, upload: Upload) -> None:
     local.store.follow(upload)
-
-
-async def test_digests_that_were_finished_without_are_finished_again(local: Local, upload: Upload) -> None:
-    early = without_md5(upload)
-    await local.put_these(early, *range(LAST + 1))
-    assert await local.store.digest(early) == Digests(None, CONTENT.sha256)
-    assert await local.store.digested_bytes(early) == CONTENT.size
-    assert await local.store.digested_bytes(upload) == 0
-    assert await local.store.digest(upload) == RIGHT
-    assert await local.store.digest(early) == RIGHT, "more than is needed"
 
 
 # What is saved, and not believed
