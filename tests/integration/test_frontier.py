@@ -375,16 +375,24 @@ async def taken_up(storage: Any, upload: Upload) -> None:
     await until(lambda: storage._followers[upload.id].position is not None)
 
 
-async def test_a_chunk_far_ahead_of_the_digests_is_answered_once_they_are_near(
-    local: Local, upload: Upload, stalled: threading.Semaphore, near: None
+@pytest.mark.parametrize("how", ["they are near", "it is long", "their upload goes"])
+async def test_a_chunk_far_ahead_of_the_digests_is_answered_once(
+    local: Local, upload: Upload, stalled: threading.Semaphore, near: None, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await local.put_these(upload, *range(4))
     await taken_up(local.store, upload)
     assert await ends(pace(local, upload, 2))
-    far = pace(local, upload, 3)
-    assert await waits(far)
+    if how == "it is long":
+        monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 0.01)
+        assert await ends(pace(local, upload, 3))
+    else:
+        far = pace(local, upload, 3)
+        assert await waits(far)
+        if how == "their upload goes":
+            assert await local.store.discard(upload)
+        stalled.release(CONTENT.chunk_count)
+        assert await ends(far)
     stalled.release(CONTENT.chunk_count)
-    assert await ends(far)
 
 
 async def test_over_http_the_answer_waits_and_that_of_a_chunk_which_is_sent_again_does_not(
@@ -429,32 +437,6 @@ async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all
     stalled.release(1)
     assert await ends(far), "two chunks were hashed meanwhile"
     stalled.release(LAST)
-
-
-async def test_nobody_waits_for_long(
-    local: Local,
-    upload: Upload,
-    stalled: threading.Semaphore,
-    near: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    await local.put_these(upload, *range(4))
-    await taken_up(local.store, upload)
-    monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 0.01)
-    assert await ends(pace(local, upload, 3))
-    stalled.release(CONTENT.chunk_count)
-
-
-async def test_who_waits_for_digests_is_let_go_with_their_upload(
-    local: Local, upload: Upload, stalled: threading.Semaphore, near: None
-) -> None:
-    await local.put_these(upload, *range(4))
-    await taken_up(local.store, upload)
-    far = pace(local, upload, 3)
-    assert await waits(far)
-    assert await local.store.discard(upload)
-    stalled.release(CONTENT.chunk_count)
-    assert await ends(far)
 
 
 async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_further(
