@@ -49,6 +49,13 @@ async def another(make_node: MakeNode, node: Node) -> Node:
     return make_node()
 
 
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody loses patience because others are slow."""
+    for name in ("_WATCH_SECONDS", "_STALLED_SECONDS", "_LAST_SECONDS"):
+        monkeypatch.setattr(digests, name, 3600)
+
+
 @pytest.fixture
 def only_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is saved by itself."""
