@@ -252,7 +252,7 @@ async def test_a_whole_has_the_bytes_of_its_parts_whatever_becomes_of_them(
     process: Process, another: Process, seed: int
 ) -> None:
     chance = random.Random(seed)
-    made = parts_around_chunks(chance, CHUNK)
+    made = [*parts_around_chunks(chance, CHUNK), *(Content(size, seed=9) for size in (CHUNK + 1, 0, 10))]
     parts = [await process.full(content) for content in made]
     made, parts = [*made, made[0]], [*parts, parts[0]]
     whole = process.row(size=sum(content.size for content in made), chunk_size=CHUNK, md5=None)

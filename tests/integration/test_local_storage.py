@@ -27,7 +27,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
-from uploader.storage.base import Digests, Gone
+from uploader.storage.base import Busy, Digests, Gone
 from uploader.storage.disk import close_to_others, is_locked, try_lock, write
 from uploader.storage.local import chunks, digests, locks
 from uploader.storage.local import store as local_store
@@ -502,7 +502,12 @@ async def test_digests_are_saved_and_not_computed_again_unless_they_were_not_sav
     local: Local, full: Upload
 ) -> None:
     assert await local.store.digested_bytes(full) == 0
-    assert await local.digest(full) == RIGHT
+    other = os.open(local.file(full, "digest"), os.O_RDWR | os.O_CLOEXEC)
+    assert try_lock(other, 0, 0)
+    with pytest.raises(Busy):
+        await local.store.digest(full)
+    os.close(other)
+    assert await local.store.digest(full) == RIGHT
     assert await local.store.digested_bytes(full) == CONTENT.size
     with failing_call("preadv", times=None) as fault:
         assert await local.digest(full) == RIGHT
