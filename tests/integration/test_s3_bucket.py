@@ -590,7 +590,7 @@ def test_a_server_without_room_is_full(own_gateway: JuiceGateway) -> None:
     own_gateway.kill()
     own_gateway.start_again()  # it would hear of the limit by and by
     with pytest.raises(StorageFull) as caught:
-        for number in range(1000):
+        for number in range(10_000):
             with suppress(StorageFailed):  # of what it began, and can't end
                 bucket.put(f"b{number}", BytesBody(b"x"))
     assert bucket.address.bucket in caught.value.reason
