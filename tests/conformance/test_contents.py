@@ -21,16 +21,6 @@ async def trashed(store: Store) -> list[Found]:
     return [found async for batch in store.list_trash() for found in batch]
 
 
-async def put_away(process: Process, sha256: str) -> Found:
-    """As whoever collects a content does."""
-    found = await process.store.find_blob(sha256)
-    assert found is not None
-    await process.unname(sha256)
-    assert await process.store.put_away(found)
-    (away,) = await process.store.copies(sha256)
-    return away
-
-
 # Contents that come whole
 
 
@@ -105,8 +95,8 @@ async def test_a_signature_is_of_all_of_a_content(process: Process, another: Pro
 
 
 async def test_what_was_put_away_comes_back(process: Process, another: Process) -> None:
-    store, sha256 = process.store, await process.merge(await process.put_all())
-    away = await put_away(process, sha256)
+    store, sha256 = process.store, await process.merge(await process.full())
+    away = await process.put_away(sha256)
     assert (away.name, await trashed(another.store)) == (sha256, [away])
     assert await another.store.hash_blob(away, None, with_md5=False) == Digests(None, sha256)
     assert await store.find_blob(sha256) is None
@@ -116,7 +106,7 @@ async def test_what_was_put_away_comes_back(process: Process, another: Process) 
 
 async def test_what_was_put_away_goes_for_good(process: Process) -> None:
     store = process.store
-    away = await put_away(process, await process.arrive(CONTENT))
+    away = await process.put_away(await process.arrive(CONTENT))
     assert await store.remove(away)
     assert not await store.remove(away)
     with pytest.raises(Gone):
@@ -127,11 +117,7 @@ async def test_what_was_put_away_goes_for_good(process: Process) -> None:
 
 async def test_of_copies_the_last_one_comes_first(process: Process) -> None:
     for _ in range(2):
-        await process.arrive(SMALL)
-        found = await process.store.find_blob(SMALL.sha256)
-        assert found is not None
-        await process.unname(SMALL.sha256)
-        assert await process.store.put_away(found)
+        await process.put_away(await process.arrive(SMALL))
     copies = await process.store.copies(SMALL.sha256)
     assert len(copies) == 2
     assert copies[0].changed_at >= copies[1].changed_at

@@ -62,7 +62,7 @@ async def test_it_is_listed_before_it_is_prepared(make_process: MakeProcess, tmp
 
 
 async def test_it_is_ready_more_than_once(process: Process) -> None:
-    upload = await process.put_all(Content(10))
+    upload = await process.full(Content(10))
     await process.store.prepare()
     await process.store.check()
     assert (await process.store.read_map(upload)).complete
@@ -71,9 +71,16 @@ async def test_it_is_ready_more_than_once(process: Process) -> None:
 async def test_long_work_ends_where_the_process_is_to_stop(process: Process) -> None:
     found = await process.store.find_blob(await process.arrive(CONTENT))
     assert found is not None
+    upload = await process.full()
+    await process.store.forget_digests(upload)
     process.store.stop()
-    with pytest.raises(Stopping):
-        await process.store.hash_blob(found, None, with_md5=False)
+    for wanted in (
+        process.store.hash_blob(found, None, with_md5=False),
+        process.store.digest(upload),
+        process.store.find_bad_chunks(upload),
+    ):
+        with pytest.raises(Stopping):
+            await wanted
 
 
 # Marks

@@ -1,9 +1,7 @@
 """What the third store shows beyond what every store has to do: how small one is, and that a server runs on it."""
 
 import ast
-import asyncio
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,26 +18,6 @@ from uploader.storage.store import Store
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(third_store.__file__).read_text()
 on_it = pytest.mark.parametrize("make_process", ["plain"], indirect=True)
-# Another process, which holds a chunk and has the right to append until it is killed.
-DYING = """
-import asyncio, sys
-from pathlib import Path
-from tests.conformance.third_store import PlainStore
-from tests.support.bodies import InPieces
-from tests.support.rows import upload_row
-from tests.support.stores import CHUNK, CONTENT
-
-async def main(root, place):
-    store = PlainStore(Path(root))
-    upload = upload_row(size=CONTENT.size, chunk_size=CHUNK, place=place)
-    await store.marks.read()
-    async with store.appending(upload):
-        held = await store.hold_chunk(upload, 1, InPieces(CONTENT.chunk(1)))
-        print("holding", flush=True)
-        await asyncio.sleep(600)
-
-asyncio.run(main(*sys.argv[1:]))
-"""
 
 
 def test_a_store_takes_no_more_than_600_lines() -> None:
@@ -64,26 +42,8 @@ def test_it_takes_nothing_from_another_store() -> None:
 
 
 @on_it
-async def test_of_a_process_that_is_killed_no_lock_is_left(process: Process, tmp_path: Path) -> None:
-    upload = await process.open()
-    dying = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", DYING, str(tmp_path / "data"), upload.place, stdout=asyncio.subprocess.PIPE, cwd=ROOT
-    )
-    assert dying.stdout is not None
-    assert await dying.stdout.readline() == b"holding\n"
-    dying.kill()
-    await dying.wait()
-    assert list(await process.present(upload)) == [1]
-    async with process.store.appending(upload), process.store.locked(upload):
-        pass
-    for number in (0, 2, 3):
-        await process.put(upload, number)
-    assert await process.read(await process.merge(upload), CONTENT.size) == CONTENT.data
-
-
-@on_it
 async def test_bytes_that_rotted_are_found_and_come_again(process: Process, tmp_path: Path) -> None:
-    upload = await process.put_all()
+    upload = await process.full()
     (rotten,) = (tmp_path / "data" / upload.place).glob("own.2.*")
     rotten.write_bytes(CONTENT.chunk(1))
     with pytest.raises(StorageFailed):

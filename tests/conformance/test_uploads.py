@@ -1,12 +1,13 @@
 """The bytes of open uploads, in every store."""
 
 import asyncio
+import random
 from dataclasses import replace
 
 import pytest
 
-from tests.support.bodies import InPieces
-from tests.support.content import Content
+from tests.support.bodies import joined
+from tests.support.content import Content, parts_around_chunks
 from tests.support.stores import CHUNK, CONTENT, Process
 from tests.support.waiting import eventually
 from uploader.errors import BytesConflict, Unverified
@@ -38,7 +39,7 @@ async def test_chunks_in_any_order_become_the_content(process: Process, another:
 @pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1])
 async def test_uploads_of_any_length_become_contents(process: Process, size: int) -> None:
     content = Content(size, chunk_size=CHUNK)
-    upload = await process.put_all(content)
+    upload = await process.full(content)
     assert (await process.store.read_map(upload)).complete
     assert await process.digest(upload) == Digests(content.md5, content.sha256)
     await process.merge(upload)
@@ -54,8 +55,7 @@ async def test_the_first_bytes_of_a_chunk_stand(process: Process, another: Proce
     assert not held.written
     with pytest.raises(Gone):
         await another.store.hold_chunk(upload, 0, None)
-    for number in (0, 2, 3):
-        await process.put(upload, number)
+    await process.put_these(upload, 0, 2, 3)
     assert await another.digest(upload) == DIGESTS
 
 
@@ -68,7 +68,7 @@ async def test_many_writers_of_all_chunks_at_once_leave_the_content(process: Pro
 
 
 async def test_what_is_not_open_is_gone(process: Process, another: Process) -> None:
-    never, ended = process.row(), await process.put_all()
+    never, ended = process.row(), await process.full()
     assert await another.store.discard(ended)
     assert not await process.store.discard(ended)
     assert not await process.store.discard(never)
@@ -111,21 +111,36 @@ async def test_a_tail_goes_on_only_where_it_ends(process: Process, another: Proc
     upload = await process.open()
     with pytest.raises(Gone):
         await process.append(upload, b"x", 5)
-    assert await process.append(upload, CONTENT.data[:100], 0)
-    for start in (99, 101):
+    assert await process.send(upload, 0, 100)
+    for start, end in [(0, 50), (99, 200), (101, 200), (CHUNK, CHUNK + 1), (CHUNK + 1, CHUNK + 2)]:
         with pytest.raises(Gone):
-            await another.append(upload, b"y" * 10, start)
-    assert (await process.store.read_map(upload)).received_bytes == 100
+            await another.send(upload, start, end)
+    assert (await process.store.read_map(upload)).leading_bytes == 100
 
 
-async def test_a_whole_chunk_has_to_begin_with_the_tail_that_is_there(process: Process, another: Process) -> None:
+async def test_appends_and_chunks_that_meet_make_one_content(process: Process, another: Process) -> None:
     upload = await process.open()
-    assert await process.append(upload, CONTENT.data[:100], 0)
-    with pytest.raises(BytesConflict):
-        await another.put(upload, 0, OTHER)
-    assert await another.put(upload, 0)
+    await process.put(upload, 1)
+    await another.send(upload, 0, 10)
+    assert (await process.store.read_map(upload)).received_bytes == CHUNK + 10
+    await process.send(upload, 10, CHUNK)
+    await another.send(upload, 2 * CHUNK, 2 * CHUNK + 100)
+    await process.put(upload, 3)
+    for other in (b"?" + CONTENT.chunk(2)[1:], of_the_same_checksum(CONTENT.chunk(2))):
+        with pytest.raises(BytesConflict):
+            await another.append(upload, other, 2 * CHUNK)
+    assert await another.put(upload, 2)
     found = await process.store.read_map(upload)
-    assert (found.tail, found.received_bytes) == (None, CHUNK)
+    assert (found.tail, found.received_bytes) == (None, CONTENT.size)
+    assert await process.digest(upload) == DIGESTS
+
+
+def of_the_same_checksum(data: bytes) -> bytes:
+    """Bytes whose CRC-32 is the same, from the first hundred on: else somebody could give a content other bytes."""
+    forged = bytearray(data)
+    for place, bits in enumerate((0x1DB710641).to_bytes(5, "little"), 50):  # the polynomial: its remainder is 0
+        forged[place] ^= bits
+    return bytes(forged)
 
 
 @pytest.mark.parametrize("size", [3 * CHUNK + 1000, 3 * CHUNK, 1000, CHUNK, 0])
@@ -171,11 +186,10 @@ async def test_who_appends_hears_of_whoever_comes_next(process: Process, another
 
 
 async def test_withdrawn_chunks_are_missing_and_may_be_others(process: Process, another: Process) -> None:
-    upload = await process.put_all(OTHER, md5=None)
+    upload = await process.full(OTHER, md5=None)
     for number in (0, 2):
         assert await process.store.find_bad_chunks(upload) == []
-        async with another.store.closing(upload) as closer:
-            await closer.withdraw([number], generation=upload.generation + 1)
+        await another.withdraw(upload, [number], generation=upload.generation + 1)
         upload = replace(upload, generation=upload.generation + 1)
         assert number not in await process.present(upload)
         assert await process.put(upload, number, CONTENT)
@@ -184,18 +198,26 @@ async def test_withdrawn_chunks_are_missing_and_may_be_others(process: Process, 
     assert await another.read(mixed, CONTENT.size) == expected
 
 
-async def test_a_tail_goes_with_the_chunks_before_it(process: Process) -> None:
+@pytest.mark.parametrize(("withdrawn", "left"), [([1], CHUNK), ([0], 0), ([2], 2 * CHUNK), ([], 2 * CHUNK + 1000)])
+async def test_a_tail_goes_with_its_chunk_and_with_those_before_it(
+    process: Process, another: Process, withdrawn: list[int], left: int
+) -> None:
     upload = await process.open()
-    await process.put(upload, 0)
-    await process.append(upload, CONTENT.data[CHUNK : CHUNK + 10], CHUNK)
+    await process.put_these(upload, 0, 1)
+    await process.send(upload, 2 * CHUNK, 2 * CHUNK + 1000)
+    await process.put(upload, 3)
     async with process.store.closing(upload) as closer:
-        await closer.withdraw([0], generation=1)
-        found = await closer.read_map()
-    assert (found.tail, found.received_bytes, await process.present(upload)) == (None, 0, [])
+        await closer.withdraw(withdrawn, generation=1)
+        assert (await closer.read_map()).leading_bytes == left
+    upload = replace(upload, generation=1)
+    for number in withdrawn:
+        await another.put(upload, number)
+    again = CONTENT.size if withdrawn == [2] else 2 * CHUNK + (0 if withdrawn else 1000)
+    assert (await process.store.read_map(upload)).leading_bytes == again, "what was withdrawn is not there by itself"
 
 
 async def test_placing_and_ending_are_repeatable(process: Process) -> None:
-    upload = await process.put_all()
+    upload = await process.full()
     digests = await process.digest(upload)
     async with process.store.closing(upload) as closer:
         places = {await closer.place_blob(digests.sha256) for _ in range(3)}
@@ -209,14 +231,14 @@ async def test_placing_and_ending_are_repeatable(process: Process) -> None:
 
 
 async def test_digests_that_are_forgotten_are_computed_anew(process: Process, another: Process) -> None:
-    upload = await process.put_all()
+    upload = await process.full()
     assert await process.digest(upload) == DIGESTS
     await process.store.forget_digests(upload)
     assert await another.digest(upload) == DIGESTS
 
 
 async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(process: Process, another: Process) -> None:
-    upload = await process.put_all(md5=None, computes_md5=False)
+    upload = await process.full(md5=None, computes_md5=False)
     assert await process.digest(upload) == Digests(None, CONTENT.sha256)
     assert await another.digest(replace(upload, md5=CONTENT.md5)) == DIGESTS
     assert (await process.digest(upload)).sha256 == CONTENT.sha256, "nobody goes back"
@@ -225,17 +247,21 @@ async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(proc
 # Concatenations
 
 
-async def test_a_whole_has_the_bytes_of_its_parts_whatever_becomes_of_them(process: Process, another: Process) -> None:
-    made = [Content(size, seed=size, chunk_size=CHUNK) for size in (CHUNK + 1, 0, 10, 2 * CHUNK)]
-    parts = [await process.put_all(content) for content in made]
-    whole = process.row(size=sum(content.size for content in made), md5=None)
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_whole_has_the_bytes_of_its_parts_whatever_becomes_of_them(
+    process: Process, another: Process, seed: int
+) -> None:
+    chance = random.Random(seed)
+    made = [*parts_around_chunks(chance, CHUNK), *(Content(size, seed=9) for size in (CHUNK + 1, 0, 10))]
+    parts = [await process.full(content) for content in made]
+    made, parts = [*made, made[0]], [*parts, parts[0]]
+    whole = process.row(size=sum(content.size for content in made), chunk_size=CHUNK, md5=None)
+    await process.store.create(whole, parts[::-1])  # which did not commit
     await process.store.create(whole, parts)
-    for part in parts:
-        await another.store.discard(part)
+    for part in parts[:-1]:
+        assert await another.store.discard(part)
     async with another.store.filling(whole) as read_part:
         for number in range(-(-whole.size // CHUNK)):
-            body = await read_part(number)
-            (await another.store.hold_chunk(whole, number, InPieces(b"".join(body.pieces())))).release()
-    data = b"".join(content.data for content in made)
+            await another.append(whole, joined(await read_part(number)), number * CHUNK)
     sha256 = await process.merge(whole)
-    assert await another.read(sha256, whole.size) == data
+    assert await another.read(sha256, whole.size) == b"".join(content.data for content in made)

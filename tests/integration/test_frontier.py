@@ -6,8 +6,8 @@ import errno
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from tests.conftest import MakeStack
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, recorded_calls
+from tests.support.local import Local, running_local, until, waits
 from tests.support.merging import merge_held_up
 from tests.support.reading import counted_reads
-from tests.support.rows import upload_row
 from tests.support.stack import Stack
-from tests.support.storing import running_storage
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import queries, transactions
 from uploader.database.transactions.rows import NotOpen
@@ -37,7 +36,6 @@ from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.local import chunks, digests
 from uploader.storage.local.chunks import SavedProgress
-from uploader.storage.store import Store
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)
@@ -46,18 +44,8 @@ LAST = CONTENT.chunk_count - 1
 RIGHT = Digests(CONTENT.md5, CONTENT.sha256)
 
 
-@asynccontextmanager
-async def a_worker(root: Path) -> AsyncIterator[Store]:
-    """A storage of its own, as every process has one: its locks are its own, too."""
-    async with running_storage(root, durable=False) as made:
-        yield made
-        await made.drain()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_open(tmp_path: Path) -> Iterator[None]:
-    yield
-    assert open_files_under(tmp_path / "temp") == []
+def a_worker(root: Path) -> AbstractAsyncContextManager[Local]:
+    return running_local(root, CONTENT, durable=False)
 
 
 @pytest.fixture(autouse=True)
@@ -67,41 +55,23 @@ def chunks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[Store]:
+async def local(tmp_path: Path) -> AsyncIterator[Local]:
     async with a_worker(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-async def upload(storage: Store) -> Upload:
-    made = upload_row(size=CONTENT.size)
-    await storage.create(made)
-    return made
-
-
-async def put(storage: Store, upload: Upload, *numbers: int, content: Content = CONTENT) -> None:
-    """Store chunks one after the other; the digests may lag behind."""
-    for number in numbers:
-        body = InPieces(content.chunk(number))
-        try:
-            (await storage.hold_chunk(upload, number, body)).release()
-        finally:
-            body.close()
-
-
-async def put_and_follow(storage: Store, upload: Upload, *numbers: int) -> None:
-    for number in numbers:
-        await put(storage, upload, number)
-        await storage.drain()
+async def upload(local: Local) -> Upload:
+    return await local.open()
 
 
 # What is read again
 
 
-async def test_what_comes_in_order_is_never_read_again(storage: Store, upload: Upload) -> None:
+async def test_what_comes_in_order_is_never_read_again(local: Local, upload: Upload) -> None:
     with counted_reads("data") as read:
-        await put(storage, upload, *range(LAST + 1))
-        assert await storage.digest(upload) == RIGHT
+        await local.put_these(upload, *range(LAST + 1))
+        assert await local.store.digest(upload) == RIGHT
     assert read.bytes == 0
 
 
@@ -112,100 +82,69 @@ async def test_an_upload_over_http_that_comes_in_order_is_never_read_again(stack
     assert read.bytes == 0
 
 
-async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(storage: Store, upload: Upload) -> None:
+async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(local: Local, upload: Upload) -> None:
     with counted_reads("data") as read:
-        await put_and_follow(storage, upload, 0, 1, 3, 4, LAST, 5)
-        assert await storage.digested_bytes(upload) == 2 * CHUNK
+        await local.put_and_follow(upload, 0, 1, 3, 4, LAST, 5)
+        assert await local.store.digested_bytes(upload) == 2 * CHUNK
         assert read.bytes == 0
-        await put_and_follow(storage, upload, 2)
-        assert await storage.digested_bytes(upload) == 6 * CHUNK
+        await local.put_and_follow(upload, 2)
+        assert await local.store.digested_bytes(upload) == 6 * CHUNK
         assert read.bytes == 3 * CHUNK
-        await put(storage, upload, 6, 7)
-        assert await storage.digest(upload) == RIGHT
+        await local.put_these(upload, 6, 7)
+        assert await local.store.digest(upload) == RIGHT
     assert read.bytes == 3 * CHUNK + CONTENT.size % CHUNK
-
-
-async def test_a_merge_reads_nothing_but_what_was_saved(storage: Store, upload: Upload, tmp_path: Path) -> None:
-    await put_and_follow(storage, upload, *range(LAST + 1))
-    assert await storage.digested_bytes(upload) == CONTENT.size
-    async with a_worker(tmp_path) as another:
-        with counted_reads("data") as read:
-            assert await another.digest(upload) == RIGHT
-    assert read.bytes == 0
 
 
 # Workers and restarts
 
 
-async def test_workers_take_turns_without_starting_again(storage: Store, upload: Upload, tmp_path: Path) -> None:
-    async with a_worker(tmp_path) as another:
-        with counted_reads("data") as read:
-            for number in range(LAST + 1):
-                await put_and_follow((storage, another)[number % 2], upload, number)
-            assert await another.digest(upload) == RIGHT
-    assert read.bytes == 0
-
-
-async def test_a_worker_that_was_started_again_goes_on(upload: Upload, tmp_path: Path) -> None:
+async def test_workers_that_take_turns_or_were_started_again_go_on(local: Local, upload: Upload) -> None:
     with counted_reads("data") as read:
-        for number in range(LAST + 1):
-            async with a_worker(tmp_path) as started:
-                await put_and_follow(started, upload, number)
-        async with a_worker(tmp_path) as started:
-            assert await started.digest(upload) == RIGHT
+        async with a_worker(local.root) as another:
+            for number in range(LAST - 1):
+                await (local, another)[number % 2].put_and_follow(upload, number)
+        for number in (LAST - 1, LAST):
+            async with a_worker(local.root) as started:
+                await started.put_and_follow(upload, number)
+        async with a_worker(local.root) as started:
+            assert await started.store.digested_bytes(upload) == CONTENT.size
+            assert await started.store.digest(upload) == RIGHT
     assert read.bytes == 0
 
 
-async def test_while_another_worker_has_the_lock_chunks_are_stored_all_the_same(
-    storage: Store, upload: Upload, tmp_path: Path
-) -> None:
-    other = os.open(tmp_path / upload.place / "digest", os.O_RDWR | os.O_CLOEXEC)
+async def test_while_another_worker_has_the_lock_chunks_are_stored_all_the_same(local: Local, upload: Upload) -> None:
+    other = os.open(local.file(upload, "digest"), os.O_RDWR | os.O_CLOEXEC)
     assert try_lock(other, 0, 0)
-    await put_and_follow(storage, upload, *range(LAST + 1))
-    assert await storage.digested_bytes(upload) == 0
+    await local.put_and_follow(upload, *range(LAST + 1))
+    assert await local.store.digested_bytes(upload) == 0
     with pytest.raises(Busy):
-        await storage.digest(upload)
+        await local.store.digest(upload)
     os.close(other)
-    assert await storage.digest(upload) == RIGHT
+    assert await local.store.digest(upload) == RIGHT
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_any_order_over_any_workers_gives_the_right_digests(
-    storage: Store, upload: Upload, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+async def test_any_order_over_any_workers_gives_the_digests_of_what_is_stored(
+    local: Local, upload: Upload, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where few bodies are kept and the turns are short; every chunk is sent by two, the second with other bytes."""
+    """Also where few bodies are kept and the turns are short; every chunk is sent by several, with different bytes."""
     choose = random.Random(seed)
     monkeypatch.setattr(digests, "MAX_KEPT_BYTES", choose.choice([0, CHUNK, 64 << 20]))
     monkeypatch.setattr(digests, "_TURN_BYTES", choose.choice([CHUNK, 32 << 20]))
     numbers = list(range(LAST + 1))
     choose.shuffle(numbers)
-    async with a_worker(tmp_path) as another:
-        workers = (storage, another)
+    async with a_worker(local.root) as another:
+        workers = (local, another)
         for together in (numbers[:3], numbers[3:4], numbers[4:]):
-            await asyncio.gather(*(put(choose.choice(workers), upload, number) for number in together))
-            for number in together:
-                await put(choose.choice(workers), upload, number, content=OTHER)
-            if choose.random() < 0.5:
-                await choose.choice(workers).drain()
-        await asyncio.gather(*(worker.drain() for worker in workers))
-        assert await choose.choice(workers).digest(upload) == RIGHT
-
-
-@pytest.mark.parametrize("seed", range(8))
-async def test_of_senders_with_different_bytes_those_are_hashed_that_are_stored(
-    storage: Store, upload: Upload, tmp_path: Path, seed: int
-) -> None:
-    choose = random.Random(seed)
-    async with a_worker(tmp_path) as another:
-        for number in range(LAST + 1):
-            senders = [(storage, CONTENT), (another, OTHER), (storage, OTHER), (another, CONTENT)]
+            senders = [(worker, number, each) for number in together for each in (CONTENT, OTHER) for worker in workers]
             choose.shuffle(senders)
-            await asyncio.gather(*(put(worker, upload, number, content=content) for worker, content in senders))
-        stored = (tmp_path / upload.place / "data").read_bytes()
-        await another.drain()
+            await asyncio.gather(*(worker.put(upload, number, each) for worker, number, each in senders))
+            if choose.random() < 0.5:
+                await choose.choice(workers).store.drain()
+        await asyncio.gather(*(worker.store.drain() for worker in workers))
         hashed = PrefixHashes()
-        hashed.update(memoryview(stored))
-        assert await storage.digest(upload) == hashed.digests()
+        hashed.update(memoryview(local.data(upload)))
+        assert await choose.choice(workers).store.digest(upload) == hashed.digests()
 
 
 # Without an MD5, until one is told
@@ -215,59 +154,53 @@ def without_md5(upload: Upload) -> Upload:
     return replace(upload, md5=None, computes_md5=False)
 
 
-async def test_of_what_needs_no_md5_none_is_computed(storage: Store, upload: Upload, tmp_path: Path) -> None:
-    upload = without_md5(upload)
-    await put_and_follow(storage, upload, 0, 1, 2)
-    async with a_worker(tmp_path) as another:
+async def test_of_what_needs_no_md5_none_is_computed_until_it_does(local: Local, upload: Upload) -> None:
+    early = without_md5(upload)
+    await local.put_and_follow(early, 0, 1, 2)
+    async with a_worker(local.root) as another:
         with counted_reads("data") as read:
-            await put(another, upload, *range(3, LAST + 1))
-            assert await another.digest(upload) == Digests(None, CONTENT.sha256)
+            await another.put_these(early, *range(3, LAST + 1))
+            assert await another.store.digest(early) == Digests(None, CONTENT.sha256)
         assert read.bytes == 0
+    assert await local.store.digested_bytes(early) == CONTENT.size
+    assert await local.store.digested_bytes(upload) == 0
+    assert await local.store.digest(upload) == RIGHT
+    assert await local.store.digest(early) == RIGHT, "more than is needed"
 
 
-async def test_an_md5_that_is_told_starts_at_the_first_byte(storage: Store, upload: Upload) -> None:
-    await put_and_follow(storage, without_md5(upload), 0, 1, 2)
-    assert await storage.digested_bytes(upload) == 0
+async def test_an_md5_that_is_told_starts_at_the_first_byte(local: Local, upload: Upload) -> None:
+    await local.put_and_follow(without_md5(upload), 0, 1, 2)
+    assert await local.store.digested_bytes(upload) == 0
     with counted_reads("data") as read:
-        storage.follow(upload)
-        await storage.drain()
-        assert (await storage.digested_bytes(upload), read.bytes) == (3 * CHUNK, 3 * CHUNK)
-        await put(storage, upload, *range(3, LAST + 1))
-        assert await storage.digest(upload) == RIGHT
+        local.store.follow(upload)
+        await local.store.drain()
+        assert (await local.store.digested_bytes(upload), read.bytes) == (3 * CHUNK, 3 * CHUNK)
+        await local.put_these(upload, *range(3, LAST + 1))
+        assert await local.store.digest(upload) == RIGHT
     assert read.bytes == 3 * CHUNK
 
 
-async def test_who_has_not_heard_of_it_goes_on_with_both(storage: Store, upload: Upload, tmp_path: Path) -> None:
-    await put_and_follow(storage, upload, 0, 1)
-    async with a_worker(tmp_path) as another:
+async def test_who_has_not_heard_of_it_goes_on_with_both(local: Local, upload: Upload) -> None:
+    await local.put_and_follow(upload, 0, 1)
+    async with a_worker(local.root) as another:
         with counted_reads("data") as read:
-            await put_and_follow(another, without_md5(upload), *range(2, LAST + 1))
-            assert await storage.digest(upload) == RIGHT
+            await another.put_and_follow(without_md5(upload), *range(2, LAST + 1))
+            assert await local.store.digest(upload) == RIGHT
         assert read.bytes == 0
 
 
-async def test_who_follows_it_already_hears_of_it(storage: Store, upload: Upload) -> None:
+async def test_who_follows_it_already_hears_of_it(local: Local, upload: Upload) -> None:
     """Of several chunks at once: the follower has begun without."""
     early = without_md5(upload)
-    await asyncio.gather(*(put(storage, early, number) for number in range(LAST)), _told(storage, upload))
-    await storage.drain()
-    assert await storage.digested_bytes(upload) == LAST * CHUNK
-    await put(storage, early, LAST)
-    assert await storage.digest(upload) == RIGHT
+    await asyncio.gather(*(local.put_these(early, number) for number in range(LAST)), _told(local, upload))
+    await local.store.drain()
+    assert await local.store.digested_bytes(upload) == LAST * CHUNK
+    await local.put_these(early, LAST)
+    assert await local.store.digest(upload) == RIGHT
 
 
-async def _told(storage: Store, upload: Upload) -> None:
-    storage.follow(upload)
-
-
-async def test_digests_that_were_finished_without_are_finished_again(storage: Store, upload: Upload) -> None:
-    early = without_md5(upload)
-    await put(storage, early, *range(LAST + 1))
-    assert await storage.digest(early) == Digests(None, CONTENT.sha256)
-    assert await storage.digested_bytes(early) == CONTENT.size
-    assert await storage.digested_bytes(upload) == 0
-    assert await storage.digest(upload) == RIGHT
-    assert await storage.digest(early) == RIGHT, "more than is needed"
+async def _told(local: Local, upload: Upload) -> None:
+    local.store.follow(upload)
 
 
 # What is saved, and not believed
@@ -306,43 +239,41 @@ NOT_BELIEVED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("how", NOT_BELIEVED)
-async def test_a_state_that_is_not_certain_starts_at_the_first_byte(
-    storage: Store, upload: Upload, tmp_path: Path, how: str
-) -> None:
-    await put_and_follow(storage, upload, 0, 1, 2, 4, 5)
-    path = tmp_path / upload.place / "digest"
+async def test_a_state_that_is_not_certain_starts_at_the_first_byte(local: Local, upload: Upload, how: str) -> None:
+    await local.put_and_follow(upload, 0, 1, 2, 4, 5)
+    path = local.file(upload, "digest")
     path.write_bytes(NOT_BELIEVED[how](path.read_bytes()))
     with counted_reads("data") as read:
-        await put_and_follow(storage, upload, 6, 3)
-        assert await storage.digested_bytes(upload) == 7 * CHUNK
+        await local.put_and_follow(upload, 6, 3)
+        assert await local.store.digested_bytes(upload) == 7 * CHUNK
         assert read.bytes == 6 * CHUNK, "all but the last to come"
-    await put(storage, upload, 7, LAST)
-    assert await storage.digest(upload) == RIGHT
+    await local.put_these(upload, 7, LAST)
+    assert await local.store.digest(upload) == RIGHT
 
 
 async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_on_from(
-    storage: Store, upload: Upload, tmp_path: Path
+    local: Local, upload: Upload
 ) -> None:
     """As a withdrawal leaves it that a power cut interrupted."""
-    await put_and_follow(storage, upload, 0, 1, 2)
-    with (tmp_path / upload.place / "map").open("r+b") as chunk_map:
+    await local.put_and_follow(upload, 0, 1, 2)
+    with local.file(upload, "map").open("r+b") as chunk_map:
         chunk_map.seek(chunks.map_record_offset(1))
         chunk_map.write(bytes(chunks.MAP_RECORD_LENGTH))
-    await put_and_follow(storage, upload, 3)
-    assert await storage.digested_bytes(upload) == CHUNK
-    await put(storage, upload, 1, *range(4, LAST + 1))
-    assert await storage.digest(upload) == RIGHT
+    await local.put_and_follow(upload, 3)
+    assert await local.store.digested_bytes(upload) == CHUNK
+    await local.put_these(upload, 1, *range(4, LAST + 1))
+    assert await local.store.digest(upload) == RIGHT
 
 
 async def test_a_python_without_openssls_states_hashes_all_at_the_merge(
-    storage: Store, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    local: Local, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("uploader.storage.hashes._library", lambda: None)
     with counted_reads("data") as read:
-        await put_and_follow(storage, upload, *range(LAST + 1))
+        await local.put_and_follow(upload, *range(LAST + 1))
         assert read.bytes == 0
-        assert await storage.digested_bytes(upload) == 0
-        assert await storage.digest(upload) == RIGHT
+        assert await local.store.digested_bytes(upload) == 0
+        assert await local.store.digest(upload) == RIGHT
     assert read.bytes == CONTENT.size
 
 
@@ -355,75 +286,67 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     go_on, real = threading.Semaphore(0), PrefixHashes.update_by
 
     def update_by(hashes: PrefixHashes, pieces: Callable[[], Iterable[memoryview]], length_bytes: int) -> None:
-        assert go_on.acquire(timeout=30)
+        assert go_on.acquire(timeout=PATIENCE_SECONDS)
         real(hashes, pieces, length_bytes)
 
     monkeypatch.setattr(PrefixHashes, "update_by", update_by)
     return go_on
 
 
-async def test_a_chunk_is_acknowledged_before_it_is_hashed(stack: Stack, stalled: threading.Semaphore) -> None:
-    await stack.open(CONTENT)
-    for number in range(LAST):
-        assert (await stack.put(CONTENT, number)).status_code == 200
-    stalled.release(CONTENT.chunk_count)
-    assert (await stack.put(CONTENT, LAST)).status_code == 201
-
-
 async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
-    storage: Store, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+    local: Local, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "MAX_KEPT_BYTES", 2 * CHUNK)
     bodies = [InPieces(CONTENT.chunk(number)) for number in range(4)]
     for number, body in enumerate(bodies):
-        (await storage.hold_chunk(upload, number, body)).release()
+        (await local.store.hold_chunk(upload, number, body)).release()
         body.close()
     assert [body.keepers for body in bodies] == [1, 1, 0, 0]
     with counted_reads("data") as read:
         stalled.release(CONTENT.chunk_count)
-        await storage.drain()
+        await local.store.drain()
     assert [body.keepers for body in bodies] == [0, 0, 0, 0]
-    assert await storage.digested_bytes(upload) == 4 * CHUNK
+    assert await local.store.digested_bytes(upload) == 4 * CHUNK
     assert read.bytes == 2 * CHUNK, "the others are read from the page cache"
 
 
-async def test_a_body_is_not_kept_for_a_chunk_that_may_never_come(storage: Store, upload: Upload) -> None:
+async def test_a_body_is_not_kept_for_a_chunk_that_may_never_come(local: Local, upload: Upload) -> None:
     body = InPieces(CONTENT.chunk(3))
-    (await storage.hold_chunk(upload, 3, body)).release()
-    await storage.drain()
+    (await local.store.hold_chunk(upload, 3, body)).release()
+    await local.store.drain()
     assert body.keepers == 1
 
 
-async def test_bytes_that_could_not_be_stored_are_not_hashed(storage: Store, upload: Upload) -> None:
-    await put(storage, upload, 0)
+async def test_bytes_that_could_not_be_stored_are_not_hashed(local: Local, upload: Upload) -> None:
+    await local.put_these(upload, 0)
     with failing_call("pwrite", only=lambda path: path.name == "map"), pytest.raises(StorageFailed):
-        await put(storage, upload, 1, content=OTHER)
-    await put(storage, upload, *range(1, LAST + 1))
-    assert await storage.digest(upload) == RIGHT
+        await local.put_these(upload, 1, content=OTHER)
+    await local.put_these(upload, *range(1, LAST + 1))
+    assert await local.store.digest(upload) == RIGHT
 
 
 @pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EIO])
-async def test_a_state_that_cannot_be_saved_costs_no_chunk(storage: Store, upload: Upload, error_number: int) -> None:
+async def test_a_state_that_cannot_be_saved_costs_no_chunk(local: Local, upload: Upload, error_number: int) -> None:
     with failing_call("pwrite", error_number, times=None, only=lambda path: path.name == "digest") as fault:
-        await put_and_follow(storage, upload, 0, 1, 2)
+        await local.put_and_follow(upload, 0, 1, 2)
     assert fault.hits >= 3
-    assert await storage.digested_bytes(upload) == 0
-    await put(storage, upload, *range(3, LAST + 1))
-    assert await storage.digest(upload) == RIGHT
+    assert await local.store.digested_bytes(upload) == 0
+    await local.put_these(upload, *range(3, LAST + 1))
+    assert await local.store.digest(upload) == RIGHT
 
 
-async def test_following_ends_with_its_upload(storage: Store, upload: Upload, tmp_path: Path) -> None:
-    await put(storage, upload, 1, 2)
-    await storage.drain()
+async def test_following_ends_with_its_upload(local: Local, upload: Upload) -> None:
+    await local.put_these(upload, 1, 2)
+    await local.store.drain()
     with paused_call("preadv") as pause:
-        await put(storage, upload, 0)
-        assert await asyncio.to_thread(pause.reached.wait, 10)
-        assert await storage.discard(upload)
+        await local.put_these(upload, 0)
+        assert await asyncio.to_thread(pause.reached.wait, PATIENCE_SECONDS)
+        assert await local.store.discard(upload)
         pause.go_on.set()
-        await storage.drain()
-    assert open_files_under(tmp_path) == []
+        await local.store.drain()
+    assert open_files_under(local.root) == []
     with pytest.raises(Gone):
-        await storage.digest(upload)
+        await local.store.digest(upload)
 
 
 # Who sends faster than the digests go
@@ -437,65 +360,45 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 3600)
 
 
-class Pace:
+def pace(local: Local, upload: Upload, number: int) -> "asyncio.Task[None]":
     """An answer that may have to wait for the digests."""
+    return asyncio.create_task(local.store.keep_pace(upload, number))
 
-    def __init__(self, storage: Store, upload: Upload, number: int) -> None:
-        self._task = asyncio.create_task(storage.keep_pace(upload, number))
 
-    async def waits(self) -> bool:
-        await asyncio.wait({self._task}, timeout=0.05)
-        return not self._task.done()
-
-    async def ends(self) -> bool:
-        await asyncio.wait({self._task}, timeout=30)
-        return self._task.done()
+async def ends(task: "asyncio.Task[None]") -> bool:
+    await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
+    return task.done()
 
 
 async def taken_up(storage: Any, upload: Upload) -> None:
     """Until it is known how far the digests of an upload are that somebody looks after."""
-
-    async def position_is_known() -> bool:
-        return storage._followers[upload.id].position is not None
-
-    await eventually(position_is_known)
+    await until(lambda: storage._followers[upload.id].position is not None)
 
 
-async def test_a_chunk_far_ahead_of_the_digests_is_answered_once_they_are_near(
-    storage: Store, upload: Upload, stalled: threading.Semaphore, near: None
+@pytest.mark.parametrize("how", ["they are near", "it is long", "their upload goes"])
+async def test_a_chunk_far_ahead_of_the_digests_is_answered_once(
+    local: Local, upload: Upload, stalled: threading.Semaphore, near: None, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await put(storage, upload, *range(4))
-    await taken_up(storage, upload)
-    assert await Pace(storage, upload, 2).ends()
-    far = Pace(storage, upload, 3)
-    assert await far.waits()
+    await local.put_these(upload, *range(4))
+    await taken_up(local.store, upload)
+    assert await ends(pace(local, upload, 2))
+    if how == "it is long":
+        monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 0.01)
+        assert await ends(pace(local, upload, 3))
+    else:
+        far = pace(local, upload, 3)
+        assert await waits(far)
+        if how == "their upload goes":
+            assert await local.store.discard(upload)
+        stalled.release(CONTENT.chunk_count)
+        assert await ends(far)
     stalled.release(CONTENT.chunk_count)
-    assert await far.ends()
 
 
-async def test_over_http_the_answer_waits_and_the_chunk_counts_already(
+async def test_over_http_the_answer_waits_and_that_of_a_chunk_which_is_sent_again_does_not(
     stack: Stack, stalled: threading.Semaphore, near: None
 ) -> None:
-    upload = await _opened(stack)
-    for number in range(3):
-        assert (await stack.put(CONTENT, number)).status_code == 200
-    far = asyncio.create_task(stack.put(CONTENT, 3))
-
-    async def is_counted() -> bool:
-        answer = (await stack.client.get(f"/uploads/{upload.id}")).json()
-        return bool(answer["upload"]["received_bytes"] == 4 * CHUNK)
-
-    await eventually(is_counted)
-    await asyncio.wait({far}, timeout=0.05)
-    assert not far.done()
-    stalled.release(CONTENT.chunk_count)
-    assert (await far).json()["received_chunks"] == 4
-
-
-async def test_a_chunk_that_is_sent_again_is_answered_at_once(
-    stack: Stack, stalled: threading.Semaphore, near: None
-) -> None:
-    """Its sender had no patience with the first answer."""
+    """Its sender had no patience with the first answer; the chunk counts already."""
     upload = await _opened(stack)
     for number in range(3):
         assert (await stack.put(CONTENT, number)).status_code == 200
@@ -507,74 +410,50 @@ async def test_a_chunk_that_is_sent_again_is_answered_at_once(
         return bool(answer["upload"]["received_bytes"] == 4 * CHUNK)
 
     await eventually(is_counted)
+    assert await waits(first)
     async with asyncio.timeout(PATIENCE_SECONDS):
         again = (await stack.put(CONTENT, 3)).json()
     assert (again["duplicate"], again["received_chunks"], first.done()) == (True, 4, False)
     stalled.release(CONTENT.chunk_count)
-    assert (await first).json()["duplicate"] is False
+    answer = (await first).json()
+    assert (answer["duplicate"], answer["received_chunks"]) == (False, 4)
 
 
-async def test_nobody_waits_for_digests_that_a_gap_holds_up(storage: Store, upload: Upload, near: None) -> None:
-    await put(storage, upload, *range(1, LAST))
-    await storage.drain()
-    assert await Pace(storage, upload, LAST - 1).ends()
+async def test_nobody_waits_for_digests_that_a_gap_holds_up(local: Local, upload: Upload, near: None) -> None:
+    await local.put_these(upload, *range(1, LAST))
+    await local.store.drain()
+    assert await ends(pace(local, upload, LAST - 1))
 
 
 async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all_of_it(
-    storage: Store, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
+    local: Local, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_TURN_BYTES", CHUNK)
-    await put(storage, upload, *range(LAST))
-    await taken_up(storage, upload)
-    far = Pace(storage, upload, LAST - 1)
+    await local.put_these(upload, *range(LAST))
+    await taken_up(local.store, upload)
+    far = pace(local, upload, LAST - 1)
     stalled.release(1)
-    assert await far.waits()
+    assert await waits(far)
     stalled.release(1)
-    assert await far.ends(), "two chunks were hashed meanwhile"
+    assert await ends(far), "two chunks were hashed meanwhile"
     stalled.release(LAST)
 
 
-async def test_nobody_waits_for_long(
-    storage: Store,
-    upload: Upload,
-    stalled: threading.Semaphore,
-    near: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    await put(storage, upload, *range(4))
-    await taken_up(storage, upload)
-    monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 0.01)
-    assert await Pace(storage, upload, 3).ends()
-    stalled.release(CONTENT.chunk_count)
-
-
-async def test_who_waits_for_digests_is_let_go_with_their_upload(
-    storage: Store, upload: Upload, stalled: threading.Semaphore, near: None
-) -> None:
-    await put(storage, upload, *range(4))
-    await taken_up(storage, upload)
-    far = Pace(storage, upload, 3)
-    assert await far.waits()
-    assert await storage.discard(upload)
-    stalled.release(CONTENT.chunk_count)
-    assert await far.ends()
-
-
 async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_further(
-    storage: Store, upload: Upload, tmp_path: Path, stalled: threading.Semaphore, near: None
+    local: Local, upload: Upload, stalled: threading.Semaphore, near: None
 ) -> None:
-    async with a_worker(tmp_path) as another:
-        await put(another, upload, 0)
-        await taken_up(another, upload)
-        await put(storage, upload, *range(1, 4))
-        await taken_up(storage, upload)
-        far = Pace(storage, upload, 3)
-        assert await far.waits()
-        assert await far.ends(), "they stand still"
+    async with a_worker(local.root) as another:
+        await another.put_these(upload, 0)
+        await taken_up(another.store, upload)
+        await local.put_these(upload, *range(1, 4))
+        await taken_up(local.store, upload)
+        far = pace(local, upload, 3)
+        assert await waits(far)
+        assert await ends(far), "they stand still"
         stalled.release(CONTENT.chunk_count)
-        await asyncio.gather(storage.drain(), another.drain())
-        await put(storage, upload, *range(4, LAST + 1))
-        assert await storage.digest(upload) == RIGHT
+        await asyncio.gather(local.store.drain(), another.store.drain())
+        await local.put_these(upload, *range(4, LAST + 1))
+        assert await local.store.digest(upload) == RIGHT
 
 
 # Small chunks
@@ -587,15 +466,19 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "_GATHER_SECONDS", 3600)
 
 
-async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Store, upload: Upload, patience: None) -> None:
-    async def four_are_hashed() -> bool:
-        return await storage.digested_bytes(upload) == 4 * CHUNK
+async def until_digested(local: Local, upload: Upload, position: int) -> None:
+    async def is_digested() -> bool:
+        return await local.store.digested_bytes(upload) == position
 
+    await eventually(is_digested)
+
+
+async def test_small_chunks_are_gathered_and_hashed_at_one_go(local: Local, upload: Upload, patience: None) -> None:
     with recorded_calls("preadv", "pwrite") as calls:
-        await put(storage, upload, 0, 1, 2)
+        await local.put_these(upload, 0, 1, 2)
         assert not [call for call in calls if call[1] == "digest"]
-        await put(storage, upload, 3)
-        await eventually(four_are_hashed)
+        await local.put_these(upload, 3)
+        await until_digested(local, upload, 4 * CHUNK)
     assert [call for call in calls if call[1] == "digest" or call[0] == "preadv"] == [
         ("preadv", "data"),
         ("pwrite", "digest"),
@@ -603,62 +486,50 @@ async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Store, up
 
 
 async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
-    storage: Store, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    local: Local, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "GATHERED_BYTES", CONTENT.size)
-    await put(storage, upload, 0, 1)
-
-    async def both_are_hashed() -> bool:
-        return await storage.digested_bytes(upload) == 2 * CHUNK
-
-    await eventually(both_are_hashed)
+    await local.put_these(upload, 0, 1)
+    await until_digested(local, upload, 2 * CHUNK)
 
 
 async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chunks(
-    storage: Store, upload: Upload, patience: None
+    local: Local, upload: Upload, patience: None
 ) -> None:
-    await put(storage, upload, 0)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        await storage.drain()
-        await put(storage, upload, *range(1, LAST + 1))
-        assert await storage.digest(upload) == RIGHT
-
-
-async def test_small_chunks_are_not_kept_in_memory(storage: Store, upload: Upload, patience: None) -> None:
     body = InPieces(CONTENT.chunk(0))
-    (await storage.hold_chunk(upload, 0, body)).release()
-    assert body.keepers == 1
-    await storage.drain()
-    assert await storage.digested_bytes(upload) == CHUNK
+    (await local.store.hold_chunk(upload, 0, body)).release()
+    assert body.keepers == 1, "they are not kept in memory"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await local.store.drain()
+        assert await local.store.digested_bytes(upload) == CHUNK
+        await local.put_these(upload, *range(1, LAST + 1))
+        assert await local.store.digest(upload) == RIGHT
 
 
 # Withdrawal
 
 
-async def test_withdrawing_waits_for_who_hashes_and_starts_the_digests_again(
-    storage: Store, upload: Upload, tmp_path: Path
-) -> None:
-    await put_and_follow(storage, upload, 1, 2)
+async def test_withdrawing_waits_for_who_hashes_and_starts_the_digests_again(local: Local, upload: Upload) -> None:
+    await local.put_and_follow(upload, 1, 2)
     with paused_call("preadv") as pause:
-        await put(storage, upload, 0)
-        assert await asyncio.to_thread(pause.reached.wait, 10)
-        async with a_worker(tmp_path) as another, another.closing(upload) as closer:
+        await local.put_these(upload, 0)
+        assert await asyncio.to_thread(pause.reached.wait, PATIENCE_SECONDS)
+        async with a_worker(local.root) as another, another.store.closing(upload) as closer:
             withdrawing = asyncio.create_task(closer.withdraw([1], generation=1))
-            await asyncio.wait({withdrawing}, timeout=0.05)
-            assert not withdrawing.done()
+            assert await waits(withdrawing)
             pause.go_on.set()
             await withdrawing
-    await storage.drain()
-    assert await storage.digested_bytes(upload) == 0
-    await put(storage, upload, 1, *range(3, LAST + 1))
-    assert await storage.digest(upload) == RIGHT
+    await local.store.drain()
+    assert await local.store.digested_bytes(upload) == 0
+    await local.put_these(upload, 1, *range(3, LAST + 1))
+    assert await local.store.digest(upload) == RIGHT
 
 
 async def test_a_merge_of_an_older_generation_does_not_fail_an_upload_that_was_healed(
-    make_stack_on: MakeStack,
+    make_stack: MakeStack,
 ) -> None:
     """It compared what was there before the withdrawal with the claims."""
-    async with make_stack_on() as stack:
+    async with make_stack() as stack:
         upload = await _opened(stack)
         await stack.put(CONTENT, 0)
         await stack.services.closers.withdraw(upload, [0])
@@ -691,12 +562,10 @@ async def test_how_far_a_merge_is_shows_in_every_worker(make_stack: MakeStack, m
             assert (response.status_code, response.json()["upload"]["merged_bytes"]) == (202, 0)
         seen = {0}
         with paused_call("preadv") as pause:
-            assert await asyncio.to_thread(pause.reached.wait, 10)
+            assert await asyncio.to_thread(pause.reached.wait, PATIENCE_SECONDS)
             seen.add(await _merged_bytes(other))
         with failing_call("link", times=None) as fault:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not fault.hits:
-                    await asyncio.sleep(0.01)
+            await until(lambda: fault.hits > 0)
             seen.add(await _merged_bytes(other))
         assert max(seen) == CONTENT.size
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -714,7 +583,7 @@ async def _merged_bytes(stack: Stack) -> int:
 
 @pytest.mark.parametrize("in_order", [True, False])
 async def test_bytes_are_accounted_before_a_merge_that_has_much_left_to_hash(
-    make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch, in_order: bool
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, in_order: bool
 ) -> None:
     monkeypatch.setattr(merge, "_LONG_MERGE_BYTES", 4 * CHUNK)
     accounted: list[str] = []
@@ -725,7 +594,7 @@ async def test_bytes_are_accounted_before_a_merge_that_has_much_left_to_hash(
         return await real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transactions.uploads, "flush", flush)
-    async with make_stack_on() as stack:
+    async with make_stack() as stack:
         await stack.open(CONTENT)
         numbers = list(range(LAST + 1)) if in_order else [*range(1, LAST + 1), 0]
         for number in numbers[:-1]:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.bodies import InPieces
 from tests.support.content import KIB
+from tests.support.local import until
 from tests.support.rows import upload_row
-from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.storage.disk import try_lock
 from uploader.storage.local import chunks, locks
@@ -47,11 +47,7 @@ class Writers:
     async def get_through(self, turns: int) -> None:
         """Wait until they had so many turns more."""
         goal = self.turns + turns
-
-        async def reached() -> bool:
-            return self.turns >= goal
-
-        await eventually(reached)
+        await until(lambda: self.turns >= goal)
 
 
 @pytest.mark.parametrize("count", [8, 16])

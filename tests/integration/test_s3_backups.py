@@ -45,8 +45,13 @@ async def back_up(stack: Stack, tmp_path: Path) -> BackedUp:
     return await stack.services.backups.back_up(tmp_path / "backups", nothing)
 
 
-async def restore(tmp_path: Path, url: str, redis_url: str, **settings: Any) -> Copied:
+def restored_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}"
+
+
+async def restore(tmp_path: Path, redis_url: str, url: str | None = None, **settings: Any) -> Copied:
     """As the command does it, on a machine where nothing is."""
+    url = url or restored_url(tmp_path)
     in_force = Settings(data=tmp_path / "restored", database_url=url, redis_url=redis_url, **settings)
     services = Services(in_force)
     try:
@@ -86,7 +91,7 @@ async def test_a_database_is_restored_beside_its_bucket(
         assert (await stack.upload(later)).status_code == 201
         token = stack.client.headers["Authorization"]
     assert not [path for path in (tmp_path / "backups").rglob("*") if len(path.name) == 64], "a content was copied"
-    copied = await restore(tmp_path, blank_url, redis_url, **in_bucket)
+    copied = await restore(tmp_path, redis_url, blank_url, **in_bucket)
     assert (copied.blobs, copied.lacking) == (3, {})
     async with running_stack(tmp_path / "restored", blank_url, redis_url, **in_bucket) as restored:
         restored.client.headers["Authorization"] = token
@@ -117,7 +122,7 @@ async def test_what_the_bucket_lacks_is_named(
             if stat.size == len(damaged.data):
                 bucket.put(stat.key, BytesBody(b"x"))
     bucket.close()
-    copied = await restore(tmp_path, f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}", redis_url, **in_bucket)
+    copied = await restore(tmp_path, redis_url, **in_bucket)
     assert copied.lacking == {missing.sha256: "missing", damaged.sha256: "damaged"}
 
 
@@ -138,11 +143,10 @@ async def test_a_bucket_that_is_away_then_is_told_and_the_database_is_there(
         own_gateway.kill()
 
     monkeypatch.setattr(backup, "load_dump", load_and_kill)
-    url = f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}"
     with pytest.raises(BackupRefused, match=r"^the database is restored; whether the bucket .* `uploader scrub`"):
-        await restore(tmp_path, url, redis_url, **in_bucket)
+        await restore(tmp_path, redis_url, **in_bucket)
     own_gateway.start_again()
-    async with running_stack(tmp_path / "restored", url, redis_url, **in_bucket) as restored:
+    async with running_stack(tmp_path / "restored", restored_url(tmp_path), redis_url, **in_bucket) as restored:
         assert list((await contents_of(restored)).values()) == [CONTENTS[0].data]
 
 
@@ -152,19 +156,19 @@ async def test_a_backup_goes_where_its_contents_are(
     async with make_on_sqlite(**in_bucket) as stack:
         await back_up(stack, tmp_path)
         mine = (await stack.services.installation.belonging()).disk
-    url, storage = f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}", in_bucket["storage"]
+    storage = in_bucket["storage"]
     with pytest.raises(BackupRefused, match=f"the contents of the backup are in the bucket {storage}: set UPLOADER_"):
-        await restore(tmp_path, url, redis_url)
+        await restore(tmp_path, redis_url)
     elsewhere = in_bucket | {"storage": f"{storage}-2"}
     with pytest.raises(ConfigurationError, match=r"-2 belongs to no installation, .* correct UPLOADER_STORAGE"):
-        await restore(tmp_path, url, redis_url, **elsewhere)
+        await restore(tmp_path, redis_url, **elsewhere)
     shutil.copy(sqlite_template, tmp_path / "other.db")
     async with running_stack(
         tmp_path / "other", f"sqlite:///{tmp_path / 'other.db'}", redis_url, adopts=True, **elsewhere
     ) as other:
         its = (await other.services.installation.belonging()).disk
     with pytest.raises(ConfigurationError, match=f"-2 belongs to installation {its}, the backup to {mine}: correct"):
-        await restore(tmp_path, url, redis_url, **elsewhere)
+        await restore(tmp_path, redis_url, **elsewhere)
     assert not (tmp_path / "restored" / "uploader.db").exists()
 
 
@@ -174,4 +178,4 @@ async def test_a_backup_with_its_contents_goes_to_no_bucket(
     async with make_on_sqlite(storage=None) as stack:
         await back_up(stack, tmp_path)
     with pytest.raises(BackupRefused, match="which go to a disk: unset UPLOADER_STORAGE"):
-        await restore(tmp_path, f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}", redis_url, **in_bucket)
+        await restore(tmp_path, redis_url, **in_bucket)

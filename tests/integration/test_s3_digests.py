@@ -13,9 +13,11 @@ from sqlalchemy import update
 
 from tests.support.bodies import InPieces
 from tests.support.content import Content
-from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
+from tests.support.local import waits
+from tests.support.nodes import MakeNode, Node, digests_of, making_nodes
 from tests.support.statements import statements
-from tests.support.waiting import eventually
+from tests.support.stores import CHUNK, CONTENT
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.domain.ledger import PartNoted
@@ -31,8 +33,8 @@ OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 
 
 @pytest.fixture
-async def make_node(database_url: str, s3_address: BucketAddress) -> AsyncIterator[MakeNode]:
-    async with making_nodes(database_url, s3_address) as make:
+async def make_node(stack_url: str, s3_address: BucketAddress) -> AsyncIterator[MakeNode]:
+    async with making_nodes(stack_url, s3_address) as make:
         yield make
 
 
@@ -47,10 +49,23 @@ async def another(make_node: MakeNode, node: Node) -> Node:
     return make_node()
 
 
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody loses patience because others are slow."""
+    for name in ("_WATCH_SECONDS", "_STALLED_SECONDS", "_LAST_SECONDS"):
+        monkeypatch.setattr(digests, name, 3600)
+
+
 @pytest.fixture
 def only_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is saved by itself."""
     monkeypatch.setattr(digests, "_QUIET_SECONDS", 3600)
+
+
+async def check_unread(by: Node, upload: Upload) -> None:
+    """Its digests are right, and known without reading."""
+    assert await by.store.digest(upload) == digests_of(CONTENT)
+    assert by.bucket.read_bytes == 0
 
 
 async def saved_bytes(node: Node, upload: Upload) -> int:
@@ -76,9 +91,7 @@ async def until_hashed(node: Node, upload: Upload, position: int) -> None:
 
 async def put_hashed(node: Node, upload: Upload, number: int, content: Content = CONTENT) -> bool:
     """Put a chunk whose digests come as fast as S3 does."""
-    with node.bucket.held("upload_part", after=True) as hold:
-        putting = asyncio.create_task(node.put(upload, number, content))
-        await hold.is_there()
+    async with node.bucket.asleep("upload_part", node.put(upload, number, content), after=True) as putting:
         await until_ahead(node, upload)
     return await putting
 
@@ -97,16 +110,30 @@ async def until_ahead(node: Node, upload: Upload) -> None:
 
 
 @pytest.mark.usefixtures("only_with_rows")
-async def test_where_a_node_dies_another_goes_on(node: Node, another: Node) -> None:
-    """It has time for nothing: all it has told is in the rows of its chunks."""
-    upload = await node.open()
-    for number in (0, 1):
-        await put_hashed(node, upload, number)
-        assert await saved_bytes(another, upload) == (number + 1) * CHUNK
-    for number in (2, 3):
-        await another.put(upload, number)
-    assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert another.bucket.read_bytes == 0
+@pytest.mark.parametrize(
+    ("first", "then", "saved"),
+    [
+        ("n0! n1!", "a2 a3", 2),  # where a node dies, which has time for nothing, another goes on
+        ("n0! a1! n2! a3!", "", 4),
+        ("a1 a2 a3 n0!", "", 1),  # what waits in memory goes on from what others saved
+        ("a1 a2 n0!", "a3", 1),
+        ("n1 n3 a2 a0!", "", 4),  # each goes on as soon as others have come so far: no chunk comes to say so
+    ],
+)
+async def test_what_the_rows_of_chunks_tell_is_enough(
+    node: Node, another: Node, first: str, then: str, saved: int
+) -> None:
+    """Each step: the node, the chunk, and whether its digests come as fast as S3 does."""
+    upload, nodes = await node.open(), {"n": node, "a": another}
+    for step in first.split():
+        put = put_hashed if step.endswith("!") else Node.put
+        assert await put(nodes[step[0]], upload, int(step[1]))
+    if saved > 1:
+        await until_saved(another, upload, min(saved * CHUNK, CONTENT.size))
+    for step in then.split():
+        await nodes[step[0]].put(upload, int(step[1]))
+    await check_unread(another, upload)
+    assert node.bucket.read_bytes == 0
 
 
 @pytest.mark.usefixtures("only_with_rows")
@@ -129,12 +156,11 @@ async def test_no_chunk_waits_for_its_digests(node: Node, monkeypatch: pytest.Mo
     go_on, real = threading.Event(), PrefixHashes.update_by
 
     def update_by(*arguments: Any) -> None:
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_SECONDS)
         real(*arguments)
 
     monkeypatch.setattr(PrefixHashes, "update_by", update_by)
-    for number in range(3):
-        await node.put(upload, number)
+    await node.put_these(upload, *range(3))
     assert await saved_bytes(node, upload) == 0
     go_on.set()
     await until_hashed(node, upload, 3 * CHUNK)
@@ -142,49 +168,19 @@ async def test_no_chunk_waits_for_its_digests(node: Node, monkeypatch: pytest.Mo
     assert await saved_bytes(node, upload) == CONTENT.size
 
 
-async def test_what_no_row_takes_along_is_saved_by_itself(node: Node, another: Node) -> None:
+@pytest.mark.parametrize("ends", [False, True])
+async def test_what_no_row_takes_along_is_saved_by_itself_or_where_the_node_ends(
+    node: Node, another: Node, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_QUIET_SECONDS", 3600 if ends else 0)
     upload = await node.open()
-    for number in (1, 0):  # its row can't know of the one that waits
-        await node.put(upload, number)
+    await node.put_these(upload, 1, 0)  # its row can't know of the one that waits
+    if ends:
+        await node.store.drain()
+        assert await saved_bytes(another, upload) == 2 * CHUNK
     await until_saved(another, upload, 2 * CHUNK)
-    for number in (2, 3):
-        await another.put(upload, number)
-    assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert another.bucket.read_bytes == 0
-
-
-@pytest.mark.usefixtures("only_with_rows")
-async def test_a_node_that_ends_in_order_saves_what_it_knows(node: Node, another: Node) -> None:
-    upload = await node.open()
-    for number in (1, 0):
-        await node.put(upload, number)
-    await node.store.drain()
-    assert await saved_bytes(another, upload) == 2 * CHUNK
-    for number in (2, 3):
-        await another.put(upload, number)
-    assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert another.bucket.read_bytes == 0
-
-
-async def test_two_nodes_by_turns_read_nothing(node: Node, another: Node) -> None:
-    upload = await node.open()
-    for number in range(CONTENT.chunk_count):
-        await (node, another)[number % 2].put(upload, number)
-        await until_saved(node, upload, min((number + 1) * CHUNK, CONTENT.size))
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.read_bytes == 0
-
-
-@pytest.mark.parametrize("last", [0, 3])
-async def test_what_waits_in_memory_goes_on_from_what_others_saved(node: Node, another: Node, last: int) -> None:
-    upload = await node.open()
-    for number in {1, 2, 3} - {last}:
-        await another.put(upload, number)
-    await put_hashed(node, upload, 0)
-    if last:
-        await another.put(upload, last)
-    assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert another.bucket.read_bytes == 0
+    await another.put_these(upload, 2, 3)
+    await check_unread(another, upload)
 
 
 async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: Node, another: Node) -> None:
@@ -204,25 +200,10 @@ async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: 
 
 
 @pytest.mark.usefixtures("only_with_rows")
-async def test_in_parallel_each_goes_on_as_soon_as_others_have_come_so_far(node: Node, another: Node) -> None:
-    """No chunk comes to say so, and the state of those that waited is saved for those that still do."""
-    upload = await node.open()
-    for number in (1, 3):
-        await node.put(upload, number)
-    await another.put(upload, 2)
-    await put_hashed(another, upload, 0)
-    await until_saved(node, upload, CONTENT.size)
-    assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.read_bytes == another.bucket.read_bytes == 0
-
-
-@pytest.mark.usefixtures("only_with_rows")
 async def test_where_others_wait_it_is_saved_though_chunks_are_on_their_way(node: Node, another: Node) -> None:
     upload = await node.open()
     await node.put(upload, 1)
-    with node.bucket.held("upload_part", after=False) as hold:
-        putting = asyncio.create_task(node.put(upload, 3))
-        await hold.is_there()
+    async with node.bucket.asleep("upload_part", node.put(upload, 3), after=False) as putting:
         await put_hashed(another, upload, 0)
         await until_saved(another, upload, 2 * CHUNK)
     assert await putting
@@ -252,8 +233,8 @@ async def test_what_a_node_has_just_saved_is_not_of_others(node: Node, monkeypat
 async def test_of_others_that_come_nearer_a_sender_waits(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "_SHARED_SECONDS", 30)
-    monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 30)
+    monkeypatch.setattr(digests, "_SHARED_SECONDS", 3600)
+    monkeypatch.setattr(hashes, "_PATIENCE_SECONDS", 3600)
     upload = await node.open()
     await node.put(upload, 1)
     monkeypatch.setattr(digests, "_FAR_BYTES", 0)
@@ -263,8 +244,7 @@ async def test_of_others_that_come_nearer_a_sender_waits(
     monkeypatch.setattr(digests, "_NEAR_BYTES", 0)  # for those who are alone
     await node.put(upload, 3)
     waiting = asyncio.create_task(node.store.keep_pace(upload, 3))
-    await asyncio.sleep(0.2)
-    assert not waiting.done()
+    assert await waits(waiting)
     await another.put(upload, 2)
     await waiting
     assert await node.store.digested_bytes(upload) == CONTENT.size
@@ -313,14 +293,6 @@ async def test_it_is_durable_for_who_looks_for_it_as_well(
     assert reached == [0]
 
 
-async def test_a_worker_that_had_none_of_it_reads_none_of_it(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    await until_saved(node, upload, CONTENT.size)
-    assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert another.bucket.read_bytes == 0
-
-
 async def test_streams_go_on_at_another_node(node: Node, another: Node) -> None:
     """A tail is of no node: who makes a chunk of it has all of its bytes."""
     upload = await node.open()
@@ -355,18 +327,14 @@ async def test_a_length_that_is_told_late_costs_the_tail(node: Node, another: No
 async def test_a_body_that_does_not_count_is_not_hashed(node: Node, another: Node) -> None:
     upload = await node.open()
     body = InPieces(OTHER.chunk(0))
-    with node.bucket.held("upload_part", after=True) as hold:
-        losing = asyncio.create_task(node.store.hold_chunk(upload, 0, body))
-        await hold.is_there()
+    async with node.bucket.asleep("upload_part", node.store.hold_chunk(upload, 0, body), after=True) as losing:
         await until_ahead(node, upload)
         assert await put_hashed(another, upload, 0)
     assert not (await losing).written
     body.close()
     assert body.keepers == 0
-    for number in (1, 2, 3):
-        await node.put(upload, number)
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.read_bytes == 0
+    await node.put_these(upload, 1, 2, 3)
+    await check_unread(node, upload)
 
 
 async def test_what_s3_does_not_take_is_given_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +342,7 @@ async def test_what_s3_does_not_take_is_given_up(node: Node, monkeypatch: pytest
     body, may_fail = InPieces(OTHER.chunk(0)), threading.Event()
 
     def fail(*_: object) -> None:
-        assert may_fail.wait(30)
+        assert may_fail.wait(PATIENCE_SECONDS)
         raise StorageFailed(inside="S3 is away")
 
     with monkeypatch.context() as failing, pytest.raises(StorageFailed):
@@ -386,8 +354,7 @@ async def test_what_s3_does_not_take_is_given_up(node: Node, monkeypatch: pytest
     body.close()
     assert body.keepers == 0
     await node.put_all(upload)
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.read_bytes == 0
+    await check_unread(node, upload)
 
 
 async def test_bodies_that_wait_in_vain_are_given_up_for_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,40 +386,34 @@ async def test_of_what_comes_far_too_early_little_is_kept(node: Node, monkeypatc
 @pytest.mark.usefixtures("only_with_rows")
 async def test_nothing_of_what_was_withdrawn_is_saved_later(node: Node, another: Node) -> None:
     upload = await node.open()
-    for number in (1, 0):
-        await node.put(upload, number, OTHER)
+    await node.put_these(upload, 1, 0, content=OTHER)
     await until_hashed(node, upload, 2 * CHUNK)
     await another.withdraw(upload, [0, 1])
     assert (await another.entry(upload)).digest is None
     assert await put_hashed(another, upload, 0)
     await node.store.drain()
     assert await saved_bytes(another, upload) == CHUNK
-    for number in (1, 2, 3):
-        await node.put(upload, number)
+    await node.put_these(upload, 1, 2, 3)
     assert await another.store.digest(upload) == digests_of(CONTENT)
 
 
 async def test_after_a_withdrawal_all_of_them_begin_anew(node: Node, another: Node) -> None:
     upload = await node.open()
-    for number in (0, 2):
-        await node.put(upload, number, OTHER)
+    await node.put_these(upload, 0, 2, content=OTHER)
     await until_saved(node, upload, CHUNK)
     await another.withdraw(upload, [0, 2])
     await node.put_all(upload)
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.read_bytes == 0
+    await check_unread(node, upload)
 
 
 async def test_what_somebody_else_has_completed_is_read_all_the_same(node: Node, another: Node) -> None:
     """He may have slept since before a withdrawal: then it is not what came."""
-    upload = await node.open()
-    await node.put_all(upload)
+    upload = await node.full()
     await until_saved(node, upload, CONTENT.size)
-    with node.bucket.held("complete", after=True) as hold:
-        completing = asyncio.create_task(node.store.digest(upload))
-        await hold.is_there()
+    async with node.bucket.asleep("complete", node.store.digest(upload), after=True) as completing:
         assert await another.store.digest(upload) == digests_of(CONTENT)
     assert another.bucket.read_bytes == CONTENT.size
+    assert await another.store.find_bad_chunks(upload) == []
     assert await completing == digests_of(CONTENT)
 
 
@@ -484,8 +445,7 @@ DAMAGE: dict[str, Callable[[Upload], dict[str, object]]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 async def test_a_damaged_row_refuses_no_upload(make_node: MakeNode, node: Node, another: Node, kind: str) -> None:
     upload = await node.open()
-    for number in range(3):
-        await node.put(upload, number)
+    await node.put_these(upload, *range(3))
     await until_saved(node, upload, 3 * CHUNK)
     await damage(node, upload, **DAMAGE[kind](upload))
     await another.put(upload, 3)
@@ -495,8 +455,7 @@ async def test_a_damaged_row_refuses_no_upload(make_node: MakeNode, node: Node, 
 
 
 async def test_digests_that_are_not_those_of_the_content_are_computed_once_more(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
+    upload = await node.full()
     await node.store.digest(upload)
     hashes = PrefixHashes()
     hashes.update(memoryview(OTHER.data))

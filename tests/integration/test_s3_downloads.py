@@ -1,6 +1,5 @@
 """Downloads that are sent on to the bucket, on a real server that speaks S3: `UPLOADER_S3_PRESIGNED_DOWNLOADS`."""
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -19,10 +18,10 @@ from tests.support.process import Server, ended, owner_token
 from tests.support.servers import free_port
 from tests.support.stack import Stack
 from uploader.addresses import BucketAddress
-from uploader.client import AsyncClient, ContentDiffers, File, Patience, ServerProblem, Unreachable
+from uploader.client import AsyncClient, ContentDiffers, Patience, ServerProblem, Unreachable
 from uploader.http.native import download
 from uploader.storage.base import BytesBody
-from uploader.storage.s3.bucket import Bucket
+from uploader.storage.s3.bucket import Bucket, Stat
 
 # Two parts, the second one is the rest; a name that only RFC 8187 can tell.
 CONTENT = Content(5 * MIB + 3, seed=81, name="films/über 1.bin", chunk_size=5 * MIB)
@@ -66,13 +65,11 @@ class Wire(httpx2.AsyncBaseTransport):
         await self._network.aclose()
 
 
-def client_on(stack: Stack, wire: Wire, **more: Any) -> AsyncClient:
+async def film(stack: Stack, wire: Wire, into: Path, patience: Patience | None = None) -> bytes:
+    """What our own client has when it has downloaded the file."""
     token = stack.client.headers["authorization"].removeprefix("Bearer ")
-    return AsyncClient("http://test", token, http_transport=wire, **more)
-
-
-async def file_of(client: AsyncClient) -> File:
-    return await anext(client.files())
+    async with AsyncClient("http://test", token, http_transport=wire, patience=patience or Patience()) as client:
+        return (await client.download(await anext(client.files()), into / "film.bin")).read_bytes()
 
 
 async def fetched(url: str, **headers: str) -> httpx2.Response:
@@ -107,73 +104,57 @@ async def test_the_url_works_for_a_minute_and_for_nothing_else(stack: Stack, con
         assert (await anybody.delete(location)).status_code == 403
 
 
-async def test_the_url_ends(stack: Stack, content_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_SENT_ON_SECONDS", 1)
-    location = (await stack.client.get(content_url)).headers["location"]
-    await asyncio.sleep(2.1)
-    assert (await fetched(location)).status_code == 403
+async def test_a_range_is_sent_on(stack: Stack, content_url: str) -> None:
+    for asked, first, last in [
+        ("bytes=0-0", 0, 0),
+        (f"bytes={5 * MIB - 2}-", 5 * MIB - 2, CONTENT.size - 1),
+        ("bytes=-5", CONTENT.size - 5, CONTENT.size - 1),
+    ]:
+        response = await stack.client.get(content_url, headers={"Range": asked})
+        assert response.status_code == 307
+        there = await fetched(response.headers["location"], Range=asked)
+        assert there.status_code == 206
+        assert there.headers["content-range"] == f"bytes {first}-{last}/{CONTENT.size}"
+        assert there.content == CONTENT.data[first : last + 1]
 
 
-@pytest.mark.parametrize(
-    ("asked", "first", "last"),
-    [("bytes=0-0", 0, 0), (f"bytes={5 * MIB - 2}-", 5 * MIB - 2, CONTENT.size - 1), ("bytes=-5", CONTENT.size - 5, -1)],
-)
-async def test_a_range_is_sent_on(stack: Stack, content_url: str, asked: str, first: int, last: int) -> None:
-    response = await stack.client.get(content_url, headers={"Range": asked})
-    assert response.status_code == 307
-    there = await fetched(response.headers["location"], Range=asked)
-    assert there.status_code == 206
-    last %= CONTENT.size
-    assert there.headers["content-range"] == f"bytes {first}-{last}/{CONTENT.size}"
-    assert there.content == CONTENT.data[first : last + 1]
+ETAG, OTHER = f'"{CONTENT.sha256}"', f'"{"0" * 64}"'
 
 
 async def test_what_the_bucket_would_answer_otherwise_is_answered_here(stack: Stack, content_url: str) -> None:
-    async def status(**headers: str) -> int:
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
-        return (await stack.client.get(content_url, headers=names)).status_code
-
-    mine, other = f'"{CONTENT.sha256}"', f'"{"0" * 64}"'
-    assert await status(range="bytes=0-0,5-6") == 206
-    assert await status(range=f"bytes={CONTENT.size}-") == 416
-    assert await status(range="bytes=no-range") == 200
-    assert await status(range="bytes=0-0", if_range=other) == 200
-    assert await status(range="bytes=0-0", if_range=mine) == 307
-    assert await status(if_none_match=mine) == 304
-    assert await status(if_none_match=other) == 307
+    for headers, status in [
+        ({"Range": "bytes=0-0,5-6"}, 206),
+        ({"Range": f"bytes={CONTENT.size}-"}, 416),
+        ({"Range": "bytes=no-range"}, 200),
+        ({"Range": "bytes=0-0", "If-Range": OTHER}, 200),
+        ({"Range": "bytes=0-0", "If-Range": ETAG}, 307),
+        ({"If-None-Match": ETAG}, 304),
+        ({"If-None-Match": OTHER}, 307),
+    ]:
+        assert (await stack.client.get(content_url, headers=headers)).status_code == status, headers
 
 
-async def test_a_head_is_answered_here(stack: Stack, content_url: str) -> None:
-    response = await stack.client.head(content_url)
-    assert response.status_code == 200
-    assert response.headers["content-length"] == str(CONTENT.size)
-    assert response.headers["etag"] == f'"{CONTENT.sha256}"'
+async def test_what_else_comes_from_here(stack: Stack, content_url: str) -> None:
+    head = await stack.client.head(content_url)
+    told = head.headers["content-length"], head.headers["etag"]
+    assert (head.status_code, *told) == (200, str(CONTENT.size), ETAG)
+    # A page may show what comes from its own origin.
+    shown = await stack.client.get(content_url, params={"show": "inline"}, headers={"Range": "bytes=0-9"})
+    assert (shown.status_code, shown.content) == (206, CONTENT.data[:10])
+    archive = await stack.client.get("/me/archive?format=tar")
+    assert archive.status_code == 200
+    assert CONTENT.data in archive.content
+    bob = await stack.client_of("bob")
+    assert (await bob.get(content_url)).status_code == 404
 
 
-async def test_what_is_shown_comes_from_here(stack: Stack, content_url: str) -> None:
-    """A page may show what comes from its own origin."""
-    response = await stack.client.get(content_url, params={"show": "inline"}, headers={"Range": "bytes=0-9"})
-    assert response.status_code == 206
-    assert response.content == CONTENT.data[:10]
-
-
-async def test_a_link_is_sent_on(stack: Stack, content_url: str) -> None:
+async def test_a_link_and_an_empty_file_are_sent_on(stack: Stack, content_url: str) -> None:
     link = (await stack.client.post(content_url.replace("/content", "/link"))).json()["url"]
     async with stack.anonymous() as anybody:
         response = await anybody.get(link)
     assert response.status_code == 307
     assert (await fetched(response.headers["location"])).content == CONTENT.data
-
-
-async def test_an_archive_comes_from_here(stack: Stack, content_url: str) -> None:
-    response = await stack.client.get("/me/archive?format=tar")
-    assert response.status_code == 200
-    assert CONTENT.data in response.content
-
-
-async def test_an_empty_file_is_sent_on(stack: Stack) -> None:
-    empty = Content(0, seed=1, name="empty")
-    file = (await stack.upload(empty)).json()["file"]
+    file = (await stack.upload(Content(0, seed=1, name="empty"))).json()["file"]
     response = await stack.client.get(f"/me/files/{file['id']}/content")
     assert response.status_code == 307
     assert (await fetched(response.headers["location"])).content == b""
@@ -188,28 +169,12 @@ async def test_a_content_that_is_not_there_is_told_before(
     assert response.json()["code"] == "content-damaged"
 
 
-async def test_another_user_is_not_sent_on(stack: Stack, content_url: str) -> None:
-    bob = await stack.client_of("bob")
-    assert (await bob.get(content_url)).status_code == 404
-
-
-async def test_without_the_setting_all_comes_from_here(make_stack: MakeStack, bucket_settings: dict[str, Any]) -> None:
-    async with make_stack(**bucket_settings | {"s3_presigned_downloads": False}) as stack:
-        file = (await stack.upload(CONTENT)).json()["file"]
-        response = await stack.client.get(f"/me/files/{file['id']}/content")
-        assert response.status_code == 200
-        assert response.content == CONTENT.data
-
-
 # Our own client
 
 
 async def test_the_client_follows_without_its_token(stack: Stack, content_url: str, tmp_path: Path) -> None:
     wire = Wire(stack)
-    async with client_on(stack, wire) as client:
-        file = await file_of(client)
-        path = await client.download(file, tmp_path / "film.bin")
-    assert path.read_bytes() == CONTENT.data
+    assert await film(stack, wire, tmp_path) == CONTENT.data
     [asked] = wire.asked_elsewhere
     assert "authorization" not in asked.headers
 
@@ -229,9 +194,7 @@ async def test_the_client_goes_on_in_the_bucket(
         return httpx2.Response(response.status_code, headers=response.headers, stream=_Broken(response, request))
 
     monkeypatch.setattr(wire._network, "handle_async_request", breaking)
-    async with client_on(stack, wire, patience=Patience(first_pause_seconds=0.01)) as client:
-        path = await client.download(await file_of(client), tmp_path / "film.bin")
-    assert path.read_bytes() == CONTENT.data
+    assert await film(stack, wire, tmp_path, Patience(first_pause_seconds=0.01)) == CONTENT.data
     first, second = wire.asked_elsewhere
     assert "range" not in first.headers
     assert second.headers["range"].startswith("bytes=")
@@ -262,9 +225,8 @@ async def test_the_client_compares_what_the_bucket_sends(
     stack: Stack, content_url: str, tmp_path: Path, s3_address: BucketAddress
 ) -> None:
     replace_everything(s3_address)
-    async with client_on(stack, Wire(stack)) as client:
-        with pytest.raises(ContentDiffers):
-            await client.download(await file_of(client), tmp_path / "film.bin")
+    with pytest.raises(ContentDiffers):
+        await film(stack, Wire(stack), tmp_path)
     assert not (tmp_path / "film.bin").exists()
 
 
@@ -273,10 +235,8 @@ async def test_the_client_says_who_refuses_it(
 ) -> None:
     """As one whose clock is wrong by hours would."""
     monkeypatch.setattr(download, "_SENT_ON_SECONDS", -1)
-    impatient = Patience(give_up_after_seconds=0)
-    async with client_on(stack, Wire(stack), patience=impatient) as client:
-        with pytest.raises(ServerProblem) as told:
-            await client.download(await file_of(client), tmp_path / "film.bin")
+    with pytest.raises(ServerProblem) as told:
+        await film(stack, Wire(stack), tmp_path, Patience(give_up_after_seconds=0))
     assert s3_gateway.endpoint in str(told.value)
     assert told.value.retryable
 
@@ -287,9 +247,8 @@ async def test_the_client_says_that_it_does_not_reach_the_bucket(
     nowhere = f"http://127.0.0.1:{free_port()}"
     elsewhere, presign = Bucket(replace(s3_address, endpoint=nowhere)), Bucket.presign_get
     monkeypatch.setattr(Bucket, "presign_get", lambda _, *asked: presign(elsewhere, *asked))
-    async with client_on(stack, Wire(stack), patience=Patience(give_up_after_seconds=0)) as client:
-        with pytest.raises(Unreachable, match=nowhere):
-            await client.download(await file_of(client), tmp_path / "film.bin")
+    with pytest.raises(Unreachable, match=nowhere):
+        await film(stack, Wire(stack), tmp_path, Patience(give_up_after_seconds=0))
     elsewhere.close()
 
 
@@ -310,15 +269,19 @@ def test_get_follows(tmp_path: Path, s3_gateway: Gateway) -> None:
 # What happens in the bucket
 
 
+def everything_in(bucket: Bucket) -> list[Stat]:
+    return [stat for prefix in ("u/", "w/") for batch in bucket.list_keys(prefix) for stat in batch]
+
+
 def lose_everything(address: BucketAddress) -> None:
     bucket = Bucket(address)
-    bucket.delete([stat.key for prefix in ("u/", "w/") for batch in bucket.list_keys(prefix) for stat in batch])
+    bucket.delete([stat.key for stat in everything_in(bucket)])
     bucket.close()
 
 
 def replace_everything(address: BucketAddress) -> None:
     """Other bytes, and as many."""
     bucket = Bucket(address)
-    for stat in [stat for prefix in ("u/", "w/") for batch in bucket.list_keys(prefix) for stat in batch]:
+    for stat in everything_in(bucket):
         bucket.put(stat.key, BytesBody(bytes(stat.size)))
     bucket.close()

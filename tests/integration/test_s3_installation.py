@@ -7,18 +7,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeStack
-from tests.support.content import Content
-from tests.support.gateways import PART_BYTES, settings_of
+from tests.support.gateways import PART_BYTES, Gateway, settings_of
 from tests.support.process import run_cli
 from tests.support.stack import Stack
 from uploader.addresses import BucketAddress
-from uploader.database import meta
 from uploader.errors import ConfigurationError
-from uploader.service.installation import FACT
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.store import MARK
-
-OTHER = "0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture
@@ -43,51 +36,25 @@ async def id_of(stack: Stack) -> str:
     return belonging.disk
 
 
-async def test_an_empty_database_stops(
-    make_stack: MakeStack, in_bucket: dict[str, Any], sqlite_template: Path, tmp_path: Path
-) -> None:
-    async with make_stack(**in_bucket) as stack:
-        mine = await id_of(stack)
+@pytest.fixture
+def empty_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A database that nothing is in."""
     shutil.copy(sqlite_template, tmp_path / "empty.db")
-    detail = await refusal(make_stack, **in_bucket, database_url=f"sqlite:///{tmp_path / 'empty.db'}")
-    assert f"the bucket {in_bucket['storage']} belongs to installation {mine}, the database to none" in detail
+    return f"sqlite:///{tmp_path / 'empty.db'}"
 
 
-async def test_a_bucket_of_nobody_stops(make_stack: MakeStack, in_bucket: dict[str, Any]) -> None:
+async def test_what_belongs_to_no_installation_stops(
+    make_stack: MakeStack, in_bucket: dict[str, Any], empty_url: str
+) -> None:
+    where = in_bucket["storage"]
     async with make_stack(**in_bucket) as stack:
         mine = await id_of(stack)
-    elsewhere = f"{in_bucket['storage']}-2"
-    detail = await refusal(make_stack, **in_bucket | {"storage": elsewhere})
-    assert (
-        f"the database belongs to installation {mine}, the bucket {elsewhere} to none: is it the right one?" in detail
-    )
+    detail = await refusal(make_stack, **in_bucket, database_url=empty_url)
+    assert f"the bucket {where} belongs to installation {mine}, the database to none" in detail
+    detail = await refusal(make_stack, **in_bucket | {"storage": f"{where}-2"})
+    said = f"the database belongs to installation {mine}, the bucket {where}-2 to none: is it the right one?"
+    assert said in detail
     assert "Correct UPLOADER_STORAGE" in detail
-
-
-async def test_the_database_of_another_installation_stops(make_stack: MakeStack, in_bucket: dict[str, Any]) -> None:
-    async with make_stack(**in_bucket) as stack:
-        await stack.services.database.transact(lambda connection: meta.replace_fact(connection, FACT, OTHER))
-    assert f"the database to {OTHER}: correct UPLOADER_STORAGE or" in await refusal(make_stack, **in_bucket)
-
-
-async def test_the_redis_of_another_installation_stops(make_stack: MakeStack, in_bucket: dict[str, Any]) -> None:
-    async with make_stack(**in_bucket) as stack:
-        await stack.services.redis.set("installation", f"1 {OTHER}")
-    detail = await refusal(make_stack, **in_bucket)
-    assert f"Redis belongs to installation {OTHER}, the bucket {in_bucket['storage']} and the database" in detail
-
-
-async def test_content_that_the_database_does_not_know_stops(
-    make_stack: MakeStack, in_bucket: dict[str, Any], s3_address: BucketAddress, sqlite_template: Path, tmp_path: Path
-) -> None:
-    async with make_stack(**in_bucket) as stack:
-        assert (await stack.upload(Content(1000))).status_code == 201
-    bucket = Bucket(s3_address)
-    bucket.delete([MARK])
-    bucket.close()
-    shutil.copy(sqlite_template, tmp_path / "empty.db")
-    detail = await refusal(make_stack, **in_bucket, database_url=f"sqlite:///{tmp_path / 'empty.db'}")
-    assert f"the bucket {in_bucket['storage']} holds content of which the database names nothing" in detail
 
 
 async def test_a_bucket_has_no_free_bytes_to_watch(make_stack: MakeStack, in_bucket: dict[str, Any]) -> None:
@@ -97,16 +64,11 @@ async def test_a_bucket_has_no_free_bytes_to_watch(make_stack: MakeStack, in_buc
     assert "uploader_trash_bytes NaN" in shown
 
 
-def test_the_commands_say_what_the_store_is_called(tmp_path: Path, s3_address: BucketAddress) -> None:
-    where = f"s3://{s3_address.bucket}/{s3_address.prefix}"
-    settings = {
-        "DATA": str(tmp_path / "data"),
-        "STORAGE": where,
-        "S3_ENDPOINT": str(s3_address.endpoint),
-        "S3_ACCESS_KEY_ID": str(s3_address.access_key_id),
-        "S3_SECRET_ACCESS_KEY": str(s3_address.secret_access_key),
-        "S3_PATH_STYLE": "true",
-    }
+def test_the_commands_say_what_the_store_is_called(
+    tmp_path: Path, s3_gateway: Gateway, s3_address: BucketAddress
+) -> None:
+    settings = {"DATA": str(tmp_path / "data"), **s3_gateway.environment(s3_address.prefix)}
+    where = settings["STORAGE"]
     assert f"bucket {where}: of none\n" in run_cli(settings, "installation").stdout
     adopted = run_cli(settings, "adopt", "--yes")
     assert adopted.returncode == 0, adopted.stderr

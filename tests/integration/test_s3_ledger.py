@@ -64,12 +64,16 @@ async def read(ledger: Ledger, upload_id: str = ID) -> Entry:
     return found
 
 
+async def add(ledger: Ledger, upload_id: str, *parts: StoredPart) -> None:
+    for each in parts:
+        assert await ledger.add_part(upload_id, 0, each, NOW) is PartNoted.ADDED
+
+
 async def opened(ledger: Ledger, *numbers: int, multipart_id: str | None = "m") -> str:
     """An upload with those chunks."""
     upload_id = new_id()
     await ledger.open(upload_id, multipart_id, NOW)
-    for number in numbers:
-        assert await ledger.add_part(upload_id, 0, part(number), NOW) is PartNoted.ADDED
+    await add(ledger, upload_id, *map(part, numbers))
     return upload_id
 
 
@@ -107,24 +111,19 @@ async def test_the_first_one_of_a_chunk_counts(ledger: Ledger) -> None:
 
 async def test_a_chunk_of_another_fence_or_of_nothing_is_refused(ledger: Ledger) -> None:
     assert await ledger.add_part(ID, 0, part(1), NOW) is PartNoted.REFUSED
-    await ledger.open(ID, "m", NOW)
-    assert await ledger.add_part(ID, 1, part(1), NOW) is PartNoted.REFUSED
-    frozen = await ledger.freeze(ID)
-    assert frozen is not None
-    assert (frozen.fence, frozen.frozen) == (1, True)
-    for fence in (0, 1):
-        assert await ledger.add_part(ID, fence, part(1), NOW) is PartNoted.REFUSED
-    assert (await read(ledger)).parts == {}
-
-
-async def test_what_is_frozen_stays_as_it_is(ledger: Ledger) -> None:
-    upload_id = await opened(ledger, 1, 2)
-    first = await ledger.freeze(upload_id)
-    assert first == await read(ledger, upload_id)
-    assert first.parts.keys() == {1, 2}
-    assert await ledger.freeze(upload_id) == first
-    assert not await ledger.move_tail(upload_id, 1, None, tail(3), NOW)
     assert await ledger.freeze(ID) is None
+    upload_id = await opened(ledger, 1, 2)
+    assert await ledger.add_part(upload_id, 1, part(3), NOW) is PartNoted.REFUSED
+    frozen = await ledger.freeze(upload_id)
+    assert frozen == await read(ledger, upload_id)
+    assert (frozen.fence, frozen.frozen, set(frozen.parts)) == (1, True, {1, 2})
+    for fence in (0, 1):
+        assert await ledger.add_part(upload_id, fence, part(3), NOW) is PartNoted.REFUSED
+    assert not await ledger.move_tail(upload_id, 1, None, tail(3), NOW)
+    assert await ledger.freeze(upload_id) == frozen
+    # It is digested under its own fence.
+    assert not await ledger.save_digest(upload_id, 0, SavedDigest(1, STATE))
+    assert await ledger.save_digest(upload_id, 1, SavedDigest(1, STATE))
 
 
 async def test_one_chunk_is_looked_at_alone(ledger: Ledger) -> None:
@@ -152,14 +151,11 @@ async def test_a_tail_moves_from_where_it_was(ledger: Ledger) -> None:
     assert await ledger.move_tail(upload_id, 0, tail(2, 200), None, NOW)
     assert (await read(ledger, upload_id)).tail is None
 
-
-async def test_a_tail_ends_with_its_chunk(ledger: Ledger) -> None:
-    upload_id = await opened(ledger)
     assert await ledger.move_tail(upload_id, 0, None, tail(0), NOW)
-    assert await ledger.add_part(upload_id, 0, part(5), NOW) is PartNoted.ADDED
+    await add(ledger, upload_id, part(5))
     assert (await read(ledger, upload_id)).tail == tail(0)
-    assert await ledger.add_part(upload_id, 0, part(0), NOW) is PartNoted.ADDED
-    assert (await read(ledger, upload_id)).tail is None
+    await add(ledger, upload_id, part(0))
+    assert (await read(ledger, upload_id)).tail is None, "it ends with its chunk"
 
 
 async def test_the_last_one_who_claims_appends(ledger: Ledger) -> None:
@@ -218,6 +214,8 @@ async def test_withdrawing_may_be_repeated_and_takes_none_but_those(ledger: Ledg
 
 async def test_digests_come_only_forwards(ledger: Ledger) -> None:
     upload_id = await opened(ledger)
+    for unknown in (ID, upload_id):
+        assert await ledger.digest(unknown, 0) is None
     assert not await ledger.save_digest(ID, 0, SavedDigest(1, STATE))
     assert not await ledger.save_digest(upload_id, 1, SavedDigest(1, STATE))
     assert (await read(ledger, upload_id)).digest is None
@@ -225,6 +223,10 @@ async def test_digests_come_only_forwards(ledger: Ledger) -> None:
         digest = SavedDigest(position, STATE + bytes([position % 7]))
         assert await ledger.save_digest(upload_id, 0, digest) is saved
         assert ((await read(ledger, upload_id)).digest == digest) is saved
+    told = await ledger.digest(upload_id, 2**40 - 1)
+    assert told is not None
+    assert told.position == 2**40
+    assert await ledger.digest(upload_id, 2**40) is None, "it is told where it is further"
     whole = SavedDigest(2**40, b"", (None, SHA256))
     assert await ledger.save_digest(upload_id, 0, whole)
     assert not await ledger.save_digest(upload_id, 0, replace(whole, digests=None))
@@ -243,30 +245,12 @@ async def test_the_digests_of_a_chunk_come_with_its_row(ledger: Ledger) -> None:
     assert (await read(ledger, upload_id)).digest == first
     assert await ledger.add_part(upload_id, 0, part(0), NOW, second) is PartNoted.PRESENT
     assert await ledger.add_part(upload_id, 1, part(1), NOW, second) is PartNoted.REFUSED
-    assert await ledger.add_part(upload_id, 0, part(1), NOW) is PartNoted.ADDED
+    await add(ledger, upload_id, part(1))
     assert (await read(ledger, upload_id)).digest == first
     assert await ledger.add_part(upload_id, 0, part(2), NOW, second) is PartNoted.ADDED
     for number, earlier in ((3, first), (4, replace(second, state=STATE))):
         assert await ledger.add_part(upload_id, 0, part(number), NOW, earlier) is PartNoted.ADDED
     assert (await read(ledger, upload_id)).digest == second
-
-
-async def test_how_far_the_digests_are_is_told_where_it_is_further(ledger: Ledger) -> None:
-    assert await ledger.digest(ID, 0) is None
-    upload_id = await opened(ledger, 0)
-    assert await ledger.digest(upload_id, 0) is None
-    await ledger.withdraw(upload_id, [0], multipart_id="m")
-    saved = SavedDigest(10, STATE)
-    assert await ledger.save_digest(upload_id, 1, saved)
-    assert await ledger.digest(upload_id, 9) == saved
-    assert await ledger.digest(upload_id, 10) is None
-
-
-async def test_what_is_frozen_is_digested_under_its_own_fence(ledger: Ledger) -> None:
-    upload_id = await opened(ledger, 0)
-    await ledger.freeze(upload_id)
-    assert not await ledger.save_digest(upload_id, 0, SavedDigest(1, STATE))
-    assert await ledger.save_digest(upload_id, 1, SavedDigest(1, STATE))
 
 
 async def test_what_is_forgotten_is_gone_with_its_chunks(ledger: Ledger) -> None:
@@ -313,7 +297,7 @@ async def test_the_pieces_of_a_whole_are_written_down_in_order(ledger: Ledger) -
 # At once
 
 
-async def test_of_many_that_bring_a_chunk_one_counts(ledger: Ledger, another: Ledger) -> None:
+async def test_of_many_at_once_one_counts(ledger: Ledger, another: Ledger) -> None:
     upload_id = await opened(ledger)
     brought = [StoredPart(1, f"etag-{number}", None) for number in range(8)]
     noted = await asyncio.gather(
@@ -321,6 +305,9 @@ async def test_of_many_that_bring_a_chunk_one_counts(ledger: Ledger, another: Le
     )
     assert Counter(noted) == {PartNoted.ADDED: 1, PartNoted.PRESENT: 7}
     assert (await read(another, upload_id)).parts[1] == brought[noted.index(PartNoted.ADDED)]
+    assert await ledger.put_away(PutAway("u/1", SHA256, 1, NOW))
+    done = await asyncio.gather(*((ledger, another)[n % 2].take_out("u/1") for n in range(4)))
+    assert sorted(done) == [False, False, False, True]
 
 
 async def test_no_chunk_is_added_once_an_upload_is_frozen(ledger: Ledger, another: Ledger) -> None:
@@ -361,7 +348,7 @@ async def test_what_is_read_is_of_one_moment(ledger: Ledger, another: Ledger) ->
     async def fill() -> None:
         for number in range(20):
             assert await ledger.move_tail(upload_id, 0, None, tail(number), NOW)
-            assert await ledger.add_part(upload_id, 0, part(number), NOW) is PartNoted.ADDED
+            await add(ledger, upload_id, part(number))
 
     filling, before = asyncio.create_task(fill()), 0
     while not filling.done():
@@ -402,8 +389,8 @@ async def test_a_content_is_found_where_it_lies(act: Transactions, ledger: Ledge
 async def test_what_a_row_names_is_told(act: Transactions, ledger: Ledger) -> None:
     await lying_at(act, "u/1")
     upload_id = await opened(ledger)
-    assert await ledger.add_part(upload_id, 0, part(0, key="c/0"), NOW) is PartNoted.ADDED
-    assert await ledger.add_part(upload_id, 0, part(1), NOW) is PartNoted.ADDED
+    await add(ledger, upload_id, part(0, key="c/0"))
+    await add(ledger, upload_id, part(1))
     assert await ledger.move_tail(upload_id, 0, None, tail(2), NOW)
     assert await ledger.put_away(PutAway("u/9", SHA256, 5, NOW))
     await ledger.set_pieces(upload_id, [("p/0", 1)])
@@ -420,7 +407,7 @@ async def test_of_an_upload_that_became_a_content_nothing_else_may_be_left(act: 
 
     async def became(*, frozen: bool = True, key: str | None = None, other: str | None = None) -> str:
         upload_id = await opened(ledger, 0)
-        assert await ledger.add_part(upload_id, 0, part(1, key=key), NOW) is PartNoted.ADDED
+        await add(ledger, upload_id, part(1, key=key))
         if other == "tail":
             assert await ledger.move_tail(upload_id, 0, None, tail(2), NOW)
         if other == "piece":
@@ -510,18 +497,16 @@ async def test_files_that_come_whole_say_where_their_bytes_are(act: Transactions
 async def test_what_lies_where_it_lay_is_not_put_away(act: Transactions, ledger: Ledger) -> None:
     sha256 = await lying_at(act, "u/1")
     await relocated(act, {sha256: "u/1"})
+    assert not await ledger.put_away(PutAway("u/1", sha256, 1000, NOW))
     assert await ledger.copies(sha256) == []
+    with statements(act.database) as sent:
+        await relocated(act, {})
+    assert [statement for statement in sent if not statement.startswith(("BEGIN", "COMMIT"))] == []
     # Back and forth: the trash has what is not in use.
     await relocated(act, {sha256: "u/2"})
     await relocated(act, {sha256: "u/1"})
     assert [put.key for put in await ledger.copies(sha256)] == ["u/2"]
     assert await ledger.locations([sha256]) == {sha256: "u/1"}
-
-
-async def test_a_store_without_locations_takes_no_statement(act: Transactions) -> None:
-    with statements(act.database) as sent:
-        await relocated(act, {})
-    assert [statement for statement in sent if not statement.startswith(("BEGIN", "COMMIT"))] == []
 
 
 async def test_what_is_collected_is_put_away_by_a_row(act: Transactions, ledger: Ledger) -> None:
@@ -554,12 +539,6 @@ async def test_what_is_put_away_is_kept_until_it_is_taken_out(ledger: Ledger) ->
     assert await ledger.copies(SHA256) == [puts[2], puts[0]]
 
 
-async def test_where_a_content_lies_nothing_is_put_away(act: Transactions, ledger: Ledger) -> None:
-    sha256 = await lying_at(act, "u/1")
-    assert not await ledger.put_away(PutAway("u/1", sha256, 1000, NOW))
-    assert await ledger.copies(sha256) == []
-
-
 async def test_what_comes_back_while_it_is_put_away_is_no_trash(act: Transactions, another: Ledger) -> None:
     """Whichever is faster: no content lies in the trash."""
     sha256 = await lying_at(act, "u/0")
@@ -572,16 +551,10 @@ async def test_what_comes_back_while_it_is_put_away_is_no_trash(act: Transaction
         assert kept == {f"u/{other}" for other in range(number)}
 
 
-async def test_what_is_taken_out_at_once_is_taken_out_once(ledger: Ledger, another: Ledger) -> None:
-    assert await ledger.put_away(PutAway("u/1", SHA256, 1, NOW))
-    done = await asyncio.gather(*((ledger, another)[n % 2].take_out("u/1") for n in range(4)))
-    assert sorted(done) == [False, False, False, True]
-
-
 async def test_all_that_is_written_down_is_whole(act: Transactions, ledger: Ledger) -> None:
     """As SQLite's rows are asked, which have no checksums."""
     upload_id = await opened(ledger, 1)
-    assert await ledger.add_part(upload_id, 0, part(2, key="c/2"), NOW) is PartNoted.ADDED
+    await add(ledger, upload_id, part(2, key="c/2"))
     assert await ledger.move_tail(upload_id, 0, None, tail(3), NOW)
     assert await ledger.claim(upload_id, "a" * 32)
     assert await ledger.save_digest(upload_id, 0, SavedDigest(1, STATE, tuple(digests("x").values())))  # type: ignore[arg-type]

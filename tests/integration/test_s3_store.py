@@ -3,28 +3,35 @@ were asleep."""
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from sqlalchemy import insert
 
 from tests.support.bodies import InPieces
 from tests.support.content import Content
-from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
-from tests.support.rows import NOW
+from tests.support.nodes import MakeNode, Node, digests_of, making_nodes
 from tests.support.statements import statements
+from tests.support.stores import CHUNK, CONTENT
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
-from uploader.database import models
-from uploader.database.engine import Database
-from uploader.errors import BytesConflict, StorageFailed
+from uploader.domain.upload import Upload
+from uploader.errors import StorageFailed
 from uploader.storage.base import Arrival, Busy, BytesBody, Gone
+from uploader.storage.s3 import multipart
 from uploader.storage.s3.blobs import S3Blob
+from uploader.storage.s3.bucket import NoSuchMultipart, ObjectReader
 
-LAST = CONTENT.chunk_count - 1
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 SMALL = Content(1000, seed=2)
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for somebody's Complete waits in vain."""
+    monkeypatch.setattr(multipart, "_PAUSES_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(multipart, "_PATIENCE_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -42,15 +49,6 @@ async def node(make_node: MakeNode) -> Node:
 async def another(make_node: MakeNode, node: Node) -> Node:
     """Another process, with the same bucket and the same ledger."""
     return make_node()
-
-
-async def lie_there(database_url: str, sha256: str, place: str) -> None:
-    """Let a content lie at a key."""
-    database = Database(database_url)
-    values = {"sha256": sha256, "size": 1, "refs": 1, "location": place, "created_at": NOW}
-    async with database.engine.begin() as connection:
-        await connection.execute(insert(models.blob).values(**values))
-    await database.close()
 
 
 # Chunks
@@ -92,44 +90,19 @@ async def test_an_upload_without_bytes_becomes_an_empty_object(node: Node) -> No
 # Tails
 
 
-async def test_a_tail_grows_and_becomes_chunks(node: Node, another: Node) -> None:
-    upload = await node.open()
-    ends = [1, 1000, CHUNK, CHUNK + 5, 2 * CHUNK, 3 * CHUNK, CONTENT.size - 1, CONTENT.size]
-    start = 0
-    for number, end in enumerate(ends):
-        chosen = (node, another)[number % 2]
-        assert await chosen.append(upload, CONTENT.data[start:end], start)
-        found = await node.store.read_map(upload)
-        assert (found.leading_bytes, found.received_bytes) == (end, end)
-        start = end
-    assert node.bucket.keys("u/") == [], "every former tail is removed"
-    assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert await node.bytes_of(upload) == CONTENT.data
-
-
-async def test_a_whole_chunk_has_to_begin_with_the_tail_that_is_there(node: Node, another: Node) -> None:
-    upload = await node.open()
-    assert await node.append(upload, CONTENT.data[:100], 0)
-    with pytest.raises(BytesConflict):
-        await another.put(upload, 0, OTHER)
-    assert await another.put(upload, 0)
-    found = await node.store.read_map(upload)
-    assert (found.tail, found.received_bytes) == (None, CHUNK)
-    assert node.bucket.keys("u/") == []
-
-
 async def test_of_two_that_append_at_once_one_counts(node: Node, another: Node) -> None:
     upload = await node.open()
     assert await node.append(upload, CONTENT.data[:100], 0)
-    with node.bucket.held("put", after=True) as asleep:
-        zombie = asyncio.create_task(node.append(upload, b"z" * 50, 100))
-        await asleep.is_there()
+    async with node.bucket.asleep("put", node.append(upload, b"z" * 50, 100), after=True) as zombie:
         assert await another.append(upload, CONTENT.data[100:200], 100)
     with pytest.raises(Gone):
         await zombie
-    for end in (CHUNK, 2 * CHUNK, 3 * CHUNK, CONTENT.size):
-        start = (await node.store.read_map(upload)).leading_bytes
-        await another.append(upload, CONTENT.data[start:end], start)
+    for start, end in [(200, CHUNK), (CHUNK, CHUNK + 10)]:
+        await another.send(upload, start, end)
+    await node.put(upload, 1)
+    for start, end in [(2 * CHUNK, 3 * CHUNK - 1), (3 * CHUNK - 1, 3 * CHUNK), (3 * CHUNK, CONTENT.size)]:
+        await another.send(upload, start, end)
+    assert node.bucket.keys("u/") == [], "every former tail is removed"
     assert await another.store.digest(upload) == digests_of(CONTENT)
     await node.store.discard(upload)
     assert node.bucket.left() == []
@@ -151,9 +124,7 @@ async def test_a_length_that_is_settled_by_two_at_once(node: Node, another: Node
     upload = await node.open(Content(0), length_known=False)
     await node.append(upload, SMALL.data, 0)
     told = replace(upload, size=SMALL.size, length_known=True)
-    with node.bucket.held("upload_part", after=True) as asleep:
-        first = asyncio.create_task(node.store.settle_length(told))
-        await asleep.is_there()
+    async with node.bucket.asleep("upload_part", node.store.settle_length(told), after=True) as first:
         assert await another.store.settle_length(told)
         assert await another.store.digest(told) == digests_of(SMALL)
     with pytest.raises(Gone):
@@ -165,16 +136,10 @@ async def test_a_length_that_is_settled_by_two_at_once(node: Node, another: Node
 # Digests
 
 
-async def test_what_comes_in_order_is_hashed_from_memory(node: Node) -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 1, 3, 0)])
+async def test_what_comes_is_hashed_from_memory_also_after_a_gap(node: Node, order: tuple[int, ...]) -> None:
     upload = await node.open()
-    await node.put_all(upload)
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.calls["get"] == 0
-
-
-async def test_what_came_too_early_waits_for_the_gap(node: Node) -> None:
-    upload = await node.open()
-    bodies = {number: InPieces(CONTENT.chunk(number)) for number in (2, 1, 3, 0)}
+    bodies = {number: InPieces(CONTENT.chunk(number)) for number in order}
     for number, body in bodies.items():
         await node.store.hold_chunk(upload, number, body)
         body.close()
@@ -184,8 +149,7 @@ async def test_what_came_too_early_waits_for_the_gap(node: Node) -> None:
 
 
 async def test_what_one_node_has_read_no_other_reads(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
+    upload = await node.full()
     await node.store.forget_digests(upload)
     assert await another.store.digest(upload) == digests_of(CONTENT)
     assert another.bucket.read_bytes == CONTENT.size
@@ -196,12 +160,18 @@ async def test_what_one_node_has_read_no_other_reads(node: Node, another: Node) 
 async def test_digests_go_on_from_where_they_were_saved(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uploader.storage.s3.multipart._SAVE_BYTES", CHUNK)
+    monkeypatch.setattr(multipart, "_SAVE_BYTES", CHUNK)
     upload = await node.open()
-    for number in reversed(range(CONTENT.chunk_count)):
-        await node.put(upload, number)
+    await node.put_these(upload, *reversed(range(CONTENT.chunk_count)))
     await node.store.forget_digests(upload)
-    monkeypatch.setattr(node.bucket, "stream", _fails_after(node.bucket.stream, 2))
+    answers, stream = iter([True, True]), node.bucket.stream
+
+    def break_off(*arguments: Any) -> ObjectReader:
+        if not next(answers, False):
+            raise StorageFailed(inside="S3 is away")
+        return stream(*arguments)
+
+    monkeypatch.setattr(node.bucket, "stream", break_off)
     with pytest.raises(StorageFailed):
         await node.store.digest(upload)
     saved = (await node.entry(upload)).digest
@@ -211,51 +181,7 @@ async def test_digests_go_on_from_where_they_were_saved(
     assert another.bucket.calls["get"] == 2, "of four"
 
 
-def _fails_after(real: Callable[..., object], count: int) -> Callable[..., object]:
-    calls = 0
-
-    def stream(*arguments: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls > count:
-            raise StorageFailed(inside="S3 is away")
-        return real(*arguments)
-
-    return stream
-
-
-async def test_digests_that_are_forgotten_are_computed_anew(node: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    await node.store.digest(upload)
-    await node.store.forget_digests(upload)
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.calls["get"] > 0
-
-
 # Parts that are not what was acknowledged
-
-
-async def test_a_part_that_a_zombie_has_overwritten_is_missing_again(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    multipart = await node.multipart(upload)
-    node.bucket.upload_part(multipart.key, multipart.id, 1, BytesBody(OTHER.chunk(1)))
-
-    with pytest.raises(StorageFailed):
-        await another.store.digest(upload)
-    assert await node.store.find_bad_chunks(upload) == [1]
-    assert node.bucket.keys("u/") == [], "nothing was made of it"
-    await another.withdraw(upload, [1])
-    found = await node.store.read_map(upload)
-    assert (bytes(found.present), found.received_bytes) == (b"\1\0\1\1", CONTENT.size - CHUNK)
-    with pytest.raises(Busy):
-        await node.store.digest(upload)
-
-    assert await another.put(upload, 1)
-    assert await node.store.find_bad_chunks(upload) == []
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert await node.bytes_of(upload) == CONTENT.data
 
 
 async def test_a_single_object_that_is_cut_is_missing_again(node: Node) -> None:
@@ -285,28 +211,56 @@ async def test_a_tail_that_is_lost_is_a_bad_chunk(node: Node, another: Node) -> 
     assert await node.append(upload, CONTENT.data[CHUNK : 2 * CHUNK], CHUNK)
 
 
-async def test_of_who_completes_the_others_see_it_by_the_object(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    multipart, entry = await node.multipart(upload), await node.entry(upload)
-    another.bucket.complete(multipart.key, multipart.id, [entry.parts[n].etag for n in sorted(entry.parts)])
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert await another.store.find_bad_chunks(upload) == []
-    assert await node.bytes_of(upload) == CONTENT.data
+async def test_one_completes_and_the_other_waits(node: Node, another: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multipart, "_PATIENCE_SECONDS", PATIENCE_SECONDS)
+    upload = await node.full()
+    digests = await asyncio.gather(*(each.store.digest(upload) for each in (node, another, node, another)))
+    assert set(digests) == {digests_of(CONTENT)}
+    assert node.bucket.calls["complete"] + another.bucket.calls["complete"] == 1
+    assert await another.bytes_of(upload) == CONTENT.data
 
 
-async def test_two_that_complete_at_once_come_to_the_same_end(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    both = await asyncio.gather(*(each.store.digest(upload) for each in (node, another, node, another)))
-    assert set(both) == {digests_of(CONTENT)}
-    assert await node.bytes_of(upload) == CONTENT.data
+async def die(node: Node, upload: Upload) -> None:
+    """In the middle of its digest: nothing of Complete reaches S3."""
+
+    def vanish(*_: object) -> None:
+        raise SystemError
+
+    with pytest.MonkeyPatch.context() as dying:
+        dying.setattr(node.bucket, "complete", vanish)
+        with pytest.raises(SystemError):
+            await node.store.digest(upload)
+
+
+async def test_who_waits_for_somebody_that_died_completes_by_himself(node: Node, another: Node) -> None:
+    upload = await node.full()
+    await die(node, upload)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert await another.bytes_of(upload) == CONTENT.data
+
+
+async def test_what_two_have_completed_is_not_believed_before_it_was_compared(
+    node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JuiceFS, seldom: the object that another one finds completed is neither short nor whole."""
+    upload = await node.full()
+    hole = CONTENT.chunk(0) + bytes(CHUNK) + CONTENT.data[2 * CHUNK :]
+
+    def damaged(key: str, multipart_id: str, _etags: list[str]) -> None:
+        another.bucket.abort(key, multipart_id)
+        another.bucket.put(key, BytesBody(hole))
+        raise NoSuchMultipart
+
+    await die(node, upload)
+    monkeypatch.setattr(another.bucket, "complete", damaged)
+    with pytest.raises(StorageFailed, match="reports an error"):
+        await another.store.digest(upload)
+    assert await another.store.find_bad_chunks(upload) == [0, 1, 2, 3]
 
 
 async def test_a_place_whose_digests_were_withdrawn_is_none(node: Node, another: Node) -> None:
     """A node stands still between its digests and its transaction; to the others the object was lost meanwhile."""
-    upload = await node.open()
-    await node.put_all(upload)
+    upload = await node.full()
     digests = await node.store.digest(upload)
     async with node.store.closing(upload) as closer:
         place = await closer.place_blob(digests.sha256)
@@ -315,8 +269,7 @@ async def test_a_place_whose_digests_were_withdrawn_is_none(node: Node, another:
         await another.withdraw(upload, [0, 1, 2, 3])
         with pytest.raises(Gone):
             await closer.place_blob(digests.sha256)
-        for number in range(CONTENT.chunk_count):
-            await another.put(upload, number, OTHER)
+        await another.put_all(upload, OTHER)
         with pytest.raises(Gone):
             await closer.place_blob(digests.sha256)
         await another.store.digest(upload)
@@ -327,15 +280,14 @@ async def test_a_place_whose_digests_were_withdrawn_is_none(node: Node, another:
 
 @pytest.mark.parametrize("completed", [False, True])
 async def test_when_all_is_lost_all_is_missing(node: Node, another: Node, completed: bool) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    multipart = await node.multipart(upload)
+    upload = await node.full()
+    begun = await node.multipart(upload)
     if completed:
         await node.store.digest(upload)
-        node.bucket.delete([multipart.key])
+        node.bucket.delete([begun.key])
         await node.store.forget_digests(upload)
     else:
-        node.bucket.abort(multipart.key, multipart.id)
+        node.bucket.abort(begun.key, begun.id)
     with pytest.raises(StorageFailed):
         await another.store.digest(upload)
     assert await another.store.find_bad_chunks(upload) == [0, 1, 2, 3]
@@ -345,7 +297,7 @@ async def test_when_all_is_lost_all_is_missing(node: Node, another: Node, comple
     assert (await node.store.read_map(upload)).received_bytes == 0
     await node.put_all(upload)
     assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert await node.multipart(upload) != multipart
+    assert await node.multipart(upload) != begun
 
 
 # Their endings
@@ -366,32 +318,18 @@ async def test_removing_leaves_nothing(node: Node, another: Node) -> None:
     assert node.bucket.left() == []
 
 
-async def test_the_object_of_a_content_stays(node: Node, another: Node, sqlite_url: str) -> None:
-    completed, single = await node.open(), await node.open(SMALL)
-    await node.put_all(completed)
-    await node.store.digest(completed)
-    await node.put(single, 0, SMALL)
-    for upload, content in ((completed, CONTENT), (single, SMALL)):
-        await lie_there(sqlite_url, content.sha256, await node.place_of(upload))
+async def test_the_object_of_a_content_stays_and_the_rest_goes_in_one_transaction(node: Node, another: Node) -> None:
+    for content in (CONTENT, SMALL):
+        upload = await node.full(content)
+        digests = await node.store.digest(upload)
         async with another.store.closing(upload) as closer:
-            assert await closer.unlink()
+            await another.name(digests.sha256, content.size, await closer.place_blob(digests.sha256))
+            calls = another.bucket.calls.copy()
+            with statements(another.database) as sql:
+                assert await closer.unlink()
+            assert (sql.count("COMMIT"), another.bucket.calls) == (1, calls)
             assert not await closer.unlink()
         assert await node.store.read_blob(content.sha256, [(0, content.size)]) == [content.data]
-
-
-async def test_what_is_left_of_a_merged_upload_goes_in_one_transaction(node: Node, sqlite_url: str) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    digests = await node.store.digest(upload)
-    async with node.store.closing(upload) as closer:
-        place = await closer.place_blob(digests.sha256)
-        assert place is not None
-        await lie_there(sqlite_url, digests.sha256, place)
-        calls = node.bucket.calls.copy()
-        with statements(node.database) as sql:
-            assert await closer.unlink()
-    assert sql.count("COMMIT") == 1
-    assert node.bucket.calls == calls
 
 
 # Several at once
@@ -402,11 +340,8 @@ async def test_two_nodes_with_other_bytes_for_one_chunk_never_make_a_wrong_conte
     node: Node, another: Node, after: bool
 ) -> None:
     upload = await node.open()
-    for number in (0, 2, 3):
-        await node.put(upload, number)
-    with node.bucket.held("upload_part", after=after) as asleep:
-        zombie = asyncio.create_task(node.put(upload, 1, OTHER))
-        await asleep.is_there()
+    await node.put_these(upload, 0, 2, 3)
+    async with node.bucket.asleep("upload_part", node.put(upload, 1, OTHER), after=after) as zombie:
         assert await another.put(upload, 1)
     assert not await zombie, "the row of the other one came first"
     if after:  # the bytes of the other one came last, too
@@ -415,10 +350,17 @@ async def test_two_nodes_with_other_bytes_for_one_chunk_never_make_a_wrong_conte
     with pytest.raises(StorageFailed):
         await node.store.digest(upload)
     assert await another.store.find_bad_chunks(upload) == [1]
+    assert node.bucket.keys("u/") == [], "nothing was made of it"
     await another.withdraw(upload, [1])
+    found = await node.store.read_map(upload)
+    assert (bytes(found.present), found.received_bytes) == (b"\1\0\1\1", CONTENT.size - CHUNK)
+    with pytest.raises(Busy):
+        await node.store.digest(upload)
     assert await another.put(upload, 1)
+    assert await node.store.find_bad_chunks(upload) == []
     for each in (node, another):
         assert await each.store.digest(upload) == digests_of(CONTENT)
+    assert await node.bytes_of(upload) == CONTENT.data
 
 
 async def test_many_that_race_for_every_chunk_never_make_a_wrong_content(node: Node, another: Node) -> None:
@@ -448,11 +390,8 @@ async def test_many_that_race_for_every_chunk_never_make_a_wrong_content(node: N
 async def test_a_chunk_that_comes_while_the_upload_is_frozen_is_refused(node: Node, another: Node) -> None:
     """A node stands still between its part and its row."""
     upload = await node.open()
-    for number in (0, 2, 3):
-        await node.put(upload, number)
-    with node.bucket.held("upload_part", after=True) as asleep:
-        zombie = asyncio.create_task(node.put(upload, 1))
-        await asleep.is_there()
+    await node.put_these(upload, 0, 2, 3)
+    async with node.bucket.asleep("upload_part", node.put(upload, 1), after=True) as zombie:
         assert await another.ledger.freeze(upload.id) is not None
     with pytest.raises(Gone):
         await zombie
@@ -468,9 +407,9 @@ async def test_a_chunk_that_comes_when_the_upload_is_removed_is_gone(
     node: Node, another: Node, content: Content, after: bool
 ) -> None:
     upload = await node.open(content)
-    with node.bucket.held("put" if content is SMALL else "upload_part", after=after) as asleep:
-        zombie = asyncio.create_task(node.put(upload, 0, content))
-        await asleep.is_there()
+    async with node.bucket.asleep(
+        "put" if content is SMALL else "upload_part", node.put(upload, 0, content), after=after
+    ) as zombie:
         assert await another.store.discard(upload)
     with pytest.raises(Gone):
         await zombie
@@ -480,9 +419,7 @@ async def test_a_chunk_that_comes_when_the_upload_is_removed_is_gone(
 async def test_removing_goes_on_where_another_one_stands_still(node: Node, another: Node) -> None:
     upload = await node.open()
     await node.put(upload, 0)
-    with node.bucket.held("abort", after=False) as asleep:
-        zombie = asyncio.create_task(node.store.discard(upload))
-        await asleep.is_there()
+    async with node.bucket.asleep("abort", node.store.discard(upload), after=False) as zombie:
         with pytest.raises(Busy):  # a merge that comes late, of what it takes for complete
             await another.store.digest(upload)
         assert await another.store.discard(upload)
@@ -491,11 +428,8 @@ async def test_removing_goes_on_where_another_one_stands_still(node: Node, anoth
 
 
 async def test_a_digest_meets_a_removal(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    with node.bucket.held("complete", after=False) as asleep:
-        zombie = asyncio.create_task(node.store.digest(upload))
-        await asleep.is_there()
+    upload = await node.full()
+    async with node.bucket.asleep("complete", node.store.digest(upload), after=False) as zombie:
         assert await another.store.discard(upload)
     with pytest.raises((Gone, StorageFailed)):
         await zombie
@@ -505,11 +439,8 @@ async def test_a_digest_meets_a_removal(node: Node, another: Node) -> None:
 
 
 async def test_what_was_withdrawn_does_not_come_back_by_a_zombie(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    with node.bucket.held("complete", after=False) as asleep:
-        zombie = asyncio.create_task(node.store.digest(upload))
-        await asleep.is_there()
+    upload = await node.full()
+    async with node.bucket.asleep("complete", node.store.digest(upload), after=False) as zombie:
         await another.withdraw(upload, [2])
         assert await another.put(upload, 2, OTHER)
     # What it completes are not the parts that it has read.
@@ -523,16 +454,13 @@ async def test_what_was_withdrawn_does_not_come_back_by_a_zombie(node: Node, ano
 
 async def test_what_a_zombie_completes_is_compared_with_the_rows(node: Node, another: Node) -> None:
     """It has the bytes of before a withdrawal, which came once more just now: those of the rows are others."""
-    upload = await node.open()
-    await node.put_all(upload)
-    multipart = await node.multipart(upload)
-    with node.bucket.held("complete", after=False) as asleep:
-        zombie = asyncio.create_task(node.store.digest(upload))
-        await asleep.is_there()
+    upload = await node.full()
+    begun = await node.multipart(upload)
+    async with node.bucket.asleep("complete", node.store.digest(upload), after=False) as zombie:
         await another.withdraw(upload, [0, 1, 2, 3])
         await another.put_all(upload, OTHER)
         for number in range(CONTENT.chunk_count):
-            another.bucket.upload_part(multipart.key, multipart.id, number, BytesBody(CONTENT.chunk(number)))
+            another.bucket.upload_part(begun.key, begun.id, number, BytesBody(CONTENT.chunk(number)))
     await zombie
     async with node.store.closing(upload) as closer:
         with pytest.raises(Gone):
@@ -547,11 +475,8 @@ async def test_what_a_zombie_completes_is_compared_with_the_rows(node: Node, ano
 
 
 async def test_a_chunk_that_a_zombie_has_completed_is_there(node: Node, another: Node) -> None:
-    upload = await node.open()
-    await node.put_all(upload)
-    with node.bucket.held("complete", after=False) as asleep:
-        zombie = asyncio.create_task(node.store.digest(upload))
-        await asleep.is_there()
+    upload = await node.full()
+    async with node.bucket.asleep("complete", node.store.digest(upload), after=False) as zombie:
         await another.withdraw(upload, [1, 2])
     await zombie
     with pytest.raises(Gone):
@@ -565,39 +490,54 @@ async def test_a_chunk_that_a_zombie_has_completed_is_there(node: Node, another:
 # Contents that come whole
 
 
-async def test_contents_that_come_whole_are_objects_of_their_own(node: Node, another: Node, sqlite_url: str) -> None:
+async def test_contents_that_come_whole_are_objects_of_their_own(node: Node) -> None:
     arrivals = [Arrival(InPieces(data), None, None) for data in (SMALL.data, CONTENT.data, SMALL.data, b"")]
-    arrivals.append(Arrival(InPieces(b"x"), "0" * 32, None))
-    await node.store.store_arrivals(arrivals)
-    assert [arrival.error is None for arrival in arrivals] == [True, True, True, True, False]
+    await node.store.store_arrivals([*arrivals, Arrival(InPieces(b"x"), "0" * 32, None)])
     assert len(node.bucket.keys("w/")) == 3
-    placed = node.store.place_arrivals(arrivals[:4])
-    for content in (SMALL, CONTENT, Content(0)):
-        await lie_there(sqlite_url, content.sha256, placed[content.sha256])
-        blob = await another.store.open_blob(content.sha256, content.size)
-        assert await blob.read(CONTENT.size, 0) == content.data
-        await blob.close()
 
 
-async def test_what_is_purged_while_it_is_read_ends_in_words(node: Node, sqlite_url: str) -> None:
-    arrival = Arrival(InPieces(CONTENT.data), None, None)
-    await node.store.store_arrivals([arrival])
-    placed = node.store.place_arrivals([arrival])[CONTENT.sha256]
-    await lie_there(sqlite_url, CONTENT.sha256, placed)
-    blob = await node.store.open_blob(CONTENT.sha256, CONTENT.size)
-    node.bucket.delete([placed])
-    with pytest.raises(StorageFailed) as failed:
-        await blob.read(1000, 0)
-    assert failed.value.reason == f"object {placed} was removed while it was read"
+async def test_a_reader_goes_on_where_the_content_is_now(node: Node, another: Node) -> None:
+    blob = await node.store.open_blob(await node.arrive(CONTENT), CONTENT.size)
+    begin = await blob.read(CHUNK, 0)
+    (key,) = node.bucket.keys("w/")
+    node.bucket.put("w/moved", BytesBody(CONTENT.data))
+    await another.name(CONTENT.sha256, CONTENT.size, "w/moved")
+    node.bucket.delete([key])
+    far = await blob.read(1000, 2 * CHUNK)  # another place: it asks S3 anew
+    assert (begin, far) == (CONTENT.chunk(0), CONTENT.data[2 * CHUNK : 2 * CHUNK + 1000])
     await blob.close()
 
 
-async def test_a_reader_that_is_cancelled_leaves_no_stream(node: Node, sqlite_url: str) -> None:
-    arrival = Arrival(InPieces(CONTENT.data), None, None)
-    await node.store.store_arrivals([arrival])
-    placed = node.store.place_arrivals([arrival])
-    await lie_there(sqlite_url, CONTENT.sha256, placed[CONTENT.sha256])
-    blob = await node.store.open_blob(CONTENT.sha256, CONTENT.size)
+async def test_a_signature_that_is_damaged_is_made_anew_and_it_goes_with_its_content(node: Node, another: Node) -> None:
+    sha256 = await node.arrive(CONTENT)
+    signature = await node.store.read_signature(sha256, CONTENT.size)
+    (kept,) = node.bucket.keys("s/")
+    node.bucket.put(kept, BytesBody(b"damaged"))
+    assert await another.store.read_signature(sha256, CONTENT.size) == signature
+    assert await another.store.remove(await node.put_away(sha256))
+    assert node.bucket.left() == []
+
+
+async def test_what_a_purge_has_deleted_does_not_come_back(node: Node) -> None:
+    """It has not committed yet, or died."""
+    away = await node.put_away(await node.arrive(CONTENT))
+    node.bucket.delete([away.place])
+    with pytest.raises(Gone):
+        await node.store.restore_blob(away)
+
+
+async def test_what_is_purged_while_it_is_read_ends_in_words(node: Node) -> None:
+    blob = await node.store.open_blob(await node.arrive(CONTENT), CONTENT.size)
+    (key,) = node.bucket.keys("w/")
+    node.bucket.delete([key])
+    with pytest.raises(StorageFailed) as failed:
+        await blob.read(1000, 0)
+    assert failed.value.reason == f"object {key} was removed while it was read"
+    await blob.close()
+
+
+async def test_a_reader_that_is_cancelled_leaves_no_stream(node: Node) -> None:
+    blob = await node.store.open_blob(await node.arrive(CONTENT), CONTENT.size)
     with node.bucket.held("get", after=True) as hold:
         reading = asyncio.create_task(blob.read(1000, 0))
         await hold.is_there()

@@ -4,9 +4,10 @@ import asyncio
 import errno
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
+from itertools import count as numbers
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,6 @@ from uploader.errors import (
 from uploader.service.results import Complete, NewFile, Target
 from uploader.storage.base import Arrival, Body
 from uploader.storage.local.blobs import blob_path
-from uploader.storage.local.store import LocalStore
 
 _NO_CLAIMS = ClaimedDigests([], [])
 
@@ -69,23 +69,26 @@ async def send(stack: Stack, data: bytes, name: str = "a.bin", **more: object) -
     return await stack.services.whole.receive(new(name, **more), Sent(data), _NO_CLAIMS)  # type: ignore[arg-type]
 
 
-async def received(
-    stack: Stack, entries: AsyncIterator[tuple[NewFile, Body] | UploaderError]
-) -> list[Complete | UploaderError]:
+Entries = AsyncIterator[tuple[NewFile, Body] | UploaderError]
+
+
+async def received(stack: Stack, entries: Entries) -> list[Complete | UploaderError]:
     return [outcome async for outcome in stack.services.whole.receive_many("alice", entries)]
+
+
+async def entries_of(
+    bodies: Iterable[InPieces], names: Iterable[str] | None = None, if_exists: IfExists = IfExists.KEEP
+) -> Entries:
+    for name, body in zip(names or map(str, numbers()), bodies, strict=False):
+        yield new(name, if_exists=if_exists), body
 
 
 async def send_many(
     stack: Stack, members: Iterable[tuple[str, bytes]], if_exists: IfExists = IfExists.KEEP
 ) -> list[Complete | UploaderError]:
-    bodies: list[InPieces] = []
-
-    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
-        for name, data in members:
-            bodies.append(InPieces(data))
-            yield new(name, if_exists=if_exists), bodies[-1]
-
-    outcomes = await received(stack, entries())
+    members = list(members)
+    bodies = [InPieces(data) for _, data in members]
+    outcomes = await received(stack, entries_of(bodies, [name for name, _ in members], if_exists))
     assert all(body.keepers == 0 for body in bodies)
     return outcomes
 
@@ -109,18 +112,6 @@ async def test_a_file_in_one_request_is_stored_and_counted(stack: Stack) -> None
     again = await send(stack, data)
     assert (again.created, again.file.id) == (False, complete.file.id)
     assert (await stack.usage("alice"))["finished"] == len(data)
-
-
-async def test_many_are_stored_in_order(stack: Stack) -> None:
-    members = [(f"{n}.txt", str(n % 450).encode()) for n in range(500)]
-    outcomes = await send_many(stack, members)
-    assert [(outcome.file.name, outcome.created) for outcome in outcomes if isinstance(outcome, Complete)] == [
-        (name, True) for name, _ in members
-    ]
-    assert (await stack.usage("alice"))["finished"] == sum(len(data) for _, data in members)
-    again = await send_many(stack, members)
-    assert {outcome.created for outcome in again if isinstance(outcome, Complete)} == {False}
-    assert (await stack.usage("alice"))["finished"] == sum(len(data) for _, data in members)
 
 
 async def test_an_open_upload_of_the_content_is_closed_by_it(stack: Stack) -> None:
@@ -172,17 +163,6 @@ async def test_names_are_kept_replaced_or_taken(stack: Stack) -> None:
     assert all(isinstance(outcome, Complete) and outcome.created for outcome in outcomes)
     assert await names(stack) == [("a", 5), ("b", 1)]
     assert (await stack.usage("alice"))["finished"] == 6
-
-
-async def test_other_bytes_under_the_name_of_a_content_are_displaced(stack: Stack) -> None:
-    data = b"right"
-    path = stack.data / blob_path(hashlib.sha256(data).hexdigest())
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"wrong")
-    await send(stack, data)
-    assert path.read_bytes() == data
-    (trashed,) = (path for path in (stack.data / "trash" / "blobs").rglob("*") if path.is_file())
-    assert trashed.read_bytes() == b"wrong"
 
 
 async def test_an_upload_may_replace_what_has_its_name(stack: Stack) -> None:
@@ -262,35 +242,46 @@ async def test_a_name_that_goes_between_two_looks_is_placed_anew(stack: Stack) -
     assert path.read_bytes() == data
 
 
-async def test_other_bytes_are_displaced_once_however_many_members_have_the_content(stack: Stack) -> None:
+@pytest.mark.parametrize("count", [1, 5])
+async def test_other_bytes_are_displaced_once_however_many_members_have_the_content(stack: Stack, count: int) -> None:
     data = b"right"
     path = fill(data, stack)
     path.write_bytes(b"wrong")
-    outcomes = await send_many(stack, [(f"{number}", data) for number in range(5)])
+    outcomes = await send_many(stack, [(f"{number}", data) for number in range(count)])
     assert all(isinstance(outcome, Complete) for outcome in outcomes)
     assert path.read_bytes() == data
     (trashed,) = (path for path in (stack.data / "trash" / "blobs").rglob("*") if path.is_file())
     assert trashed.read_bytes() == b"wrong"
 
 
-@pytest.mark.parametrize("count", [1, 5])
-async def test_a_collector_that_is_faster_costs_a_second_write(stack: Stack, count: int) -> None:
-    """Between the writing and the transaction: the content was there, and goes with its last file."""
-    members = [(f"{number}", f"{number}".encode()) for number in range(count)]
-    old = [await send(stack, data, f"old-{name}") for name, data in members]
+@contextmanager
+def after_storing(stack: Stack, meanwhile: Callable[[], Awaitable[None]]) -> Iterator[None]:
+    """Something happens between the writing and the transaction."""
     storage = stack.services.storage
-    assert isinstance(storage, LocalStore)
     store = storage.store_arrivals
 
-    async def store_and_collect(arrivals: Sequence[Arrival]) -> None:
+    async def store_and_go_on(arrivals: Sequence[Arrival]) -> None:
         await store(arrivals)
+        await meanwhile()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(storage, "store_arrivals", store_and_go_on)
+        yield
+
+
+@pytest.mark.parametrize("count", [1, 5])
+async def test_a_collector_that_is_faster_costs_a_second_write(stack: Stack, count: int) -> None:
+    """The content was there, and goes with its last file."""
+    members = [(f"{number}", f"{number}".encode()) for number in range(count)]
+    old = [await send(stack, data, f"old-{name}") for name, data in members]
+
+    async def collect() -> None:
         for complete in old:
             await stack.services.files.delete("alice", complete.file.id)
         old.clear()
         await stack.services.files.collect_all(100)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(storage, "store_arrivals", store_and_collect)
+    with after_storing(stack, collect):
         outcomes = await send_many(stack, members)
     assert all(isinstance(outcome, Complete) and outcome.created for outcome in outcomes)
     for _, data in members:
@@ -302,18 +293,13 @@ async def test_another_file_of_the_same_number_is_not_taken_for_ours(stack: Stac
     """Where nothing goes to the trash, an inode is used again at once, perhaps for bytes that are on their way."""
     data = b"ours"
     path = stack.data / blob_path(hashlib.sha256(data).hexdigest())
-    storage = stack.services.storage
-    assert isinstance(storage, LocalStore)
-    store = storage.store_arrivals
 
-    async def store_and_change(arrivals: Sequence[Arrival]) -> None:
-        await store(arrivals)
+    async def change() -> None:
         before = path.stat().st_ctime_ns
         while path.stat().st_ctime_ns == before:  # the clock of the kernel has ticks
             path.write_bytes(b"half")
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(storage, "store_arrivals", store_and_change)
+    with after_storing(stack, change):
         await send(stack, data)
     assert path.read_bytes() == data
 
@@ -352,12 +338,7 @@ class Unreadable(InPieces):
 
 async def test_a_body_that_can_not_be_read_back_harms_no_other(stack: Stack) -> None:
     bodies = [InPieces(b"one"), Unreadable(b"two"), InPieces(b"three"), InPieces(b"four"), InPieces(b"five")]
-
-    async def entries() -> AsyncIterator[tuple[NewFile, Body]]:
-        for number, body in enumerate(bodies):
-            yield new(f"{number}"), body
-
-    outcomes = await received(stack, entries())
+    outcomes = await received(stack, entries_of(bodies))
     assert [type(outcome) for outcome in outcomes] == [Complete, StorageFailed, Complete, Complete, Complete]
     assert all(body.keepers == 0 for body in bodies)
 
@@ -383,7 +364,7 @@ async def test_a_slow_batch_is_stored_while_it_comes(stack: Stack) -> None:
     body = InPieces(b"early")
     stored = asyncio.Event()
 
-    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
+    async def entries() -> Entries:
         yield new("early"), body
         await stored.wait()
         yield new("late"), InPieces(b"late")
@@ -405,7 +386,7 @@ async def test_outcomes_are_told_in_their_order_as_soon_as_they_are_known(stack:
     told = 0
     refused = FileTooLarge(limit=1)
 
-    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
+    async def entries() -> Entries:
         yield refused
         for name in ("first", "second"):
             yield new(name), InPieces(name.encode())
@@ -426,9 +407,9 @@ async def test_outcomes_are_told_in_their_order_as_soon_as_they_are_known(stack:
 async def test_what_came_before_a_batch_broke_off_is_stored(stack: Stack) -> None:
     bodies = [InPieces(str(number).encode()) for number in range(450)]
 
-    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
-        for number, body in enumerate(bodies):
-            yield new(str(number)), body
+    async def entries() -> Entries:
+        async for entry in entries_of(bodies):
+            yield entry
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
@@ -440,20 +421,18 @@ async def test_what_came_before_a_batch_broke_off_is_stored(stack: Stack) -> Non
 async def test_a_batch_without_a_database_keeps_no_body(make_stack: MakeStack, sqlite_url: str) -> None:
     bodies: list[InPieces] = []
 
-    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
+    def more() -> Iterator[InPieces]:
         for number in range(450):
             bodies.append(InPieces(str(number).encode()))
-            yield new(str(number)), bodies[-1]
+            yield bodies[-1]
 
     async with make_stack(database_url=sqlite_url) as stack:
         async with without_database(stack):
             with pytest.raises(Unavailable):
-                await received(stack, entries())
+                await received(stack, entries_of(more()))
         assert bodies
         assert all(body.keepers == 0 for body in bodies)
         assert await names(stack) == []
-
-    # With its own upload
 
 
 async def test_an_upload_its_content_and_its_cancellation_that_race_end_it_once(make_stack_on: MakeStack) -> None:

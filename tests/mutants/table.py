@@ -16,6 +16,7 @@ _CONCATENATION = "tests/integration/test_concatenation.py"
 _CROWDS = "tests/integration/test_crowds.py"
 _DEFERRED = "tests/integration/test_deferred_length.py"
 _TAILS = "tests/integration/test_tails.py"
+_UPLOADS = "tests/conformance/test_uploads.py"
 _ACCOUNTING = "tests/integration/test_accounting.py"
 _CLEANUP = "tests/integration/test_cleanup.py"
 _JOBS = "tests/integration/test_jobs.py"
@@ -474,7 +475,7 @@ if ENDED[state] then""",
     _mutant(
         "a tail that comes back when its chunk goes",
         ("_take_back_tail", "all(number > tail.number for number in numbers)", "True"),
-        tests=_TAILS,
+        tests=_UPLOADS,
     ),
     _mutant(
         "a chunk that only has the checksum of the tail",
@@ -483,7 +484,7 @@ if ENDED[state] then""",
             "read(descriptor, len(part), offset + start) != part",
             "(crc := __import__('zlib').crc32)(read(descriptor, len(part), offset + start)) != crc(part)",
         ),
-        tests=_TAILS,
+        tests=_UPLOADS,
     ),
     _mutant("a tail counted twice when its chunk is full", ("record_chunk.lua", "received = received - tail", "")),
     _mutant(

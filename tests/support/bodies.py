@@ -3,6 +3,12 @@
 from collections.abc import Callable, Iterator
 
 from uploader.service.append import Part
+from uploader.storage.base import Body
+
+
+def joined(body: Body) -> bytes:
+    """All of its bytes."""
+    return b"".join(bytes(piece) for piece in body.pieces())
 
 
 class InPieces:

@@ -4,17 +4,17 @@ else to make something of it."""
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
 from uploader.storage.base import Body
 from uploader.storage.s3.bucket import Bucket, ObjectReader, Stat
 
 T = TypeVar("T")
-_PATIENCE_SECONDS = 30.0
 
 
 class Hold:
@@ -26,10 +26,10 @@ class Hold:
 
     def stand_still(self) -> None:
         self._is_there.set()
-        assert self._may_go.wait(_PATIENCE_SECONDS), "nobody has let it go on"
+        assert self._may_go.wait(PATIENCE_SECONDS), "nobody has let it go on"
 
     async def is_there(self) -> None:
-        assert await asyncio.to_thread(self._is_there.wait, _PATIENCE_SECONDS), "nobody has come here"
+        assert await asyncio.to_thread(self._is_there.wait, PATIENCE_SECONDS), "nobody has come here"
 
     def let_go(self) -> None:
         self._may_go.set()
@@ -62,6 +62,14 @@ class WatchedBucket(Bucket):
         finally:
             where.pop(name, None)
             hold.let_go()
+
+    @asynccontextmanager
+    async def asleep(self, name: str, work: Coroutine[Any, Any, T], *, after: bool) -> AsyncIterator["asyncio.Task[T]"]:
+        """Somebody whose work stands still at such a call, until the end of this."""
+        with self.held(name, after=after) as hold:
+            zombie = asyncio.create_task(work)
+            await hold.is_there()
+            yield zombie
 
     def _call(self, name: str, real: Callable[..., T], *arguments: Any) -> T:
         self.calls[name] += 1

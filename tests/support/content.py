@@ -41,3 +41,10 @@ class Content:
 
     def chunk(self, number: int) -> bytes:
         return self.data[number * self.chunk_size : (number + 1) * self.chunk_size]
+
+
+def parts_around_chunks(chance: random.Random, chunk_size: int) -> list[Content]:
+    """Six, of lengths around those of chunks of a whole, with chunks of other lengths than its."""
+    lengths = [0, 1, chunk_size - 1, chunk_size, chunk_size + 1]
+    sizes = [chance.choice([*lengths, chance.randrange(1, 3 * chunk_size)]) for _ in range(6)]
+    return [Content(size, seed=n, chunk_size=chance.choice([1, 2, 3]) * chunk_size) for n, size in enumerate(sizes)]

@@ -3,14 +3,11 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from tests.support.bodies import InPieces
 from tests.support.buckets import WatchedBucket
 from tests.support.clock import ManualClock
 from tests.support.content import Content
-from tests.support.gateways import PART_BYTES
-from tests.support.rows import upload_row
+from tests.support.stores import CHUNK, Process
 from uploader.addresses import BucketAddress
 from uploader.database.engine import Database
 from uploader.database.ledger import LedgerRows
@@ -20,39 +17,14 @@ from uploader.storage.base import Digests
 from uploader.storage.s3.parts import Multipart, multipart_of
 from uploader.storage.s3.store import S3Store
 
-CHUNK = PART_BYTES
-CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
-
 
 @dataclass
-class Node:
-    """A store as a process has it."""
+class Node(Process):
+    """A store on S3 as a process has it."""
 
     store: S3Store
     bucket: WatchedBucket
     ledger: LedgerRows
-    database: Database
-
-    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
-        facts: dict[str, Any] = {"size": content.size, "chunk_size": content.chunk_size, "md5": content.md5}
-        upload: Upload = upload_row(**facts | more)
-        await self.store.create(upload)
-        return upload
-
-    async def put(self, upload: Upload, number: int, content: Content = CONTENT) -> bool:
-        """Whether it was this one that was stored."""
-        held = await self.store.hold_chunk(upload, number, InPieces(content.chunk(number)))
-        held.release()
-        return held.written
-
-    async def append(self, upload: Upload, data: bytes, start: int) -> bool:
-        """Bytes from `start` on, which is in the chunk that they belong to."""
-        number, offset = divmod(start, upload.chunk_size)
-        return (await self.store.hold_chunk(upload, number, InPieces(data), start=offset)).written
-
-    async def put_all(self, upload: Upload, content: Content = CONTENT) -> None:
-        for number in range(content.chunk_count):
-            await self.put(upload, number, content)
 
     async def entry(self, upload: Upload) -> Entry:
         found = await self.ledger.entry(upload.id)
@@ -74,10 +46,6 @@ class Node:
     async def bytes_of(self, upload: Upload) -> bytes:
         return self.bucket.get(await self.place_of(upload), 0, upload.size)
 
-    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
-        async with self.store.closing(upload) as closer:
-            await closer.withdraw(numbers, generation=1)
-
 
 MakeNode = Callable[[], Node]
 
@@ -98,7 +66,7 @@ async def making_nodes(database_url: str, address: BucketAddress) -> AsyncIterat
                 await database.close()
 
             stack.push_async_callback(end)
-            return Node(store, bucket, ledger, database)
+            return Node(store, database, bucket, ledger)
 
         yield make
 

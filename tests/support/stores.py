@@ -1,9 +1,9 @@
 """Every store behind the seam, as its tests have it: in several processes, and with rows where it needs some."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from uploader.database import models
 from uploader.database.engine import Database
 from uploader.database.ledger import LedgerRows
 from uploader.domain.upload import Upload
-from uploader.storage.base import Arrival, Busy, Digests
+from uploader.storage.base import Arrival, Busy, Digests, Found
 from uploader.storage.local.store import LocalStore
 from uploader.storage.s3.store import S3Store
 from uploader.storage.store import Store
@@ -33,40 +33,56 @@ STORES = ("local", "s3", "plain")
 
 
 @dataclass
-class Process:
-    """A store as a process has it, and the database beside it."""
+class Uploads:
+    """Open uploads in a store, as a process has it."""
 
     store: Store
-    database: Database
+    content: Content = field(default=CONTENT, kw_only=True)
 
-    def row(self, content: Content = CONTENT, **more: Any) -> Upload:
+    def row(self, content: Content | None = None, **more: Any) -> Upload:
         """An upload of which the store has nothing so far."""
+        content = content or self.content
         facts: dict[str, Any] = {"size": content.size, "chunk_size": content.chunk_size, "md5": content.md5}
         row = upload_row(**facts | more)
         return replace(row, place=self.store.place_of(row.id, NOW))
 
-    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
+    async def open(self, content: Content | None = None, **more: Any) -> Upload:
         upload = self.row(content, **more)
         await self.store.create(upload)
         return upload
 
-    async def put(self, upload: Upload, number: int, content: Content = CONTENT) -> bool:
+    async def full(self, content: Content | None = None, **more: Any) -> Upload:
+        """An upload with all its chunks."""
+        upload = await self.open(content, **more)
+        await self.put_all(upload, content)
+        return upload
+
+    async def put_all(self, upload: Upload, content: Content | None = None) -> None:
+        await self.put_these(upload, *range((content or self.content).chunk_count), content=content)
+
+    async def put_these(self, upload: Upload, *numbers: int, content: Content | None = None) -> None:
+        """One after the other."""
+        for number in numbers:
+            await self.put(upload, number, content)
+
+    async def put(self, upload: Upload, number: int, content: Content | None = None) -> bool:
         """Whether it was this one that was stored."""
-        return await self.append(upload, content.chunk(number), number * upload.chunk_size)
+        return await self.append(upload, (content or self.content).chunk(number), number * upload.chunk_size)
+
+    async def send(self, upload: Upload, start: int, end: int, content: Content | None = None) -> bool:
+        """Bytes of one chunk."""
+        return await self.append(upload, (content or self.content).data[start:end], start)
 
     async def append(self, upload: Upload, data: bytes, start: int) -> bool:
         """Bytes from `start` on, which is in the chunk that they belong to."""
         number, offset = divmod(start, upload.chunk_size)
-        held = await self.store.hold_chunk(upload, number, InPieces(data), start=offset)
+        body = InPieces(data)
+        try:
+            held = await self.store.hold_chunk(upload, number, body, start=offset)
+        finally:
+            body.close()
         held.release()
         return held.written
-
-    async def put_all(self, content: Content = CONTENT, **more: Any) -> Upload:
-        """An upload with all its chunks."""
-        upload = await self.open(content, **more)
-        for number in range(content.chunk_count):
-            await self.put(upload, number, content)
-        return upload
 
     async def digest(self, upload: Upload) -> Digests:
         """The digests, once no other process computes them."""
@@ -75,6 +91,21 @@ class Process:
                 with suppress(Busy):
                     return await self.store.digest(upload)
                 await asyncio.sleep(0.02)
+
+    async def withdraw(self, upload: Upload, numbers: list[int], *, generation: int = 1) -> None:
+        async with self.store.closing(upload) as closer:
+            await closer.withdraw(numbers, generation=generation)
+
+    async def present(self, upload: Upload) -> list[int]:
+        """The chunks that are stored."""
+        return [number for number, there in enumerate((await self.store.read_map(upload)).present) if there]
+
+
+@dataclass
+class Process(Uploads):
+    """A store as a process has it, and the database beside it."""
+
+    database: Database
 
     async def merge(self, upload: Upload) -> str:
         """Make an upload a content that a row names, and forget the upload."""
@@ -104,6 +135,14 @@ class Process:
         async with self.database.engine.begin() as connection:
             await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
 
+    async def put_away(self, sha256: str) -> Found:
+        """As whoever collects a content does; returns what the trash has last."""
+        found = await self.store.find_blob(sha256)
+        assert found is not None
+        await self.unname(sha256)
+        assert await self.store.put_away(found)
+        return (await self.store.copies(sha256))[0]
+
     async def read(self, sha256: str, size: int) -> bytes:
         """All of a content."""
         blob = await self.store.open_blob(sha256, size)
@@ -114,10 +153,6 @@ class Process:
             return bytes(read)
         finally:
             await blob.close()
-
-    async def present(self, upload: Upload) -> Sequence[int]:
-        """The chunks that are stored."""
-        return [number for number, there in enumerate((await self.store.read_map(upload)).present) if there]
 
 
 MakeProcess = Callable[[], Process]

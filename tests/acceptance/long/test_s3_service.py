@@ -1,12 +1,9 @@
 """The whole server with its bytes on S3: nodes that stand still while others go on, and all that is done with contents."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,17 +11,15 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.buckets import WatchedBucket
-from tests.support.content import KIB, MIB, Content
-from tests.support.deltas import copied, literal, read_signature
-from tests.support.gateways import PART_BYTES
+from tests.support.content import Content
+from tests.support.gateways import PART_BYTES, settings_of
 from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
-from uploader.database import models, queries
-from uploader.errors import ConfigurationError
+from uploader.database import models
 from uploader.service.ids import new_id
-from uploader.storage.base import BytesBody, Gone
+from uploader.storage.base import BytesBody
 
 CHUNK = PART_BYTES
 CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
@@ -32,6 +27,7 @@ LAST = CONTENT.chunk_count - 1
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 SMALL = Content(1000, seed=2, name="small.bin")
 NOTHING = Account()
+Dump = dict[Any, list[dict[str, Any]]]
 TUS = {"Tus-Resumable": "1.0.0"}
 
 
@@ -46,6 +42,9 @@ class Node:
         (file,) = (await self.stack.client.get("/me/files")).json()["files"]
         file_id: str = file["id"]
         return file_id
+
+    async def delete_file(self) -> None:
+        assert (await self.stack.client.delete(f"/me/files/{await self.file_id()}")).status_code == 204
 
     async def download(self, client: httpx2.AsyncClient | None = None, **headers: str) -> bytes:
         chosen = client or self.stack.client
@@ -78,14 +77,7 @@ class Node:
 def in_a_bucket(s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The settings of stacks that store there."""
     monkeypatch.setattr("uploader.storage.s3.bucket.Bucket", WatchedBucket)
-    return {
-        "storage": f"s3://{s3_address.bucket}/{s3_address.prefix}",
-        "s3_endpoint": s3_address.endpoint,
-        "s3_access_key_id": s3_address.access_key_id,
-        "s3_secret_access_key": s3_address.secret_access_key,
-        "s3_path_style": True,
-        "min_chunk_size_bytes": CHUNK,
-    }
+    return settings_of(s3_address) | {"min_chunk_size_bytes": CHUNK}
 
 
 def node_of(stack: Stack) -> Node:
@@ -110,15 +102,24 @@ async def another(node: Node, make_stack: MakeStack, in_a_bucket: dict[str, Any]
 # Zombies
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("content", [CONTENT, Content(CHUNK, seed=3, chunk_size=CHUNK)])
-async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_cancelled(
-    node: Node, another: Node, content: Content, after: bool
+SINGLE = Content(CHUNK, seed=3, chunk_size=CHUNK)
+
+
+@pytest.mark.parametrize(
+    ("content", "number", "call", "after"),
+    [
+        *((CONTENT, 0, "upload_part", after) for after in (False, True)),
+        *((SINGLE, 0, "put", after) for after in (False, True)),
+        (CONTENT, LAST, "complete", True),
+    ],
+)
+async def test_a_chunk_or_a_merge_of_a_node_that_stood_still_while_the_upload_was_cancelled(
+    node: Node, another: Node, content: Content, number: int, call: str, after: bool
 ) -> None:
     await node.stack.open(content)
-    with node.bucket.held("upload_part" if content is CONTENT else "put", after=after) as asleep:
-        zombie = asyncio.create_task(node.stack.put(content, 0))
-        await asleep.is_there()
+    for earlier in range(number):
+        await node.stack.put(content, earlier)
+    async with node.bucket.asleep(call, node.stack.put(content, number), after=after) as zombie:
         assert (await another.stack.client.delete(f"/files/{content.md5}")).status_code == 204
     assert (await zombie).status_code == 410
     assert await another.at_rest() == {"alice": NOTHING}
@@ -129,9 +130,7 @@ async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_finished(
     node: Node, another: Node, after: bool
 ) -> None:
     await node.stack.open(CONTENT)
-    with node.bucket.held("upload_part", after=after) as asleep:
-        zombie = asyncio.create_task(node.stack.put(CONTENT, 1))
-        await asleep.is_there()
+    async with node.bucket.asleep("upload_part", node.stack.put(CONTENT, 1), after=after) as zombie:
         response = await another.stack.upload(CONTENT)
         assert response.status_code == 201
     answer = await zombie
@@ -144,9 +143,9 @@ async def test_other_bytes_of_a_node_that_stood_still_are_never_finished(node: N
     """They come after the row of the chunk, and overwrite its part: it is missing again."""
     await node.stack.open(CONTENT)
     url = f"/files/{CONTENT.md5}/chunks/1"
-    with node.bucket.held("upload_part", after=False) as asleep:
-        zombie = asyncio.create_task(node.stack.client.put(url, content=OTHER.chunk(1)))
-        await asleep.is_there()
+    async with node.bucket.asleep(
+        "upload_part", node.stack.client.put(url, content=OTHER.chunk(1)), after=False
+    ) as zombie:
         for number in range(LAST):
             assert (await another.stack.put(CONTENT, number)).status_code == 200
     answer = await zombie
@@ -162,34 +161,16 @@ async def test_other_bytes_of_a_node_that_stood_still_are_never_finished(node: N
     assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
 
 
-async def test_a_chunk_of_a_node_that_stood_still_while_it_was_withdrawn(node: Node, another: Node) -> None:
-    """Between its part and its row: the fence is another one by then, and it begins anew."""
-    await node.stack.open(CONTENT)
-    for number in (0, 2):
-        await another.stack.put(CONTENT, number)
-    with node.bucket.held("upload_part", after=True) as asleep:
-        zombie = asyncio.create_task(node.stack.put(CONTENT, 1))
-        await asleep.is_there()
-        await another.stack.services.closers.withdraw(await _open_upload(another.stack), [2])
-    answer = await zombie
-    assert answer.status_code in (200, 503)
-    for number in range(CONTENT.chunk_count):
-        response = await another.stack.put(CONTENT, number)
-    assert response.status_code == 201, response.text
-    assert await node.download() == CONTENT.data
-    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
-
-
 async def test_a_merge_that_stands_still_for_longer_than_its_lease(node: Node, another: Node) -> None:
     """After Complete, before the transaction."""
     await node.stack.open(CONTENT)
     for number in range(LAST):
         await node.stack.put(CONTENT, number)
-    with node.bucket.held("complete", after=True) as asleep:
-        zombie = asyncio.create_task(node.stack.put(CONTENT, LAST))
-        await asleep.is_there()
-        await asyncio.sleep(1.2)
-        response = await another.stack.client.post(f"/files/{CONTENT.md5}/merge")
+    async with node.bucket.asleep("complete", node.stack.put(CONTENT, LAST), after=True) as zombie:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            response = await another.stack.client.post(f"/files/{CONTENT.md5}/merge")
+            while response.status_code == 202:  # until the lease ends
+                response = await another.stack.client.post(f"/files/{CONTENT.md5}/merge")
         assert response.status_code in (200, 201), response.text
         assert await another.download() == CONTENT.data
     answer = await zombie
@@ -199,28 +180,7 @@ async def test_a_merge_that_stands_still_for_longer_than_its_lease(node: Node, a
     assert await node.download() == CONTENT.data
 
 
-async def test_a_merge_that_stands_still_while_the_upload_is_cancelled(node: Node, another: Node) -> None:
-    await node.stack.open(CONTENT)
-    for number in range(LAST):
-        await node.stack.put(CONTENT, number)
-    with node.bucket.held("complete", after=True) as asleep:
-        zombie = asyncio.create_task(node.stack.put(CONTENT, LAST))
-        await asleep.is_there()
-        assert (await another.stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
-    assert (await zombie).status_code == 410
-    assert await another.at_rest() == {"alice": NOTHING}
-
-
 # Contents
-
-
-async def test_a_content_that_is_there_is_instant(node: Node, another: Node) -> None:
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    bob = await another.stack.client_of("bob", total_space=CONTENT.size)
-    assert (await another.stack.open(CONTENT, bob)).json()["state"] in ("complete", "uploading")
-    again = await another.stack.open(CONTENT, name="again.bin")
-    assert (again.status_code, again.json()["state"]) == (201, "complete")
-    assert len(node.bucket.keys("u/")) == 1
 
 
 async def _twice(node: Node, another: Node) -> tuple[httpx2.AsyncClient, str]:
@@ -250,26 +210,8 @@ async def test_of_a_content_that_came_twice_the_later_object_stays(node: Node, a
     assert await another.download(bob) == CONTENT.data
 
 
-async def test_a_reader_goes_on_where_the_content_is_now(node: Node, another: Node) -> None:
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    blob = await node.stack.services.storage.open_blob(CONTENT.sha256, CONTENT.size)
-    begin = await blob.read(CHUNK, 0)
-    ((_, first),) = (await node.locations()).items()
-    moved = node.bucket.get(first, 0, CONTENT.size)
-    node.bucket.put("w/moved", BytesBody(moved))
-    async with another.stack.services.database.engine.begin() as connection:
-        await connection.execute(models.blob.update().values(location="w/moved"))
-    node.bucket.delete([first])
-    far = await blob.read(1000, 2 * CHUNK)  # another place: it asks S3 anew
-    assert (begin, far) == (CONTENT.data[:CHUNK], CONTENT.data[2 * CHUNK : 2 * CHUNK + 1000])
-    await blob.close()
-
-
 async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) -> None:
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    dump = await _dump(node.stack)
-    (key,) = node.bucket.left()
-    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    key, dump = await _deleted(node)
     assert (await node.trash(), await node.locations()) == ([key], {})
     assert await node.stack.services.trash.restore_named() == 0, "no row names it"
     await _restore_dump(node.stack, dump)
@@ -278,7 +220,7 @@ async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) 
     assert (await node.stack.services.trash.empty()).disk_bytes == 0
     assert await node.download() == CONTENT.data
 
-    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    await node.delete_file()
     assert (await node.stack.services.trash.empty()).entries == 1
     assert node.bucket.left() == []
     assert await node.at_rest() == {"alice": NOTHING}
@@ -286,31 +228,14 @@ async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) 
 
 async def test_a_restored_dump_has_what_is_in_the_trash(node: Node) -> None:
     """Its row has no key, or another one than that of the object."""
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    dump = await _dump(node.stack)
-    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    _, dump = await _deleted(node)
     for place in (None, "u/elsewhere"):
         for row in dump[models.blob]:
             row["location"] = place
         await _restore_dump(node.stack, dump)
         assert await node.stack.services.trash.restore(CONTENT.sha256)
         assert await node.download() == CONTENT.data
-        assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
-
-
-async def test_what_is_purged_meanwhile_does_not_come_back(node: Node) -> None:
-    """By a scrub that has just read it."""
-    assert (await node.stack.upload(CONTENT)).status_code == 201
-    dump = await _dump(node.stack)
-    (key,) = node.bucket.left()
-    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
-    for row in dump[models.blob]:
-        row["location"] = None
-    await _restore_dump(node.stack, dump)
-    (found,) = await node.stack.services.storage.copies(CONTENT.sha256)
-    node.bucket.delete([key])  # by a purge that has not committed yet, or died
-    with pytest.raises(Gone):
-        await node.stack.services.storage.restore_blob(found)
+        await node.delete_file()
 
 
 async def test_the_scrub_finds_what_was_altered_and_heals_it_from_the_trash(node: Node, another: Node) -> None:
@@ -329,91 +254,6 @@ async def test_the_scrub_finds_what_was_altered_and_heals_it_from_the_trash(node
     assert (damage.healed, damage.problem.value) == (False, "altered")
     response = await node.stack.client.get(f"/me/files/{await node.file_id()}/content")
     assert response.json()["code"] == "content-damaged"
-
-
-async def test_whole_downloads_and_ranges(node: Node, another: Node) -> None:
-    step = max(CHUNK, MIB)
-    content = Content(3 * step + 17, chunk_size=step)
-    assert (await node.stack.upload(content)).status_code == 201
-    assert await another.download() == content.data
-    for start, end in ((0, 0), (5, 70_000), (step - 1, step), (3 * step, content.size - 1)):
-        assert await another.download(Range=f"bytes={start}-{end}") == content.data[start : end + 1]
-    several = await another.download(Range="bytes=0-9,100-109")
-    assert content.data[:10] in several
-
-
-async def test_files_that_come_whole_or_empty(node: Node) -> None:
-    client = node.stack.client
-    assert (await client.put(f"/files/{SMALL.md5}", params={"name": "a"}, content=SMALL.data)).status_code == 201
-    assert await node.download() == SMALL.data
-    await client.delete(f"/me/files/{await node.file_id()}")
-    empty = Content(0)
-    response = await node.stack.open(empty)
-    assert response.json()["state"] == "complete", response.text
-    assert await node.download() == b""
-    await client.delete(f"/me/files/{await node.file_id()}")
-    assert await node.at_rest() == {"alice": NOTHING}
-
-
-async def test_signatures_and_chunks_made_of_a_base(node: Node, another: Node) -> None:
-    base = Content(3 * MIB, chunk_size=max(CHUNK, MIB))
-    response = await node.stack.upload(base)
-    url = f"/me/files/{response.json()['file']['id']}/signature"
-    for each in (node, another):
-        signature = await each.stack.client.get(url)
-        head, pieces = read_signature(signature.content)
-        assert (head["sha256"], sum(length for length, _ in pieces)) == (base.sha256, base.size)
-    (kept,) = node.bucket.keys("s/")
-    node.bucket.put(kept, BytesBody(b"damaged"))
-    assert (await another.stack.client.get(url)).content == signature.content
-
-    made = Made(100 * KIB, name="made.bin", chunk_size=CHUNK)
-    await node.stack.open(made)
-    file_id = response.json()["file"]["id"]
-    first = min(CHUNK, made.size)
-    bodies = [literal(b"new") + copied(0, first - 3), copied(first - 3, made.size - first)]
-    for number, body in enumerate(bodies[: made.chunk_count]):
-        chunk_url = f"/files/{made.md5}/chunks/{number}"
-        answer = await (node, another)[number].stack.client.put(chunk_url, params={"base": file_id}, content=body)
-    assert answer.status_code == 201, answer.text
-    await another.stack.client.delete(f"/me/files/{file_id}")
-    assert (await another.stack.services.trash.empty()).entries == 1
-    assert await another.download() == made.data
-    assert node.bucket.keys("s/") == [], "it goes with its content"
-
-
-class Made(Content):
-    """What instructions make of the base."""
-
-    @property
-    def data(self) -> bytes:
-        return b"new" + Content(3 * MIB, chunk_size=MIB).data[: self.size - 3]
-
-
-async def test_parts_of_tus_become_one_file(node: Node, another: Node) -> None:
-    paths = []
-    third = CONTENT.size // 3
-    for number, each in enumerate((node, another, node)):
-        data = CONTENT.data[number * third : (number + 1) * third if number < 2 else None]
-        headers = {**TUS, "Upload-Concat": "partial", "Upload-Length": str(len(data))}
-        made = await each.stack.client.post(
-            "/resumable", content=data[:50], headers={**headers, "Content-Type": "application/offset+octet-stream"}
-        )
-        assert made.status_code == 201, made.text
-        path = str(made.headers["location"]).removeprefix("http://test")
-        more = {**TUS, "Content-Type": "application/offset+octet-stream", "Upload-Offset": "50"}
-        response = await node.stack.client.patch(path, content=data[50:], headers=more)
-        assert response.status_code == 204, response.text
-        paths.append(path)
-    final = await another.stack.client.post(
-        "/resumable", headers={**TUS, "Upload-Concat": "final;" + " ".join(paths), "Upload-Metadata": "filename YQ=="}
-    )
-    assert final.status_code == 201, final.text
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not (await node.stack.client.get("/me/files")).json()["files"]:
-            await asyncio.sleep(0.1)
-    assert await node.download() == CONTENT.data
-    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
 
 
 # Housekeeping
@@ -458,44 +298,21 @@ async def _appended(node: Node, data: bytes) -> str:
     return str(made.headers["location"]).removeprefix("http://test")
 
 
-async def test_an_upload_that_is_idle_expires_with_all_it_has(node: Node) -> None:
-    await node.stack.open(CONTENT)
-    await node.stack.put(CONTENT, 0)
-    await _appended(node, b"abc")
-    reset = await node.stack.services.cleanup.reset_unfinished()
-    assert reset.uploads == 2
-    assert await node.at_rest() == {"alice": NOTHING}
+async def _deleted(node: Node) -> tuple[str, Dump]:
+    """A file goes: its object, and a dump of before."""
+    assert (await node.stack.upload(CONTENT)).status_code == 201
+    (key,), dump = node.bucket.left(), await _dump(node.stack)
+    await node.delete_file()
+    return key, dump
 
 
-async def test_a_start_with_the_marks_of_another_installation_is_refused(
-    node: Node, make_stack: MakeStack, in_a_bucket: dict[str, Any], sqlite_template: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other.db"
-    shutil.copy(sqlite_template, other)
-    async with AsyncExitStack() as stack:
-        with pytest.raises(ConfigurationError):
-            await stack.enter_async_context(make_stack(**in_a_bucket, database_url=f"sqlite:///{other}"))
-    elsewhere = {**in_a_bucket, "storage": in_a_bucket["storage"] + "/below"}
-    async with AsyncExitStack() as stack:
-        with pytest.raises(ConfigurationError):
-            await stack.enter_async_context(make_stack(**elsewhere))
-
-
-async def _open_upload(stack: Stack, content: Content = CONTENT) -> Any:
-    upload = await stack.services.database.read(
-        lambda connection: queries.open_upload_by_md5(connection, "alice", content.md5)
-    )
-    assert upload is not None
-    return upload
-
-
-async def _dump(stack: Stack) -> dict[Any, list[dict[str, Any]]]:
+async def _dump(stack: Stack) -> Dump:
     tables = (models.user_info, models.blob, models.file)
     async with stack.services.database.engine.connect() as connection:
         return {table: [row._asdict() for row in await connection.execute(table.select())] for table in tables}
 
 
-async def _restore_dump(stack: Stack, dump: dict[Any, list[dict[str, Any]]]) -> None:
+async def _restore_dump(stack: Stack, dump: Dump) -> None:
     async with stack.services.database.engine.begin() as connection:
         for table, rows in dump.items():
             await connection.execute(table.delete())

@@ -135,6 +135,8 @@ class S3Parts(S3Digests):
     ) -> bool:
         """Store a chunk; return whether it counts. False: somebody else was faster."""
         if body.length < chunk_length(number, upload.extent, upload.chunk_size):
+            if entry.tail is not None and entry.tail.number < number:
+                raise Gone(upload.id)  # the first gap is there
             return await self._replace_tail(upload, entry, number, body, tail)
         offer, written = self._offer(upload, entry, number, body), False
         try:
