@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.invariants import Account, checked_accounts
+from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.rows import file_row
 from tests.support.stack import GIB, Stack
@@ -49,16 +50,6 @@ class Office:
         response = await self.root.get(path, params={"format": "csv", **query})
         assert response.headers["content-type"].startswith("text/csv")
         return list(csv.reader(io.StringIO(response.text)))
-
-    async def users_page_by_page(self, **query: str) -> list[str]:
-        found: list[str] = []
-        after: dict[str, str] = {}
-        while True:
-            page = await self.get("/admin/usage", limit=1, **query, **after)
-            found += [user["user_id"] for user in page["users"]]
-            if page["next"] is None:
-                return found
-            after = {"after": page["next"]}
 
     async def account(self) -> None:
         """Account what has arrived."""
@@ -94,9 +85,6 @@ async def office(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[
         made = Office(stack, await stack.client_of("root", admin=True), bob)
         await made.account()
         yield made
-
-
-# The summary
 
 
 async def recounted(office: Office) -> dict[str, int]:
@@ -152,16 +140,10 @@ async def test_the_summary_tells_old_months_and_quotas_without_end(office: Offic
     assert summary["total_space"] == 2**63 - 1
     await office.stack.services.overview.take_day()
     assert (await office.get("/admin/usage/history"))["days"][0]["total_space"] == 2**63 - 1
-
-
-async def test_an_empty_installation_has_a_summary(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        root = await stack.client_of("root", admin=True)
-        summary = (await root.get("/admin/usage/summary")).json()
-        assert (summary["users"], summary["files"], summary["saved_bytes"], summary["temp"]) == (2, 0, 0, [])
-
-
-# Days
+    for table in (models.file, models.upload, models.blob):
+        await office.change(delete(table))
+    summary = await office.get("/admin/usage/summary")
+    assert (summary["users"], summary["files"], summary["saved_bytes"], summary["temp"]) == (4, 0, 0, [])
 
 
 async def test_each_day_has_one_snapshot_however_many_take_it(office: Office, clock: ManualClock) -> None:
@@ -182,11 +164,9 @@ async def test_the_job_takes_every_day_and_invents_none(office: Office, clock: M
     for passed_days in (0, 0, 1, 4):
         clock.advance(passed_days * DAY_SECONDS)
         assert 0 < await job.run_once() <= 60
-    days = [day["day"] for day in (await office.get("/admin/usage/history"))["days"]]
-    assert days == [str(begin + timedelta(days=passed)) for passed in (0, 1, 5)]
-    few = (await office.get("/admin/usage/history", days=5))["days"]
-    assert [day["day"] for day in few] == days[1:]
-    assert [day["day"] for day in (await office.get("/admin/usage/history", days=1))["days"]] == days[2:]
+    days = [str(begin + timedelta(days=passed)) for passed in (0, 1, 5)]
+    for query, expected in (({}, days), ({"days": 5}, days[1:]), ({"days": 1}, days[2:])):
+        assert [day["day"] for day in (await office.get("/admin/usage/history", **query))["days"]] == expected
 
 
 async def test_growth_is_told_since_the_newest_snapshot_that_is_old_enough(office: Office, clock: ManualClock) -> None:
@@ -205,9 +185,6 @@ async def test_growth_is_told_since_the_newest_snapshot_that_is_old_enough(offic
     assert (week["use_space_finished"], week["physical_bytes"]) == (added + SHARED.size, added)
     assert week["physical_bytes_per_day"] == pytest.approx(per_day)
     assert week["days_until_full"] == pytest.approx(summary["disk"]["available_bytes"] / per_day)
-
-
-# Open uploads
 
 
 async def test_open_uploads_are_listed_with_what_they_give_back(office: Office, clock: ManualClock) -> None:
@@ -254,16 +231,9 @@ async def test_open_uploads_are_sorted_and_come_in_pages(
     for query, expected in ORDERS:
         whole = await office.get("/admin/uploads", **query)
         assert [words[upload["upload_id"]] for upload in whole["uploads"]] == expected, query
-        pages: list[Any] = []
-        after: dict[str, str] = {}
-        while True:
-            page = await office.get("/admin/uploads", limit=1, **query, **after)
-            assert page["total"] == whole["total"]
-            pages += page["uploads"]
-            if page["next"] is None:
-                break
-            after = {"after": page["next"]}
-        assert pages == whole["uploads"], query
+        paged = await pages(office.root, "/admin/uploads", limit=1, **query)
+        assert [page["total"] for page in paged] == [whole["total"]] * len(paged)
+        assert [upload for page in paged for upload in page["uploads"]] == whole["uploads"], query
         head, *lines = await office.csv("/admin/uploads", **query)
         assert [words[line[head.index("upload_id")]] for line in lines] == expected, query
 
@@ -277,9 +247,6 @@ async def test_a_spreadsheet_runs_nothing_that_a_user_has_written(office: Office
     assert uploads[1][2] == "'=open.bin"
     (row,) = (await office.get("/admin/uploads", user_id="alice"))["uploads"]
     assert row["name"] == "=open.bin"
-
-
-# Expiring
 
 
 async def test_what_is_expired_gives_back_all_it_held_and_only_what_is_open_is_expired(
@@ -309,9 +276,6 @@ async def test_what_is_expired_gives_back_all_it_held_and_only_what_is_open_is_e
     assert len((await office.get("/admin/users/alice/files"))["files"]) == 2
 
 
-# One user
-
-
 async def test_one_user_is_looked_at_closely_if_there_is_such_a_user(office: Office) -> None:
     alice = await office.get("/admin/users/alice")
     as_of = alice.pop("as_of")
@@ -336,9 +300,6 @@ async def test_one_user_is_looked_at_closely_if_there_is_such_a_user(office: Off
     for path in ("/admin/users/nobody", "/admin/users/nobody/files"):
         problem(await office.root.get(path), 404, "not-found")
     problem(await office.root.post("/admin/usage/recount", json={"user_id": "nobody"}), 404, "not-found")
-
-
-# The recount
 
 
 async def test_a_recount_finds_what_drifted_and_changes_nothing(
@@ -368,13 +329,11 @@ async def test_a_recount_finds_what_drifted_and_changes_nothing(
     ]
     assert [(note["kind"], note["subject"]) for note in found["notes"]] == [("over-total-space", "bob")]
     for order, expected in (("asc", ["root", "alice", "bob"]), ("desc", ["alice", "bob", "root"])):
-        assert await office.users_page_by_page(sort="files", order=order) == expected
+        paged = await pages(office.root, "/admin/usage", limit=1, sort="files", order=order)
+        assert [user["user_id"] for page in paged for user in page["users"]] == expected
     one = (await office.root.post("/admin/usage/recount", json={"user_id": "bob"})).json()
     assert (one["checked"], [each["kind"] for each in one["drifts"]]) == ({"users": 1}, ["reserved"])
     assert [await office.rows(table) for table in (models.user_info, models.file, models.blob)] == rows
-
-
-# What is asked wrongly, or by others
 
 
 MALFORMED = [
