@@ -1,5 +1,8 @@
 """`/uploads`: uploads by id, also before the MD5 is known."""
 
+from typing import Any
+
+import httpx2
 import pytest
 
 from tests.conftest import MakeStack
@@ -12,7 +15,6 @@ from uploader.domain.digest import EMPTY_MD5
 
 CONTENT = Content(100 * KIB)
 _BODY = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-NOBODYS = f"/uploads/{'0' * 32}"
 
 
 async def _open(stack: Stack) -> str:
@@ -23,14 +25,11 @@ async def _open(stack: Stack) -> str:
     return location
 
 
-async def _send(stack: Stack, url: str, content: Content = CONTENT, first: int = 0) -> int:
-    """Send the chunks from `first` on; the status of the last answer."""
-    for number in range(first, content.chunk_count):
-        response = await stack.client.put(f"{url}/chunks/{number}", content=content.chunk(number))
+async def _send(stack: Stack, url: str) -> int:
+    """Send every chunk; the status of the last answer."""
+    for number in range(CONTENT.chunk_count):
+        response = await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number))
     return response.status_code
-
-
-# Opening
 
 
 async def test_an_upload_is_opened_before_its_md5_is_known(stack: Stack) -> None:
@@ -41,41 +40,31 @@ async def test_an_upload_is_opened_before_its_md5_is_known(stack: Stack) -> None
     assert body["upload"]["md5"] is None
     assert response.headers["location"] == f"/uploads/{body['upload']['id']}"
     assert (await stack.usage("alice"))["reserved"] == CONTENT.size
+    assert await _open(stack) != response.headers["location"], "the same body again is another upload"
 
 
-async def test_the_same_body_again_is_another_upload(stack: Stack) -> None:
-    assert await _open(stack) != await _open(stack)
+async def test_an_idempotency_key_makes_it_the_same_upload_and_tells_what_became_of_it(stack: Stack) -> None:
+    async def opened(key: str, body: dict[str, Any] = _BODY) -> httpx2.Response:
+        return await stack.client.post("/uploads", json=body, headers={"Idempotency-Key": key})
 
-
-async def test_an_idempotency_key_makes_it_the_same_upload(stack: Stack) -> None:
-    key = {"Idempotency-Key": "!" + "x" * 126 + "~"}
-    first = await stack.client.post("/uploads", json=_BODY, headers=key)
-    again = await stack.client.post("/uploads", json=_BODY, headers=key)
+    done = "!" + "x" * 126 + "~"
+    first, again = await opened(done), await opened(done)
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json() == again.json()
     assert (await stack.usage("alice"))["reserved"] == CONTENT.size
-    bob = await stack.client_of("bob")
-    assert (await bob.post("/uploads", json=_BODY, headers=key)).status_code == 201
-    other = await stack.client.post("/uploads", json=_BODY | {"size": 1}, headers=key)
-    problem(other, 422, "invalid-request")
-
-
-async def test_an_idempotency_key_tells_what_became_of_its_upload(stack: Stack) -> None:
-    done, cancelled = {"Idempotency-Key": "done"}, {"Idempotency-Key": "cancelled"}
-    first = await stack.client.post("/uploads", json=_BODY, headers=done)
+    problem(await opened(done, _BODY | {"size": 1}), 422, "invalid-request")
     assert await _send(stack, first.headers["location"]) == 201
-    again = await stack.client.post("/uploads", json=_BODY, headers=done)
+    again = await opened(done)
     assert (again.status_code, again.json()["state"]) == (200, "complete")
-    second = await stack.client.post("/uploads", json=_BODY, headers=cancelled)
+    second = await opened("cancelled")
     await stack.client.delete(second.headers["location"])
-    gone = await stack.client.post("/uploads", json=_BODY, headers=cancelled)
-    assert problem(gone, 410, "upload-gone")["reason"] == "cancelled"
+    assert problem(await opened("cancelled"), 410, "upload-gone")["reason"] == "cancelled"
 
 
-@pytest.mark.parametrize("key", [b"", b"x" * 129, b"a b", b"\xe9", b"a\tb"])
-async def test_a_malformed_idempotency_key_is_refused(stack: Stack, key: bytes) -> None:
-    response = await stack.client.post("/uploads", json=_BODY, headers={b"Idempotency-Key": key})
-    assert problem(response, 422, "invalid-request")["errors"][0]["field"] == "Idempotency-Key"
+async def test_a_malformed_idempotency_key_is_refused(stack: Stack) -> None:
+    for key in (b"", b"x" * 129, b"a b", b"\xe9", b"a\tb"):
+        response = await stack.client.post("/uploads", json=_BODY, headers={b"Idempotency-Key": key})
+        assert problem(response, 422, "invalid-request")["errors"][0]["field"] == "Idempotency-Key"
 
 
 async def test_an_empty_upload_completes_at_once(stack: Stack) -> None:
@@ -86,16 +75,16 @@ async def test_an_empty_upload_completes_at_once(stack: Stack) -> None:
 
 async def test_what_is_refused_by_md5_is_refused_by_id(make_stack: MakeStack) -> None:
     async with make_stack(max_open_uploads=1, max_file_size_bytes=100 * GIB) as stack:
-        problem(await stack.client.post("/uploads", json={"name": "a", "size": 101 * GIB}), 413, "file-too-large")
-        problem(await stack.client.post("/uploads", json={"name": "a", "size": 11 * GIB}), 413, "quota-exceeded")
-        problem(await stack.client.post("/uploads", json={"name": "..", "size": 1}), 422, "invalid-request")
         await _open(stack)
-        problem(await stack.client.post("/uploads", json=_BODY), 429, "too-many-uploads")
+        for body, status, code in (
+            ({"name": "a", "size": 101 * GIB}, 413, "file-too-large"),
+            ({"name": "a", "size": 11 * GIB}, 413, "quota-exceeded"),
+            ({"name": "..", "size": 1}, 422, "invalid-request"),
+            (_BODY, 429, "too-many-uploads"),
+        ):
+            problem(await stack.client.post("/uploads", json=body), status, code)
     async with make_stack(free_space_floor_bytes=2**62) as stack:
         problem(await stack.client.post("/uploads", json=_BODY), 507, "storage-full")
-
-
-# Sending
 
 
 async def test_an_upload_whose_md5_is_never_told_completes(stack: Stack) -> None:
@@ -110,20 +99,15 @@ async def test_an_upload_whose_md5_is_never_told_completes(stack: Stack) -> None
     problem(await stack.client.delete(url), 404, "upload-not-found")
 
 
-async def test_by_id_and_by_md5_are_the_same_upload(stack: Stack) -> None:
-    url = await _open(stack)
-    await stack.client.put(f"{url}/chunks/0", content=CONTENT.chunk(0))
-    await stack.client.patch(url, json={"md5": CONTENT.md5})
-    assert (await stack.client.get(url)).json() == (await stack.client.get(f"/files/{CONTENT.md5}")).json()
-    assert (await stack.put(CONTENT, 1)).status_code == 201
-
-
 async def test_where_it_stands_and_what_is_missing(stack: Stack) -> None:
     url = await _open(stack)
     await stack.client.put(f"{url}/chunks/1", content=CONTENT.chunk(1))
     assert (await stack.client.get(url)).json()["upload"]["missing"] == [[0, 0]]
     assert (await stack.client.head(url)).status_code == 200
     assert problem(await stack.client.post(f"{url}/merge"), 409, "chunks-missing")["missing"] == [[0, 0]]
+    await stack.client.patch(url, json={"md5": CONTENT.md5})
+    assert (await stack.client.get(url)).json() == (await stack.client.get(f"/files/{CONTENT.md5}")).json()
+    assert (await stack.put(CONTENT, 0)).status_code == 201, "by id and by MD5 it is the same"
 
 
 async def test_a_cancelled_upload_is_gone(stack: Stack) -> None:
@@ -140,21 +124,21 @@ async def test_a_cancelled_upload_is_gone(stack: Stack) -> None:
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
 
 
-@pytest.mark.parametrize(
-    "url", [NOBODYS, "/uploads/x", "/uploads/%00", f"/uploads/{'F' * 32}", f"/uploads/{'0' * 9999}"]
-)
-async def test_an_id_of_nobody_is_not_found(stack: Stack, url: str) -> None:
-    problem(await stack.client.get(url), 404, "upload-not-found")
-    problem(await stack.client.delete(url), 404, "upload-not-found")
-    problem(await stack.client.post(f"{url}/merge"), 404, "upload-not-found")
-    problem(await stack.client.patch(url, json={"md5": CONTENT.md5}), 404, "upload-not-found")
-    problem(await stack.client.put(f"{url}/chunks/0", content=b"x"), 404, "upload-not-found")
-
-
-# Telling the digests
+async def test_an_id_of_nobody_is_not_found(stack: Stack) -> None:
+    for name in ("0" * 32, "x", "%00", "F" * 32, "0" * 9999):
+        url = f"/uploads/{name}"
+        for response in (
+            await stack.client.get(url),
+            await stack.client.delete(url),
+            await stack.client.post(f"{url}/merge"),
+            await stack.client.patch(url, json={"md5": CONTENT.md5}),
+            await stack.client.put(f"{url}/chunks/0", content=b"x"),
+        ):
+            problem(response, 404, "upload-not-found")
 
 
 async def test_told_digests_are_kept_and_may_be_told_again(stack: Stack) -> None:
+    await stack.open(CONTENT, await stack.client_of("bob"))  # which is no obstacle
     url = await _open(stack)
     told = await stack.client.patch(url, json={"md5": CONTENT.md5.upper()})
     assert told.status_code == 200
@@ -163,35 +147,19 @@ async def test_told_digests_are_kept_and_may_be_told_again(stack: Stack) -> None
     assert upload["md5"] == CONTENT.md5
     both = {"md5": CONTENT.md5, "sha256": CONTENT.sha256}
     assert (await stack.client.patch(url, json=both)).status_code == 200
+    problem(await stack.client.patch(url, json={"md5": "0" * 32}), 409, "md5-conflict")
+    problem(await stack.client.patch(url, json={**both, "sha256": "0" * 64}), 409, "sha256-conflict")
+    assert (await stack.client.get(url)).json()["upload"]["md5"] == CONTENT.md5
     assert await _send(stack, url) == 201
     after = await stack.client.patch(url, json=both)
     assert (after.status_code, after.json()["state"]) == (200, "complete")
     problem(await stack.client.patch(url, json={"md5": "0" * 32}), 409, "md5-conflict")
 
 
-async def test_another_md5_than_was_told_is_a_conflict(stack: Stack) -> None:
-    url = await _open(stack)
-    await stack.client.patch(url, json={"md5": CONTENT.md5})
-    problem(await stack.client.patch(url, json={"md5": "0" * 32}), 409, "md5-conflict")
-    assert (await stack.client.get(url)).json()["upload"]["md5"] == CONTENT.md5
-
-
-async def test_another_sha256_than_was_told_is_a_conflict(stack: Stack) -> None:
-    url = await _open(stack)
-    await stack.client.patch(url, json={"md5": CONTENT.md5, "sha256": CONTENT.sha256})
-    problem(await stack.client.patch(url, json={"md5": CONTENT.md5, "sha256": "0" * 64}), 409, "sha256-conflict")
-
-
 async def test_the_md5_of_another_open_upload_is_refused_with_its_id(stack: Stack) -> None:
     other = (await stack.open(CONTENT)).json()["upload"]["id"]
     url = await _open(stack)
     assert problem(await stack.client.patch(url, json={"md5": CONTENT.md5}), 409, "upload-exists")["id"] == other
-
-
-async def test_an_open_upload_of_somebody_else_is_no_obstacle(stack: Stack) -> None:
-    await stack.open(CONTENT, await stack.client_of("bob"))
-    url = await _open(stack)
-    assert (await stack.client.patch(url, json={"md5": CONTENT.md5})).status_code == 200
 
 
 async def test_telling_the_md5_of_own_content_finishes_and_drops_what_was_sent(stack: Stack) -> None:

@@ -5,6 +5,7 @@ import base64
 import errno
 import hashlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -14,16 +15,26 @@ from tests.support.content import KIB, Content
 from tests.support.faults import failing_call
 from tests.support.merging import merge_held_up
 from tests.support.problems import problem
-from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
-from tests.support.stalling import send_stalled
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.domain.upload import Upload
 from uploader.service.results import Target
 
 CONTENT = Content(200 * KIB)  # four chunks, the last one shorter
 URL = f"/files/{CONTENT.md5}"
 DAY = 86400
+
+
+@pytest.fixture
+async def opened(stack: Stack) -> Stack:
+    """With an open upload of CONTENT."""
+    await stack.open(CONTENT)
+    return stack
+
+
+async def _upload(stack: Stack) -> dict[str, Any]:
+    upload: dict[str, Any] = (await stack.client.get(URL)).json()["upload"]
+    return upload
 
 
 async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
@@ -36,27 +47,27 @@ def _content_digest(algorithm: str, content: bytes) -> str:
     return f"{algorithm}=:{base64.b64encode(digest).decode()}:"
 
 
-# Acknowledged
+async def test_an_acknowledged_chunk_is_answered_with_where_the_upload_stands(opened: Stack) -> None:
+    chunk = CONTENT.chunk(2)
+    for content, duplicate in ((chunk, False), (chunk, True), (_pieces(chunk[:1000], chunk[1000:]), True)):
+        response = await opened.client.put(f"{URL}/chunks/2", content=content)
+        assert response.status_code == 200
+        assert response.json() == {
+            "state": "uploading",
+            "received_bytes": 64 * KIB,
+            "received_chunks": 1,
+            "chunk_count": 4,
+            "duplicate": duplicate,
+        }
 
 
-async def test_an_acknowledged_chunk_is_answered_with_where_the_upload_stands(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    response = await stack.put(CONTENT, 2)
-    assert response.status_code == 200
-    assert response.json() == {
-        "state": "uploading",
-        "received_bytes": 64 * KIB,
-        "received_chunks": 1,
-        "chunk_count": 4,
-        "duplicate": False,
-    }
-
-
-async def test_chunks_come_in_any_order_and_the_last_missing_one_completes(stack: Stack) -> None:
-    await stack.open(CONTENT)
+async def test_chunks_come_in_any_order_and_the_last_missing_one_completes(opened: Stack) -> None:
     for number in (3, 0, 2):
-        assert (await stack.put(CONTENT, number)).status_code == 200
-    response = await stack.put(CONTENT, 1)
+        assert (await opened.put(CONTENT, number)).status_code == 200
+    last = CONTENT.chunk(1)
+    response = await opened.client.put(
+        f"{URL}/chunks/1", content=_pieces(last[:1000], last[1000:])
+    )  # no length is told
     assert response.status_code == 201
     body = response.json()
     assert body.keys() == {"state", "file"}
@@ -65,65 +76,37 @@ async def test_chunks_come_in_any_order_and_the_last_missing_one_completes(stack
     assert file.keys() == {"id", "name", "md5", "sha256", "size", "created_at", "modified_at", "instant"}
     assert (file["name"], file["md5"], file["sha256"]) == (CONTENT.name, CONTENT.md5, CONTENT.sha256)
     assert (file["size"], file["instant"]) == (CONTENT.size, False)
-    assert (await stack.client.get(f"/me/files/{file['id']}/content")).content == CONTENT.data
+    place = f"/me/files/{file['id']}"
+    assert (await opened.client.get(f"{place}/content")).content == CONTENT.data
+    for number, late in ((0, CONTENT.chunk(0)), (3, b"x"), (99, b"")):
+        response = await opened.client.put(f"{URL}/chunks/{number}", content=late)
+        assert (response.status_code, response.json()) == (200, {"state": "complete", "file": file})
+    await opened.client.delete(place)
+    problem(await opened.put(CONTENT, 0), 404, "upload-not-found")
 
 
-async def test_chunks_come_in_parallel_and_one_of_them_completes(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    answers = await asyncio.gather(*(stack.put(CONTENT, number) for number in range(4)))
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200, 200, 200, 201]
-    assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
+async def test_chunks_come_in_parallel_and_one_of_them_completes(opened: Stack) -> None:
+    answers = await asyncio.gather(*(opened.put(CONTENT, number) for number in range(4)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
+    assert await opened.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
-async def test_the_same_chunk_again_is_a_duplicate_whatever_it_holds(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    await stack.put(CONTENT, 0)
+async def test_the_same_chunk_again_is_a_duplicate_whatever_it_holds(opened: Stack) -> None:
+    await opened.put(CONTENT, 0)
     for body in (CONTENT.chunk(0), bytes(64 * KIB), b"", b"x", bytes(65 * KIB)):
-        response = await stack.client.put(f"{URL}/chunks/0", content=body)
+        response = await opened.client.put(f"{URL}/chunks/{'0' * 500}", content=body)
         assert response.status_code == 200
         answer = response.json()
         assert (answer["duplicate"], answer["received_bytes"], answer["received_chunks"]) == (True, 64 * KIB, 1)
     for number in (1, 2, 3):
-        response = await stack.put(CONTENT, number)
+        response = await opened.put(CONTENT, number)
     assert response.json()["file"]["sha256"] == CONTENT.sha256
 
 
-async def test_the_same_chunk_in_parallel_counts_once(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    answers = await asyncio.gather(*(stack.put(CONTENT, 0) for _ in range(5)))
+async def test_the_same_chunk_in_parallel_counts_once(opened: Stack) -> None:
+    answers = await asyncio.gather(*(opened.put(CONTENT, 0) for _ in range(5)))
     assert sorted(answer.json()["duplicate"] for answer in answers) == [False, True, True, True, True]
     assert {answer.json()["received_bytes"] for answer in answers} == {64 * KIB}
-
-
-async def test_leading_zeros_do_not_make_another_chunk(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    await stack.put(CONTENT, 3)
-    response = await stack.client.put(f"{URL}/chunks/{'0' * 500}3", content=CONTENT.chunk(3))
-    assert response.json()["duplicate"] is True
-
-
-async def test_a_chunk_of_a_completed_upload_is_answered_with_the_file(stack: Stack) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
-    for number, body in ((0, CONTENT.chunk(0)), (3, b"x"), (99, b"")):
-        response = await stack.client.put(f"{URL}/chunks/{number}", content=body)
-        assert (response.status_code, response.json()) == (200, {"state": "complete", "file": file})
-
-
-async def test_a_chunk_of_a_completed_upload_whose_file_was_deleted_is_not_found(stack: Stack) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
-    await stack.client.delete(f"/me/files/{file['id']}")
-    problem(await stack.put(CONTENT, 0), 404, "upload-not-found")
-
-
-async def test_a_body_without_a_declared_length_is_taken(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    chunk = CONTENT.chunk(0)
-    response = await stack.client.put(f"{URL}/chunks/0", content=_pieces(chunk[:1000], chunk[1000:]))
-    assert (response.status_code, response.json()["received_bytes"]) == (200, 64 * KIB)
-
-
-# Merging
 
 
 async def test_while_the_merge_takes_longer_the_answer_is_to_come_back(make_stack: MakeStack) -> None:
@@ -142,38 +125,44 @@ async def test_while_the_merge_takes_longer_the_answer_is_to_come_back(make_stac
             assert body["upload"]["missing"] == []
             for number in (0, 3):
                 assert (await stack.put(CONTENT, number)).status_code == 202
+            merge = await stack.client.post(f"{URL}/merge")
+            assert (merge.status_code, merge.headers["location"], merge.json()["state"]) == (202, URL, "merging")
+            assert int(merge.headers["retry-after"]) > 0
+            reopened = await stack.open(CONTENT)
+            assert (reopened.status_code, reopened.json()["state"]) == (200, "merging")
+            states = await stack.client.post("/files/status", json={"md5s": [CONTENT.md5]})
+            assert states.json() == {CONTENT.md5: {"state": "merging"}}
             by_id = await stack.client.put(f"/uploads/{upload['id']}/chunks/0", content=CONTENT.chunk(0))
             assert (by_id.status_code, by_id.headers["location"]) == (202, f"/uploads/{upload['id']}")
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (answer := (await stack.client.get(URL)).json())["state"] == "merging":
-                await asyncio.sleep(0.02)
-        assert answer["file"]["sha256"] == CONTENT.sha256
+
+        async def is_complete() -> bool:
+            return bool((await stack.client.get(URL)).json()["state"] == "complete")
+
+        await eventually(is_complete)
+        assert (await stack.client.get(URL)).json()["file"]["sha256"] == CONTENT.sha256
         assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
 @pytest.mark.parametrize("digest", ["md5", "sha256"])
-async def test_wrong_bytes_are_refused_at_the_merge_and_give_everything_back(
-    make_stack_on: MakeStack, digest: str
-) -> None:
-    async with make_stack_on() as stack:
-        actual = {"md5": CONTENT.md5, "sha256": CONTENT.sha256}[digest]
-        wrong = "0" * len(actual)
-        url = f"/files/{wrong if digest == 'md5' else CONTENT.md5}"
-        opening = {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-        await stack.client.post(url, json=opening | ({} if digest == "md5" else {"sha256": wrong}))
-        for number in range(4):
-            response = await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number))
-        body = problem(response, 422, f"{digest}-mismatch")
-        assert (body["expected"], body["actual"]) == (wrong, actual)
-        assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
-        assert stack.bytes_on_disk() == []
-        for gone in (
-            await stack.client.get(url),
-            await stack.client.put(f"{url}/chunks/0", content=CONTENT.chunk(0)),
-            await stack.client.post(f"{url}/merge"),
-        ):
-            assert problem(gone, 410, "upload-gone")["reason"] == f"{digest}-mismatch"
-        assert (await stack.client.post(url, json=opening)).status_code == 201
+async def test_wrong_bytes_are_refused_at_the_merge_and_give_everything_back(stack: Stack, digest: str) -> None:
+    actual = {"md5": CONTENT.md5, "sha256": CONTENT.sha256}[digest]
+    wrong = "0" * len(actual)
+    url = f"/files/{wrong if digest == 'md5' else CONTENT.md5}"
+    opening = {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    await stack.client.post(url, json=opening | ({} if digest == "md5" else {"sha256": wrong}))
+    for number in range(4):
+        response = await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number))
+    body = problem(response, 422, f"{digest}-mismatch")
+    assert (body["expected"], body["actual"]) == (wrong, actual)
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    assert stack.bytes_on_disk() == []
+    for gone in (
+        await stack.client.get(url),
+        await stack.client.put(f"{url}/chunks/0", content=CONTENT.chunk(0)),
+        await stack.client.post(f"{url}/merge"),
+    ):
+        assert problem(gone, 410, "upload-gone")["reason"] == f"{digest}-mismatch"
+    assert (await stack.client.post(url, json=opening)).status_code == 201
 
 
 async def test_bytes_lost_on_disk_make_chunks_missing_again(stack: Stack) -> None:
@@ -195,19 +184,6 @@ async def test_bytes_lost_on_disk_make_chunks_missing_again(stack: Stack) -> Non
     assert (await stack.put(CONTENT, 1)).json()["file"]["sha256"] == CONTENT.sha256
 
 
-# Not there
-
-
-async def test_a_chunk_of_an_upload_that_was_never_opened_is_not_found(stack: Stack) -> None:
-    problem(await stack.put(CONTENT, 0), 404, "upload-not-found")
-
-
-async def test_a_chunk_of_a_cancelled_upload_is_gone(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    await stack.client.delete(URL)
-    assert problem(await stack.put(CONTENT, 0), 410, "upload-gone")["reason"] == "cancelled"
-
-
 async def test_a_chunk_of_an_expired_upload_is_gone_until_it_is_forgotten(
     make_stack: MakeStack, clock: ManualClock
 ) -> None:
@@ -227,6 +203,8 @@ async def test_a_chunk_of_an_expired_upload_is_gone_until_it_is_forgotten(
 
 
 async def test_an_id_keeps_a_late_chunk_from_a_later_upload(stack: Stack) -> None:
+    other = (await stack.open(Content(1000, seed=1))).json()["upload"]["id"]
+    problem(await stack.put(CONTENT, 0, params={"id": other}), 404, "upload-not-found")
     first = (await stack.open(CONTENT)).json()["upload"]["id"]
     assert (await stack.put(CONTENT, 0, params={"id": first})).status_code == 200
     await stack.client.delete(URL)
@@ -236,108 +214,53 @@ async def test_an_id_keeps_a_late_chunk_from_a_later_upload(stack: Stack) -> Non
     problem(await stack.put(CONTENT, 0, params={"id": "0" * 32}), 410, "upload-gone")
     assert (await stack.client.get(URL)).json()["upload"]["received_bytes"] == 0
     assert (await stack.put(CONTENT, 0, params={"id": second})).status_code == 200
-    problem(await stack.put(CONTENT, 0, params={"id": "x" * 65}), 422, "invalid-request")
-    problem(await stack.put(CONTENT, 0, params={"id": [first, second]}), 422, "invalid-request")
+    for wrong in ("x" * 65, [first, second]):
+        problem(await stack.put(CONTENT, 0, params={"id": wrong}), 422, "invalid-request")
 
 
-async def test_an_id_of_another_md5_is_not_taken_for_this_one(stack: Stack) -> None:
-    other = (await stack.open(Content(1000, seed=1))).json()["upload"]["id"]
-    problem(await stack.put(CONTENT, 0, params={"id": other}), 404, "upload-not-found")
+async def test_what_is_no_number_of_a_chunk_is_refused(opened: Stack) -> None:
+    numbers = ["-1", "+1", "1.0", "1e0", "0x1", "x", "%20", "1%20", "1%0A", "٣", "²"]
+    beyond = ["4", "5", "99999999999999999999", "9" * 5000]
+    for number in (*numbers, *beyond):
+        response = await opened.client.put(f"{URL}/chunks/{number}", content=CONTENT.chunk(0))
+        problem(response, 422, "chunk-number-out-of-range")
 
 
-# Refused
-
-
-@pytest.mark.parametrize("number", ["-1", "+1", "1.0", "1e0", "0x1", "x", "%20", "1%20", "1%0A", "٣", "²"])
-async def test_what_is_no_chunk_number_is_refused(stack: Stack, number: str) -> None:
-    await stack.open(CONTENT)
-    response = await stack.client.put(f"{URL}/chunks/{number}", content=CONTENT.chunk(0))
-    problem(response, 422, "chunk-number-out-of-range")
-
-
-@pytest.mark.parametrize("number", ["4", "5", "99999999999999999999", "9" * 5000])
-async def test_a_chunk_number_beyond_the_last_is_refused(stack: Stack, number: str) -> None:
-    await stack.open(CONTENT)
-    response = await stack.client.put(f"{URL}/chunks/{number}", content=CONTENT.chunk(0))
-    problem(response, 422, "chunk-number-out-of-range")
-
-
-@pytest.mark.parametrize(
-    ("number", "length"), [(0, 0), (0, 64 * KIB - 1), (0, 64 * KIB + 1), (3, 64 * KIB), (3, 8 * KIB - 1)]
-)
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_wrong_length_is_refused_and_nothing_counts(
-    stack: Stack, number: int, length: int, declared: bool
-) -> None:
-    await stack.open(CONTENT)
-    expected = len(CONTENT.chunk(number))
-    body = bytes(length) if declared else _pieces(bytes(min(length, expected)), bytes(max(0, length - expected)))
-    response = await stack.client.put(f"{URL}/chunks/{number}", content=body)
-    answer = problem(response, 422, "chunk-length-mismatch")
-    assert (answer["expected"], answer["received"]) == (expected, length)
-    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 3]]
+async def test_a_wrong_length_is_refused_and_nothing_counts(opened: Stack, declared: bool) -> None:
+    for number, length in ((0, 0), (0, 64 * KIB - 1), (0, 64 * KIB + 1), (3, 64 * KIB), (3, 8 * KIB - 1)):
+        expected = len(CONTENT.chunk(number))
+        body = bytes(length) if declared else _pieces(bytes(min(length, expected)), bytes(max(0, length - expected)))
+        response = await opened.client.put(f"{URL}/chunks/{number}", content=body)
+        answer = problem(response, 422, "chunk-length-mismatch")
+        assert (answer["expected"], answer["received"]) == (expected, length)
+        assert (await _upload(opened))["missing"] == [[0, 3]]
 
 
 @pytest.mark.parametrize("algorithm", ["md5", "sha-256"])
-async def test_a_matching_digest_is_accepted_and_another_one_refused(stack: Stack, algorithm: str) -> None:
-    await stack.open(CONTENT)
-    wrong = _content_digest(algorithm, b"other")
-    body = problem(await stack.put(CONTENT, 0, headers={"Content-Digest": wrong}), 422, "digest-mismatch")
-    assert body["retryable"] is True
-    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 3]]
-    right = _content_digest(algorithm, CONTENT.chunk(0))
-    response = await stack.put(CONTENT, 0, headers={"Content-Digest": f"crc32c=:AAAAAA==:, {right}"})
-    assert (response.status_code, response.json()["duplicate"]) == (200, False)
-
-
-async def test_a_matching_content_md5_is_accepted_and_another_one_refused(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    for content, status in ((b"other", 422), (CONTENT.chunk(0), 200)):
-        digest = base64.b64encode(hashlib.md5(content).digest()).decode()
-        assert (await stack.put(CONTENT, 0, headers={"Content-MD5": digest})).status_code == status
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Content-MD5": "nonsense"},
-        {"Content-MD5": ""},
-        {"Content-MD5": "YWJj"},
-        {"Content-MD5": CONTENT.md5},
-        {"Content-Digest": "md5=nonsense"},
-        {"Content-Digest": "md5=:nonsense:"},
-        {"Content-Digest": "sha-256=:YWJj:"},
+async def test_a_matching_digest_is_accepted_and_any_other_one_refused(opened: Stack, algorithm: str) -> None:
+    for wrong in (
+        {"Content-Digest": _content_digest(algorithm, b"other")},
+        {"Content-MD5": base64.b64encode(hashlib.md5(b"other").digest()).decode()},
+        *({"Content-MD5": malformed} for malformed in ("nonsense", "", "YWJj", CONTENT.md5)),
+        *({"Content-Digest": f"{algorithm}={malformed}"} for malformed in ("nonsense", ":nonsense:", ":YWJj:")),
         {"Content-Digest": "nonsense"},
-    ],
-)
-async def test_a_malformed_digest_is_refused(stack: Stack, headers: dict[str, str]) -> None:
-    await stack.open(CONTENT)
-    problem(await stack.put(CONTENT, 0, headers=headers), 422, "digest-mismatch")
-
-
-async def test_an_unknown_digest_algorithm_is_ignored(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    response = await stack.put(CONTENT, 0, headers={"Content-Digest": "sha-512=:YWJj:, unixsum=:AA==:"})
-    assert response.status_code == 200
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "x"])
-async def test_an_encoded_body_is_refused(stack: Stack, encoding: str) -> None:
-    await stack.open(CONTENT)
-    response = await stack.put(CONTENT, 0, headers={"Content-Encoding": encoding})
-    problem(response, 415, "unsupported-media-type")
-
-
-# Limits and faults
-
-
-async def test_a_body_that_stands_still_is_given_up(make_stack: MakeStack) -> None:
-    async with make_stack(body_idle_timeout_seconds=0.1) as stack:
-        await stack.open(CONTENT)
-        response = await send_stalled(stack.client, "PUT", f"{URL}/chunks/0", CONTENT.chunk(0)[:1000])
-        assert problem(response, 408, "body-timeout")["retryable"] is True
-        assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 3]]
-        assert (await stack.put(CONTENT, 0)).json()["duplicate"] is False
+    ):
+        body = problem(await opened.put(CONTENT, 0, headers=wrong), 422, "digest-mismatch")
+        assert body["retryable"] is True
+    for encoding in ("gzip", "br", "identity, gzip", "x"):
+        response = await opened.put(CONTENT, 0, headers={"Content-Encoding": encoding})
+        problem(response, 415, "unsupported-media-type")
+    assert (await _upload(opened))["missing"] == [[0, 3]]
+    for number, right in enumerate(
+        (
+            {"Content-Digest": f"crc32c=:AAAAAA==:, {_content_digest(algorithm, CONTENT.chunk(0))}"},
+            {"Content-MD5": base64.b64encode(hashlib.md5(CONTENT.chunk(1)).digest()).decode()},
+            {"Content-Digest": "sha-512=:YWJj:, unixsum=:AA==:"},  # of algorithms that nobody knows here
+        )
+    ):
+        response = await opened.put(CONTENT, number, headers=right)
+        assert (response.status_code, response.json()["duplicate"]) == (200, False)
 
 
 async def test_too_many_chunks_of_one_user_at_once_are_refused(make_stack: MakeStack) -> None:
@@ -364,33 +287,28 @@ async def test_too_many_chunks_of_one_user_at_once_are_refused(make_stack: MakeS
         assert (await stack.put(CONTENT, 1)).status_code == 200
 
 
-async def test_a_disk_that_is_full_in_a_write_is_told_and_nothing_counts(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    await stack.put(CONTENT, 0)
-    for error_number in (errno.ENOSPC, errno.EDQUOT):
-        with failing_call("pwrite", error_number, only=lambda path: path.name == "data"):
-            response = await stack.put(CONTENT, 1)
-        assert problem(response, 507, "storage-full")["retryable"] is True
-    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[1, 3]]
-    assert (await stack.put(CONTENT, 1)).json()["duplicate"] is False
+async def test_a_disk_that_is_full_or_fails_in_a_write_is_told_and_nothing_counts(opened: Stack) -> None:
+    await opened.put(CONTENT, 0)
+    for call, error_number, status, code in (
+        ("pwrite", errno.ENOSPC, 507, "storage-full"),
+        ("pwrite", errno.EDQUOT, 507, "storage-full"),
+        ("fdatasync", errno.EIO, 503, "unavailable"),
+    ):
+        only = (lambda path: path.name == "data") if call == "pwrite" else (lambda _: True)
+        with failing_call(call, error_number, only=only):
+            response = await opened.put(CONTENT, 1)
+        assert problem(response, status, code)["retryable"] is True
+        assert str(opened.data) not in response.text
+        assert (await _upload(opened))["missing"] == [[1, 3]]
+    assert (await opened.put(CONTENT, 1)).json()["duplicate"] is False
 
 
-async def test_a_disk_that_is_full_at_the_merge_is_told_and_the_merge_can_be_repeated(stack: Stack) -> None:
-    await stack.open(CONTENT)
+async def test_a_disk_that_is_full_at_the_merge_is_told_and_the_merge_can_be_repeated(opened: Stack) -> None:
     for number in range(3):
-        await stack.put(CONTENT, number)
+        await opened.put(CONTENT, number)
     with failing_call("link", errno.ENOSPC) as fault:
-        response = await stack.put(CONTENT, 3)
+        response = await opened.put(CONTENT, 3)
     assert fault.hits == 1
     problem(response, 507, "storage-full")
-    assert (await stack.client.get(URL)).json()["state"] == "merging"
-    assert (await stack.client.post(f"{URL}/merge")).status_code == 201
-
-
-async def test_without_redis_no_chunk_is_acknowledged(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
-    async with make_stack(redis_url=own_redis.url) as stack:
-        await stack.open(CONTENT)
-        own_redis.kill()
-        response = await stack.put(CONTENT, 0)
-        assert problem(response, 503, "unavailable")["retryable"] is True
-        assert int(response.headers["retry-after"]) > 0
+    assert (await opened.client.get(URL)).json()["state"] == "merging"
+    assert (await opened.client.post(f"{URL}/merge")).status_code == 201

@@ -21,9 +21,6 @@ _UPLOAD_MEMBERS = {
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
-# New and resumed
-
-
 async def test_a_new_upload_is_described_whole_and_reserved(stack: Stack) -> None:
     response = await stack.open(CONTENT)
     assert response.status_code == 201
@@ -43,92 +40,57 @@ async def test_a_new_upload_is_described_whole_and_reserved(stack: Stack) -> Non
 async def test_a_repeated_opening_resumes_with_the_stored_name_and_chunk_size(stack: Stack) -> None:
     opened = (await stack.open(CONTENT)).json()["upload"]
     await stack.put(CONTENT, 1)
-    response = await stack.open(CONTENT, name="another.bin", chunk_size=128 * KIB)
-    assert response.status_code == 200
-    assert "location" not in response.headers
-    upload = response.json()["upload"]
-    assert (upload["id"], upload["name"], upload["chunk_size"]) == (opened["id"], CONTENT.name, 64 * KIB)
-    assert upload["missing"] == [[0, 0]]
-    assert upload["received_bytes"] == len(CONTENT.chunk(1))
+    other = {"name": "another.bin", "size": CONTENT.size, "chunk_size": 128 * KIB}
+    for md5 in (CONTENT.md5, CONTENT.md5.upper()):
+        response = await stack.client.post(f"/files/{md5}", json=other)
+        assert response.status_code == 200
+        assert "location" not in response.headers
+        upload = response.json()["upload"]
+        assert (upload["id"], upload["name"], upload["chunk_size"]) == (opened["id"], CONTENT.name, 64 * KIB)
+        assert (upload["missing"], upload["received_bytes"]) == ([[0, 0]], len(CONTENT.chunk(1)))
     assert (await stack.usage("alice"))["reserved"] == CONTENT.size
 
 
-async def test_an_upper_case_md5_means_the_same_upload(stack: Stack) -> None:
-    opened = (await stack.open(CONTENT)).json()["upload"]
-    body = {"name": CONTENT.name, "size": CONTENT.size}
-    response = await stack.client.post(f"/files/{CONTENT.md5.upper()}", json=body)
-    assert response.status_code == 200
-    assert response.json()["upload"]["id"] == opened["id"]
+async def test_the_chunk_size_is_clamped_rounded_and_raised(stack: Stack) -> None:
+    for size, asked, chosen in (
+        (1, {"chunk_size": 1}, 64 * KIB),
+        (1, {"chunk_size": 64 * KIB + 1}, 128 * KIB),
+        (1, {"chunk_size": 2**63 - 1}, 64 * 1024 * KIB),
+        (1, {}, 8 * 1024 * KIB),
+        (10_000 * 64 * KIB, {"chunk_size": 64 * KIB}, 64 * KIB),
+        (10_000 * 64 * KIB + 1, {"chunk_size": 64 * KIB}, 128 * KIB),
+    ):
+        response = await stack.client.post("/uploads", json={"name": "a", "size": size, **asked})
+        assert response.json()["upload"]["chunk_size"] == chosen
 
 
-@pytest.mark.parametrize(
-    ("size", "asked", "chosen"),
-    [
-        (1, 1, 64 * KIB),
-        (1, 64 * KIB + 1, 128 * KIB),
-        (1, 2**63 - 1, 64 * 1024 * KIB),
-        (1, None, 8 * 1024 * KIB),
-        (10_000 * 64 * KIB, 64 * KIB, 64 * KIB),
-        (10_000 * 64 * KIB + 1, 64 * KIB, 128 * KIB),
-    ],
-)
-async def test_the_chunk_size_is_clamped_rounded_and_raised(
-    stack: Stack, size: int, asked: int | None, chosen: int
-) -> None:
-    body = {"name": "a", "size": size} | ({} if asked is None else {"chunk_size": asked})
-    response = await stack.client.post(f"/files/{CONTENT.md5}", json=body)
-    assert response.json()["upload"]["chunk_size"] == chosen
-
-
-async def test_a_name_is_normalised(stack: Stack) -> None:
+async def test_a_name_is_normalised_or_refused(stack: Stack) -> None:
+    bad = ["", "/a", "a/", "a//b", ".", "a/..", "./a", "a\\b", "a\nb", "a\x7fb", "a\u202eb"]
+    for name in (*bad, "a" * 256, "/".join(["a" * 255] * 4) + "/a", "é" * 128):
+        body = problem(await stack.open(CONTENT, name=name), 422, "invalid-request")
+        assert [error["field"] for error in body["errors"]] == ["name"]
+        assert all(error["reason"] for error in body["errors"])
     decomposed = "cafe\u0301/ma\u0308rz.txt"
-    upload = (await stack.open(CONTENT, name=decomposed)).json()["upload"]
-    assert upload["name"] == unicodedata.normalize("NFC", decomposed) != decomposed
+    assert unicodedata.normalize("NFC", decomposed) != decomposed
+    unusual = ("/".join(["a" * 255] * 4), "...", "é" * 127, "a b", "~", decomposed)
+    for number, name in enumerate(unusual):
+        upload = (await stack.open(Content(1000, seed=number), name=name)).json()["upload"]
+        assert upload["name"] == unicodedata.normalize("NFC", name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("", "/a", "a/", "a//b", ".", "a/..", "./a", "a\\b", "a\nb", "a\x7fb", "a\u202eb"),
-        *("a" * 256, "/".join(["a" * 255] * 4) + "/a", "é" * 128),
-    ],
-)
-async def test_a_bad_name_is_refused(stack: Stack, name: str) -> None:
-    body = problem(await stack.open(CONTENT, name=name), 422, "invalid-request")
-    assert [error["field"] for error in body["errors"]] == ["name"]
-    assert all(error["reason"] for error in body["errors"])
-
-
-@pytest.mark.parametrize("name", ["/".join(["a" * 255] * 4), "...", "é" * 127, "a b", "~"])
-async def test_an_unusual_name_is_accepted(stack: Stack, name: str) -> None:
-    assert (await stack.open(CONTENT, name=name)).json()["upload"]["name"] == name
-
-
-# Nothing to send
-
-
-async def test_an_empty_file_completes_in_the_opening_call(stack: Stack) -> None:
-    response = await stack.client.post(f"/files/{EMPTY_MD5}", json={"name": "empty", "size": 0})
+async def test_an_empty_file_completes_in_the_opening_call_with_the_digests_of_nothing(stack: Stack) -> None:
+    empty = {"name": "empty", "size": 0}
+    body = problem(await stack.client.post(f"/files/{CONTENT.md5}", json=empty), 422, "md5-mismatch")
+    assert (body["expected"], body["actual"]) == (CONTENT.md5, EMPTY_MD5)
+    other = await stack.client.post(f"/files/{EMPTY_MD5}", json={**empty, "sha256": CONTENT.sha256})
+    problem(other, 422, "sha256-mismatch")
+    response = await stack.client.post(f"/files/{EMPTY_MD5}", json=empty)
     assert response.status_code == 201
     file = response.json()["file"]
     assert (file["md5"], file["sha256"], file["size"]) == (EMPTY_MD5, EMPTY_SHA256, 0)
     assert (await stack.client.get(f"/me/files/{file['id']}/content")).content == b""
-    again = await stack.client.post(f"/files/{EMPTY_MD5}", json={"name": "empty", "size": 0})
+    again = await stack.client.post(f"/files/{EMPTY_MD5}", json=empty)
     assert (again.status_code, again.json()["file"]) == (200, file)
-
-
-async def test_an_empty_file_needs_the_md5_of_nothing(stack: Stack) -> None:
-    response = await stack.client.post(f"/files/{CONTENT.md5}", json={"name": "empty", "size": 0})
-    body = problem(response, 422, "md5-mismatch")
-    assert (body["expected"], body["actual"]) == (CONTENT.md5, EMPTY_MD5)
-
-
-async def test_an_empty_file_needs_the_sha256_of_nothing(stack: Stack) -> None:
-    body = {"name": "empty", "size": 0, "sha256": CONTENT.sha256}
-    problem(await stack.client.post(f"/files/{EMPTY_MD5}", json=body), 422, "sha256-mismatch")
-
-
-# Instant
 
 
 async def test_own_content_under_another_name_is_instant(stack: Stack) -> None:
@@ -144,11 +106,20 @@ async def test_own_content_under_another_name_is_instant(stack: Stack) -> None:
     assert await stack.usage("alice") == {"finished": 2 * CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
-@pytest.mark.parametrize("more", [{}, {"instant": False}, {"sha256": CONTENT.sha256}])
-async def test_the_same_file_again_makes_no_twin(stack: Stack, more: dict[str, Any]) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
+@pytest.mark.parametrize("more", [{"name": "second.bin", "instant": False}, {"sha256": "0" * 64}])
+async def test_bytes_are_asked_for_where_the_client_wants_that_or_means_others(
+    stack: Stack, more: dict[str, Any]
+) -> None:
+    await stack.upload(CONTENT)
     response = await stack.open(CONTENT, **more)
-    assert (response.status_code, response.json()) == (200, {"state": "complete", "file": file})
+    assert (response.status_code, response.json()["state"]) == (201, "uploading")
+
+
+async def test_the_same_file_again_makes_no_twin(stack: Stack) -> None:
+    file = (await stack.upload(CONTENT)).json()["file"]
+    for more in ({}, {"instant": False}, {"sha256": CONTENT.sha256}):
+        response = await stack.open(CONTENT, **more)
+        assert (response.status_code, response.json()) == (200, {"state": "complete", "file": file})
     assert len((await stack.client.get("/me/files")).json()["files"]) == 1
 
 
@@ -173,34 +144,14 @@ async def test_an_open_upload_becomes_the_instant_file(stack: Stack) -> None:
     assert (await stack.client.get(f"/me/files/{file['id']}")).status_code == 200
 
 
-async def test_instant_false_asks_for_the_bytes(stack: Stack) -> None:
-    await stack.upload(CONTENT)
-    response = await stack.open(CONTENT, name="second.bin", instant=False)
-    assert (response.status_code, response.json()["state"]) == (201, "uploading")
-
-
-async def test_another_sha256_is_other_content(stack: Stack) -> None:
-    await stack.upload(CONTENT)
-    response = await stack.open(CONTENT, sha256="0" * 64)
-    assert (response.status_code, response.json()["state"]) == (201, "uploading")
-
-
-@pytest.mark.parametrize("mode", ["own", "off"])
-async def test_content_of_others_has_to_be_sent(make_stack: MakeStack, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "own"), [("own", "complete"), ("off", "uploading")])
+async def test_content_of_others_has_to_be_sent(make_stack: MakeStack, mode: str, own: str) -> None:
     async with make_stack(instant=mode) as stack:
         await stack.upload(CONTENT)
-        bob = await stack.client_of("bob")
-        response = await stack.open(CONTENT, bob, sha256=CONTENT.sha256)
+        response = await stack.open(CONTENT, await stack.client_of("bob"), sha256=CONTENT.sha256)
         assert (response.status_code, response.json()["state"]) == (201, "uploading")
-        own = await stack.open(CONTENT, name="own.bin")
-        assert own.json()["state"] == ("complete" if mode == "own" else "uploading")
-
-
-async def test_without_instant_upload_only_the_very_same_file_is_there_already(make_stack: MakeStack) -> None:
-    async with make_stack(instant="off") as stack:
-        await stack.upload(CONTENT)
-        assert (await stack.open(CONTENT)).json()["state"] == "complete"
-        assert (await stack.open(CONTENT, name="second.bin")).json()["state"] == "uploading"
+        assert (await stack.open(CONTENT)).json()["state"] == "complete", "the very same file is there already"
+        assert (await stack.open(CONTENT, name="own.bin")).json()["state"] == own
 
 
 async def test_where_users_trust_one_another_md5_and_size_are_enough(make_stack: MakeStack) -> None:
@@ -218,40 +169,36 @@ async def test_where_users_trust_one_another_md5_and_size_are_enough(make_stack:
         assert (await stack.usage("bob"))["finished"] == CONTENT.size
 
 
-# Refused
-
-
-async def test_another_size_of_an_open_md5_is_a_conflict(stack: Stack) -> None:
+async def test_what_contradicts_an_open_upload_is_a_conflict(stack: Stack) -> None:
     await stack.open(CONTENT)
     response = await stack.client.post(f"/files/{CONTENT.md5}", json={"name": "a", "size": CONTENT.size + 1})
     problem(response, 409, "size-mismatch")
+    other = Content(1000, seed=1)
+    await stack.open(other, sha256=other.sha256)
+    for content in (CONTENT, other):  # told when resuming, or before
+        for sha256 in (content.sha256, content.sha256.upper()):
+            assert (await stack.open(content, sha256=sha256)).status_code == 200
+        problem(await stack.open(content, sha256="0" * 64), 409, "sha256-conflict")
 
 
-async def test_another_claimed_sha256_of_an_open_md5_is_a_conflict(stack: Stack) -> None:
-    await stack.open(CONTENT, sha256=CONTENT.sha256)
-    problem(await stack.open(CONTENT, sha256="0" * 64), 409, "sha256-conflict")
-    assert (await stack.open(CONTENT, sha256=CONTENT.sha256.upper())).status_code == 200
-
-
-async def test_a_sha256_told_when_resuming_counts(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    assert (await stack.open(CONTENT, sha256=CONTENT.sha256)).status_code == 200
-    problem(await stack.open(CONTENT, sha256="0" * 64), 409, "sha256-conflict")
-
-
-async def test_more_than_the_quota_is_refused_with_the_figures(stack: Stack) -> None:
+async def test_more_than_the_quota_is_refused_with_the_figures_and_leaves_nothing(stack: Stack) -> None:
     small = await stack.client_of("small", total_space=250 * KIB)
     await stack.upload(CONTENT, small)
     await stack.open(Content(100 * KIB, seed=1), small)
+    directories = set((stack.data / "temp").glob("*/*/*"))
     body = problem(await stack.open(Content(50 * KIB + 1, seed=2), small), 413, "quota-exceeded")
     figures = ("total_space", "use_space_finished", "use_space_unfinished", "reserved", "requested")
     assert [body[name] for name in figures] == [250 * KIB, 100 * KIB, 0, 100 * KIB, 50 * KIB + 1]
+    assert set((stack.data / "temp").glob("*/*/*")) == directories
+    assert await stack.usage("small") == {"finished": 100 * KIB, "unfinished": 0, "reserved": 100 * KIB}
     assert (await stack.open(Content(50 * KIB, seed=2), small)).status_code == 201
 
 
 async def test_a_file_over_the_limit_is_too_large(make_stack: MakeStack) -> None:
     async with make_stack(max_file_size_bytes=1000) as stack:
-        assert problem(await stack.open(Content(1001)), 413, "file-too-large")["limit"] == 1000
+        for size in (1001, 2**63 - 1):
+            response = await stack.client.post("/uploads", json={"name": "a", "size": size})
+            assert problem(response, 413, "file-too-large")["limit"] == 1000
         assert (await stack.open(Content(1000))).status_code == 201
 
 
@@ -262,11 +209,6 @@ async def test_a_file_of_more_chunks_than_there_may_be_is_too_large(make_stack: 
             response = await stack.client.post(f"/files/{size:032x}", json=body)
             assert response.status_code == status
         assert problem(response, 413, "file-too-large")["limit"] == 10_000 * 64 * KIB
-
-
-async def test_the_largest_number_is_too_large_and_not_malformed(stack: Stack) -> None:
-    response = await stack.client.post(f"/files/{CONTENT.md5}", json={"name": "a", "size": 2**63 - 1})
-    problem(response, 413, "file-too-large")
 
 
 async def test_too_many_open_uploads_are_refused(make_stack: MakeStack) -> None:
@@ -310,58 +252,34 @@ async def test_room_is_promised_to_each_upload_and_free_again_at_once_when_it_en
         assert (refused["retryable"], refused["limit"]) == (False, 10**6)
 
 
-async def test_a_refused_opening_leaves_nothing(stack: Stack) -> None:
-    small = await stack.client_of("small", total_space=1)
-    problem(await stack.open(CONTENT, small), 413, "quota-exceeded")
-    assert stack.bytes_on_disk() == []
-    assert await stack.usage("small") == {"finished": 0, "unfinished": 0, "reserved": 0}
-
-
-# The order of the checks
-
-
-async def test_the_size_of_the_file_is_checked_before_the_quota(make_stack: MakeStack) -> None:
-    async with make_stack(max_file_size_bytes=1000) as stack:
-        poor = await stack.client_of("poor", total_space=0)
-        problem(await stack.open(Content(1001), poor), 413, "file-too-large")
-
-
-async def test_the_quota_is_checked_before_the_number_of_uploads(make_stack: MakeStack) -> None:
-    async with make_stack(max_open_uploads=1) as stack:
-        await stack.open(CONTENT)
-        response = await stack.client.post(f"/files/{'0' * 32}", json={"name": "a", "size": 10 * GIB})
-        problem(response, 413, "quota-exceeded")
-
-
-async def test_the_number_of_uploads_is_checked_before_the_disk(make_stack: MakeStack) -> None:
+async def test_the_size_is_checked_before_the_quota_the_number_of_uploads_and_the_disk(make_stack: MakeStack) -> None:
     async with make_stack() as stack:
         await stack.open(CONTENT)
-    async with make_stack(max_open_uploads=1, free_space_floor_bytes=2**62) as stack:
-        problem(await stack.open(Content(1000)), 429, "too-many-uploads")
+    async with make_stack(max_file_size_bytes=20 * GIB, max_open_uploads=1, free_space_floor_bytes=2**62) as stack:
+        for size, status, code in (
+            (20 * GIB + 1, 413, "file-too-large"),
+            (10 * GIB, 413, "quota-exceeded"),
+            (1000, 429, "too-many-uploads"),
+        ):
+            response = await stack.client.post(f"/files/{'0' * 32}", json={"name": "a", "size": size})
+            problem(response, status, code)
 
 
-@pytest.mark.parametrize("size", [-1, 2**63, 2**64, 10**30])
-async def test_a_size_out_of_bounds_is_malformed(stack: Stack, size: int) -> None:
-    body = problem(
-        await stack.client.post(f"/files/{CONTENT.md5}", json={"name": "a", "size": size}), 422, "invalid-request"
-    )
-    assert [error["field"] for error in body["errors"]] == ["size"]
+async def test_what_is_no_size_or_digest_is_malformed(stack: Stack) -> None:
+    malformed: dict[str, list[Any]] = {
+        "size": [-1, 2**63, 2**64, 10**30],
+        "chunk_size": [0, -1, 2**63],
+        "sha256": ["0" * 63, "0" * 65, "g" * 64, f"{'0' * 64}\n"],
+    }
+    for field, values in malformed.items():
+        for value in values:
+            body = {"name": "a", "size": 1, field: value}
+            refused = problem(await stack.client.post(f"/files/{CONTENT.md5}", json=body), 422, "invalid-request")
+            assert [error["field"] for error in refused["errors"]] == [field]
 
 
-@pytest.mark.parametrize("chunk_size", [0, -1, 2**63])
-async def test_a_chunk_size_out_of_bounds_is_malformed(stack: Stack, chunk_size: int) -> None:
-    body = problem(await stack.open(CONTENT, chunk_size=chunk_size), 422, "invalid-request")
-    assert [error["field"] for error in body["errors"]] == ["chunk_size"]
-
-
-@pytest.mark.parametrize("sha256", ["0" * 63, "0" * 65, "g" * 64, f"{'0' * 64}\n"])
-async def test_a_malformed_sha256_is_refused(stack: Stack, sha256: str) -> None:
-    body = problem(await stack.open(CONTENT, sha256=sha256), 422, "invalid-request")
-    assert [error["field"] for error in body["errors"]] == ["sha256"]
-
-
-@pytest.mark.parametrize("md5", ["0" * 31, "0" * 33, "g" * 32, "%0A" + "0" * 32, "0" * 32 + "%0A", "٠" * 32])
-async def test_a_malformed_md5_in_the_path_is_refused(stack: Stack, md5: str) -> None:
-    for method in ("POST", "GET", "DELETE"):
-        response = await stack.client.request(method, f"/files/{md5}", json={"name": "a", "size": 1})
-        problem(response, 422, "invalid-md5")
+async def test_a_malformed_md5_in_the_path_is_refused(stack: Stack) -> None:
+    for md5 in ("0" * 31, "0" * 33, "g" * 32, "%0A" + "0" * 32, "0" * 32 + "%0A", "٠" * 32):
+        for method in ("POST", "GET", "DELETE"):
+            response = await stack.client.request(method, f"/files/{md5}", json={"name": "a", "size": 1})
+            problem(response, 422, "invalid-md5")

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 
+import httpx2
 import pytest
 
 from tests.conftest import MakeStack
@@ -13,7 +14,7 @@ from tests.support.merging import merge_held_up
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
-from tests.support.waiting import PATIENCE_SECONDS, eventually
+from tests.support.waiting import eventually
 from uploader.service.chunk import Stored
 
 CONTENT = Content(200 * KIB)
@@ -21,29 +22,23 @@ URL = f"/files/{CONTENT.md5}"
 DAY = 86400
 
 
-async def _send_all(stack: Stack, content: Content = CONTENT) -> int:
+WRONG_URL = f"/files/{'0' * 32}"
+
+
+async def _send_all(stack: Stack) -> int:
     """Send every chunk; the status of the last answer."""
-    for number in range(content.chunk_count):
-        response = await stack.put(content, number)
+    for number in range(CONTENT.chunk_count):
+        response = await stack.put(CONTENT, number)
     return response.status_code
 
 
-# Where it stands
-
-
-async def test_an_open_upload_says_what_is_missing(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    for number in (0, 3):
-        await stack.put(CONTENT, number)
-    response = await stack.client.get(URL)
-    assert response.status_code == 200
-    body = response.json()
-    assert body["state"] == "uploading"
-    upload = body["upload"]
-    assert (upload["missing"], upload["received_bytes"]) == ([[1, 2]], CONTENT.size - 128 * KIB)
-    assert "merged_bytes" not in upload
-    await stack.put(CONTENT, 1)
-    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[2, 2]]
+async def _send_all_as_another(stack: Stack) -> httpx2.Response:
+    """To an upload of another MD5; the last answer."""
+    body = {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    await stack.client.post(WRONG_URL, json=body)
+    for number in range(CONTENT.chunk_count):
+        response = await stack.client.put(f"{WRONG_URL}/chunks/{number}", content=CONTENT.chunk(number))
+    return response
 
 
 async def test_a_chunk_puts_off_the_expiry(make_stack: MakeStack) -> None:
@@ -56,37 +51,36 @@ async def test_a_chunk_puts_off_the_expiry(make_stack: MakeStack) -> None:
 
 async def test_a_finished_file_is_what_an_md5_stands_for(stack: Stack) -> None:
     first = (await stack.upload(CONTENT)).json()["file"]
-    assert (await stack.client.get(URL)).json() == {"state": "complete", "file": first}
+    problem(await stack.client.delete(URL), 404, "upload-not-found")
+    for _ in range(2):
+        for response in (await stack.client.get(URL), await stack.client.post(f"{URL}/merge")):
+            assert (response.status_code, response.json()) == (200, {"state": "complete", "file": first})
     newest = (await stack.open(CONTENT, name="newest")).json()["file"]
     assert (await stack.client.get(URL)).json() == {"state": "complete", "file": newest}
-
-
-async def test_head_answers_as_get_does(stack: Stack) -> None:
-    assert (await stack.client.head(URL)).status_code == 404
-    await stack.open(CONTENT)
-    assert (await stack.client.head(URL)).status_code == 200
-    await stack.client.delete(URL)
-    assert (await stack.client.head(URL)).status_code == 410
-
-
-async def test_what_was_never_opened_is_not_found(stack: Stack) -> None:
+    for file in (first, newest):
+        assert (await stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
     problem(await stack.client.get(URL), 404, "upload-not-found")
 
 
-async def test_a_cancelled_upload_is_gone_until_it_is_forgotten(make_stack: MakeStack, clock: ManualClock) -> None:
+async def test_what_there_is_of_an_upload_is_told_to_each_method(make_stack: MakeStack, clock: ManualClock) -> None:
     async with make_stack(clock=clock, closed_retention_seconds=10 * DAY) as stack:
+
+        async def told(status: int, code: str) -> None:
+            for answer in (await stack.client.get(URL), await stack.client.post(f"{URL}/merge")):
+                reason = problem(answer, status, code).get("reason")
+                assert reason == ("cancelled" if status == 410 else None)
+            assert (await stack.client.head(URL)).status_code == status
+            problem(await stack.client.delete(URL), 404, "upload-not-found")
+
+        await told(404, "upload-not-found")
         await stack.open(CONTENT)
+        assert (await stack.client.head(URL)).status_code == 200
         await stack.client.delete(URL)
+        await told(410, "upload-gone")
         clock.advance(9 * DAY)
-        assert problem(await stack.client.get(URL), 410, "upload-gone")["reason"] == "cancelled"
+        await told(410, "upload-gone")
         clock.advance(2 * DAY)
-        problem(await stack.client.get(URL), 404, "upload-not-found")
-
-
-async def test_a_deleted_file_is_not_found(stack: Stack) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
-    await stack.client.delete(f"/me/files/{file['id']}")
-    problem(await stack.client.get(URL), 404, "upload-not-found")
+        await told(404, "upload-not-found")
 
 
 async def test_without_redis_the_disk_answers(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
@@ -97,15 +91,17 @@ async def test_without_redis_the_disk_answers(make_stack: MakeStack, own_redis: 
         assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[1, 3]]
 
 
-# The merge again
-
-
-async def test_a_merge_before_the_last_chunk_says_what_is_missing(stack: Stack) -> None:
+async def test_an_open_upload_says_what_is_missing(stack: Stack) -> None:
     await stack.open(CONTENT)
     await stack.put(CONTENT, 1)
+    upload = (await stack.client.get(URL)).json()["upload"]
+    assert (upload["missing"], upload["received_bytes"]) == ([[0, 0], [2, 3]], 64 * KIB)
+    assert "merged_bytes" not in upload
     body = problem(await stack.client.post(f"{URL}/merge"), 409, "chunks-missing")
     assert body["missing"] == [[0, 0], [2, 3]]
-    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 0], [2, 3]]
+    await stack.put(CONTENT, 3)
+    told = (await stack.client.get(URL)).json()
+    assert (told["state"], told["upload"]["missing"]) == ("uploading", [[0, 0], [2, 2]])
 
 
 async def test_a_merge_that_failed_on_the_way_is_carried_out_when_asked_again(stack: Stack) -> None:
@@ -120,39 +116,14 @@ async def test_a_merge_that_failed_on_the_way_is_carried_out_when_asked_again(st
     assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
-async def test_a_merge_of_what_is_complete_gives_the_file_again(stack: Stack) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
-    for _ in range(2):
-        response = await stack.client.post(f"{URL}/merge")
-        assert (response.status_code, response.json()) == (200, {"state": "complete", "file": file})
-
-
-async def test_a_merge_that_takes_longer_is_answered_with_come_back(make_stack: MakeStack) -> None:
-    async with make_stack(merge_wait_seconds=0) as stack:
-        upload = (await stack.open(CONTENT)).json()["upload"]
-        async with merge_held_up(stack, upload["id"]):
-            assert await _send_all(stack) == 202
-            response = await stack.client.post(f"{URL}/merge")
-            assert response.status_code == 202
-            assert response.headers["location"] == URL
-            assert int(response.headers["retry-after"]) > 0
-            assert response.json()["state"] == "merging"
-            reopened = await stack.open(CONTENT)
-            assert (reopened.status_code, reopened.json()["state"]) == (200, "merging")
-            states = await stack.client.post("/files/status", json={"md5s": [CONTENT.md5]})
-            assert states.json() == {CONTENT.md5: {"state": "merging"}}
-
-
 async def test_who_sent_the_last_chunk_of_wrong_bytes_is_told_so_however_fast_the_merge_was(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, body = f"/files/{'0' * 32}", {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-    await stack.client.post(url, json=body)
     receiving = stack.services.receiving
     real = receiving.acknowledge
 
     async def is_closed() -> bool:
-        return (await stack.client.get(url)).status_code == 410
+        return (await stack.client.get(WRONG_URL)).status_code == 410
 
     async def acknowledge_late(stored: Stored) -> bool:
         new = await real(stored)
@@ -161,84 +132,53 @@ async def test_who_sent_the_last_chunk_of_wrong_bytes_is_told_so_however_fast_th
         return new
 
     monkeypatch.setattr(receiving, "acknowledge", acknowledge_late)
-    *_, last = [await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number)) for number in range(4)]
+    last = await _send_all_as_another(stack)
     assert problem(last, 422, "md5-mismatch")["actual"] == CONTENT.md5
-    again = await stack.client.put(f"{url}/chunks/3", content=CONTENT.chunk(3))
+    again = await stack.client.put(f"{WRONG_URL}/chunks/3", content=CONTENT.chunk(3))
     assert problem(again, 410, "upload-gone")["reason"] == "md5-mismatch"
 
 
 async def test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone(stack: Stack) -> None:
-    url, body = f"/files/{'0' * 32}", {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-    await stack.client.post(url, json=body)
     # So the last chunk does not get as far as comparing.
     with failing_call("pwrite", errno.EIO, times=None, only=lambda path: path.name == "digest"):
-        for number in range(4):
-            await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number))
-    refused = problem(await stack.client.post(f"{url}/merge"), 422, "md5-mismatch")
+        await _send_all_as_another(stack)
+    refused = problem(await stack.client.post(f"{WRONG_URL}/merge"), 422, "md5-mismatch")
     assert (refused["expected"], refused["actual"]) == ("0" * 32, CONTENT.md5)
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
-    gone = await stack.client.post(f"{url}/merge")
+    gone = await stack.client.post(f"{WRONG_URL}/merge")
     assert problem(gone, 410, "upload-gone")["reason"] == "md5-mismatch"
 
 
-async def test_a_merge_of_nothing_is_not_found_and_of_a_cancelled_upload_gone(stack: Stack) -> None:
-    problem(await stack.client.post(f"{URL}/merge"), 404, "upload-not-found")
-    await stack.open(CONTENT)
-    await stack.client.delete(URL)
-    problem(await stack.client.post(f"{URL}/merge"), 410, "upload-gone")
-
-
-# Cancelling
-
-
-async def test_cancelling_frees_the_bytes_and_the_quota(stack: Stack) -> None:
-    await stack.open(CONTENT)
+async def test_cancelling_frees_the_bytes_and_the_quota_and_a_late_one_is_of_its_id(stack: Stack) -> None:
+    first = (await stack.open(CONTENT)).json()["upload"]["id"]
     await stack.put(CONTENT, 0)
     response = await stack.client.delete(URL)
     assert (response.status_code, response.content) == (204, b"")
     assert stack.bytes_on_disk() == []
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
-    problem(await stack.client.delete(URL), 404, "upload-not-found")
-
-
-async def test_cancelling_never_touches_a_finished_file(stack: Stack) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
-    problem(await stack.client.delete(URL), 404, "upload-not-found")
-    assert (await stack.client.get(f"/me/files/{file['id']}")).json() == file
+    reopened = await stack.open(CONTENT)
+    second = reopened.json()["upload"]["id"]
+    assert (reopened.status_code, second != first) == (201, True)
+    problem(await stack.client.delete(URL, params={"id": first}), 410, "upload-gone")
+    assert (await stack.client.get(URL)).json()["upload"]["id"] == second
+    assert (await stack.client.delete(URL, params={"id": second})).status_code == 204
+    await stack.open(CONTENT)
+    assert await _send_all(stack) == 201
 
 
 async def test_cancelling_while_merging_wins(stack: Stack) -> None:
     upload = (await stack.open(CONTENT)).json()["upload"]
+
+    async def is_merging() -> bool:
+        return bool((await stack.client.get(URL)).json()["state"] == "merging")
+
     async with merge_held_up(stack, upload["id"]):
         sending = asyncio.create_task(_send_all(stack))
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (await stack.client.get(URL)).json()["state"] != "merging":
-                await asyncio.sleep(0.01)
+        await eventually(is_merging)
         assert (await stack.client.delete(URL)).status_code == 204
     assert await sending == 410
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
     assert stack.bytes_on_disk() == []
-
-
-async def test_an_id_keeps_a_late_cancel_from_a_later_upload(stack: Stack) -> None:
-    first = (await stack.open(CONTENT)).json()["upload"]["id"]
-    await stack.client.delete(URL)
-    second = (await stack.open(CONTENT)).json()["upload"]["id"]
-    problem(await stack.client.delete(URL, params={"id": first}), 410, "upload-gone")
-    assert (await stack.client.get(URL)).json()["upload"]["id"] == second
-    assert (await stack.client.delete(URL, params={"id": second})).status_code == 204
-
-
-async def test_after_cancelling_the_same_content_is_opened_anew(stack: Stack) -> None:
-    first = (await stack.open(CONTENT)).json()["upload"]["id"]
-    await stack.client.delete(URL)
-    response = await stack.open(CONTENT)
-    assert response.status_code == 201
-    assert response.json()["upload"]["id"] != first
-    assert await _send_all(stack) == 201
-
-
-# Many at once
 
 
 async def test_open_uploads_are_listed_newest_first(stack: Stack) -> None:
