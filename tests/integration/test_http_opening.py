@@ -1,7 +1,6 @@
 """`POST /files/{md5}`: every answer of its table, and the instant upload in each mode."""
 
 import re
-import unicodedata
 from typing import Any
 
 import pytest
@@ -51,31 +50,19 @@ async def test_a_repeated_opening_resumes_with_the_stored_name_and_chunk_size(st
     assert (await stack.usage("alice"))["reserved"] == CONTENT.size
 
 
-async def test_the_chunk_size_is_clamped_rounded_and_raised(stack: Stack) -> None:
-    for size, asked, chosen in (
-        (1, {"chunk_size": 1}, 64 * KIB),
-        (1, {"chunk_size": 64 * KIB + 1}, 128 * KIB),
-        (1, {"chunk_size": 2**63 - 1}, 64 * 1024 * KIB),
-        (1, {}, 8 * 1024 * KIB),
-        (10_000 * 64 * KIB, {"chunk_size": 64 * KIB}, 64 * KIB),
-        (10_000 * 64 * KIB + 1, {"chunk_size": 64 * KIB}, 128 * KIB),
-    ):
-        response = await stack.client.post("/uploads", json={"name": "a", "size": size, **asked})
+async def test_the_chunk_size_is_chosen_by_the_server(stack: Stack) -> None:
+    for asked, chosen in (({}, 8 * 1024 * KIB), ({"chunk_size": 1}, 64 * KIB), ({"chunk_size": 65 * KIB}, 128 * KIB)):
+        response = await stack.client.post("/uploads", json={"name": "a", "size": 1, **asked})
         assert response.json()["upload"]["chunk_size"] == chosen
 
 
 async def test_a_name_is_normalised_or_refused(stack: Stack) -> None:
-    bad = ["", "/a", "a/", "a//b", ".", "a/..", "./a", "a\\b", "a\nb", "a\x7fb", "a\u202eb"]
-    for name in (*bad, "a" * 256, "/".join(["a" * 255] * 4) + "/a", "é" * 128):
+    for name in ("", "a/..", "a\nb", "a\u202eb", "a" * 256):
         body = problem(await stack.open(CONTENT, name=name), 422, "invalid-request")
         assert [error["field"] for error in body["errors"]] == ["name"]
         assert all(error["reason"] for error in body["errors"])
-    decomposed = "cafe\u0301/ma\u0308rz.txt"
-    assert unicodedata.normalize("NFC", decomposed) != decomposed
-    unusual = ("/".join(["a" * 255] * 4), "...", "é" * 127, "a b", "~", decomposed)
-    for number, name in enumerate(unusual):
-        upload = (await stack.open(Content(1000, seed=number), name=name)).json()["upload"]
-        assert upload["name"] == unicodedata.normalize("NFC", name)
+    upload = (await stack.open(CONTENT, name="cafe\u0301/ma\u0308rz.txt")).json()["upload"]
+    assert upload["name"] == "caf\u00e9/m\u00e4rz.txt"
 
 
 async def test_an_empty_file_completes_in_the_opening_call_with_the_digests_of_nothing(stack: Stack) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from tests.conftest import MakeStack
 from tests.support.archives import Entry, archive, header
 from tests.support.content import KIB, MIB, Content
@@ -45,20 +47,22 @@ async def test_the_same_without_a_length(make_stack: MakeStack) -> None:
             assert (await connection.answer()).status == status
 
 
-async def test_a_file_that_is_too_large_is_answered_before_it_is_sent(make_stack: MakeStack) -> None:
+@pytest.mark.parametrize(
+    ("head", "sent", "status", "code"),
+    [
+        (("PUT", URL, f"Content-Length: {10**12}", "Expect: 100-continue"), b"", 413, "file-too-large"),
+        (("POST", "/files/batch", f"Content-Length: {10**12}"), b"x" * 2 * MIB, 422, "invalid-archive"),
+    ],
+    ids=["too large", "no archive"],
+)
+async def test_what_is_refused_is_answered_before_its_end(
+    make_stack: MakeStack, head: tuple[str, ...], sent: bytes, status: int, code: str
+) -> None:
     async with serving_stack(make_stack) as server, server.connection() as connection:
-        await connection.request("PUT", URL, f"Content-Length: {10**12}", "Expect: 100-continue")
+        await connection.request(*head)
+        await connection.send(sent)
         answer = await connection.answer()
-        assert (answer.status, answer.code, answer.headers["connection"]) == (413, "file-too-large", "close")
-        assert await connection.is_closed()
-
-
-async def test_what_is_no_archive_is_answered_before_its_end(make_stack: MakeStack) -> None:
-    async with serving_stack(make_stack) as server, server.connection() as connection:
-        await connection.request("POST", "/files/batch", f"Content-Length: {10**12}")
-        await connection.send(b"x" * 2 * MIB)
-        answer = await connection.answer()
-        assert (answer.status, answer.code, answer.headers["connection"]) == (422, "invalid-archive", "close")
+        assert (answer.status, answer.code, answer.headers["connection"]) == (status, code, "close")
         assert await connection.is_closed()
 
 
@@ -69,15 +73,6 @@ async def test_after_an_archive_that_is_refused_with_little_left_the_connection_
             await connection.send(b"x" * 900 * KIB)
             answer = await connection.answer()
             assert (answer.code, "connection" in answer.headers) == ("invalid-archive", False)
-
-
-async def test_an_archive_that_stands_still_is_given_up_and_what_came_before_stands(make_stack: MakeStack) -> None:
-    async with serving_stack(make_stack, body_idle_timeout_seconds=0.3) as server, server.connection() as connection:
-        await connection.request("POST", "/files/batch", f"Content-Length: {MIB}")
-        await connection.send(archive(Entry("a", b"1")).rstrip(b"\0").ljust(1024, b"\0") + header(b"b", 5000))
-        answer = await connection.answer()
-        assert (answer.status, answer.code) == (408, "body-timeout")
-        assert [line["status"] for line in json.loads(answer.body)["results"]] == [201]
 
 
 async def test_a_client_that_goes_away_leaves_what_was_whole_and_nothing_else(make_stack: MakeStack) -> None:
