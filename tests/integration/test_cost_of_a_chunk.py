@@ -19,11 +19,7 @@ CONTENT = Content(20 * 64 * KIB)
 CHUNK = 64 * KIB
 RECORD_CHUNK, RECORD_TAIL = Script("record_chunk").sha, Script("record_tail").sha
 TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
-RUFH = {
-    "Upload-Draft-Interop-Version": "8",
-    "Upload-Complete": "?0",
-    "Content-Type": "application/partial-upload",
-}
+RUFH = {"Upload-Draft-Interop-Version": "8", "Upload-Complete": "?0", "Content-Type": "application/partial-upload"}
 
 
 @asynccontextmanager
@@ -47,17 +43,16 @@ async def commands(stack: Stack) -> AsyncIterator[list[str]]:
             await taking_down
 
 
-async def test_each_chunk_costs_one_round_trip_and_no_statement(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        await stack.open(CONTENT)
-        assert (await stack.put(CONTENT, 0)).status_code == 200
-        with statements(stack.services.database) as sql:
-            async with commands(stack) as redis:
-                for number in range(1, 19):
-                    response = await stack.put(CONTENT, number)
-                    assert (response.status_code, response.json()["duplicate"]) == (200, False)
-        assert sql == []
-        assert [command.split()[:2] for command in redis] == [["EVALSHA", RECORD_CHUNK]] * 18
+async def test_each_chunk_costs_one_round_trip_and_no_statement(stack: Stack) -> None:
+    await stack.open(CONTENT)
+    assert (await stack.put(CONTENT, 0)).status_code == 200
+    with statements(stack.services.database) as sql:
+        async with commands(stack) as redis:
+            for number in range(1, 19):
+                response = await stack.put(CONTENT, number)
+                assert (response.status_code, response.json()["duplicate"]) == (200, False)
+    assert sql == []
+    assert [command.split()[:2] for command in redis] == [["EVALSHA", RECORD_CHUNK]] * 18
 
 
 async def test_chunks_in_parallel_and_duplicates_cost_no_more(stack: Stack) -> None:
@@ -75,29 +70,28 @@ async def test_chunks_in_parallel_and_duplicates_cost_no_more(stack: Stack) -> N
 
 @pytest.mark.parametrize("protocol", [TUS, RUFH], ids=["tus", "rufh"])
 async def test_an_append_costs_one_round_trip_for_each_chunk_and_no_statement(
-    make_stack_on: MakeStack, protocol: dict[str, str]
+    stack: Stack, protocol: dict[str, str]
 ) -> None:
     """As chunks do; and one for a tail."""
-    async with make_stack_on() as stack:
-        opened = await stack.open(CONTENT)
-        place, offset = f"/resumable/{opened.json()['upload']['id']}", 0
+    opened = await stack.open(CONTENT)
+    place, offset = f"/resumable/{opened.json()['upload']['id']}", 0
 
-        async def append(length: int) -> None:
-            nonlocal offset
-            body, headers = CONTENT.data[offset : offset + length], protocol | {"Upload-Offset": str(offset)}
-            response = await stack.client.patch(place, content=body, headers=headers)
-            offset += length
-            assert (response.status_code, response.headers["upload-offset"]) == (204, str(offset))
+    async def append(length: int) -> None:
+        nonlocal offset
+        body, headers = CONTENT.data[offset : offset + length], protocol | {"Upload-Offset": str(offset)}
+        response = await stack.client.patch(place, content=body, headers=headers)
+        offset += length
+        assert (response.status_code, response.headers["upload-offset"]) == (204, str(offset))
 
-        for length in (1000, CHUNK - 1000):  # so that Redis has both scripts
-            await append(length)
-        with statements(stack.services.database) as sql:
-            async with commands(stack) as redis:
-                for length in (CHUNK, 3 * CHUNK, 1000, CHUNK - 1000, 2 * CHUNK + 500):
-                    await append(length)
-        assert sql == []
-        chunk, tail = ["EVALSHA", RECORD_CHUNK], ["EVALSHA", RECORD_TAIL]
-        assert [command.split()[:2] for command in redis] == [*[chunk] * 4, tail, *[chunk] * 3, tail]
+    for length in (1000, CHUNK - 1000):  # so that Redis has both scripts
+        await append(length)
+    with statements(stack.services.database) as sql:
+        async with commands(stack) as redis:
+            for length in (CHUNK, 3 * CHUNK, 1000, CHUNK - 1000, 2 * CHUNK + 500):
+                await append(length)
+    assert sql == []
+    chunk, tail = ["EVALSHA", RECORD_CHUNK], ["EVALSHA", RECORD_TAIL]
+    assert [command.split()[:2] for command in redis] == [*[chunk] * 4, tail, *[chunk] * 3, tail]
 
 
 async def test_an_append_to_what_is_no_upload_any_more_is_looked_up(stack: Stack) -> None:

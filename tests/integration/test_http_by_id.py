@@ -11,7 +11,6 @@ from tests.support.merging import merge_held_up
 from tests.support.problems import problem
 from tests.support.stack import GIB, Stack
 from tests.support.waiting import eventually
-from uploader.domain.digest import EMPTY_MD5
 
 CONTENT = Content(100 * KIB)
 _BODY = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
@@ -59,18 +58,6 @@ async def test_an_idempotency_key_makes_it_the_same_upload_and_tells_what_became
     second = await opened("cancelled")
     await stack.client.delete(second.headers["location"])
     assert problem(await opened("cancelled"), 410, "upload-gone")["reason"] == "cancelled"
-
-
-async def test_a_malformed_idempotency_key_is_refused(stack: Stack) -> None:
-    for key in (b"", b"x" * 129, b"a b", b"\xe9", b"a\tb"):
-        response = await stack.client.post("/uploads", json=_BODY, headers={b"Idempotency-Key": key})
-        assert problem(response, 422, "invalid-request")["errors"][0]["field"] == "Idempotency-Key"
-
-
-async def test_an_empty_upload_completes_at_once(stack: Stack) -> None:
-    response = await stack.client.post("/uploads", json={"name": "empty", "size": 0})
-    assert response.status_code == 201
-    assert (response.json()["state"], response.json()["file"]["md5"]) == ("complete", EMPTY_MD5)
 
 
 async def test_what_is_refused_by_md5_is_refused_by_id(make_stack: MakeStack) -> None:
@@ -122,19 +109,6 @@ async def test_a_cancelled_upload_is_gone(stack: Stack) -> None:
     ):
         assert problem(response, 410, "upload-gone")["reason"] == "cancelled"
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
-
-
-async def test_an_id_of_nobody_is_not_found(stack: Stack) -> None:
-    for name in ("0" * 32, "x", "%00", "F" * 32, "0" * 9999):
-        url = f"/uploads/{name}"
-        for response in (
-            await stack.client.get(url),
-            await stack.client.delete(url),
-            await stack.client.post(f"{url}/merge"),
-            await stack.client.patch(url, json={"md5": CONTENT.md5}),
-            await stack.client.put(f"{url}/chunks/0", content=b"x"),
-        ):
-            problem(response, 404, "upload-not-found")
 
 
 async def test_told_digests_are_kept_and_may_be_told_again(stack: Stack) -> None:

@@ -55,16 +55,6 @@ async def test_a_prefix_selects_byte_by_byte(stack: Stack) -> None:
         assert await _names(stack, prefix=prefix) == list(expected)
 
 
-async def test_a_malformed_question_is_refused(stack: Stack) -> None:
-    limits = [f"limit={value}" for value in ("0", "1001", "x", "-1", "", "1e2", "1&limit=2")]
-    for query in (*limits, "after=x", "after=", "after=a&after=b"):
-        body = problem(await stack.client.get(f"/me/files?{query}"), 422, "invalid-request")
-        assert [error["field"] for error in body["errors"]] == [query.partition("=")[0]]
-    assert (await stack.client.get("/me/files?limit=1000")).json() == {"files": [], "next": None}
-    for file_id in ("x", "0" * 32, "%00", "0" * 5000, "%F0%9F%98%80"):
-        problem(await stack.client.get(f"/me/files/{file_id}"), 404, "file-not-found")
-
-
 async def test_a_file_is_read_renamed_and_deleted(stack: Stack, url: str) -> None:
     file = (await stack.client.get(url)).json()
     renamed = await stack.client.patch(url, json={"name": "new/na\u0308me"})
@@ -87,8 +77,7 @@ async def test_equal_names_coexist_unless_the_content_is_equal_too(stack: Stack,
     same = await _upload(stack, name="same")
     other = await _upload(stack, Content(1000, seed=1), name="other")
     problem(await stack.client.patch(same, json={"name": CONTENT.name}), 409, "name-taken")
-    for name in ("", "../a", "/a", "a\x00"):
-        problem(await stack.client.patch(same, json={"name": name}), 422, "invalid-request")
+
     assert (await stack.client.get(same)).json()["name"] == "same"
     for file in (other, url):
         assert (await stack.client.patch(file, json={"name": CONTENT.name})).status_code == 200

@@ -12,7 +12,6 @@ from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
-from uploader.settings import Settings
 
 CONTENT = Content(100 * KIB)
 
@@ -163,8 +162,3 @@ async def test_another_secret_ends_all_links(make_stack: MakeStack) -> None:
     for settings in ({}, {"link_secret": "another secret that is long enough"}):
         async with make_stack(**settings) as stack:
             problem(await stack.anonymous().get(url), 401, "unauthenticated")
-
-
-async def test_a_short_secret_stops_the_start() -> None:
-    with pytest.raises(Exception, match="UPLOADER_LINK_SECRET: shorter than 32 bytes"):
-        Settings(link_secret="x" * 31)

@@ -1,8 +1,10 @@
 """The reports under `/admin`: figures are those of a recount, lists are whole, and what is expired is accounted for."""
 
 import asyncio
+import base64
 import csv
 import io
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -331,7 +333,70 @@ async def test_a_recount_finds_what_drifted_and_changes_nothing(
     assert [await office.rows(table) for table in (models.user_info, models.file, models.blob)] == rows
 
 
+USERS = {
+    "alice": (10 * GIB, SHARED.size + HERS.size, 64 * KIB, OPEN.size, 2, 1),
+    "bob": (10**9, 2 * SHARED.size, 0, HIS_OPEN.size, 2, 1),
+    "root": (10 * GIB, 0, 0, 0, 0, 0),
+}
+USER_COLUMNS = ["user_id", "total_space", "use_space_finished", "use_space_unfinished", "reserved"]
+USER_COLUMNS += ["files", "open_uploads"]
+USER_ORDERS: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["bob", "alice", "root"]),
+    ({"sort": "user_id"}, ["alice", "bob", "root"]),
+    ({"sort": "user_id", "order": "desc"}, ["root", "bob", "alice"]),
+    ({"sort": "total_space", "order": "asc"}, ["bob", "alice", "root"]),
+    ({"sort": "use_space_finished", "order": "asc"}, ["root", "alice", "bob"]),
+    ({"sort": "use_space_unfinished"}, ["alice", "bob", "root"]),
+    ({"sort": "reserved"}, ["bob", "alice", "root"]),
+    ({"sort": "files"}, ["alice", "bob", "root"]),
+    ({"sort": "files", "order": "asc"}, ["root", "alice", "bob"]),
+    ({"sort": "open_uploads"}, ["alice", "bob", "root"]),
+    ({"q": "o"}, ["bob", "root"]),
+    ({"q": "B"}, []),
+    ({"q": "%"}, []),
+]
+
+
+async def test_every_user_is_reported_with_all_figures_sorted_and_searched(office: Office, clock: ManualClock) -> None:
+    for query, expected in USER_ORDERS:
+        whole = await office.get("/admin/usage", **query)
+        assert (whole["as_of"], whole["next"]) == (clock.now().isoformat().replace("+00:00", "Z"), None)
+        rows = [(user_id, *USERS[user_id]) for user_id in expected]
+        assert [list(user) for user in whole["users"]] == [USER_COLUMNS] * len(expected)
+        assert [tuple(user.values()) for user in whole["users"]] == rows, query
+        paged = await pages(office.root, "/admin/usage", limit="1", **query)
+        assert [user for page in paged for user in page["users"]] == whole["users"]
+        assert max(len(page["users"]) for page in paged) <= 1
+    lines = [[user_id, *map(str, figures)] for user_id, figures in USERS.items()]
+    assert await office.csv("/admin/usage", limit=1, sort="user_id") == [USER_COLUMNS, *lines]
+    csv_by_name = {"Accept": "text/csv"}
+    for query, kind in (({}, "text/csv; charset=utf-8"), ({"format": "json"}, "application/json")):
+        response = await office.root.get("/admin/usage", params=query, headers=csv_by_name)
+        assert response.headers["content-type"] == kind
+
+
+async def test_a_quota_is_set_and_the_user_made_if_need_be(office: Office) -> None:
+    nothing = {"use_space_finished": 0, "use_space_unfinished": 0, "reserved": 0}
+    for user_id in ("new", "new", "a@b.example", "ünï", "x" * 255):
+        response = await office.root.put(f"/admin/users/{user_id}", json={"total_space": 0})
+        assert response.status_code == 200
+        assert response.json() == {"user_id": user_id, "total_space": 0, **nothing}
+    lowered = (await office.root.put("/admin/users/alice", json={"total_space": 1})).json()
+    assert (lowered["total_space"], lowered["use_space_finished"]) == (1, SHARED.size + HERS.size)
+    assert (await office.stack.client.get("/me/usage")).json()["total_space"] == 1
+    largest = await office.root.put("/admin/users/alice", json={"total_space": 2**63 - 1})
+    assert largest.json()["total_space"] == 2**63 - 1
+    assert (await office.stack.open(Content(1000, seed=1))).status_code == 201
+
+
+def spelt(*parts: Any) -> str:
+    """As a cursor is."""
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
+
+
 MALFORMED = [
+    *(("/admin/usage", "after", spelt("use_space_finished", figure, "a")) for figure in ("1", 2**63, -(2**70))),
+    *(("/admin/usage", "after", spelt(*parts)) for parts in (("files", 1, "a"), ("use_space_finished", 1))),
     *(("/admin/usage/history", "days", value) for value in ("0", "3661", "1.5", "", "a")),
     *(("/admin/uploads", "idle_for", value) for value in ("-1", "3153600001", "1e3")),
     *(("/admin/uploads", "sort", value) for value in ("name", "", "size")),

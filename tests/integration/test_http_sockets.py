@@ -3,14 +3,16 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.conftest import MakeStack
+from tests.support.archives import Entry, archive, header
 from tests.support.content import KIB, MIB, Content
+from tests.support.faults import open_files_under
 from tests.support.loop_time import pass_time
 from tests.support.sockets import Connection, Server, on_both_loops, serving_stack
 from tests.support.waiting import eventually
@@ -18,6 +20,9 @@ from tests.support.waiting import eventually
 CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
 URL = f"/files/{CONTENT.md5}"
 NOBODYS = f"/files/{'0' * 32}"
+WHOLE = Content(3 * MIB)
+WHOLE_URL = f"/files/{WHOLE.md5}?name=a"
+ASKS = "Expect: 100-continue"
 
 
 @asynccontextmanager
@@ -53,8 +58,56 @@ async def is_refused(connection: Connection, status: int, code: str) -> None:
 
 async def is_asked_for(connection: Connection) -> None:
     """The body of a chunk: from now on it is waited for."""
-    await put(connection, 0, f"Content-Length: {2 * MIB}", "Expect: 100-continue")
+    await put(connection, 0, f"Content-Length: {2 * MIB}", ASKS)
     assert (await connection.answer()).status == 100
+
+
+@on_both_loops
+async def test_files_and_archives_go_over_one_connection(connection: Connection) -> None:
+    contents = [*(Content(4 * KIB, seed=seed, name=f"{seed}") for seed in range(300)), WHOLE]
+    data = archive(*(Entry(content.name, content.data) for content in contents))
+    for status in (201, 200):
+        await connection.request("PUT", WHOLE_URL, f"Content-Length: {WHOLE.size}")
+        await connection.send(WHOLE.data)
+        assert (await connection.answer()).status == status
+        await connection.request("POST", "/files/batch", f"Content-Length: {len(data)}")
+        await connection.send(data)
+        answer = await connection.answer()
+        assert (answer.status, "connection" in answer.headers) == (200, False)
+        results = json.loads(answer.body)["results"]
+        assert [line["status"] for line in results] == [status] * 301
+        assert [line["file"]["md5"] for line in results] == [content.md5 for content in contents]
+
+
+@on_both_loops
+async def test_the_same_without_a_length(connection: Connection) -> None:
+    data = archive(Entry("a", WHOLE.data))
+    for method, path, body, status in (("PUT", WHOLE_URL, WHOLE.data, 201), ("POST", "/files/batch", data, 200)):
+        await connection.request(method, path, "Transfer-Encoding: chunked")
+        for start in range(0, len(body), 300_000):
+            piece = body[start : start + 300_000]
+            await connection.send(b"%x\r\n%s\r\n" % (len(piece), piece))
+        await connection.send(b"0\r\n\r\n")
+        assert (await connection.answer()).status == status
+
+
+async def test_a_client_that_goes_away_leaves_what_was_whole_and_nothing_else(make_stack: MakeStack) -> None:
+    async with serving_stack(make_stack, body_budget_bytes=4) as server:
+
+        async def spools() -> bool:
+            return open_files_under(server.stack.data / "spool") != []
+
+        async with server.connection() as connection:
+            await connection.request("POST", "/files/batch", f"Content-Length: {10 * MIB}")
+            await connection.send(archive(Entry("a", b"1")).rstrip(b"\0").ljust(1024, b"\0"))
+            await connection.send(header(b"b", 5 * MIB) + bytes(MIB))
+            await eventually(spools)
+
+        async def is_over() -> bool:
+            files = (await server.stack.client.get("/me/files")).json()["files"]
+            return [file["name"] for file in files] == ["a"] and not await spools()
+
+        await eventually(is_over)
 
 
 async def test_several_chunks_go_over_one_connection(connection: Connection) -> None:
@@ -87,15 +140,6 @@ async def test_a_chunk_of_a_told_length_never_goes_through_the_messages_of_asgi(
     assert bodies == []
 
 
-async def test_a_body_in_pieces_of_unknown_length_is_counted(connection: Connection) -> None:
-    await connection.request("PUT", f"{URL}/chunks/0", "Transfer-Encoding: chunked")
-    for piece in (CONTENT.chunk(0)[:1000], CONTENT.chunk(0)[1000:]):
-        await connection.send(b"%x\r\n%s\r\n" % (len(piece), piece))
-    await connection.send(b"0\r\n\r\n")
-    answer = await connection.answer()
-    assert (answer.status, json.loads(answer.body)["received_bytes"]) == (200, 2 * MIB)
-
-
 async def test_an_endless_body_is_cut_off_and_the_connection_closed(connection: Connection) -> None:
     async def flood() -> None:
         piece = b"10000\r\n%s\r\n" % bytes(64 * KIB)
@@ -111,28 +155,34 @@ async def test_an_endless_body_is_cut_off_and_the_connection_closed(connection: 
 
 
 async def test_after_an_early_answer_a_small_body_is_read_and_the_connection_kept(connection: Connection) -> None:
-    for authorized, status in ((True, 404), (True, 404), (False, 401), (False, 401)):
-        path = f"{NOBODYS}/chunks/0"
-        await connection.request("PUT", path, f"Content-Length: {64 * KIB}", authorized=authorized)
-        await connection.send(bytes(64 * KIB))
-        answer = await connection.answer()
-        assert (answer.status, "connection" in answer.headers) == (status, False)
+    for operation, length, authorized, status in (
+        (f"PUT {NOBODYS}/chunks/0", 64 * KIB, True, 404),
+        (f"PUT {NOBODYS}/chunks/0", 64 * KIB, False, 401),
+        ("POST /files/batch", 900 * KIB, True, 422),
+    ):
+        for _ in range(2):
+            await connection.request(*operation.split(), f"Content-Length: {length}", authorized=authorized)
+            await connection.send(b"x" * length)
+            answer = await connection.answer()
+            assert (answer.status, "connection" in answer.headers) == (status, False)
 
 
 @pytest.mark.parametrize(
-    ("path", "headers", "sent", "status", "code"),
+    ("operation", "headers", "sent", "status", "code"),
     [
-        (f"{URL}/chunks/0", [f"Content-Length: {10**15}"], 2 * MIB, 422, "chunk-length-mismatch"),
-        (f"{URL}/chunks/99", [f"Content-Length: {2 * MIB}"], 2 * MIB, 422, "chunk-number-out-of-range"),
-        (f"{NOBODYS}/chunks/0", [f"Content-Length: {2 * MIB}", "Expect: 100-continue"], 0, 404, "upload-not-found"),
+        (f"PUT {URL}/chunks/0", [f"Content-Length: {10**15}"], 2 * MIB, 422, "chunk-length-mismatch"),
+        (f"PUT {URL}/chunks/99", [f"Content-Length: {2 * MIB}"], 2 * MIB, 422, "chunk-number-out-of-range"),
+        (f"PUT {NOBODYS}/chunks/0", [f"Content-Length: {2 * MIB}", ASKS], 0, 404, "upload-not-found"),
+        (f"PUT {WHOLE_URL}", [f"Content-Length: {10**12}", ASKS], 0, 413, "file-too-large"),
+        ("POST /files/batch", [f"Content-Length: {10**12}"], 2 * MIB + 1, 422, "invalid-archive"),
     ],
-    ids=["too long", "sent in vain", "not asked for"],
+    ids=["too long", "sent in vain", "not asked for", "too large", "no archive"],
 )
 async def test_after_an_early_answer_a_large_body_closes_the_connection(
-    connection: Connection, path: str, headers: list[str], sent: int, status: int, code: str
+    connection: Connection, operation: str, headers: list[str], sent: int, status: int, code: str
 ) -> None:
-    await connection.request("PUT", path, *headers)
-    await connection.send(bytes(sent))
+    await connection.request(*operation.split(), *headers)
+    await connection.send(b"x" * sent)
     await is_refused(connection, status, code)
 
 
@@ -261,25 +311,3 @@ async def test_headers_that_do_not_come_close_the_connection(
     assert len(server.uvicorn.server_state.connections) == 1
     await pass_time(2)
     assert await connection.is_closed()
-
-
-@pytest.mark.parametrize(
-    "garbage", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"\x16\x03\x01\x02\x00"]
-)
-async def test_what_is_no_request_gets_a_bare_400_or_a_closed_connection(
-    connection: Connection, garbage: bytes
-) -> None:
-    await connection.send(garbage)
-    await pass_time(16)
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
-        assert (await connection.answer()).status == 400
-    assert await connection.is_closed()
-
-
-async def test_head_gives_the_headers_of_the_content_without_it(server: Server, connection: Connection) -> None:
-    file = (await server.stack.upload(CONTENT)).json()["file"]
-    await connection.request("HEAD", f"/me/files/{file['id']}/content")
-    head = await connection.answer(has_body=False)
-    assert (head.status, head.headers["content-length"]) == (200, str(CONTENT.size))
-    await connection.request("GET", "/livez")
-    assert (await connection.answer()).status == 200

@@ -16,7 +16,6 @@ from tests.support.faults import failing_call
 from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.stack import Stack
-from tests.support.stalling import send_stalled
 
 CONTENT = Content(100 * KIB, name="docs/a.bin")
 URL = f"/files/{CONTENT.md5}"
@@ -73,15 +72,6 @@ async def test_a_repeated_call_makes_no_twin(stack: Stack) -> None:
     problem(await stack.client.put(URL, params={"name": CONTENT.name}, content=b"other"), 422, "md5-mismatch")
     assert len(await _names(stack)) == 1
     assert (await _put(stack, name="another")).status_code == 201
-
-
-async def test_an_open_upload_of_the_content_is_closed_by_it(stack: Stack) -> None:
-    upload = (await stack.open(CONTENT)).json()["upload"]
-    await stack.put(CONTENT, 0)
-    assert (await _put(stack)).status_code == 201
-    assert (await stack.client.get("/uploads")).json() == {"uploads": []}
-    assert (await stack.client.get(f"/uploads/{upload['id']}")).json()["state"] == "complete"
-    assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
 async def test_files_of_one_name_stay_side_by_side_unless_it_is_said_otherwise(stack: Stack) -> None:
@@ -177,17 +167,6 @@ async def test_a_digest_that_is_sent_with_the_body_is_compared(stack: Stack) -> 
         problem(response, 422, "digest-mismatch")
 
 
-async def test_a_malformed_query_is_refused(stack: Stack) -> None:
-    queries = ["", "name=", "name=..%2Fa", "name=%00", "name=a&name=b", "name=" + "a" * 256]
-    queries += ["name=a&sha256=", "name=a&sha256=xyz", "name=a&if_exists=x", "name=a&if_exists=fail&if_exists=fail"]
-    queries += ["name=a&modified_at=", "name=a&modified_at=2026-01-01T00:00:00Z&modified_at=2026-01-01T00:00:00Z"]
-    for query in queries:
-        for method, path in (("PUT", URL), ("POST", "/me/files")):
-            response = await stack.client.request(method, f"{path}?{query}", content=CONTENT.data)
-            (error,) = problem(response, 422, "invalid-request")["errors"]
-            assert error["field"] == (query.rsplit("&", 1)[-1].partition("=")[0] or "name")
-
-
 async def test_the_path_goes_before_the_query_the_coding_and_the_token_before_all(stack: Stack) -> None:
     problem(await stack.client.put("/files/xyz", content=b"x"), 422, "invalid-md5")
     for method, path in (("PUT", URL), ("POST", "/me/files"), ("POST", "/files/batch")):
@@ -196,11 +175,6 @@ async def test_the_path_goes_before_the_query_the_coding_and_the_token_before_al
         response = await stack.client.request(method, f"{path}?name=a", content=b"x", headers=coded)
         problem(response, 415, "unsupported-media-type")
     problem(await stack.anonymous().put("/files/xyz", content=b"x"), 401, "unauthenticated")
-
-
-async def test_a_body_that_stands_still_is_given_up(make_stack: MakeStack) -> None:
-    async with make_stack(body_idle_timeout_seconds=0.05) as stack:
-        problem(await send_stalled(stack.client, "PUT", f"{URL}?name=a", b"x"), 408, "body-timeout")
 
 
 async def test_too_many_at_once_are_refused(make_stack: MakeStack) -> None:
@@ -214,7 +188,11 @@ async def test_too_many_at_once_are_refused(make_stack: MakeStack) -> None:
     async with make_stack(max_concurrent_chunks=1) as stack:
         first = asyncio.create_task(stack.client.put(f"{URL}?name=a", content=body()))
         await begun.wait()
-        problem(await _put(stack, name="b"), 429, "too-many-requests")
+        refused = await _put(stack, name="b")
+        assert problem(refused, 429, "too-many-requests")["limit"] == 1
+        assert int(refused.headers["retry-after"]) > 0
+        await stack.open(Content(1000))
+        problem(await stack.put(Content(1000), 0), 429, "too-many-requests")
         problem(await stack.client.post("/files/batch", content=bytes(1024)), 429, "too-many-requests")
         go_on.set()
         assert (await first).status_code == 201
@@ -230,17 +208,9 @@ async def test_a_full_disk_is_told_and_leaves_no_bytes(stack: Stack) -> None:
 async def test_names_that_contain_something_are_found(stack: Stack) -> None:
     for number, name in enumerate(("a/b", "a/c", "b", "\u00e9/%b_", "B")):
         await stack.client.post("/me/files", params={"name": name}, content=b"%d" % number)
-    of_b = ["\u00e9/%b_", "b", "a/b"]
-    queries: list[tuple[dict[str, str], list[str]]] = [
-        ({"q": "b"}, of_b),
-        ({"q": "b", "limit": "2"}, of_b),
-        ({"q": "b", "prefix": "a/"}, ["a/b"]),
+    for query, expected in (
+        ({"q": "b", "limit": "2"}, ["\u00e9/%b_", "b", "a/b"]),
         ({"q": "e\u0301/"}, ["\u00e9/%b_"]),
-        ({"q": "%"}, ["\u00e9/%b_"]),
-        ({"q": "nothing"}, []),
-        ({"q": ""}, ["B", "\u00e9/%b_", "b", "a/c", "a/b"]),
-    ]
-    for query, expected in queries:
+    ):
         found = [file["name"] for page in await pages(stack.client, "/me/files", **query) for file in page["files"]]
-        assert found == expected, query
-    problem(await stack.client.get("/me/files?q=a&q=b"), 422, "invalid-request")
+        assert found == expected

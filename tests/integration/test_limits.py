@@ -157,13 +157,12 @@ async def test_blank_lines_do_not_keep_a_connection_open(make_stack: MakeStack) 
             assert await connection.is_closed()
 
 
-async def test_some_requests_may_be_sent_ahead_of_their_answers(connection: Connection) -> None:
+async def test_some_requests_may_be_sent_ahead_of_their_answers_and_a_flood_ends_the_connection(
+    connection: Connection,
+) -> None:
     await connection.send(GET * MAX_PIPELINED)
     for _ in range(MAX_PIPELINED):
         assert (await connection.answer()).status == 200
-
-
-async def test_a_flood_of_requests_ahead_of_their_answers_ends_the_connection(connection: Connection) -> None:
     await connection.send(GET * 5000)
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         for _ in range(2 * MAX_PIPELINED):
@@ -190,12 +189,6 @@ async def test_an_offer_to_upgrade_is_ignored_and_with_a_body_refused(server: Se
         await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}", *upgrade)
         await connection.send(CONTENT.chunk(0))
         assert await status_of(connection) == (400, "bad-request")
-
-
-async def test_an_encoded_slash_separates_nothing(connection: Connection) -> None:
-    for path in (f"/files%2F{CONTENT.md5}", f"/files%2f{CONTENT.md5}", f"{URL}%2Fmerge"):
-        await connection.request("GET", path)
-        assert await status_of(connection) == (404, "not-found")
 
 
 async def test_a_body_slower_than_the_minimum_is_given_up_though_it_never_stands_still(

@@ -151,14 +151,6 @@ async def test_a_server_that_stops_finishes_a_download(make_stack: MakeStack) ->
         assert (await connection.rest()).endswith(CONTENT.data[-CONTENT.size // 2 :])
 
 
-async def test_a_server_that_stops_waits_no_longer_for_a_download_than_it_may(make_stack: MakeStack) -> None:
-    async with serving_stack(make_stack) as server, server.connection(narrow=True) as connection:
-        await connection.request("GET", await upload(server))
-        await eventually(lambda: _has_open(server, 1))
-        server.uvicorn.should_exit = True
-        await eventually(lambda: _has_open(server, 0))
-
-
 @pytest.mark.parametrize("sendfile", [True, False])
 async def test_a_blob_that_is_cut_while_it_is_sent_ends_the_connection(
     make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, sendfile: bool
@@ -205,9 +197,6 @@ def _open_files() -> dict[int, str]:
 def _local_port(descriptor: int) -> int | None:
     with socket.socket(fileno=os.dup(descriptor)) as opened:
         return int(opened.getsockname()[1]) if opened.family == socket.AF_INET else None
-
-
-# The extension by itself
 
 
 def sending(file: BinaryIO) -> Callable[[ASGIApp], ASGIApp]:

@@ -1,12 +1,9 @@
 """Which tokens are good, which keys they are checked with, and when a key set is read again."""
 
 import asyncio
-import base64
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from tests.support.clock import ManualClock
+from tests.support.consumer import consuming
 from tests.support.jwts import (
     AUDIENCE,
     ISSUER,
@@ -158,16 +156,9 @@ def _jwk(algorithm: Any, private: Any) -> dict[str, Any]:
         _jwk(RSAAlgorithm, rsa.generate_private_key(public_exponent=65537, key_size=1024)),
         _jwk(ECAlgorithm, ec.generate_private_key(ec.SECP384R1())),
         _jwk(OKPAlgorithm, ed448.Ed448PrivateKey.generate()),
-        rsa_signer().jwk("k", alg="RS512"),
-        rsa_signer().jwk("k", alg="HS256"),
-        rsa_signer().jwk("k", use="enc"),
-        rsa_signer().jwk("k", key_ops=["sign"]),
-        rsa_signer().jwk("k", key_ops=1),
-        rsa_signer().jwk() | {"kid": 1},
-        rsa_signer().jwk("k", n="AA"),
-        rsa_signer().jwk("k", d="AA"),
-        ec_signer().jwk("k", x=b64(bytes(32))),
-        ec_signer().jwk("k", crv="secp256k1"),
+        *(rsa_signer().jwk("k") | wrong for wrong in ({"alg": "RS512"}, {"alg": "HS256"}, {"use": "enc"}, {"kid": 1})),
+        *(rsa_signer().jwk("k") | wrong for wrong in ({"key_ops": ["sign"]}, {"key_ops": 1}, {"n": "AA"}, {"d": "AA"})),
+        *(ec_signer().jwk("k") | wrong for wrong in ({"x": b64(bytes(32))}, {"crv": "secp256k1"})),
         ed_signer().jwk("k", x="AA"),
     ],
     ids=lambda _: "key",
@@ -215,68 +206,32 @@ def test_a_file_without_keys_stops_the_start(tmp_path: Path, clock: ManualClock)
             keys_in_force(Settings(auth="jwt", jwt_jwks=str(tmp_path / name)), clock)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    reply: bytes
-    status = 200
-    headers_to_send: tuple[tuple[str, str], ...] = ()
-    asked: int
-
-    def do_GET(self) -> None:
-        type(self).asked += 1
-        self.send_response(self.status)
-        for name, value in self.headers_to_send:
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(self.reply)))
-        self.end_headers()
-        self.wfile.write(self.reply)
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing to standard error."""
-
-
-@contextmanager
-def served(reply: bytes, status: int = 200, *headers: tuple[str, str]) -> Iterator[tuple[str, type[_Handler]]]:
-    """The URL of a server that says this to everybody, and who counts."""
-    handler = type("Handler", (_Handler,), {"reply": reply, "status": status, "headers_to_send": headers, "asked": 0})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/jwks", handler
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 async def test_a_set_is_fetched_from_a_url(clock: ManualClock) -> None:
-    with served(key_set(rsa_signer().jwk("k"))) as (url, handler):
-        keys = keys_in_force(Settings(auth="jwt", jwt_jwks=url), clock)
+    async with consuming() as server:
+        server.status, server.body = 200, key_set(rsa_signer().jwk("k"))
+        keys = keys_in_force(Settings(auth="jwt", jwt_jwks=server.url), clock)
         assert [key.kid for key in await keys.find("k")] == ["k"]
-        assert handler.asked == 1
+        assert len(server.requests) == 1
     clock.advance(60)
     assert [key.kid for key in await keys.find("k")] == ["k"], "the server is away"
 
 
 async def test_a_set_that_is_too_large_or_elsewhere_or_an_error_is_not_taken(clock: ManualClock) -> None:
     good = key_set(rsa_signer().jwk("k"))
-    with served(good) as (elsewhere, asked_elsewhere):
-        for reply, status, headers in (
-            (good + b" " * (256 << 10), 200, ()),
-            (good, 500, ()),
-            (b"", 302, (("Location", elsewhere),)),
+    async with consuming() as server, consuming() as elsewhere:
+        elsewhere.status, elsewhere.body = 200, good
+        for status, body, head in (
+            (200, good + b" " * (256 << 10), ""),
+            (500, good, ""),
+            (302, b"", f"Location: {elsewhere.url}\r\n"),
+            (200, key_set(SECRET_JWK), ""),  # a secret is no key there
         ):
-            with served(reply, status, *headers) as (url, handler):
-                with pytest.raises(Unavailable):
-                    await keys_in_force(Settings(auth="jwt", jwt_jwks=url), clock).find("k")
-                assert handler.asked == 1
-        assert asked_elsewhere.asked == 0
-
-
-async def test_a_secret_in_a_set_of_a_url_is_no_key(clock: ManualClock) -> None:
-    with served(key_set(SECRET_JWK)) as (url, _handler), pytest.raises(Unavailable):
-        await keys_in_force(Settings(auth="jwt", jwt_jwks=url), clock).find(None)
-    assert base64.urlsafe_b64decode(SECRET_JWK["k"] + "==") == SECRET.encode()
+            server.status, server.body, server.head = status, body, head
+            server.requests.clear()
+            with pytest.raises(Unavailable):
+                await keys_in_force(Settings(auth="jwt", jwt_jwks=server.url), clock).find(None)
+            assert len(server.requests) == 1
+        assert elsewhere.requests == []
 
 
 def verifier_of(clock: ManualClock, signer: Signer | None = None, **settings: Any) -> Verifier:
