@@ -9,17 +9,25 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.stack import Stack
 from tests.support.statements import statements
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.accounting.redis import Script
+from uploader.service import access
 
 CONTENT = Content(20 * 64 * KIB)
 CHUNK = 64 * KIB
 RECORD_CHUNK, RECORD_TAIL = Script("record_chunk").sha, Script("record_tail").sha
 TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
 RUFH = {"Upload-Draft-Interop-Version": "8", "Upload-Complete": "?0", "Content-Type": "application/partial-upload"}
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is believed for as long as a test takes."""
+    monkeypatch.setattr(access, "_BELIEVED_SECONDS", 3600.0)
 
 
 @asynccontextmanager
@@ -113,8 +121,10 @@ async def test_an_append_to_what_is_no_upload_any_more_is_looked_up(stack: Stack
 
 
 @pytest.mark.parametrize("by", ["md5", "id"])
-async def test_a_file_of_one_chunk_costs_two_looks_and_two_commits(make_stack_on: MakeStack, by: str) -> None:
-    async with make_stack_on() as stack:
+async def test_a_file_of_one_chunk_costs_two_looks_and_two_commits(
+    make_stack_on: MakeStack, clock: ManualClock, by: str
+) -> None:
+    async with make_stack_on(clock=clock) as stack:  # the room of the disk is known for a moment, which does not pass
         before, small = Content(1000, seed=1), Content(1000, seed=2)
         await stack.open(before)  # so that the user, and the room of the disk, are known
         await stack.put(before, 0)

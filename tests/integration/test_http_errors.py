@@ -10,7 +10,6 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
-from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack, without_database
 
 CONTENT = Content(100 * KIB)
@@ -58,21 +57,6 @@ async def test_without_the_database_the_answer_is_try_again(make_stack: MakeStac
     assert problem(response, 503, "unavailable")["retryable"] is True
     assert int(response.headers["retry-after"]) > 0
     assert "test.db" not in response.text
-
-
-async def test_without_redis_nothing_is_acknowledged_and_nothing_is_lost(
-    make_stack: MakeStack, own_redis: PrivateRedis
-) -> None:
-    async with make_stack(redis_url=own_redis.url) as stack:
-        await stack.open(CONTENT)
-        await stack.put(CONTENT, 0)
-        own_redis.kill()
-        response = await stack.put(CONTENT, 1)
-        assert problem(response, 503, "unavailable")["retryable"] is True
-        assert int(response.headers["retry-after"]) > 0
-        own_redis.start()
-        assert (await stack.put(CONTENT, 1)).json()["state"] == "complete"
-        assert (await stack.client.get(URL)).json()["file"]["sha256"] == CONTENT.sha256
 
 
 async def test_a_good_request_id_is_kept_and_any_other_one_replaced(stack: Stack) -> None:

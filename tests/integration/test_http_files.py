@@ -83,17 +83,6 @@ async def test_equal_names_coexist_unless_the_content_is_equal_too(stack: Stack,
         assert (await stack.client.patch(file, json={"name": CONTENT.name})).status_code == 200
 
 
-async def test_two_users_share_a_blob_until_the_last_file_goes(stack: Stack, url: str) -> None:
-    bob = await stack.client_of("bob")
-    bobs = (await stack.upload(CONTENT, bob)).json()["file"]
-    assert len(stack.bytes_on_disk()) == 1
-    assert (await stack.usage("alice"))["finished"] == (await stack.usage("bob"))["finished"] == CONTENT.size
-    await stack.client.delete(url)
-    assert (await bob.get(f"/me/files/{bobs['id']}/content")).content == CONTENT.data
-    await bob.delete(f"/me/files/{bobs['id']}")
-    assert stack.bytes_on_disk() == []
-
-
 async def test_content_comes_whole_with_its_digest_and_safe_headers(stack: Stack, url: str) -> None:
     response = await stack.client.get(f"{url}/content")
     assert (response.status_code, response.content) == (200, CONTENT.data)

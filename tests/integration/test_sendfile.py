@@ -146,7 +146,7 @@ async def test_a_server_that_stops_finishes_a_download(make_stack: MakeStack) ->
     async with serving_stack(make_stack) as server, server.connection(narrow=True) as connection:
         await connection.request("GET", await upload(server))
         await connection.take(1000)
-        server.uvicorn.config.timeout_graceful_shutdown = 20
+        server.uvicorn.config.timeout_graceful_shutdown = 600
         server.uvicorn.should_exit = True
         assert (await connection.rest()).endswith(CONTENT.data[-CONTENT.size // 2 :])
 

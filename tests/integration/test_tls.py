@@ -172,12 +172,13 @@ async def test_http_without_tls_gets_no_answer(make_secure: MakeStack) -> None:
 
 async def test_an_answer_that_nobody_takes_is_given_up(make_secure: MakeStack) -> None:
     content = Content(16 * MIB, chunk_size=16 * MIB)
-    async with serving_stack(make_secure, body_idle_timeout_seconds=0.5) as server:
-        file = (await server.stack.upload(content)).json()["file"]
-        async with server.connection(narrow=True) as connection:
-            await connection.request("GET", f"/me/files/{file['id']}/content")
-            await eventually(lambda: has(server, 1))
-            await eventually(lambda: has(server, 0))
+    async with make_secure() as stack:
+        file = (await stack.upload(content)).json()["file"]
+    idle: dict[str, Any] = {"body_idle_timeout_seconds": 0.5}
+    async with serving_stack(make_secure, **idle) as server, server.connection(narrow=True) as connection:
+        await connection.request("GET", f"/me/files/{file['id']}/content")
+        await eventually(lambda: has(server, 1))
+        await eventually(lambda: has(server, 0))
 
 
 async def has(server: Any, connections: int) -> bool:

@@ -6,7 +6,6 @@ MODULES = frozenset(
         "test_concatenation",
         "test_http_chunks",
         "test_http_delta",
-        "test_http_status_merge_cancel",
         "test_http_whole",
     }
 )
@@ -17,7 +16,6 @@ OF_THE_DISK = frozenset(
         "test_while_the_merge_takes_longer_the_answer_is_to_come_back",
         "test_bytes_lost_on_disk_make_chunks_missing_again",
         "test_a_disk_that_is_full_in_a_write_is_told_and_nothing_counts",
-        "test_a_disk_that_is_full_at_the_merge_is_told_and_the_merge_can_be_repeated",
         "test_a_merge_that_failed_on_the_way_is_carried_out_when_asked_again",
         "test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone",
         "test_cancelling_while_merging_wins",

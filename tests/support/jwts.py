@@ -3,6 +3,7 @@
 import base64
 import hmac
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -101,7 +102,12 @@ def claims_at(clock: ManualClock, **more: Any) -> dict[str, Any]:
     return {name: value for name, value in claims.items() if value is not None}
 
 
-SIGNERS = {"HS256": hmac_signer, "RS256": rsa_signer, "ES256": ec_signer, "EdDSA": ed_signer}
+SIGNERS: dict[str, Callable[..., Signer]] = {
+    "HS256": hmac_signer,
+    "RS256": rsa_signer,
+    "ES256": ec_signer,
+    "EdDSA": ed_signer,
+}
 on_each_algorithm = pytest.mark.parametrize("signer", [make() for make in SIGNERS.values()], ids=SIGNERS)
 
 

@@ -598,7 +598,8 @@ async def test_a_stream_that_breaks_off_leaves_what_came_before_and_nothing_else
     place: Place, budget_bytes: int, then: str, failure: type[Exception]
 ) -> None:
     data = archive(Entry("a", b"1"), Entry("b", bytes(MIB)))[: 800 * KIB]
-    intake = place.intake(body_budget_bytes=budget_bytes, body_idle_timeout_seconds=0.05)
+    idle_seconds = 0.05 if then == "silence" else 60.0
+    intake = place.intake(body_budget_bytes=budget_bytes, body_idle_timeout_seconds=idle_seconds)
     unpacking = unpacking_of(intake, data, then=then)
     assert await unpacked(unpacking) == [("a", b"1")]
     assert isinstance(unpacking.failure, failure)
