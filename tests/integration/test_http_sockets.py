@@ -199,7 +199,7 @@ async def test_a_body_that_stands_still_is_given_up(server: Server, connection: 
 
 
 async def test_a_body_that_comes_slowly_does_not_stand_still(make_stack: MakeStack) -> None:
-    """However few its bytes are: nobody waits for many of them. This takes its time: the kernel says when bytes are there."""
+    """However few its bytes are: nobody waits for many of them. It takes time: the kernel says when bytes are there."""
     content, slow_bytes = CONTENT.chunk(0), 12
     idle: dict[str, Any] = {"body_idle_timeout_seconds": 2.0, "header_timeout_seconds": 2.0}
     async with serving(make_stack, **idle) as server, server.connection() as connection:
