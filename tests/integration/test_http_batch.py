@@ -100,11 +100,10 @@ async def test_names_are_below_a_folder_and_answered_as_they_are_in_the_archive(
 
 async def test_one_path_twice_is_taken_in_order(stack: Stack) -> None:
     data = archive(Entry("a", b"1"), Entry("a", b"2"), Entry("a", b"1"))
-    assert _shown(await _results(stack, data)) == [("a", 201), ("a", 201), ("a", 200)]
-    assert _shown(await _results(stack, data, if_exists="replace", to="x")) == [("a", 201)] * 3
-    assert await _content(stack, (await _files(stack))["x/a"]) == b"1"
-    answers = _shown(await _results(stack, data, if_exists="fail", to="y"))
-    assert answers == [("a", 201), ("a", "name-taken"), ("a", 200)]
+    for if_exists, answers in (("keep", [201, 201, 200]), ("replace", [201] * 3), ("fail", [201, "name-taken", 200])):
+        results = await _results(stack, data, if_exists=if_exists, to=if_exists)
+        assert _shown(results) == [("a", answer) for answer in answers]
+    assert await _content(stack, (await _files(stack))["replace/a"]) == b"1"
 
 
 async def test_claimed_digests_are_compared(stack: Stack) -> None:

@@ -170,15 +170,6 @@ async def test_a_file_over_the_limit_is_too_large(make_stack: MakeStack) -> None
         assert (await stack.open(Content(1000))).status_code == 201
 
 
-async def test_a_file_of_more_chunks_than_there_may_be_is_too_large(make_stack: MakeStack) -> None:
-    async with make_stack(max_chunk_size_bytes=64 * KIB, chunk_size_bytes=64 * KIB) as stack:
-        for size, status in ((10_000 * 64 * KIB, 201), (10_000 * 64 * KIB + 1, 413)):
-            body = {"name": "a", "size": size}
-            response = await stack.client.post(f"/files/{size:032x}", json=body)
-            assert response.status_code == status
-        assert problem(response, 413, "file-too-large")["limit"] == 10_000 * 64 * KIB
-
-
 async def test_too_many_open_uploads_are_refused(make_stack: MakeStack) -> None:
     async with make_stack(max_open_uploads=2) as stack:
         contents = [Content(1000, seed=seed) for seed in range(3)]
@@ -357,14 +348,6 @@ async def test_telling_the_md5_of_own_content_finishes_and_drops_what_was_sent(s
     assert stack.bytes_on_disk() == on_disk
     assert (await stack.client.get(url)).json() == {"state": "complete", "file": file}
     assert await stack.usage("alice") == {"finished": 2 * CONTENT.size, "unfinished": 0, "reserved": 0}
-
-
-async def test_the_same_content_under_the_same_name_makes_no_twin(stack: Stack) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
-    url = await _open(stack)
-    assert await _send(stack, url) == 201
-    assert (await stack.client.get(url)).json()["file"] == file
-    assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
 @pytest.mark.parametrize("digest", ["md5", "sha256"])

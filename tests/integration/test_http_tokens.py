@@ -10,12 +10,10 @@ import pytest
 from sqlalchemy import update
 
 from tests.conftest import MakeStack
-from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
 from uploader.database import models
 
-CONTENT = Content(100 * KIB)
 NO_SCOPES = ({"scope": "admin"}, {"scope": ""}, {"scope": None}, {"scope": "metrics", "admin": True})
 
 
