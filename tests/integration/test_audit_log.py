@@ -15,6 +15,7 @@ from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
 from tests.support.consumer import events_file, webhook
 from tests.support.content import KIB, Content
+from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.rows import NOW
 from tests.support.stack import GIB, Stack
@@ -45,11 +46,8 @@ async def rows_in(database: Database) -> list[Any]:
         return list(await connection.execute(select(models.audit_log)))
 
 
-def open_upload_of(stack: Stack, content: Content = CONTENT) -> Callable[[], Awaitable[str]]:
-    async def opened() -> str:
-        return str((await stack.open(content)).json()["upload"]["id"])
-
-    return opened
+async def opened(stack: Stack, content: Content = CONTENT) -> str:
+    return str((await stack.open(content)).json()["upload"]["id"])
 
 
 async def put_quota(root: httpx2.AsyncClient, _stack: Stack) -> httpx2.Response:
@@ -66,7 +64,7 @@ async def revoke_token(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Respons
 
 
 async def expire_upload(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
-    return await root.delete(f"/admin/uploads/{await open_upload_of(stack)()}")
+    return await root.delete(f"/admin/uploads/{await opened(stack)}")
 
 
 async def replay(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
@@ -118,61 +116,53 @@ async def test_every_administrative_route_says_who_called_it(make_stack_on: Make
         assert not [secret for secret in secrets if secret.removeprefix("Bearer ").removeprefix("upl_")[:12] in text]
 
 
-async def test_it_says_what_changed_and_nothing_where_nothing_did(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        root = await stack.client_of("root", admin=True)
-        for space in (5 * GIB, 5 * GIB, 6 * GIB):
-            assert (await root.put("/admin/users/alice", json={"total_space": space})).status_code == 200
-        changes = await acts(stack, action="quota.changed")
-        assert [each.details for each in changes] == [
-            {"from": 5 * GIB, "to": 6 * GIB},
-            {"from": 10 * GIB, "to": 5 * GIB},
-        ]
-        (token, *_) = await stack.services.accounts.tokens_of("alice")
-        for _ in range(2):
-            assert (await root.delete(f"/admin/tokens/{token.token_id}")).status_code == 204
-        (revoked,) = await acts(stack, action="token.revoked")
-        assert (revoked.subject, revoked.user_id) == (token.token_id, "alice")
-        # alice was made by this process, before any request.
-        made = [each for each in await acts(stack, user_id="alice") if each.action == "user.created"]
-        assert [(each.via, each.actor, each.details) for each in made] == [
-            ("command", actor().name, {"total_space": 10 * GIB})
-        ]
+async def test_it_says_what_changed_and_nothing_where_nothing_did(stack: Stack) -> None:
+    root = await stack.client_of("root", admin=True)
+    for space in (5 * GIB, 5 * GIB, 6 * GIB):
+        assert (await root.put("/admin/users/alice", json={"total_space": space})).status_code == 200
+    changes = [each.details for each in await acts(stack, action="quota.changed")]
+    assert changes == [{"from": 5 * GIB, "to": 6 * GIB}, {"from": 10 * GIB, "to": 5 * GIB}]
+    (token, *_) = await stack.services.accounts.tokens_of("alice")
+    for _ in range(2):
+        assert (await root.delete(f"/admin/tokens/{token.token_id}")).status_code == 204
+    (revoked,) = await acts(stack, action="token.revoked")
+    assert (revoked.subject, revoked.user_id) == (token.token_id, "alice")
+    # alice was made by this process, before any request.
+    (made,) = [each for each in await acts(stack, user_id="alice") if each.action == "user.created"]
+    assert (made.via, made.actor, made.details) == ("command", actor().name, {"total_space": 10 * GIB})
 
 
-async def test_it_says_who_made_the_token_of_whoever_acts(make_stack_on: MakeStack) -> None:
+async def test_it_says_who_made_the_token_of_whoever_acts(stack: Stack) -> None:
     """An administrator who makes a token for another one acts by its name, but not unseen."""
-    async with make_stack_on() as stack:
-        mallory = await stack.client_of("mallory", admin=True)
-        made = (await mallory.post("/admin/users/root/tokens", json={"admin": True})).json()
-        as_root = stack.anonymous()
-        as_root.headers["Authorization"] = f"Bearer {made['token']}"
-        for _ in range(2):  # the second time the token is believed
-            assert (await as_root.post("/admin/users/alice/tokens")).status_code == 201
-        for told in (await acts(stack))[:2]:
-            assert (told.actor, told.token_id, told.token_made_by) == ("root", made["id"], "administrator mallory")
-        by_mallory = next(each for each in await acts(stack) if each.subject == made["id"])
-        assert by_mallory.token_made_by == f"command {actor().name}"
-        told_over_http = (await mallory.get("/admin/audit?limit=1")).json()["acts"][0]
-        assert told_over_http["token_made_by"] == "administrator mallory"
+    mallory = await stack.client_of("mallory", admin=True)
+    made = (await mallory.post("/admin/users/root/tokens", json={"admin": True})).json()
+    as_root = stack.anonymous()
+    as_root.headers["Authorization"] = f"Bearer {made['token']}"
+    for _ in range(2):  # the second time the token is believed
+        assert (await as_root.post("/admin/users/alice/tokens")).status_code == 201
+    for told in (await acts(stack))[:2]:
+        assert (told.actor, told.token_id, told.token_made_by) == ("root", made["id"], "administrator mallory")
+    by_mallory = next(each for each in await acts(stack) if each.subject == made["id"])
+    assert by_mallory.token_made_by == f"command {actor().name}"
+    told_over_http = (await mallory.get("/admin/audit?limit=1")).json()["acts"][0]
+    assert told_over_http["token_made_by"] == "administrator mallory"
 
 
-async def test_what_users_do_with_their_own_uploads_is_not_told(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        await stack.upload(OTHER)
-        await stack.open(CONTENT)
-        before = len(await acts(stack))
-        assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
-        assert len(await acts(stack)) == before
+async def test_what_users_do_with_their_own_uploads_is_not_told(stack: Stack) -> None:
+    await stack.upload(OTHER)
+    await stack.open(CONTENT)
+    before = await acts(stack)
+    assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
+    assert await acts(stack) == before
 
 
-async def test_jobs_and_commands_are_told_as_such(make_stack_on: MakeStack, clock: ManualClock) -> None:
-    async with make_stack_on(clock=clock) as stack:
-        expired = await open_upload_of(stack)()
+async def test_jobs_and_commands_are_told_as_such(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        expired = await opened(stack)
         clock.advance(8 * DAY_SECONDS)
         actor_of_context.set(lambda: Actor(Via.JOB, "expirer"))
         await stack.services.expiry.expire(await stack.services.expiry.idle(clock.now(), after_id=""))
-        cancelled = await open_upload_of(stack, OTHER)()
+        cancelled = await opened(stack, OTHER)
         actor_of_context.set(None)
         await stack.services.cleanup.reset_unfinished()
         told = {each.subject: each for each in await acts(stack)}
@@ -198,43 +188,37 @@ async def test_a_job_acts_by_its_name() -> None:
     assert actor().via is not Via.JOB
 
 
-async def test_what_reconcile_repairs_is_told_with_the_figures(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        await stack.upload(CONTENT)
-        await stack.open(OTHER)
-        await stack.put(OTHER, 0)
-        async with stack.services.database.engine.begin() as connection:
-            await connection.execute(update(models.user_info).values(use_space_finished=1))
-            await connection.execute(update(models.blob).values(refs=7))
-        found = await stack.services.reconciling.reconcile(repair=True)
-        assert found.repaired >= 2
-        told = {each.action: each for each in await acts(stack)}
-        assert told["user.repaired"].details["use_space_finished"] == {"from": 1, "to": CONTENT.size}
-        assert told["content.repaired"].details == {"refs": {"from": 7, "to": 1}}
-        assert told["content.repaired"].subject == CONTENT.sha256
-        before = len(await acts(stack))
-        await stack.services.reconciling.reconcile(repair=True)
-        assert len(await acts(stack)) == before, "nothing was wrong any more"
+async def test_what_reconcile_repairs_is_told_with_the_figures(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    await stack.open(OTHER)
+    await stack.put(OTHER, 0)
+    async with stack.services.database.engine.begin() as connection:
+        await connection.execute(update(models.user_info).values(use_space_finished=1))
+        await connection.execute(update(models.blob).values(refs=7))
+    found = await stack.services.reconciling.reconcile(repair=True)
+    assert found.repaired >= 2
+    told = {each.action: each for each in await acts(stack)}
+    assert told["user.repaired"].details["use_space_finished"] == {"from": 1, "to": CONTENT.size}
+    assert told["content.repaired"].details == {"refs": {"from": 7, "to": 1}}
+    assert told["content.repaired"].subject == CONTENT.sha256
+    before = await acts(stack)
+    await stack.services.reconciling.reconcile(repair=True)
+    assert await acts(stack) == before, "nothing was wrong any more"
 
 
-async def test_an_adoption_and_a_restore_are_told(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        adopted = await stack.services.installation.adopt()
-        await stack.services.audit_log.note(Action.INSTALLATION_RESTORED, subject=adopted, details={"files": 1})
-        restored, told = (await acts(stack))[:2]
-        assert (told.action, told.subject, told.details["database"]) == ("installation.adopted", adopted, adopted)
-        assert (restored.action, restored.details) == ("installation.restored", {"files": 1})
-
-
-async def test_what_the_trash_gives_back_is_told(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        await stack.upload(CONTENT)
-        found = await stack.services.storage.find_blob(CONTENT.sha256)
-        assert found is not None
-        assert await stack.services.storage.put_away(found)
-        assert await stack.services.trash.restore(CONTENT.sha256)
-        newest = (await acts(stack))[0]
-        assert (newest.action, newest.subject) == ("content.healed", CONTENT.sha256)
+async def test_an_adoption_a_restore_and_what_the_trash_gives_back_are_told(stack: Stack) -> None:
+    adopted = await stack.services.installation.adopt()
+    await stack.services.audit_log.note(Action.INSTALLATION_RESTORED, subject=adopted, details={"files": 1})
+    restored, told = (await acts(stack))[:2]
+    assert (told.action, told.subject, told.details["database"]) == ("installation.adopted", adopted, adopted)
+    assert (restored.action, restored.details) == ("installation.restored", {"files": 1})
+    await stack.upload(CONTENT)
+    found = await stack.services.storage.find_blob(CONTENT.sha256)
+    assert found is not None
+    assert await stack.services.storage.put_away(found)
+    assert await stack.services.trash.restore(CONTENT.sha256)
+    newest = (await acts(stack))[0]
+    assert (newest.action, newest.subject) == ("content.healed", CONTENT.sha256)
 
 
 async def test_what_is_rolled_back_was_done_by_nobody(database: Database) -> None:
@@ -257,36 +241,23 @@ async def test_what_is_rolled_back_was_done_by_nobody(database: Database) -> Non
 
 async def test_it_is_read_page_by_page_filtered_and_as_csv(stack: Stack, clock: ManualClock) -> None:
     root = await stack.client_of("root", admin=True)
-    upload_id = await open_upload_of(stack, OTHER)()
+    upload_id = await opened(stack, OTHER)
     await root.delete(f"/admin/uploads/{upload_id}")
     await root.put("/admin/users/=bob", json={"total_space": 5})
 
-    async def get(**query: Any) -> Any:
-        response = await root.get("/admin/audit", params=query)
-        assert response.status_code == 200, response.text
-        return response.json()
+    async def get(**query: Any) -> list[dict[str, Any]]:
+        return [act for page in await pages(root, "/admin/audit", **query) for act in page["acts"]]
 
-    everything = (await get())["acts"]
+    everything = await get()
     assert [each["action"] for each in everything[:2]] == ["user.created", "upload.expired"]
     assert set(everything[0]) == set(Act.__dataclass_fields__)
-    paged: list[Any] = []
-    after: dict[str, str] = {}
-    while True:
-        page = await get(limit=1, **after)
-        paged += page["acts"]
-        if page["next"] is None:
-            break
-        after = {"after": page["next"]}
-    assert paged == everything
-    assert {each["action"] for each in (await get(user_id="root"))["acts"]} == {
-        "user.created",
-        "token.created",
-        "upload.expired",
-    }
-    assert [each["subject"] for each in (await get(action="upload.expired"))["acts"]] == [upload_id]
+    assert await get(limit=1) == everything
+    of_root = {each["action"] for each in await get(user_id="root")}
+    assert of_root == {"user.created", "token.created", "upload.expired"}
+    assert [each["subject"] for each in await get(action="upload.expired")] == [upload_id]
     at = everything[1]["created_at"]
-    assert {each["id"] for each in (await get(since=at))["acts"]} == {each["id"] for each in everything[:2]}
-    assert (await get(until=at))["acts"] == everything[2:]
+    assert {each["id"] for each in await get(since=at)} == {each["id"] for each in everything[:2]}
+    assert await get(until=at) == everything[2:]
     lines = list(csv.reader(io.StringIO((await root.get("/admin/audit", params={"format": "csv"})).text)))
     assert lines[0] == list(Act.__dataclass_fields__)
     assert len(lines) == len(everything) + 1
@@ -294,8 +265,7 @@ async def test_it_is_read_page_by_page_filtered_and_as_csv(stack: Stack, clock: 
     for query in ({"since": "now"}, {"until": "0001-01-01T00:00:00+23:00"}, {"action": "all"}, {"after": "x"}):
         problem(await root.get("/admin/audit", params=query), 422, "invalid-request")
     problem(await stack.client.get("/admin/audit"), 403, "forbidden")
-    for path in ("/me/audit", "/me/trail"):
-        problem(await stack.client.get(path), 404, "not-found")
+    problem(await stack.client.get("/me/audit"), 404, "not-found")
 
 
 @pytest.mark.parametrize(("retention_seconds", "left"), [(30 * DAY_SECONDS, 1), (0, 3)])

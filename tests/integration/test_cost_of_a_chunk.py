@@ -9,21 +9,25 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.stack import Stack
 from tests.support.statements import statements
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.accounting.redis import Script
+from uploader.service import access
 
 CONTENT = Content(20 * 64 * KIB)
 CHUNK = 64 * KIB
 RECORD_CHUNK, RECORD_TAIL = Script("record_chunk").sha, Script("record_tail").sha
 TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
-RUFH = {
-    "Upload-Draft-Interop-Version": "8",
-    "Upload-Complete": "?0",
-    "Content-Type": "application/partial-upload",
-}
+RUFH = {"Upload-Draft-Interop-Version": "8", "Upload-Complete": "?0", "Content-Type": "application/partial-upload"}
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is believed for as long as a test takes."""
+    monkeypatch.setattr(access, "_BELIEVED_SECONDS", 3600.0)
 
 
 @asynccontextmanager
@@ -47,17 +51,16 @@ async def commands(stack: Stack) -> AsyncIterator[list[str]]:
             await taking_down
 
 
-async def test_each_chunk_costs_one_round_trip_and_no_statement(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        await stack.open(CONTENT)
-        assert (await stack.put(CONTENT, 0)).status_code == 200
-        with statements(stack.services.database) as sql:
-            async with commands(stack) as redis:
-                for number in range(1, 19):
-                    response = await stack.put(CONTENT, number)
-                    assert (response.status_code, response.json()["duplicate"]) == (200, False)
-        assert sql == []
-        assert [command.split()[:2] for command in redis] == [["EVALSHA", RECORD_CHUNK]] * 18
+async def test_each_chunk_costs_one_round_trip_and_no_statement(stack: Stack) -> None:
+    await stack.open(CONTENT)
+    assert (await stack.put(CONTENT, 0)).status_code == 200
+    with statements(stack.services.database) as sql:
+        async with commands(stack) as redis:
+            for number in range(1, 19):
+                response = await stack.put(CONTENT, number)
+                assert (response.status_code, response.json()["duplicate"]) == (200, False)
+    assert sql == []
+    assert [command.split()[:2] for command in redis] == [["EVALSHA", RECORD_CHUNK]] * 18
 
 
 async def test_chunks_in_parallel_and_duplicates_cost_no_more(stack: Stack) -> None:
@@ -75,29 +78,28 @@ async def test_chunks_in_parallel_and_duplicates_cost_no_more(stack: Stack) -> N
 
 @pytest.mark.parametrize("protocol", [TUS, RUFH], ids=["tus", "rufh"])
 async def test_an_append_costs_one_round_trip_for_each_chunk_and_no_statement(
-    make_stack_on: MakeStack, protocol: dict[str, str]
+    stack: Stack, protocol: dict[str, str]
 ) -> None:
     """As chunks do; and one for a tail."""
-    async with make_stack_on() as stack:
-        opened = await stack.open(CONTENT)
-        place, offset = f"/resumable/{opened.json()['upload']['id']}", 0
+    opened = await stack.open(CONTENT)
+    place, offset = f"/resumable/{opened.json()['upload']['id']}", 0
 
-        async def append(length: int) -> None:
-            nonlocal offset
-            body, headers = CONTENT.data[offset : offset + length], protocol | {"Upload-Offset": str(offset)}
-            response = await stack.client.patch(place, content=body, headers=headers)
-            offset += length
-            assert (response.status_code, response.headers["upload-offset"]) == (204, str(offset))
+    async def append(length: int) -> None:
+        nonlocal offset
+        body, headers = CONTENT.data[offset : offset + length], protocol | {"Upload-Offset": str(offset)}
+        response = await stack.client.patch(place, content=body, headers=headers)
+        offset += length
+        assert (response.status_code, response.headers["upload-offset"]) == (204, str(offset))
 
-        for length in (1000, CHUNK - 1000):  # so that Redis has both scripts
-            await append(length)
-        with statements(stack.services.database) as sql:
-            async with commands(stack) as redis:
-                for length in (CHUNK, 3 * CHUNK, 1000, CHUNK - 1000, 2 * CHUNK + 500):
-                    await append(length)
-        assert sql == []
-        chunk, tail = ["EVALSHA", RECORD_CHUNK], ["EVALSHA", RECORD_TAIL]
-        assert [command.split()[:2] for command in redis] == [*[chunk] * 4, tail, *[chunk] * 3, tail]
+    for length in (1000, CHUNK - 1000):  # so that Redis has both scripts
+        await append(length)
+    with statements(stack.services.database) as sql:
+        async with commands(stack) as redis:
+            for length in (CHUNK, 3 * CHUNK, 1000, CHUNK - 1000, 2 * CHUNK + 500):
+                await append(length)
+    assert sql == []
+    chunk, tail = ["EVALSHA", RECORD_CHUNK], ["EVALSHA", RECORD_TAIL]
+    assert [command.split()[:2] for command in redis] == [*[chunk] * 4, tail, *[chunk] * 3, tail]
 
 
 async def test_an_append_to_what_is_no_upload_any_more_is_looked_up(stack: Stack) -> None:
@@ -119,8 +121,10 @@ async def test_an_append_to_what_is_no_upload_any_more_is_looked_up(stack: Stack
 
 
 @pytest.mark.parametrize("by", ["md5", "id"])
-async def test_a_file_of_one_chunk_costs_two_looks_and_two_commits(make_stack_on: MakeStack, by: str) -> None:
-    async with make_stack_on() as stack:
+async def test_a_file_of_one_chunk_costs_two_looks_and_two_commits(
+    make_stack_on: MakeStack, clock: ManualClock, by: str
+) -> None:
+    async with make_stack_on(clock=clock) as stack:  # the room of the disk is known for a moment, which does not pass
         before, small = Content(1000, seed=1), Content(1000, seed=2)
         await stack.open(before)  # so that the user, and the room of the disk, are known
         await stack.put(before, 0)

@@ -1,11 +1,14 @@
-"""`PUT /files/{md5}/chunks/{n}`: every answer of its table."""
+"""`PUT /files/{md5}/chunks/{n}`, asking where an upload stands, asking for the merge again, cancelling: every answer of
+their tables; and the lists of a user's uploads."""
 
 import asyncio
 import base64
 import errno
 import hashlib
 from collections.abc import AsyncIterator
+from typing import Any
 
+import httpx2
 import pytest
 
 from tests.conftest import MakeStack
@@ -16,14 +19,47 @@ from tests.support.merging import merge_held_up
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
-from tests.support.stalling import send_stalled
-from tests.support.waiting import PATIENCE_SECONDS
-from uploader.domain.upload import Upload
-from uploader.service.results import Target
+from tests.support.waiting import eventually
+from uploader.service.chunk import Stored
 
 CONTENT = Content(200 * KIB)  # four chunks, the last one shorter
 URL = f"/files/{CONTENT.md5}"
 DAY = 86400
+
+
+@pytest.fixture
+async def opened(stack: Stack) -> Stack:
+    """With an open upload of CONTENT."""
+    await stack.open(CONTENT)
+    return stack
+
+
+async def _upload(stack: Stack) -> dict[str, Any]:
+    upload: dict[str, Any] = (await stack.client.get(URL)).json()["upload"]
+    return upload
+
+
+async def _is_merging(stack: Stack) -> bool:
+    return bool((await stack.client.get(URL)).json()["state"] == "merging")
+
+
+WRONG_URL = f"/files/{'0' * 32}"
+
+
+async def _send_all(stack: Stack) -> int:
+    """Send every chunk; the status of the last answer."""
+    for number in range(CONTENT.chunk_count):
+        response = await stack.put(CONTENT, number)
+    return response.status_code
+
+
+async def _send_all_as_another(stack: Stack) -> httpx2.Response:
+    """To an upload of another MD5; the last answer."""
+    body = {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    await stack.client.post(WRONG_URL, json=body)
+    for number in range(CONTENT.chunk_count):
+        response = await stack.client.put(f"{WRONG_URL}/chunks/{number}", content=CONTENT.chunk(number))
+    return response
 
 
 async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
@@ -31,32 +67,27 @@ async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _content_digest(algorithm: str, content: bytes) -> str:
-    digest = hashlib.new(algorithm.replace("-", ""), content).digest()
-    return f"{algorithm}=:{base64.b64encode(digest).decode()}:"
+async def test_an_acknowledged_chunk_is_answered_with_where_the_upload_stands(opened: Stack) -> None:
+    chunk = CONTENT.chunk(2)
+    for content, duplicate in ((chunk, False), (chunk, True), (_pieces(chunk[:1000], chunk[1000:]), True)):
+        response = await opened.client.put(f"{URL}/chunks/2", content=content)
+        assert response.status_code == 200
+        assert response.json() == {
+            "state": "uploading",
+            "received_bytes": 64 * KIB,
+            "received_chunks": 1,
+            "chunk_count": 4,
+            "duplicate": duplicate,
+        }
 
 
-# Acknowledged
-
-
-async def test_an_acknowledged_chunk_is_answered_with_where_the_upload_stands(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    response = await stack.put(CONTENT, 2)
-    assert response.status_code == 200
-    assert response.json() == {
-        "state": "uploading",
-        "received_bytes": 64 * KIB,
-        "received_chunks": 1,
-        "chunk_count": 4,
-        "duplicate": False,
-    }
-
-
-async def test_chunks_come_in_any_order_and_the_last_missing_one_completes(stack: Stack) -> None:
-    await stack.open(CONTENT)
+async def test_chunks_come_in_any_order_and_the_last_missing_one_completes(opened: Stack) -> None:
     for number in (3, 0, 2):
-        assert (await stack.put(CONTENT, number)).status_code == 200
-    response = await stack.put(CONTENT, 1)
+        assert (await opened.put(CONTENT, number)).status_code == 200
+    last = CONTENT.chunk(1)
+    response = await opened.client.put(
+        f"{URL}/chunks/1", content=_pieces(last[:1000], last[1000:])
+    )  # no length is told
     assert response.status_code == 201
     body = response.json()
     assert body.keys() == {"state", "file"}
@@ -65,65 +96,37 @@ async def test_chunks_come_in_any_order_and_the_last_missing_one_completes(stack
     assert file.keys() == {"id", "name", "md5", "sha256", "size", "created_at", "modified_at", "instant"}
     assert (file["name"], file["md5"], file["sha256"]) == (CONTENT.name, CONTENT.md5, CONTENT.sha256)
     assert (file["size"], file["instant"]) == (CONTENT.size, False)
-    assert (await stack.client.get(f"/me/files/{file['id']}/content")).content == CONTENT.data
+    place = f"/me/files/{file['id']}"
+    assert (await opened.client.get(f"{place}/content")).content == CONTENT.data
+    for number, late in ((0, CONTENT.chunk(0)), (3, b"x"), (99, b"")):
+        response = await opened.client.put(f"{URL}/chunks/{number}", content=late)
+        assert (response.status_code, response.json()) == (200, {"state": "complete", "file": file})
+    await opened.client.delete(place)
+    problem(await opened.put(CONTENT, 0), 404, "upload-not-found")
 
 
-async def test_chunks_come_in_parallel_and_one_of_them_completes(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    answers = await asyncio.gather(*(stack.put(CONTENT, number) for number in range(4)))
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200, 200, 200, 201]
-    assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
+async def test_chunks_come_in_parallel_and_one_of_them_completes(opened: Stack) -> None:
+    answers = await asyncio.gather(*(opened.put(CONTENT, number) for number in range(4)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
+    assert await opened.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
-async def test_the_same_chunk_again_is_a_duplicate_whatever_it_holds(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    await stack.put(CONTENT, 0)
+async def test_the_same_chunk_again_is_a_duplicate_whatever_it_holds(opened: Stack) -> None:
+    await opened.put(CONTENT, 0)
     for body in (CONTENT.chunk(0), bytes(64 * KIB), b"", b"x", bytes(65 * KIB)):
-        response = await stack.client.put(f"{URL}/chunks/0", content=body)
+        response = await opened.client.put(f"{URL}/chunks/{'0' * 500}", content=body)
         assert response.status_code == 200
         answer = response.json()
         assert (answer["duplicate"], answer["received_bytes"], answer["received_chunks"]) == (True, 64 * KIB, 1)
     for number in (1, 2, 3):
-        response = await stack.put(CONTENT, number)
+        response = await opened.put(CONTENT, number)
     assert response.json()["file"]["sha256"] == CONTENT.sha256
 
 
-async def test_the_same_chunk_in_parallel_counts_once(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    answers = await asyncio.gather(*(stack.put(CONTENT, 0) for _ in range(5)))
+async def test_the_same_chunk_in_parallel_counts_once(opened: Stack) -> None:
+    answers = await asyncio.gather(*(opened.put(CONTENT, 0) for _ in range(5)))
     assert sorted(answer.json()["duplicate"] for answer in answers) == [False, True, True, True, True]
     assert {answer.json()["received_bytes"] for answer in answers} == {64 * KIB}
-
-
-async def test_leading_zeros_do_not_make_another_chunk(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    await stack.put(CONTENT, 3)
-    response = await stack.client.put(f"{URL}/chunks/{'0' * 500}3", content=CONTENT.chunk(3))
-    assert response.json()["duplicate"] is True
-
-
-async def test_a_chunk_of_a_completed_upload_is_answered_with_the_file(stack: Stack) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
-    for number, body in ((0, CONTENT.chunk(0)), (3, b"x"), (99, b"")):
-        response = await stack.client.put(f"{URL}/chunks/{number}", content=body)
-        assert (response.status_code, response.json()) == (200, {"state": "complete", "file": file})
-
-
-async def test_a_chunk_of_a_completed_upload_whose_file_was_deleted_is_not_found(stack: Stack) -> None:
-    file = (await stack.upload(CONTENT)).json()["file"]
-    await stack.client.delete(f"/me/files/{file['id']}")
-    problem(await stack.put(CONTENT, 0), 404, "upload-not-found")
-
-
-async def test_a_body_without_a_declared_length_is_taken(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    chunk = CONTENT.chunk(0)
-    response = await stack.client.put(f"{URL}/chunks/0", content=_pieces(chunk[:1000], chunk[1000:]))
-    assert (response.status_code, response.json()["received_bytes"]) == (200, 64 * KIB)
-
-
-# Merging
 
 
 async def test_while_the_merge_takes_longer_the_answer_is_to_come_back(make_stack: MakeStack) -> None:
@@ -142,38 +145,44 @@ async def test_while_the_merge_takes_longer_the_answer_is_to_come_back(make_stac
             assert body["upload"]["missing"] == []
             for number in (0, 3):
                 assert (await stack.put(CONTENT, number)).status_code == 202
+            merge = await stack.client.post(f"{URL}/merge")
+            assert (merge.status_code, merge.headers["location"], merge.json()["state"]) == (202, URL, "merging")
+            assert int(merge.headers["retry-after"]) > 0
+            reopened = await stack.open(CONTENT)
+            assert (reopened.status_code, reopened.json()["state"]) == (200, "merging")
+            states = await stack.client.post("/files/status", json={"md5s": [CONTENT.md5]})
+            assert states.json() == {CONTENT.md5: {"state": "merging"}}
             by_id = await stack.client.put(f"/uploads/{upload['id']}/chunks/0", content=CONTENT.chunk(0))
             assert (by_id.status_code, by_id.headers["location"]) == (202, f"/uploads/{upload['id']}")
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (answer := (await stack.client.get(URL)).json())["state"] == "merging":
-                await asyncio.sleep(0.02)
-        assert answer["file"]["sha256"] == CONTENT.sha256
+
+        async def is_complete() -> bool:
+            return bool((await stack.client.get(URL)).json()["state"] == "complete")
+
+        await eventually(is_complete)
+        assert (await stack.client.get(URL)).json()["file"]["sha256"] == CONTENT.sha256
         assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
 @pytest.mark.parametrize("digest", ["md5", "sha256"])
-async def test_wrong_bytes_are_refused_at_the_merge_and_give_everything_back(
-    make_stack_on: MakeStack, digest: str
-) -> None:
-    async with make_stack_on() as stack:
-        actual = {"md5": CONTENT.md5, "sha256": CONTENT.sha256}[digest]
-        wrong = "0" * len(actual)
-        url = f"/files/{wrong if digest == 'md5' else CONTENT.md5}"
-        opening = {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-        await stack.client.post(url, json=opening | ({} if digest == "md5" else {"sha256": wrong}))
-        for number in range(4):
-            response = await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number))
-        body = problem(response, 422, f"{digest}-mismatch")
-        assert (body["expected"], body["actual"]) == (wrong, actual)
-        assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
-        assert stack.bytes_on_disk() == []
-        for gone in (
-            await stack.client.get(url),
-            await stack.client.put(f"{url}/chunks/0", content=CONTENT.chunk(0)),
-            await stack.client.post(f"{url}/merge"),
-        ):
-            assert problem(gone, 410, "upload-gone")["reason"] == f"{digest}-mismatch"
-        assert (await stack.client.post(url, json=opening)).status_code == 201
+async def test_wrong_bytes_are_refused_at_the_merge_and_give_everything_back(stack: Stack, digest: str) -> None:
+    actual = {"md5": CONTENT.md5, "sha256": CONTENT.sha256}[digest]
+    wrong = "0" * len(actual)
+    url = f"/files/{wrong if digest == 'md5' else CONTENT.md5}"
+    opening = {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    await stack.client.post(url, json=opening | ({} if digest == "md5" else {"sha256": wrong}))
+    for number in range(4):
+        response = await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number))
+    body = problem(response, 422, f"{digest}-mismatch")
+    assert (body["expected"], body["actual"]) == (wrong, actual)
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    assert stack.bytes_on_disk() == []
+    for gone in (
+        await stack.client.get(url),
+        await stack.client.put(f"{url}/chunks/0", content=CONTENT.chunk(0)),
+        await stack.client.post(f"{url}/merge"),
+    ):
+        assert problem(gone, 410, "upload-gone")["reason"] == f"{digest}-mismatch"
+    assert (await stack.client.post(url, json=opening)).status_code == 201
 
 
 async def test_bytes_lost_on_disk_make_chunks_missing_again(stack: Stack) -> None:
@@ -183,9 +192,7 @@ async def test_bytes_lost_on_disk_make_chunks_missing_again(stack: Stack) -> Non
     await stack.services.storage.drain()
     async with merge_held_up(stack, upload["id"]):
         last = asyncio.create_task(stack.put(CONTENT, 3))
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (await stack.client.get(URL)).json()["state"] != "merging":
-                await asyncio.sleep(0.01)
+        await eventually(lambda: _is_merging(stack))
         (chunk_map,) = (stack.data / "temp").rglob("map")
         with chunk_map.open("r+b") as file:  # as if the record of chunk 1 had been lost
             file.seek(128 + 8)
@@ -195,38 +202,9 @@ async def test_bytes_lost_on_disk_make_chunks_missing_again(stack: Stack) -> Non
     assert (await stack.put(CONTENT, 1)).json()["file"]["sha256"] == CONTENT.sha256
 
 
-# Not there
-
-
-async def test_a_chunk_of_an_upload_that_was_never_opened_is_not_found(stack: Stack) -> None:
-    problem(await stack.put(CONTENT, 0), 404, "upload-not-found")
-
-
-async def test_a_chunk_of_a_cancelled_upload_is_gone(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    await stack.client.delete(URL)
-    assert problem(await stack.put(CONTENT, 0), 410, "upload-gone")["reason"] == "cancelled"
-
-
-async def test_a_chunk_of_an_expired_upload_is_gone_until_it_is_forgotten(
-    make_stack: MakeStack, clock: ManualClock
-) -> None:
-    async with make_stack(clock=clock) as stack:
-        await stack.open(CONTENT)
-        await stack.put(CONTENT, 0)
-        clock.advance(8 * DAY)
-        upload = await stack.services.uploads.find(Target("alice", CONTENT.md5))
-        assert isinstance(upload, Upload)
-        assert await stack.services.closers.expire(upload, 7 * DAY)
-        assert problem(await stack.put(CONTENT, 1), 410, "upload-gone")["reason"] == "expired"
-        assert problem(await stack.client.get(URL), 410, "upload-gone")["reason"] == "expired"
-        assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
-        clock.advance(31 * DAY)
-        problem(await stack.client.get(URL), 404, "upload-not-found")
-        problem(await stack.put(CONTENT, 1), 404, "upload-not-found")
-
-
 async def test_an_id_keeps_a_late_chunk_from_a_later_upload(stack: Stack) -> None:
+    other = (await stack.open(Content(1000, seed=1))).json()["upload"]["id"]
+    problem(await stack.put(CONTENT, 0, params={"id": other}), 404, "upload-not-found")
     first = (await stack.open(CONTENT)).json()["upload"]["id"]
     assert (await stack.put(CONTENT, 0, params={"id": first})).status_code == 200
     await stack.client.delete(URL)
@@ -236,161 +214,221 @@ async def test_an_id_keeps_a_late_chunk_from_a_later_upload(stack: Stack) -> Non
     problem(await stack.put(CONTENT, 0, params={"id": "0" * 32}), 410, "upload-gone")
     assert (await stack.client.get(URL)).json()["upload"]["received_bytes"] == 0
     assert (await stack.put(CONTENT, 0, params={"id": second})).status_code == 200
-    problem(await stack.put(CONTENT, 0, params={"id": "x" * 65}), 422, "invalid-request")
-    problem(await stack.put(CONTENT, 0, params={"id": [first, second]}), 422, "invalid-request")
+    for wrong in ("x" * 65, [first, second]):
+        problem(await stack.put(CONTENT, 0, params={"id": wrong}), 422, "invalid-request")
 
 
-async def test_an_id_of_another_md5_is_not_taken_for_this_one(stack: Stack) -> None:
-    other = (await stack.open(Content(1000, seed=1))).json()["upload"]["id"]
-    problem(await stack.put(CONTENT, 0, params={"id": other}), 404, "upload-not-found")
-
-
-# Refused
-
-
-@pytest.mark.parametrize("number", ["-1", "+1", "1.0", "1e0", "0x1", "x", "%20", "1%20", "1%0A", "٣", "²"])
-async def test_what_is_no_chunk_number_is_refused(stack: Stack, number: str) -> None:
-    await stack.open(CONTENT)
-    response = await stack.client.put(f"{URL}/chunks/{number}", content=CONTENT.chunk(0))
-    problem(response, 422, "chunk-number-out-of-range")
-
-
-@pytest.mark.parametrize("number", ["4", "5", "99999999999999999999", "9" * 5000])
-async def test_a_chunk_number_beyond_the_last_is_refused(stack: Stack, number: str) -> None:
-    await stack.open(CONTENT)
-    response = await stack.client.put(f"{URL}/chunks/{number}", content=CONTENT.chunk(0))
-    problem(response, 422, "chunk-number-out-of-range")
-
-
-@pytest.mark.parametrize(
-    ("number", "length"), [(0, 0), (0, 64 * KIB - 1), (0, 64 * KIB + 1), (3, 64 * KIB), (3, 8 * KIB - 1)]
-)
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_wrong_length_is_refused_and_nothing_counts(
-    stack: Stack, number: int, length: int, declared: bool
-) -> None:
-    await stack.open(CONTENT)
-    expected = len(CONTENT.chunk(number))
-    body = bytes(length) if declared else _pieces(bytes(min(length, expected)), bytes(max(0, length - expected)))
-    response = await stack.client.put(f"{URL}/chunks/{number}", content=body)
-    answer = problem(response, 422, "chunk-length-mismatch")
-    assert (answer["expected"], answer["received"]) == (expected, length)
-    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 3]]
+async def test_a_wrong_length_is_refused_and_nothing_counts(opened: Stack, declared: bool) -> None:
+    for number, length in ((0, 0), (0, 64 * KIB - 1), (0, 64 * KIB + 1), (3, 64 * KIB), (3, 8 * KIB - 1)):
+        expected = len(CONTENT.chunk(number))
+        body = bytes(length) if declared else _pieces(bytes(min(length, expected)), bytes(max(0, length - expected)))
+        response = await opened.client.put(f"{URL}/chunks/{number}", content=body)
+        answer = problem(response, 422, "chunk-length-mismatch")
+        assert (answer["expected"], answer["received"]) == (expected, length)
+        assert (await _upload(opened))["missing"] == [[0, 3]]
 
 
-@pytest.mark.parametrize("algorithm", ["md5", "sha-256"])
-async def test_a_matching_digest_is_accepted_and_another_one_refused(stack: Stack, algorithm: str) -> None:
-    await stack.open(CONTENT)
-    wrong = _content_digest(algorithm, b"other")
-    body = problem(await stack.put(CONTENT, 0, headers={"Content-Digest": wrong}), 422, "digest-mismatch")
-    assert body["retryable"] is True
-    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 3]]
-    right = _content_digest(algorithm, CONTENT.chunk(0))
-    response = await stack.put(CONTENT, 0, headers={"Content-Digest": f"crc32c=:AAAAAA==:, {right}"})
-    assert (response.status_code, response.json()["duplicate"]) == (200, False)
+async def test_a_matching_digest_is_accepted_and_any_other_one_refused(opened: Stack) -> None:
+    def digests(content: bytes) -> list[dict[str, str]]:
+        md5 = base64.b64encode(hashlib.md5(content).digest()).decode()
+        sha256 = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        unknown = "crc32c=:AAAAAA==:"
+        return [
+            {"Content-MD5": md5},
+            {"Content-Digest": f"{unknown}, md5=:{md5}:"},
+            {"Content-Digest": f"{unknown}, sha-256=:{sha256}:"},
+        ]
 
-
-async def test_a_matching_content_md5_is_accepted_and_another_one_refused(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    for content, status in ((b"other", 422), (CONTENT.chunk(0), 200)):
-        digest = base64.b64encode(hashlib.md5(content).digest()).decode()
-        assert (await stack.put(CONTENT, 0, headers={"Content-MD5": digest})).status_code == status
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Content-MD5": "nonsense"},
-        {"Content-MD5": ""},
-        {"Content-MD5": "YWJj"},
-        {"Content-MD5": CONTENT.md5},
-        {"Content-Digest": "md5=nonsense"},
-        {"Content-Digest": "md5=:nonsense:"},
-        {"Content-Digest": "sha-256=:YWJj:"},
-        {"Content-Digest": "nonsense"},
-    ],
-)
-async def test_a_malformed_digest_is_refused(stack: Stack, headers: dict[str, str]) -> None:
-    await stack.open(CONTENT)
-    problem(await stack.put(CONTENT, 0, headers=headers), 422, "digest-mismatch")
-
-
-async def test_an_unknown_digest_algorithm_is_ignored(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    response = await stack.put(CONTENT, 0, headers={"Content-Digest": "sha-512=:YWJj:, unixsum=:AA==:"})
-    assert response.status_code == 200
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "x"])
-async def test_an_encoded_body_is_refused(stack: Stack, encoding: str) -> None:
-    await stack.open(CONTENT)
-    response = await stack.put(CONTENT, 0, headers={"Content-Encoding": encoding})
-    problem(response, 415, "unsupported-media-type")
-
-
-# Limits and faults
-
-
-async def test_a_body_that_stands_still_is_given_up(make_stack: MakeStack) -> None:
-    async with make_stack(body_idle_timeout_seconds=0.1) as stack:
-        await stack.open(CONTENT)
-        response = await send_stalled(stack.client, "PUT", f"{URL}/chunks/0", CONTENT.chunk(0)[:1000])
-        assert problem(response, 408, "body-timeout")["retryable"] is True
-        assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 3]]
-        assert (await stack.put(CONTENT, 0)).json()["duplicate"] is False
-
-
-async def test_too_many_chunks_of_one_user_at_once_are_refused(make_stack: MakeStack) -> None:
-    started, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow() -> AsyncIterator[bytes]:
-        yield CONTENT.chunk(0)[:1000]
-        started.set()
-        await go_on.wait()
-        yield CONTENT.chunk(0)[1000:]
-
-    async with make_stack(max_concurrent_chunks=1) as stack:
-        bob = await stack.client_of("bob")
-        await stack.open(CONTENT)
-        await stack.open(CONTENT, bob)
-        first = asyncio.create_task(stack.client.put(f"{URL}/chunks/0", content=slow()))
-        await started.wait()
-        refused = await stack.put(CONTENT, 1)
-        assert problem(refused, 429, "too-many-requests")["limit"] == 1
-        assert int(refused.headers["retry-after"]) > 0
-        assert (await stack.put(CONTENT, 1, bob)).status_code == 200
-        go_on.set()
-        assert (await first).status_code == 200
-        assert (await stack.put(CONTENT, 1)).status_code == 200
-
-
-async def test_a_disk_that_is_full_in_a_write_is_told_and_nothing_counts(stack: Stack) -> None:
-    await stack.open(CONTENT)
-    await stack.put(CONTENT, 0)
-    for error_number in (errno.ENOSPC, errno.EDQUOT):
-        with failing_call("pwrite", error_number, only=lambda path: path.name == "data"):
-            response = await stack.put(CONTENT, 1)
-        assert problem(response, 507, "storage-full")["retryable"] is True
-    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[1, 3]]
-    assert (await stack.put(CONTENT, 1)).json()["duplicate"] is False
-
-
-async def test_a_disk_that_is_full_at_the_merge_is_told_and_the_merge_can_be_repeated(stack: Stack) -> None:
-    await stack.open(CONTENT)
+    for wrong in digests(b"other"):
+        body = problem(await opened.put(CONTENT, 0, headers=wrong), 422, "digest-mismatch")
+        assert body["retryable"] is True
+    assert (await _upload(opened))["missing"] == [[0, 3]]
     for number in range(3):
-        await stack.put(CONTENT, number)
-    with failing_call("link", errno.ENOSPC) as fault:
-        response = await stack.put(CONTENT, 3)
-    assert fault.hits == 1
-    problem(response, 507, "storage-full")
-    assert (await stack.client.get(URL)).json()["state"] == "merging"
-    assert (await stack.client.post(f"{URL}/merge")).status_code == 201
+        right = digests(CONTENT.chunk(number))[number]
+        assert (await opened.put(CONTENT, number, headers=right)).json()["duplicate"] is False
 
 
-async def test_without_redis_no_chunk_is_acknowledged(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
+async def test_a_disk_that_is_full_in_a_write_is_told_and_nothing_counts(opened: Stack) -> None:
+    await opened.put(CONTENT, 0)
+    for call, error_number, status, code in (
+        ("pwrite", errno.ENOSPC, 507, "storage-full"),
+        ("pwrite", errno.EDQUOT, 507, "storage-full"),
+        ("fdatasync", errno.EIO, 503, "unavailable"),
+    ):
+        only = (lambda path: path.name == "data") if call == "pwrite" else (lambda _: True)
+        with failing_call(call, error_number, only=only):
+            response = await opened.put(CONTENT, 1)
+        assert problem(response, status, code)["retryable"] is True
+        assert str(opened.data) not in response.text
+        assert (await _upload(opened))["missing"] == [[1, 3]]
+    assert (await opened.put(CONTENT, 1)).json()["duplicate"] is False
+
+
+async def test_a_chunk_puts_off_the_expiry(make_stack: MakeStack) -> None:
+    async with make_stack(upload_expiry_seconds=DAY) as stack:
+        opened = (await stack.open(CONTENT)).json()["upload"]
+        await stack.put(CONTENT, 0)
+        later = (await stack.client.get(URL)).json()["upload"]
+        assert opened["created_at"] == later["created_at"] < opened["expires_at"] < later["expires_at"]
+
+
+async def test_a_finished_file_is_what_an_md5_stands_for(stack: Stack) -> None:
+    first = (await stack.upload(CONTENT)).json()["file"]
+    problem(await stack.client.delete(URL), 404, "upload-not-found")
+    for _ in range(2):
+        for response in (await stack.client.get(URL), await stack.client.post(f"{URL}/merge")):
+            assert (response.status_code, response.json()) == (200, {"state": "complete", "file": first})
+    newest = (await stack.open(CONTENT, name="newest")).json()["file"]
+    assert (await stack.client.get(URL)).json() == {"state": "complete", "file": newest}
+    for file in (first, newest):
+        assert (await stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
+    problem(await stack.client.get(URL), 404, "upload-not-found")
+
+
+async def test_what_there_is_of_an_upload_is_told_to_each_method(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock, closed_retention_seconds=10 * DAY) as stack:
+
+        async def told(status: int, code: str) -> None:
+            for answer in (await stack.client.get(URL), await stack.client.post(f"{URL}/merge")):
+                reason = problem(answer, status, code).get("reason")
+                assert reason == ("cancelled" if status == 410 else None)
+            assert (await stack.client.head(URL)).status_code == status
+            problem(await stack.client.delete(URL), 404, "upload-not-found")
+
+        await told(404, "upload-not-found")
+        await stack.open(CONTENT)
+        assert (await stack.client.head(URL)).status_code == 200
+        await stack.client.delete(URL)
+        await told(410, "upload-gone")
+        clock.advance(9 * DAY)
+        await told(410, "upload-gone")
+        clock.advance(2 * DAY)
+        await told(404, "upload-not-found")
+
+
+async def test_without_redis_the_disk_answers(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
     async with make_stack(redis_url=own_redis.url) as stack:
         await stack.open(CONTENT)
+        await stack.put(CONTENT, 0)
         own_redis.kill()
-        response = await stack.put(CONTENT, 0)
-        assert problem(response, 503, "unavailable")["retryable"] is True
-        assert int(response.headers["retry-after"]) > 0
+        assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[1, 3]]
+
+
+async def test_an_open_upload_says_what_is_missing(opened: Stack) -> None:
+    await opened.put(CONTENT, 1)
+    upload = await _upload(opened)
+    assert (upload["missing"], upload["received_bytes"]) == ([[0, 0], [2, 3]], 64 * KIB)
+    assert "merged_bytes" not in upload
+    body = problem(await opened.client.post(f"{URL}/merge"), 409, "chunks-missing")
+    assert body["missing"] == [[0, 0], [2, 3]]
+    await opened.put(CONTENT, 3)
+    assert (await _upload(opened))["missing"] == [[0, 0], [2, 2]]
+
+
+@pytest.mark.parametrize(("error_number", "status"), [(errno.EIO, 503), (errno.ENOSPC, 507)])
+async def test_a_merge_that_failed_on_the_way_is_carried_out_when_asked_again(
+    opened: Stack, error_number: int, status: int
+) -> None:
+    with failing_call("link", error_number) as fault:  # when the blob is placed
+        assert await _send_all(opened) == status
+    assert fault.hits == 1
+    assert await _is_merging(opened)
+    response = await opened.client.post(f"{URL}/merge")
+    assert response.status_code == 201
+    assert response.json()["file"]["sha256"] == CONTENT.sha256
+    assert await opened.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
+
+
+async def test_who_sent_the_last_chunk_of_wrong_bytes_is_told_so_however_fast_the_merge_was(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiving = stack.services.receiving
+    real = receiving.acknowledge
+
+    async def is_closed() -> bool:
+        return (await stack.client.get(WRONG_URL)).status_code == 410
+
+    async def acknowledge_late(stored: Stored) -> bool:
+        new = await real(stored)
+        if stored.result.settled:
+            await eventually(is_closed)
+        return new
+
+    monkeypatch.setattr(receiving, "acknowledge", acknowledge_late)
+    last = await _send_all_as_another(stack)
+    assert problem(last, 422, "md5-mismatch")["actual"] == CONTENT.md5
+    again = await stack.client.put(f"{WRONG_URL}/chunks/3", content=CONTENT.chunk(3))
+    assert problem(again, 410, "upload-gone")["reason"] == "md5-mismatch"
+
+
+async def test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone(stack: Stack) -> None:
+    # So the last chunk does not get as far as comparing.
+    with failing_call("pwrite", errno.EIO, times=None, only=lambda path: path.name == "digest"):
+        await _send_all_as_another(stack)
+    refused = problem(await stack.client.post(f"{WRONG_URL}/merge"), 422, "md5-mismatch")
+    assert (refused["expected"], refused["actual"]) == ("0" * 32, CONTENT.md5)
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    gone = await stack.client.post(f"{WRONG_URL}/merge")
+    assert problem(gone, 410, "upload-gone")["reason"] == "md5-mismatch"
+
+
+async def test_cancelling_frees_the_bytes_and_the_quota_and_a_late_one_is_of_its_id(stack: Stack) -> None:
+    first = (await stack.open(CONTENT)).json()["upload"]["id"]
+    await stack.put(CONTENT, 0)
+    response = await stack.client.delete(URL)
+    assert (response.status_code, response.content) == (204, b"")
+    assert stack.bytes_on_disk() == []
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    reopened = await stack.open(CONTENT)
+    second = reopened.json()["upload"]["id"]
+    assert (reopened.status_code, second != first) == (201, True)
+    problem(await stack.client.delete(URL, params={"id": first}), 410, "upload-gone")
+    assert (await stack.client.get(URL)).json()["upload"]["id"] == second
+    assert (await stack.client.delete(URL, params={"id": second})).status_code == 204
+    await stack.open(CONTENT)
+    assert await _send_all(stack) == 201
+
+
+async def test_cancelling_while_merging_wins(stack: Stack) -> None:
+    upload = (await stack.open(CONTENT)).json()["upload"]
+    async with merge_held_up(stack, upload["id"]):
+        sending = asyncio.create_task(_send_all(stack))
+        await eventually(lambda: _is_merging(stack))
+        assert (await stack.client.delete(URL)).status_code == 204
+    assert await sending == 410
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    assert stack.bytes_on_disk() == []
+
+
+async def test_open_uploads_are_listed_newest_first(stack: Stack) -> None:
+    contents = [Content(1000, seed=seed, name=f"{seed}") for seed in range(3)]
+    for content in contents:
+        await stack.open(content)
+    by_id = await stack.client.post("/uploads", json={"name": "by id", "size": 5})
+    await stack.client.delete(f"/files/{contents[1].md5}")
+    uploads = (await stack.client.get("/uploads")).json()["uploads"]
+    assert [upload["name"] for upload in uploads] == ["by id", "2", "0"]
+    assert uploads[0] == by_id.json()["upload"]
+    assert uploads[0]["md5"] is None
+
+
+async def test_the_states_of_many_md5s_are_told_at_once(stack: Stack) -> None:
+    finished, open_, cancelled = (Content(100 * KIB, seed=seed) for seed in range(3))
+    await stack.upload(finished)
+    await stack.open(open_)
+    await stack.open(cancelled)
+    await stack.client.delete(f"/files/{cancelled.md5}")
+    md5s = [finished.md5, open_.md5.upper(), cancelled.md5, "0" * 32, finished.md5]
+    response = await stack.client.post("/files/status", json={"md5s": md5s})
+    assert response.status_code == 200
+    assert response.json() == {
+        finished.md5: {"state": "complete"},
+        open_.md5: {"state": "uploading"},
+        cancelled.md5: {"state": "absent"},
+        "0" * 32: {"state": "absent"},
+    }
+    assert (await stack.client.post("/files/status", json={"md5s": []})).json() == {}
+    thousand = [f"{number:032x}" for number in range(1000)]
+    answer = (await stack.client.post("/files/status", json={"md5s": thousand})).json()
+    assert list(answer) == thousand

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.deltas import copied, literal, read_signature
-from tests.support.faults import Call, failing_call, intercepting
+from tests.support.faults import failing_call
 from tests.support.layout import blob_path
 from tests.support.problems import problem
 from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.domain import delta
 from uploader.service.delta import DeltaBases
 from uploader.storage.base import Found
@@ -38,293 +40,245 @@ class Changed(Content):
 
 
 CONTENT = Changed(100 * KIB, name="folder/file.bin")
+URL = f"/files/{CONTENT.md5}"
 FIRST = literal(b"new") + copied(0, CHUNK - 3)
 LAST = copied(CHUNK - 3, 36 * KIB)
 
 
-async def base_of(stack: Stack, content: Content = BASE) -> str:
-    file_id: str = (await stack.upload(content)).json()["file"]["id"]
-    return file_id
+@dataclass
+class Base:
+    """A file, and an open upload that is to be made of it."""
+
+    stack: Stack
+    file_id: str
+
+    async def put(self, number: int, body: bytes | AsyncIterator[bytes], **headers: str) -> httpx2.Response:
+        url = f"{URL}/chunks/{number}"
+        return await self.stack.client.put(url, params={"base": self.file_id}, content=body, headers=headers)
+
+    async def signature(self) -> httpx2.Response:
+        return await self.stack.client.get(f"/me/files/{self.file_id}/signature")
+
+    async def signed(self) -> bytes:
+        response = await self.signature()
+        assert response.status_code == 200
+        return response.content
+
+    async def is_damaged(self) -> bool:
+        return (await self.stack.client.get(f"/me/files/{self.file_id}")).json().get("damaged") is True
+
+    async def received_bytes(self) -> int:
+        received: int = (await self.stack.client.get(URL)).json()["upload"]["received_bytes"]
+        return received
+
+    @property
+    def blob(self) -> Path:
+        return blob_path(self.stack.data, BASE.sha256)
+
+    @property
+    def kept_signature(self) -> Path:
+        return self.blob.with_name(f"{self.blob.name}.signature")
 
 
-async def put(stack: Stack, number: int, file_id: str, body: bytes, **headers: str) -> httpx2.Response:
-    url = f"/files/{CONTENT.md5}/chunks/{number}"
-    return await stack.client.put(url, params={"base": file_id}, content=body, headers=headers)
+async def base_on(stack: Stack, content: Content = BASE) -> Base:
+    file_id = (await stack.upload(content)).json()["file"]["id"]
+    await stack.open(CONTENT)
+    return Base(stack, file_id)
 
 
-# Signatures
+@pytest.fixture
+async def base(stack: Stack) -> Base:
+    return await base_on(stack)
 
 
-async def test_a_signature_tells_the_pieces_of_a_file(stack: Stack) -> None:
-    content = Content(3 * MIB)
-    url = f"/me/files/{await base_of(stack, content)}/signature"
-    response = await stack.client.get(url)
-    assert response.status_code == 200
-    head, pieces = read_signature(response.content)
+class Counted:
+    """How often something was called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
+        self.calls = 0
+        real = getattr(place, name)
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(place, name, counting)
+
+
+@pytest.mark.parametrize("size", [0, 3 * MIB])
+async def test_a_signature_tells_the_pieces_of_a_file(stack: Stack, size: int) -> None:
+    content = Content(size)
+    base = await base_on(stack, content)
+    signature = await base.signed()
+    head, pieces = read_signature(signature)
     assert (head["size"], head["sha256"]) == (content.size, content.sha256)
     at = 0
     for length, hashed in pieces:
         assert hashed == hashlib.sha256(content.data[at : at + length]).digest()[:16]
         at += length
     assert at == content.size
-    assert (await stack.client.get(url)).content == response.content
-    told = await stack.client.head(url)
-    assert (told.status_code, told.headers["content-length"]) == (200, str(len(response.content)))
+    assert await base.signed() == signature
+    told = await stack.client.head(f"/me/files/{base.file_id}/signature")
+    assert (told.status_code, told.headers["content-length"]) == (200, str(len(signature)))
 
 
-async def test_a_file_without_bytes_has_a_signature_without_pieces(stack: Stack) -> None:
-    response = await stack.open(Content(0))
-    signature = await stack.client.get(f"/me/files/{response.json()['file']['id']}/signature")
-    head, pieces = read_signature(signature.content)
-    assert (head["size"], pieces) == (0, [])
-
-
-def signature_path(stack: Stack, content: Content = BASE) -> Path:
-    path = blob_path(stack.data, content.sha256)
-    return path.with_name(f"{path.name}.signature")
-
-
-async def test_a_kept_signature_that_is_damaged_is_made_anew(stack: Stack) -> None:
-    url = f"/me/files/{await base_of(stack)}/signature"
-    whole = (await stack.client.get(url)).content
-    path = signature_path(stack)
+async def test_a_kept_signature_that_is_damaged_is_made_anew(base: Base) -> None:
+    whole = await base.signed()
+    path = base.kept_signature
     kept = path.read_bytes()
     for damaged in (b"", kept[:20], kept[:-1], kept[:-30] + b"x" + kept[-29:], kept.replace(b"e 1", b"e 2", 1)):
         path.write_bytes(damaged)
-        assert (await stack.client.get(url)).content == whole
-        assert path.read_bytes() == kept
+        assert (await base.signed(), path.read_bytes()) == (whole, kept)
     for name in ("pipe", "socket"):
         NO_FILES[name](path)
-        assert (await stack.client.get(url)).content == whole
-        assert path.read_bytes() == kept
+        assert (await base.signed(), path.read_bytes()) == (whole, kept)
 
 
 async def test_a_signature_that_is_asked_for_by_many_is_computed_once(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+    base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"/me/files/{await base_of(stack)}/signature"
-    computed = 0
-    real = delta.pieces_of
-
-    def counting(*arguments: object) -> object:
-        nonlocal computed
-        computed += 1
-        return real(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(delta, "pieces_of", counting)
-    answers = await asyncio.gather(*(stack.client.get(url) for _ in range(8)))
-    assert {answer.status_code for answer in answers} == {200}
-    assert computed == 1
+    computed = Counted(monkeypatch, delta, "pieces_of")
+    assert len({await each for each in asyncio.as_completed([base.signed() for _ in range(8)])}) == 1
+    assert computed.calls == 1
 
 
 async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+    base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"/me/files/{await base_of(stack)}/signature"
     first_looked, second_answered = threading.Event(), threading.Event()
-    real_kept, real_pieces = Store._kept_signature, delta.pieces_of
-    computed = 0
+    real_kept = Store._kept_signature
+    computed = Counted(monkeypatch, delta, "pieces_of")
 
     def slow_at_first(self: Store, found: Found) -> bytes | None:
         kept = real_kept(self, found)
         if not first_looked.is_set():
             first_looked.set()
-            assert second_answered.wait(30)
+            assert second_answered.wait(PATIENCE_SECONDS)
         return kept
 
-    def counting(*arguments: Any) -> object:
-        nonlocal computed
-        computed += 1
-        return real_pieces(*arguments)
-
     monkeypatch.setattr(Store, "_kept_signature", slow_at_first)
-    monkeypatch.setattr(delta, "pieces_of", counting)
-    first = asyncio.create_task(stack.client.get(url))
-    assert await asyncio.to_thread(first_looked.wait, 30)
-    second = await stack.client.get(url)
+    first = asyncio.create_task(base.signed())
+    assert await asyncio.to_thread(first_looked.wait, PATIENCE_SECONDS)
+    second = await base.signed()
     second_answered.set()
-    assert (await first).content == second.content
-    assert computed == 1
+    assert await first == second
+    assert computed.calls == 1
 
 
-async def test_a_signature_goes_with_its_blob(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.client.get(f"/me/files/{file_id}/signature")
-    assert signature_path(stack).exists()
-    assert (await stack.client.delete(f"/me/files/{file_id}")).status_code == 204
-    assert stack.bytes_on_disk() == []
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_a_signature_goes_with_its_blob_or_is_met_by_the_cleanup_and_no_other(base: Base, is_left: bool) -> None:
+    await base.signed()
+    kept = base.kept_signature
+    assert kept.exists()
+
+    async def listed() -> list[tuple[str, bool]]:
+        return [
+            (each.name, each.is_draft) async for batch in base.stack.services.storage.list_blobs() for each in batch
+        ]
+
+    assert await listed() == [(BASE.sha256, False)]
+    if is_left:
+        base.blob.unlink()
+        assert await listed() == [(kept.name, True)]
+    else:
+        assert (await base.stack.client.delete(f"/me/files/{base.file_id}")).status_code == 204
+        assert list((base.stack.data / "blobs").rglob(f"{BASE.sha256}*")) == []
 
 
-async def test_what_is_left_of_a_signature_is_met_by_the_cleanup_and_no_other(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.client.get(f"/me/files/{file_id}/signature")
-    listed = [found async for batch in stack.services.storage.list_blobs() for found in batch]
-    assert [(found.name, found.is_draft) for found in listed] == [(BASE.sha256, False)]
-    blob_path(stack.data, BASE.sha256).unlink()
-    listed = [found async for batch in stack.services.storage.list_blobs() for found in batch]
-    assert [(found.name, found.is_draft) for found in listed] == [(signature_path(stack).name, True)]
-
-
-async def test_of_what_rotted_there_is_no_signature(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    flip_bit(blob_path(stack.data, BASE.sha256))
-    url = f"/me/files/{file_id}/signature"
+async def test_of_what_rotted_there_is_no_signature(base: Base) -> None:
+    flip_bit(base.blob)
     for _ in range(2):
-        problem(await stack.client.get(url), 409, "base-unusable")
-    assert (await stack.client.get(f"/me/files/{file_id}")).json()["damaged"] is True
-    assert not signature_path(stack).exists()
+        problem(await base.signature(), 409, "base-unusable")
+    assert await base.is_damaged()
+    assert not base.kept_signature.exists()
 
 
-async def test_there_is_a_signature_of_one_s_own_files_only(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    async with await stack.client_of("bob") as bob:
-        for each in (file_id, "0" * 32, "x"):
-            response = await bob.get(f"/me/files/{each}/signature")
-            problem(response, 404, "file-not-found")
+async def test_a_signature_or_a_base_is_of_a_file_of_one_s_own(base: Base) -> None:
+    async with await base.stack.client_of("bob") as bob:
+        bobs = (await base.stack.upload(BASE, bob)).json()["file"]["id"]
+    for each in (bobs, "0" * 32, "x"):
+        problem(await base.stack.client.get(f"/me/files/{each}/signature"), 404, "file-not-found")
+    for each in (bobs, "0" * 32, "x", ""):
+        problem(await Base(base.stack, each).put(0, FIRST), 404, "file-not-found")
+    twice = f"{URL}/chunks/0?base={bobs}&base={bobs}"
+    problem(await base.stack.client.put(twice, content=FIRST), 422, "invalid-request")
 
 
-# Chunks
+async def dripping(data: bytes) -> AsyncIterator[bytes]:
+    for at in range(len(data)):
+        yield data[at : at + 1]
 
 
-async def test_a_chunk_is_made_of_a_base_and_of_what_is_new(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
-    response = await put(stack, 0, file_id, FIRST)
-    assert response.status_code == 200
-    assert response.json() == {
-        "state": "uploading",
-        "received_bytes": CHUNK,
-        "received_chunks": 1,
-        "chunk_count": 2,
-        "duplicate": False,
-    }
-    response = await put(stack, 1, file_id, LAST)
-    assert response.status_code == 201
-    file = response.json()["file"]
-    assert file["sha256"] == CONTENT.sha256
-    assert (await stack.client.get(f"/me/files/{file['id']}/content")).content == CONTENT.data
-
-
-async def test_pieces_of_the_body_may_be_of_any_size(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
-
-    async def dripping() -> AsyncIterator[bytes]:
-        for at in range(len(FIRST)):
-            yield FIRST[at : at + 1]
-
-    url = f"/files/{CONTENT.md5}/chunks/0"
-    response = await stack.client.put(url, params={"base": file_id}, content=dripping())
-    assert response.json()["received_chunks"] == 1
-
-
-async def test_there_may_be_an_instruction_for_almost_every_byte(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
-    body = literal(b"new") + b"".join(copied(at, 1) for at in range(CHUNK - 3))
-    assert (await put(stack, 0, file_id, body)).status_code == 200
-    assert (await put(stack, 1, file_id, LAST)).json()["file"]["sha256"] == CONTENT.sha256
-
-
-async def test_a_chunk_goes_to_the_spool_where_there_is_no_memory_for_it(make_stack: MakeStack) -> None:
-    async with make_stack(body_budget_bytes=64 * KIB) as stack:
-        file_id = await base_of(stack)
-        await stack.open(CONTENT)
-        assert (await put(stack, 0, file_id, FIRST)).status_code == 200
-        assert (await put(stack, 1, file_id, LAST)).json()["file"]["sha256"] == CONTENT.sha256
+MANY = literal(b"new") + b"".join(copied(at, 1) for at in range(CHUNK - 3))
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
+    ("body", "budget_bytes"),
     [
-        (b"\x07", "invalid-delta"),
-        (FIRST[:-1], "invalid-delta"),
-        (literal(b"x" * (CHUNK - 3)) + copied(BASE.size - 2, 3), "invalid-delta"),
-        (literal(b"") * 65_537, "invalid-delta"),
-        (FIRST + literal(b"x"), "chunk-length-mismatch"),
-        (LAST, "chunk-length-mismatch"),
-        (b"", "chunk-length-mismatch"),
+        (lambda: FIRST, 512 * MIB),
+        (lambda: FIRST, 64 * KIB),
+        (lambda: dripping(FIRST), 512 * MIB),
+        (lambda: MANY, 512 * MIB),
     ],
+    ids=["at once", "in the spool", "byte by byte", "an instruction for almost every byte"],
 )
-async def test_wrong_instructions_make_no_chunk(stack: Stack, body: bytes, code: str) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
-    response = await put(stack, 0, file_id, body)
-    problem(response, 422, code)
-    assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]["received_bytes"] == 0
-    assert (await put(stack, 0, file_id, FIRST)).status_code == 200
+async def test_a_chunk_is_made_of_a_base_and_of_what_is_new(
+    make_stack: MakeStack, body: Callable[[], Any], budget_bytes: int
+) -> None:
+    async with make_stack(body_budget_bytes=budget_bytes) as stack:
+        base = await base_on(stack)
+        response = await base.put(0, body())
+        assert response.status_code == 200
+        assert response.json() == {
+            "state": "uploading",
+            "received_bytes": CHUNK,
+            "received_chunks": 1,
+            "chunk_count": 2,
+            "duplicate": False,
+        }
+        response = await base.put(1, LAST)
+        assert response.status_code == 201
+        file = response.json()["file"]
+        assert file["sha256"] == CONTENT.sha256
+        assert (await stack.client.get(f"/me/files/{file['id']}/content")).content == CONTENT.data
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"\x07", "invalid-delta"), (FIRST[:-1], "invalid-delta"), (LAST, "chunk-length-mismatch")]
+)
+async def test_wrong_instructions_make_no_chunk(base: Base, body: bytes, code: str) -> None:
+    problem(await base.put(0, body), 422, code)
+    assert await base.received_bytes() == 0
+    assert (await base.put(0, FIRST)).status_code == 200
     # What was acknowledged is a duplicate, whatever is wrong.
-    assert (await put(stack, 0, file_id, body)).json()["duplicate"] is True
+    assert (await base.put(0, body)).json()["duplicate"] is True
 
 
-async def test_a_chunk_of_too_many_places_is_not_made(stack: Stack) -> None:
-    """Nor is its base read for it, beyond the bound."""
-    base = Content(8 * MIB, seed=2)
-    file_id = await base_of(stack, base)
-    assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
-    await stack.open(CONTENT)
-    blob, lengths = blob_path(stack.data, base.sha256), [0]
-
-    def around(call: Call) -> object:
-        if call.name == "pread" and call.path == blob:
-            lengths.append(call.arguments[1])
-        return call.make()
-
-    body = b"".join(copied(at * base.size // CHUNK, 1) for at in range(CHUNK))
-    with intercepting(around):
-        answer = problem(await put(stack, 0, file_id, body), 422, "invalid-delta")
-    assert "5242880 bytes" in answer["detail"]
-    assert sum(lengths) <= 6 * MIB
-    assert (await stack.put(CONTENT, 0)).status_code == 200, "the upload goes on"
-
-
-async def test_the_digests_are_of_the_body_as_it_is_sent(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
+async def test_the_digests_are_of_the_body_as_it_is_sent(base: Base) -> None:
     sent = base64.b64encode(hashlib.md5(FIRST).digest()).decode()
     made = base64.b64encode(hashlib.md5(CONTENT.chunk(0)).digest()).decode()
-    problem(await put(stack, 0, file_id, FIRST, **{"Content-MD5": made}), 422, "digest-mismatch")
-    problem(await put(stack, 0, file_id, FIRST, **{"Content-MD5": "x"}), 422, "digest-mismatch")
-    assert (await put(stack, 0, file_id, FIRST, **{"Content-MD5": sent})).status_code == 200
-
-
-async def test_a_base_is_a_file_of_one_s_own(stack: Stack) -> None:
-    async with await stack.client_of("bob") as bob:
-        bobs = (await stack.upload(BASE, bob)).json()["file"]["id"]
-    await stack.open(CONTENT)
-    for each in (bobs, "0" * 32, "x", ""):
-        response = await put(stack, 0, each, FIRST)
-        problem(response, 404, "file-not-found")
-    url = f"/files/{CONTENT.md5}/chunks/0?base={bobs}&base={bobs}"
-    problem(await stack.client.put(url, content=FIRST), 422, "invalid-request")
-
-
-def missing(path: Path) -> None:
-    path.unlink()
+    for wrong in (made, "x"):
+        problem(await base.put(0, FIRST, **{"Content-MD5": wrong}), 422, "digest-mismatch")
+    assert (await base.put(0, FIRST, **{"Content-MD5": sent})).status_code == 200
 
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
 
 
-@pytest.mark.parametrize("spoil", [missing, cut, *NO_FILES.values()])
-async def test_a_base_that_is_not_whole_is_not_used(stack: Stack, spoil: Callable[[Path], None]) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
-    spoil(blob_path(stack.data, BASE.sha256))
-    response = await put(stack, 0, file_id, FIRST)
-    problem(response, 409, "base-unusable")
-    assert (await stack.put(CONTENT, 0)).status_code == 200
+@pytest.mark.parametrize("spoil", [Path.unlink, cut, *NO_FILES.values()])
+async def test_a_base_that_is_not_whole_is_not_used(base: Base, spoil: Callable[[Path], None]) -> None:
+    spoil(base.blob)
+    problem(await base.put(0, FIRST), 409, "base-unusable")
+    assert (await base.stack.put(CONTENT, 0)).status_code == 200
 
 
-async def test_a_base_that_the_disk_can_t_read_is_not_used(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
+async def test_a_base_that_the_disk_can_t_read_is_not_used(base: Base) -> None:
     with failing_call("pread", errno.EIO):
-        problem(await put(stack, 0, file_id, FIRST), 409, "base-unusable")
+        problem(await base.put(0, FIRST), 409, "base-unusable")
 
 
-async def when_it_is_open(stack: Stack, file_id: str, spoil: Callable[[], Awaitable[object]]) -> httpx2.Response:
+async def when_it_is_open(base: Base, spoil: Callable[[], Awaitable[object]]) -> httpx2.Response:
     """The answer to the first chunk, if something happens to its base once a part of the chunk was made."""
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -333,62 +287,49 @@ async def when_it_is_open(stack: Stack, file_id: str, spoil: Callable[[], Awaita
         await spoil()
         yield copied(1000, CHUNK - 1003)
 
-    return await stack.client.put(f"/files/{CONTENT.md5}/chunks/0", params={"base": file_id}, content=pieces())
+    return await base.put(0, pieces())
 
 
-async def test_a_base_may_be_deleted_while_it_is_copied_from(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
-
+async def test_a_base_may_be_deleted_while_it_is_copied_from(base: Base) -> None:
     async def delete() -> None:
-        assert (await stack.client.delete(f"/me/files/{file_id}")).status_code == 204
+        assert (await base.stack.client.delete(f"/me/files/{base.file_id}")).status_code == 204
 
-    assert (await when_it_is_open(stack, file_id, delete)).status_code == 200
-    problem(await put(stack, 1, file_id, LAST), 404, "file-not-found")
-    assert (await stack.put(CONTENT, 1)).json()["file"]["sha256"] == CONTENT.sha256
+    assert (await when_it_is_open(base, delete)).status_code == 200
+    problem(await base.put(1, LAST), 404, "file-not-found")
+    assert (await base.stack.put(CONTENT, 1)).json()["file"]["sha256"] == CONTENT.sha256
 
 
-async def test_of_a_base_that_is_cut_meanwhile_nothing_counts(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
-
+async def test_of_a_base_that_is_cut_meanwhile_nothing_counts(base: Base) -> None:
     async def spoil() -> None:
-        cut(blob_path(stack.data, BASE.sha256))
+        cut(base.blob)
 
-    problem(await when_it_is_open(stack, file_id, spoil), 409, "base-unusable")
-    assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]["received_bytes"] == 0
+    problem(await when_it_is_open(base, spoil), 409, "base-unusable")
+    assert await base.received_bytes() == 0
 
 
 @pytest.mark.parametrize("signed", [True, False])
-async def test_a_base_that_rotted_is_not_copied_from_and_looked_at(stack: Stack, signed: bool) -> None:
+async def test_a_base_that_rotted_is_not_copied_from_and_looked_at(base: Base, signed: bool) -> None:
     """Whether its signature was made before that, or is asked for only now."""
-    file_id = await base_of(stack)
     if signed:
-        assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
-    await stack.open(CONTENT)
-    flip_bit(blob_path(stack.data, BASE.sha256), 8 * (CHUNK + 10))
-    problem(await put(stack, 1, file_id, LAST), 409, "base-unusable")
-    assert (await stack.client.get(f"/me/files/{file_id}")).json()["damaged"] is True
+        await base.signed()
+    flip_bit(base.blob, 8 * (CHUNK + 10))
+    problem(await base.put(1, LAST), 409, "base-unusable")
+    assert await base.is_damaged()
     for number in range(CONTENT.chunk_count):
-        last = await stack.put(CONTENT, number)
+        last = await base.stack.put(CONTENT, number)
     assert last.json()["file"]["sha256"] == CONTENT.sha256, "the upload goes on"
 
 
 async def test_a_base_that_many_find_rotted_at_once_is_looked_at_once(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+    base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file_id = await base_of(stack)
-    assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
-    await stack.open(CONTENT)
-    flip_bit(blob_path(stack.data, BASE.sha256), 8 * 5)
-    looked, asked = 0, asyncio.Event()
-    storage = stack.services.storage
+    await base.signed()
+    flip_bit(base.blob, 8 * 5)
+    all_asked, storage = asyncio.Event(), base.stack.services.storage
     real_hash, real_examine = storage.hash_blob, DeltaBases._examine
 
     async def hashing(*arguments: Any, **options: Any) -> object:
-        nonlocal looked
-        looked += 1
-        await asked.wait()
+        await all_asked.wait()
         return await real_hash(*arguments, **options)
 
     waiting = 0
@@ -397,62 +338,38 @@ async def test_a_base_that_many_find_rotted_at_once_is_looked_at_once(
         nonlocal waiting
         waiting += 1
         if waiting == 4:
-            asked.set()
+            all_asked.set()
         await real_examine(bases, sha256)
 
     monkeypatch.setattr(storage, "hash_blob", hashing)
+    looked = Counted(monkeypatch, storage, "hash_blob")
     monkeypatch.setattr(DeltaBases, "_examine", examining)
-    for answer in await asyncio.gather(*(put(stack, 0, file_id, FIRST) for _ in range(4))):
+    for answer in await asyncio.gather(*(base.put(0, FIRST) for _ in range(4))):
         problem(answer, 409, "base-unusable")
-    assert looked == 1
-    assert (await stack.client.get(f"/me/files/{file_id}")).json()["damaged"] is True
+    assert looked.calls == 1
+    assert await base.is_damaged()
 
 
 async def test_a_base_that_the_trash_has_is_healed_and_copied_from(make_stack: MakeStack) -> None:
     async with make_stack(instant="off") as stack:
         bob = await stack.client_of("bob", total_space=10 * MIB)
         assert (await stack.upload(BASE, bob)).status_code == 201
-        file_id = await base_of(stack)
-        assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
-        flip_bit(blob_path(stack.data, BASE.sha256), 8 * 5)
-        await stack.open(CONTENT)
-        problem(await put(stack, 0, file_id, FIRST), 409, "base-unusable")
-        assert (await put(stack, 0, file_id, FIRST)).status_code == 200
-        assert (await put(stack, 1, file_id, LAST)).json()["file"]["sha256"] == CONTENT.sha256
+        base = await base_on(stack)
+        await base.signed()
+        flip_bit(base.blob, 8 * 5)
+        problem(await base.put(0, FIRST), 409, "base-unusable")
+        assert (await base.put(0, FIRST)).status_code == 200
+        assert (await base.put(1, LAST)).json()["file"]["sha256"] == CONTENT.sha256
 
 
-async def test_each_piece_of_a_base_is_compared_once_for_a_chunk(stack: Stack) -> None:
-    """However often and in whatever order it is copied from."""
-    file_id = await base_of(stack)
-    assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
-    await stack.open(CONTENT)
-    blob = blob_path(stack.data, BASE.sha256)
-    lengths: list[int] = []
-
-    def around(call: Call) -> object:
-        if call.name == "pread" and call.path == blob:
-            lengths.append(call.arguments[1])
-        return call.make()
-
-    far = BASE.size - 1
-    body = b"".join(copied(at, 1) + copied(far, 1) for at in range(50)) + literal(bytes(CHUNK - 100))
-    with intercepting(around):
-        assert (await put(stack, 0, file_id, body)).status_code == 200
-    assert 0 < sum(lengths) <= BASE.size + 100
+async def test_a_damaged_base_is_not_used(base: Base) -> None:
+    flip_bit(base.blob)
+    await base.stack.services.scrubbing.scrub(lambda _: None, restart=True).__anext__()
+    problem(await base.put(0, FIRST), 409, "base-unusable")
+    problem(await base.signature(), 409, "base-unusable")
 
 
-async def test_a_damaged_base_is_not_used(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
-    flip_bit(blob_path(stack.data, BASE.sha256))
-    await stack.services.scrubbing.scrub(lambda _: None, restart=True).__anext__()
-    problem(await put(stack, 0, file_id, FIRST), 409, "base-unusable")
-    problem(await stack.client.get(f"/me/files/{file_id}/signature"), 409, "base-unusable")
-
-
-async def test_a_client_that_vanishes_leaves_neither_a_descriptor_nor_memory(stack: Stack) -> None:
-    file_id = await base_of(stack)
-    await stack.open(CONTENT)
+async def test_a_client_that_vanishes_leaves_neither_a_descriptor_nor_memory(base: Base) -> None:
     begun = asyncio.Event()
 
     async def hang() -> None:
@@ -460,9 +377,9 @@ async def test_a_client_that_vanishes_leaves_neither_a_descriptor_nor_memory(sta
         await asyncio.Event().wait()
 
     open_before = len(list(Path("/proc/self/fd").iterdir()))
-    sending = asyncio.create_task(when_it_is_open(stack, file_id, hang))
+    sending = asyncio.create_task(when_it_is_open(base, hang))
     await begun.wait()
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
-    assert (await put(stack, 0, file_id, FIRST)).status_code == 200
+    assert (await base.put(0, FIRST)).status_code == 200

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
+from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.stack import Stack
 from uploader.database import transactions
@@ -40,10 +41,12 @@ async def put(stack: Stack, name: str, data: bytes) -> None:
 
 
 async def level(stack: Stack, **parameters: Any) -> dict[str, Any]:
-    response = await stack.client.get("/me/files", params={"delimiter": "/", **parameters})
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    (page,) = await pages(stack.client, "/me/files", delimiter="/", **parameters)
+    return page
+
+
+async def move(stack: Stack, body: dict[str, Any], to: str) -> Any:
+    return (await stack.client.post("/me/files/move", json={**body, "to": to})).json()
 
 
 async def names(stack: Stack) -> list[str]:
@@ -66,49 +69,32 @@ async def test_one_level_has_files_and_folders_with_what_is_in_them(filled: Stac
     assert "folders" not in (await filled.client.get("/me/files")).json()
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3])
-async def test_a_level_is_paged_by_name(filled: Stack, limit: int) -> None:
+async def test_a_level_is_paged_by_name(filled: Stack) -> None:
     await put(filled, "a.txt", b"another")
-    seen: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = await level(filled, limit=limit, **({} if cursor is None else {"after": cursor}))
-        found = [entry["name"] for entry in (*page["folders"], *page["files"])]
-        assert len(found) <= limit
-        seen += sorted(found)
-        cursor = page["next"]
-        if cursor is None:
-            break
-    assert seen == ["a.txt", "a.txt", "photos.txt", "photos/", "übung/"]
+    for limit in (1, 2, 3):
+        paged = await pages(filled.client, "/me/files", delimiter="/", limit=limit)
+        found = [sorted(entry["name"] for entry in (*page["folders"], *page["files"])) for page in paged]
+        assert max(map(len, found)) <= limit
+        assert [name for level in found for name in level] == ["a.txt", "a.txt", "photos.txt", "photos/", "übung/"]
 
 
-@pytest.mark.parametrize(
-    "parameters", [{"after": "?"}, {"after": "W10"}, {"delimiter": "-"}, {"q": "a"}, {"limit": 0}, {"after": "éé"}]
-)
-async def test_what_is_no_level_is_refused(filled: Stack, parameters: dict[str, Any]) -> None:
-    response = await filled.client.get("/me/files", params={"delimiter": "/", **parameters})
-    assert problem(response, 422, "invalid-request")
+async def test_what_is_no_level_is_refused(stack: Stack) -> None:
+    for wrong in ({"after": "?"}, {"after": "W10"}, {"after": "éé"}, {"delimiter": "-"}, {"q": "a"}, {"limit": "0"}):
+        response = await stack.client.get("/me/files", params={"delimiter": "/", **wrong})
+        problem(response, 422, "invalid-request")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
-async def test_a_folder_is_one_archive(filled: Stack, kind: str) -> None:
+async def test_a_folder_or_all_files_are_one_archive(filled: Stack, kind: str) -> None:
     await put(filled, "photos/2026/x.jpg", b"another")
-    response = await filled.client.get("/me/archive", params={"prefix": "photos/2026/", "format": kind})
-    assert response.status_code == 200
-    assert f'filename="2026.{kind}"' in response.headers["content-disposition"]
-    assert read(kind, response.content) == {
-        "2026/x.jpg": b"xxx",
-        "2026/y.jpg": b"yyyy",
-        "2026/x (2).jpg": b"another",
-    }
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-async def test_all_files_are_one_archive(filled: Stack, kind: str) -> None:
-    response = await filled.client.get("/me/archive", params={"format": kind})
-    assert read(kind, response.content) == FILES
-    empty = await filled.client.get("/me/archive", params={"format": kind, "prefix": "none/"})
-    assert read(kind, empty.content) == {}
+    folder = {"2026/x.jpg": b"xxx", "2026/y.jpg": b"yyyy", "2026/x (2).jpg": b"another"}
+    all_files = FILES | {"photos/2026/x (2).jpg": b"another"}
+    for prefix, title, expected in (("photos/2026/", "2026", folder), ("none/", "none", {}), ("", "files", all_files)):
+        query = {"format": kind} | ({"prefix": prefix} if prefix else {})
+        response = await filled.client.get("/me/archive", params=query)
+        assert response.status_code == 200
+        assert f'filename="{title}.{kind}"' in response.headers["content-disposition"]
+        assert read(kind, response.content) == expected
 
 
 def read(kind: str, content: bytes) -> dict[str, bytes]:
@@ -133,46 +119,28 @@ async def test_what_is_below_a_prefix_is_moved(filled: Stack) -> None:
     before = await filled.usage("alice")
     response = await filled.client.patch("/me/files", params={"prefix": "photos/"}, json={"prefix": "old/"})
     assert (response.status_code, response.json()) == (200, {"files": 4})
-    assert await names(filled) == [
-        *("a.txt", "old/2025/x.jpg", "old/2026/x.jpg", "old/2026/y.jpg", "old/cover.jpg"),
-        *("photos.txt", "übung/ß.txt"),
-    ]
+    moved = ["old/2025/x.jpg", "old/2026/x.jpg", "old/2026/y.jpg", "old/cover.jpg"]
+    assert await names(filled) == ["a.txt", *moved, "photos.txt", "übung/ß.txt"]
     # The one that was there already, with the same content, is no twin.
     assert (await filled.usage("alice"))["finished"] == before["finished"] - 3
     up = await filled.client.patch("/me/files", params={"prefix": "old/"}, json={"prefix": ""})
     assert up.json() == {"files": 4}
-    assert await names(filled) == [
-        "2025/x.jpg",
-        "2026/x.jpg",
-        "2026/y.jpg",
-        "a.txt",
-        "cover.jpg",
-        "photos.txt",
-        "übung/ß.txt",
+    top = ["2025/x.jpg", "2026/x.jpg", "2026/y.jpg", "a.txt", "cover.jpg"]
+    assert await names(filled) == [*top, "photos.txt", "übung/ß.txt"]
+
+
+async def test_nothing_is_moved_to_where_not_all_can_be_and_all_files_are_never_meant_by_nothing(
+    filled: Stack,
+) -> None:
+    refused = [
+        await filled.client.patch("/me/files", params={"prefix": "photos/"}, json={"prefix": prefix})
+        for prefix in ("photos/", "photos/deeper/", "x\\", "../", "/", "a//", "l" * 256 + "/")
     ]
-
-
-@pytest.mark.parametrize("prefix", ["photos/", "photos/deeper/", "x\\", "../", "/", "a//", "l" * 256 + "/"])
-async def test_nothing_is_moved_to_where_not_all_can_be(filled: Stack, prefix: str) -> None:
-    response = await filled.client.patch("/me/files", params={"prefix": "photos/"}, json={"prefix": prefix})
-    assert problem(response, 422, "invalid-request")
-    assert await names(filled) == sorted(FILES)
-
-
-@pytest.mark.parametrize("parameters", [{}, {"prefix": ""}, [("prefix", "a"), ("prefix", "b")]])
-async def test_all_files_are_never_meant_by_nothing(filled: Stack, parameters: Any) -> None:
-    assert problem(await filled.client.delete("/me/files", params=parameters), 422, "invalid-request")
-    response = await filled.client.patch("/me/files", params=parameters, json={"prefix": "x/"})
-    assert problem(response, 422, "invalid-request")
-    assert await names(filled) == sorted(FILES)
-
-
-async def test_nobody_sees_folders_of_others(filled: Stack) -> None:
-    bob = await filled.client_of("bob")
-    assert (await bob.get("/me/files", params={"delimiter": "/"})).json()["folders"] == []
-    assert (await bob.delete("/me/files", params={"prefix": "photos/"})).json() == {"files": 0}
-    assert (await bob.patch("/me/files", params={"prefix": "photos/"}, json={"prefix": "x/"})).json() == {"files": 0}
-    assert read("zip", (await bob.get("/me/archive")).content) == {}
+    for query in ("", "?prefix=", "?prefix=a&prefix=b"):
+        refused.append(await filled.client.delete(f"/me/files{query}"))
+        refused.append(await filled.client.patch(f"/me/files{query}", json={"prefix": "x/"}))
+    for response in refused:
+        problem(response, 422, "invalid-request")
     assert await names(filled) == sorted(FILES)
 
 
@@ -186,22 +154,21 @@ async def test_a_folder_within_one_of_its_own_name_moves_up_whole(stack: Stack) 
     assert (await stack.usage("alice"))["finished"] == 16
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-async def test_a_folder_with_a_damaged_file_is_refused_before_any_byte(filled: Stack, kind: str) -> None:
+async def test_a_damaged_file_is_told_before_any_byte_and_where_a_link_is_made(filled: Stack) -> None:
     (file,) = (await filled.client.get("/me/files", params={"prefix": "photos/2026/x"})).json()["files"]
     await filled.services.database.transact(
         lambda connection: transactions.files.note_scrub(
             connection, file["sha256"], damaged=True, now=filled.services.clock.now()
         )
     )
-    parameters = {"prefix": "photos/", "format": kind}
-    refused = problem(await filled.client.get("/me/archive", params=parameters), 500, "content-damaged")
-    assert "photos/2026/x.jpg" in refused["detail"]
-    response = await filled.client.get("/me/archive", params={"prefix": "photos/2025/", "format": kind})
-    assert read(kind, response.content) == {"2025/x.jpg": b"xx"}
-
-
-# A selection
+    asked = [filled.client.get("/me/archive", params={"prefix": "photos/", "format": kind}) for kind in ("zip", "tar")]
+    for body in ({"ids": [file["id"]]}, {"prefixes": ["photos/"]}):
+        asked += [filled.client.post(path, json=body) for path in ("/me/archive/link", "/me/archive")]
+    for refused in asked:
+        assert "photos/2026/x.jpg" in problem(await refused, 500, "content-damaged")["detail"]
+    for kind in ("zip", "tar"):
+        response = await filled.client.get("/me/archive", params={"prefix": "photos/2025/", "format": kind})
+        assert read(kind, response.content) == {"2025/x.jpg": b"xx"}
 
 
 async def ids_of(stack: Stack, *names: str) -> list[str]:
@@ -225,26 +192,23 @@ async def test_a_selection_is_one_archive_named_from_what_it_has_in_common_on(fi
     assert {found["cover.jpg"], found["cover (2).jpg"]} == {b"cover", b"another"}
 
 
-@pytest.mark.parametrize(
-    ("names", "prefixes", "title", "members"),
-    [
+async def test_the_names_in_an_archive_begin_where_the_selected_differ(filled: Stack) -> None:
+    x, y = "photos/2025/x.jpg", "photos/2026/y.jpg"
+    selections: list[tuple[list[str], list[str], str, list[str]]] = [
         (["a.txt"], [], "a.txt", ["a.txt"]),
-        (["photos/2025/x.jpg"], [], "x.jpg", ["x.jpg"]),
-        (["a.txt", "photos/2025/x.jpg"], [], "files", ["a.txt", "photos/2025/x.jpg"]),
-        (["photos/2025/x.jpg", "photos/2026/y.jpg"], [], "photos", ["2025/x.jpg", "2026/y.jpg"]),
+        ([x], [], "x.jpg", ["x.jpg"]),
+        (["a.txt", x], [], "files", ["a.txt", x]),
+        ([x, y], [], "photos", ["2025/x.jpg", "2026/y.jpg"]),
         (["photos/cover.jpg"], ["photos/2025/"], "photos", ["2025/x.jpg", "cover.jpg"]),
         ([], ["photos/2025/"], "2025", ["2025/x.jpg"]),
-        ([], ["photos/2025/", "u\u0308bung/"], "files", ["photos/2025/x.jpg", "übung/ß.txt"]),
+        ([], ["photos/2025/", "u\u0308bung/"], "files", [x, "übung/ß.txt"]),
         ([], [""], "files", sorted(FILES)),
-    ],
-)
-async def test_the_names_in_an_archive_begin_where_the_selected_differ(
-    filled: Stack, names: list[str], prefixes: list[str], title: str, members: list[str]
-) -> None:
-    body = {"ids": await ids_of(filled, *names), "prefixes": prefixes}
-    response = await filled.client.post("/me/archive", json=body)
-    assert f'filename="{title}.zip"' in response.headers["content-disposition"]
-    assert sorted(read("zip", response.content)) == members
+    ]
+    for selected, prefixes, title, members in selections:
+        body = {"ids": await ids_of(filled, *selected), "prefixes": prefixes}
+        response = await filled.client.post("/me/archive", json=body)
+        assert f'filename="{title}.zip"' in response.headers["content-disposition"]
+        assert sorted(read("zip", response.content)) == members
 
 
 async def link_to(stack: Stack, body: dict[str, Any]) -> str:
@@ -281,23 +245,17 @@ async def test_nothing_of_a_link_to_a_selection_can_be_changed(filled: Stack) ->
     query = dict(parse_qsl(urlsplit(url).query))
     bob, anonymous = await filled.client_of("bob"), filled.anonymous()
     file_link = (await filled.client.post(f"/me/files/{first}/link", json={})).json()["url"]
-    for other in (
-        {"ids": [second]},
-        {"ids": [first, second]},
-        {"prefixes": [""]},
-        {"ids": [first], "prefixes": ["p"]},
-        {},
-    ):
-        problem(await anonymous.post(url, data=form(other)), 401, "unauthenticated")
-        problem(await bob.post(url, data=form(other)), 401, "unauthenticated")
+    others = [{"ids": [second]}, {"ids": [first, second]}, {"prefixes": [""]}, {"ids": [first], "prefixes": ["p"]}, {}]
+    for other in others:
+        for client in (anonymous, bob):
+            problem(await client.post(url, data=form(other)), 401, "unauthenticated")
     digest = query["selection"]
     for changed in (
         *({"user": "bob"}, {"expires": str(int(query["expires"]) + 1)}, {"signature": "0" * 64}, {"selection": ""}),
         *({"selection": first}, {"selection": digest.upper()}),
     ):
-        problem(
-            await anonymous.post(f"/me/archive?{urlencode(query | changed)}", data=form(body)), 401, "unauthenticated"
-        )
+        other_url = f"/me/archive?{urlencode(query | changed)}"
+        problem(await anonymous.post(other_url, data=form(body)), 401, "unauthenticated")
     for forged in (
         f"{url}&selection={digest}",
         f"/me/archive?{urlsplit(file_link).query}",
@@ -322,18 +280,23 @@ async def test_what_a_link_is_made_for_fits_into_the_form_that_goes_to_it(filled
     assert read("zip", answer.content) == {"a.txt": b"a"}
 
 
-async def test_nobody_selects_files_of_others(filled: Stack) -> None:
+async def test_nobody_sees_or_selects_files_of_others(filled: Stack) -> None:
     """Nor learns that they are there."""
     body = {"ids": await ids_of(filled, *FILES), "prefixes": ["photos/"]}
     bob = await filled.client_of("bob")
     for path in ("/me/archive", "/me/archive/link"):
-        told = [
-            problem(await bob.post(path, json=each), 404, "file-not-found")["detail"]
-            for each in (body, {"ids": ["0" * 32]})
-        ]
-        assert told[0] == told[1]
-    assert (await bob.post("/me/files/delete", json=body)).json() == {"files": 0}
-    assert (await bob.post("/me/files/move", json={**body, "to": "x/"})).json() == {"files": 0}
+        answers = [await bob.post(path, json=each) for each in (body, {"ids": ["0" * 32]})]
+        assert len({problem(answer, 404, "file-not-found")["detail"] for answer in answers}) == 1
+    folder = {"prefix": "photos/"}
+    for changed in (
+        await bob.delete("/me/files", params=folder),
+        await bob.patch("/me/files", params=folder, json={"prefix": "x/"}),
+        await bob.post("/me/files/delete", json=body),
+        await bob.post("/me/files/move", json={**body, "to": "x/"}),
+    ):
+        assert changed.json() == {"files": 0}
+    assert (await bob.get("/me/files", params={"delimiter": "/"})).json()["folders"] == []
+    assert read("zip", (await bob.get("/me/archive")).content) == {}
     await bob.post("/me/files", params={"name": "own.txt"}, content=b"own")
     own = (await bob.get("/me/files")).json()["files"][0]["id"]
     answer = await bob.post("/me/archive", json={"ids": [*body["ids"], own]})
@@ -346,22 +309,19 @@ async def test_a_selection_is_asked_for_strictly(filled: Stack) -> None:
     bodies: list[dict[str, Any]] = [{"ids": ids}, {"prefixes": [""] * 5001}, {"ids": "x"}, {"x": []}, {"ids": [1]}]
     for path in ("/me/archive", "/me/archive/link", "/me/files/delete", "/me/files/move"):
         more = {"to": "x/"} if path.endswith("move") else {}
-        for body in bodies:
+        everything = [{"prefixes": [""]}] if path.startswith("/me/files/") else []
+        for body in (*bodies, *everything):
             problem(await filled.client.post(path, json={**more, **body}), 422, "invalid-request")
         for content in (b"", b"[", b'{"ids": ["\\ud800"]}' if not more else b"{}"):
             problem(await filled.client.post(path, content=content), 422, "invalid-request")
+        if everything:
+            assert (await filled.client.post(path, json={"ids": ["é" * 32, "'"], **more})).json() == {"files": 0}
+    (own,) = await ids_of(filled, "a.txt")
     for to in ("x", "/", "../", "a//", "x\\/", "l" * 256 + "/"):
-        problem(
-            await filled.client.post("/me/files/move", json={"ids": await ids_of(filled, "a.txt"), "to": to}),
-            422,
-            "invalid-request",
-        )
-    for path in ("/me/files/delete", "/me/files/move"):
-        more = {"to": "x/"} if path.endswith("move") else {}
-        problem(await filled.client.post(path, json={"prefixes": [""], **more}), 422, "invalid-request")
-        assert (await filled.client.post(path, json={"ids": ["é" * 32, "'"], **more})).json() == {"files": 0}
-    for data in ({}, {"selection": "{"}, {"selection": ""}, {"x": "{}"}):
-        problem(await filled.client.post("/me/archive", data=data or {"x": ""}), 422, "invalid-request")
+        answer = await filled.client.post("/me/files/move", json={"ids": [own], "to": to})
+        problem(answer, 422, "invalid-request")
+    for data in ({"x": ""}, {"selection": "{"}, {"selection": ""}, {"x": "{}"}):
+        problem(await filled.client.post("/me/archive", data=data), 422, "invalid-request")
     assert await names(filled) == sorted(FILES)
 
 
@@ -375,36 +335,13 @@ async def test_a_selection_is_deleted(filled: Stack) -> None:
 
 async def test_a_selection_moves_into_a_folder(filled: Stack) -> None:
     body = {"ids": await ids_of(filled, "a.txt", "photos/cover.jpg"), "prefixes": ["photos/2026/", "übung/"]}
-    moved = await filled.client.post("/me/files/move", json={**body, "to": "u\u0308ber/"})
-    assert moved.json() == {"files": 5}
+    assert await move(filled, body, "u\u0308ber/") == {"files": 5}
     expected = ["photos.txt", "photos/2025/x.jpg", "über/2026/x.jpg", "über/2026/y.jpg", "über/a.txt", "über/cover.jpg"]
     assert await names(filled) == [*expected, "über/übung/ß.txt"]
-    again = await filled.client.post(
-        "/me/files/move", json={"ids": body["ids"], "prefixes": ["über/2026/"], "to": "über/"}
-    )
-    assert again.json() == {"files": 0}
-    up = await filled.client.post(
-        "/me/files/move", json={"prefixes": ["über/2026/"], "ids": [body["ids"][0]], "to": ""}
-    )
-    assert up.json() == {"files": 3}
-    assert "2026/x.jpg" in await names(filled)
-    assert "a.txt" in await names(filled)
-
-
-async def test_no_folder_moves_into_itself(filled: Stack) -> None:
-    body = {"ids": await ids_of(filled, "a.txt"), "prefixes": ["photos/"], "to": "photos/2026/"}
-    problem(await filled.client.post("/me/files/move", json=body), 422, "invalid-request")
-    assert await names(filled) == sorted(FILES)
-
-
-async def test_a_damaged_file_of_a_selection_is_told_where_the_link_is_made(filled: Stack) -> None:
-    (file,) = (await filled.client.get("/me/files", params={"prefix": "photos/2026/x"})).json()["files"]
-    await filled.services.database.transact(
-        lambda connection: transactions.files.note_scrub(
-            connection, file["sha256"], damaged=True, now=filled.services.clock.now()
-        )
-    )
-    for body in ({"ids": [file["id"]]}, {"prefixes": ["photos/"]}):
-        for path in ("/me/archive/link", "/me/archive"):
-            refused = problem(await filled.client.post(path, json=body), 500, "content-damaged")
-            assert "photos/2026/x.jpg" in refused["detail"]
+    assert await move(filled, {**body, "prefixes": ["über/2026/"]}, "über/") == {"files": 0}
+    assert await move(filled, {"ids": [body["ids"][0]], "prefixes": ["über/2026/"]}, "") == {"files": 3}
+    assert set(await names(filled)) >= {"2026/x.jpg", "a.txt"}
+    before = await names(filled)
+    into_itself = {"ids": body["ids"], "prefixes": ["über/"], "to": "über/übung/"}
+    problem(await filled.client.post("/me/files/move", json=into_itself), 422, "invalid-request")
+    assert await names(filled) == before

@@ -20,6 +20,12 @@ from uploader import observability
 from uploader.service import health
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_PATIENCE_SECONDS", "_GAUGES_PATIENCE_SECONDS"):
+        monkeypatch.setattr(health, name, 60.0)
+
+
 async def test_a_live_and_ready_server_says_so(stack: Stack) -> None:
     live = await stack.anonymous().get("/livez")
     assert (live.status_code, live.json()) == (200, {"checks": {"process": {"ok": True, "reason": None}}})
@@ -72,15 +78,22 @@ async def test_a_redis_that_hangs_is_named(
 ) -> None:
     monkeypatch.setattr(health, "_PATIENCE_SECONDS", 0.2)
     async with make_stack(redis_url=own_redis.url) as stack:
+        failing: dict[str, str] = {}
+
+        async def it_alone_fails() -> bool:  # on a busy machine others may take as long, once
+            ready = await stack.anonymous().get("/readyz")
+            assert ready.status_code == 503
+            checks = ready.json()["checks"].items()
+            failing.clear()
+            failing.update({name: check["reason"] for name, check in checks if not check["ok"]})
+            return failing.keys() == {"redis"}
+
         own_redis.send_signal(signal.SIGSTOP)
         try:
-            ready = await stack.anonymous().get("/readyz")
+            await eventually(it_alone_fails)
         finally:
             own_redis.send_signal(signal.SIGCONT)
-        assert ready.status_code == 503
-        checks = ready.json()["checks"]
-        assert {name for name, check in checks.items() if not check["ok"]} == {"redis"}
-        assert "did not answer" in checks["redis"]["reason"]
+        assert "did not answer" in failing["redis"]
 
 
 async def warnings_of(stack: Stack) -> dict[str, str]:
@@ -101,15 +114,9 @@ async def test_settings_of_redis_that_could_lose_data_are_named(make_stack: Make
             "redis": "appendonly is no, not yes; appendfsync is no, not everysec or always; "
             "maxmemory-policy is allkeys-lru, not noeviction"
         }
-
-
-async def test_a_redis_that_does_not_tell_its_settings_is_not_blamed(
-    make_stack: MakeStack, own_redis: PrivateRedis
-) -> None:
-    own_redis.command("CONFIG", "SET", "appendonly", "no")
     own_redis.command("ACL", "SETUSER", "default", "-config")
     async with make_stack(redis_url=own_redis.url) as stack:
-        assert await warnings_of(stack) == {}
+        assert await warnings_of(stack) == {}, "one that does not tell its settings is not blamed"
 
 
 async def test_settings_of_the_database_that_could_lose_data_are_named(make_stack: MakeStack, mariadb_url: str) -> None:
@@ -152,7 +159,11 @@ async def test_what_waits_can_be_seen_in_the_gauges(make_stack: MakeStack, redis
 
 async def test_every_documented_metric_is_exposed_and_none_names_a_user(stack: Stack) -> None:
     await stack.upload(Content(100 * KIB))
-    exposed = await stack.metrics()
+    root = await stack.client_of("root", admin=True)
+    response = await root.get("/metrics")
+    assert (response.status_code, response.headers["content-type"].split(";")[0]) == (200, "text/plain")
+    exposed = response.text
+    assert re.search(r"^uploader_\w+(\{.*\})? [0-9.e+]+$", exposed, re.MULTILINE)
     for metric in vars(observability).values():
         if isinstance(metric, MetricWrapperBase):
             for family in metric.describe():
@@ -163,15 +174,6 @@ async def test_every_documented_metric_is_exposed_and_none_names_a_user(stack: S
     assert labels <= {"outcome", "le", "queue", "method", "route", "status", "implementation", "major", "minor"} | {
         *("patchlevel", "version", "generation", "sink", "limit")
     }
-
-
-async def test_metrics_are_in_the_format_of_prometheus(stack: Stack) -> None:
-    await stack.upload(Content(100 * KIB))
-    root = await stack.client_of("root", admin=True)
-    response = await root.get("/metrics")
-    assert response.status_code == 200
-    assert response.headers["content-type"].startswith("text/plain")
-    assert re.search(r"^uploader_\w+(\{.*\})? [0-9.e+]+$", response.text, re.MULTILINE)
 
 
 async def test_nobody_learns_from_the_metrics_that_others_hold_a_content(stack: Stack) -> None:
@@ -189,39 +191,33 @@ async def test_nobody_learns_from_the_metrics_that_others_hold_a_content(stack: 
     assert (await root.get("/metrics")).status_code == 200
 
 
-async def test_a_token_for_the_metrics_is_good_for_nothing_else(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        token = await stack.services.accounts.create_token("prometheus", admin=False, scope="metrics")
-        scraper = stack.anonymous()
-        scraper.headers["Authorization"] = f"Bearer {token}"
-        for _ in range(2):  # the second time it is believed
-            assert "uploader_trash_bytes" in (await scraper.get("/metrics")).text
-            problem(await scraper.get("/me/usage"), 403, "forbidden")
-        described = (await stack.anonymous().get("/openapi.json")).json()["paths"]
-        operations = [
-            (method, path) for path, item in described.items() for method in item if "security" in item[method]
-        ]
-        assert len(operations) > 50
-        for method, path in operations:
-            place = path.replace("{md5}", "0" * 32).replace("{", "").replace("}", "")
-            response = await scraper.request(method, place, headers={"Tus-Resumable": "1.0.0"})
-            if path == "/metrics":
-                assert response.status_code == 200
-            elif method == "head":
-                assert response.status_code == 403, path
-            else:
-                problem(response, 403, "forbidden")
-        assert (await scraper.get("/config")).status_code == 200
-        assert (await stack.services.accounts.revoke(token)) == 1
-        problem(await scraper.get("/metrics"), 401, "unauthenticated")
+async def test_a_token_for_the_metrics_is_good_for_nothing_else(stack: Stack) -> None:
+    token = await stack.services.accounts.create_token("prometheus", admin=False, scope="metrics")
+    scraper = stack.anonymous()
+    scraper.headers["Authorization"] = f"Bearer {token}"
+    for _ in range(2):  # the second time it is believed
+        assert "uploader_trash_bytes" in (await scraper.get("/metrics")).text
+        problem(await scraper.get("/me/usage"), 403, "forbidden")
+    described = (await stack.anonymous().get("/openapi.json")).json()["paths"]
+    operations = [(method, path) for path, item in described.items() for method in item if "security" in item[method]]
+    assert len(operations) > 50
+    for method, path in operations:
+        place = path.replace("{md5}", "0" * 32).replace("{", "").replace("}", "")
+        response = await scraper.request(method, place, headers={"Tus-Resumable": "1.0.0"})
+        if path == "/metrics":
+            assert response.status_code == 200
+        elif method == "head":
+            assert response.status_code == 403, path
+        else:
+            problem(response, 403, "forbidden")
+    assert (await scraper.get("/config")).status_code == 200
+    assert (await stack.services.accounts.revoke(token)) == 1
+    problem(await scraper.get("/metrics"), 401, "unauthenticated")
 
 
-async def test_a_setting_opens_the_metrics(make_stack: MakeStack) -> None:
+async def test_who_reads_the_metrics_is_set(make_stack: MakeStack) -> None:
     async with make_stack(metrics="open") as stack:
         assert "uploader_trash_bytes" in (await stack.anonymous().get("/metrics")).text
-
-
-async def test_where_nobody_is_asked_who_they_are_the_local_user_reads_the_metrics(make_stack: MakeStack) -> None:
     async with make_stack(auth="none") as stack:
         assert (await stack.anonymous().get("http://localhost/metrics")).status_code == 200
         problem(await stack.anonymous().get("http://evil.example/metrics"), 401, "unauthenticated")
@@ -242,48 +238,11 @@ async def test_the_configuration_says_what_a_client_needs(make_stack: MakeStack)
         }
 
 
-async def test_the_openapi_document_describes_every_path_of_the_contract(stack: Stack) -> None:
+async def test_the_openapi_document_tells_the_answers_and_parameters_of_the_contract(stack: Stack) -> None:
     response = await stack.anonymous().get("/openapi.json")
     assert response.status_code == 200
     document = response.json()
     assert document["openapi"].startswith("3.1.")
-    described = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
-    assert described >= {
-        "POST /files/{md5}",
-        "GET /files/{md5}",
-        "DELETE /files/{md5}",
-        "PUT /files/{md5}/chunks/{n}",
-        "POST /files/{md5}/merge",
-        "POST /files/status",
-        "PUT /files/{md5}",
-        "POST /files/batch",
-        "POST /me/files",
-        "GET /uploads",
-        "POST /uploads",
-        "GET /uploads/{id}",
-        "PATCH /uploads/{id}",
-        "DELETE /uploads/{id}",
-        "PUT /uploads/{id}/chunks/{n}",
-        "POST /uploads/{id}/merge",
-        "GET /me/files",
-        "GET /me/files/{id}",
-        "PATCH /me/files/{id}",
-        "DELETE /me/files/{id}",
-        "GET /me/files/{id}/content",
-        "POST /me/files/{id}/link",
-        "GET /me/usage",
-        "GET /admin/usage",
-        *(
-            f"{name} /admin/usage/{what}"
-            for name, what in (("GET", "summary"), ("GET", "history"), ("POST", "recount"))
-        ),
-        "GET /admin/uploads",
-        "DELETE /admin/uploads/{upload_id}",
-        "GET /admin/users/{user_id}",
-        "GET /admin/users/{user_id}/files",
-        "PUT /admin/users/{user_id}",
-        *(f"GET {path}" for path in ("/livez", "/readyz", "/metrics", "/openapi.json", "/docs", "/config")),
-    }
     chunk = document["paths"]["/files/{md5}/chunks/{n}"]["put"]["responses"]
     statuses = {"200", "201", "202", "404", "408", "409", "410", "415", "422", "429", "503", "507"}
     assert chunk.keys() >= statuses
@@ -311,10 +270,3 @@ async def test_the_documentation_loads_nothing_from_elsewhere(stack: Stack) -> N
         response = await anonymous.get(part)
         assert response.status_code == 200
         assert response.content
-
-
-@pytest.mark.parametrize(
-    "path", ["/static/nothing.js", "/static/", "/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd"]
-)
-async def test_nothing_but_the_parts_of_the_pages_is_static(stack: Stack, path: str) -> None:
-    problem(await stack.anonymous().get(f"http://test{path}"), 404, "not-found")

@@ -1,8 +1,10 @@
 """The reports under `/admin`: figures are those of a recount, lists are whole, and what is expired is accounted for."""
 
 import asyncio
+import base64
 import csv
 import io
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,12 +12,13 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.invariants import Account, checked_accounts
+from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.rows import file_row
 from tests.support.stack import GIB, Stack
@@ -49,16 +52,6 @@ class Office:
         response = await self.root.get(path, params={"format": "csv", **query})
         assert response.headers["content-type"].startswith("text/csv")
         return list(csv.reader(io.StringIO(response.text)))
-
-    async def users_page_by_page(self, **query: str) -> list[str]:
-        found: list[str] = []
-        after: dict[str, str] = {}
-        while True:
-            page = await self.get("/admin/usage", limit=1, **query, **after)
-            found += [user["user_id"] for user in page["users"]]
-            if page["next"] is None:
-                return found
-            after = {"after": page["next"]}
 
     async def account(self) -> None:
         """Account what has arrived."""
@@ -94,9 +87,6 @@ async def office(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[
         made = Office(stack, await stack.client_of("root", admin=True), bob)
         await made.account()
         yield made
-
-
-# The summary
 
 
 async def recounted(office: Office) -> dict[str, int]:
@@ -152,16 +142,10 @@ async def test_the_summary_tells_old_months_and_quotas_without_end(office: Offic
     assert summary["total_space"] == 2**63 - 1
     await office.stack.services.overview.take_day()
     assert (await office.get("/admin/usage/history"))["days"][0]["total_space"] == 2**63 - 1
-
-
-async def test_an_empty_installation_has_a_summary(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        root = await stack.client_of("root", admin=True)
-        summary = (await root.get("/admin/usage/summary")).json()
-        assert (summary["users"], summary["files"], summary["saved_bytes"], summary["temp"]) == (2, 0, 0, [])
-
-
-# Days
+    for table in (models.file, models.upload, models.blob):
+        await office.change(delete(table))
+    summary = await office.get("/admin/usage/summary")
+    assert (summary["users"], summary["files"], summary["saved_bytes"], summary["temp"]) == (4, 0, 0, [])
 
 
 async def test_each_day_has_one_snapshot_however_many_take_it(office: Office, clock: ManualClock) -> None:
@@ -182,11 +166,9 @@ async def test_the_job_takes_every_day_and_invents_none(office: Office, clock: M
     for passed_days in (0, 0, 1, 4):
         clock.advance(passed_days * DAY_SECONDS)
         assert 0 < await job.run_once() <= 60
-    days = [day["day"] for day in (await office.get("/admin/usage/history"))["days"]]
-    assert days == [str(begin + timedelta(days=passed)) for passed in (0, 1, 5)]
-    few = (await office.get("/admin/usage/history", days=5))["days"]
-    assert [day["day"] for day in few] == days[1:]
-    assert [day["day"] for day in (await office.get("/admin/usage/history", days=1))["days"]] == days[2:]
+    days = [str(begin + timedelta(days=passed)) for passed in (0, 1, 5)]
+    for query, expected in (({}, days), ({"days": 5}, days[1:]), ({"days": 1}, days[2:])):
+        assert [day["day"] for day in (await office.get("/admin/usage/history", **query))["days"]] == expected
 
 
 async def test_growth_is_told_since_the_newest_snapshot_that_is_old_enough(office: Office, clock: ManualClock) -> None:
@@ -205,9 +187,6 @@ async def test_growth_is_told_since_the_newest_snapshot_that_is_old_enough(offic
     assert (week["use_space_finished"], week["physical_bytes"]) == (added + SHARED.size, added)
     assert week["physical_bytes_per_day"] == pytest.approx(per_day)
     assert week["days_until_full"] == pytest.approx(summary["disk"]["available_bytes"] / per_day)
-
-
-# Open uploads
 
 
 async def test_open_uploads_are_listed_with_what_they_give_back(office: Office, clock: ManualClock) -> None:
@@ -254,32 +233,17 @@ async def test_open_uploads_are_sorted_and_come_in_pages(
     for query, expected in ORDERS:
         whole = await office.get("/admin/uploads", **query)
         assert [words[upload["upload_id"]] for upload in whole["uploads"]] == expected, query
-        pages: list[Any] = []
-        after: dict[str, str] = {}
-        while True:
-            page = await office.get("/admin/uploads", limit=1, **query, **after)
-            assert page["total"] == whole["total"]
-            pages += page["uploads"]
-            if page["next"] is None:
-                break
-            after = {"after": page["next"]}
-        assert pages == whole["uploads"], query
+        paged = await pages(office.root, "/admin/uploads", limit=1, **query)
+        assert [page["total"] for page in paged] == [whole["total"]] * len(paged)
+        assert [upload for page in paged for upload in page["uploads"]] == whole["uploads"], query
         head, *lines = await office.csv("/admin/uploads", **query)
         assert [words[line[head.index("upload_id")]] for line in lines] == expected, query
 
 
 async def test_a_spreadsheet_runs_nothing_that_a_user_has_written(office: Office) -> None:
-    for user_id in ("=1+1", "@sum", "+1", "-1", "＝1", "a=1"):
-        await office.root.put(f"/admin/users/{user_id}", json={"total_space": 1})
-    users = {row[0] for row in await office.csv("/admin/usage")}
-    assert users >= {"'=1+1", "'@sum", "'+1", "'-1", "'＝1", "a=1", "alice"}
-    uploads = await office.csv("/admin/uploads", user_id="alice")
-    assert uploads[1][2] == "'=open.bin"
-    (row,) = (await office.get("/admin/uploads", user_id="alice"))["uploads"]
-    assert row["name"] == "=open.bin"
-
-
-# Expiring
+    await office.root.put("/admin/users/=1+1", json={"total_space": 1})
+    assert "'=1+1" in {row[0] for row in await office.csv("/admin/usage")}
+    assert (await office.csv("/admin/uploads", user_id="alice"))[1][2] == "'=open.bin"
 
 
 async def test_what_is_expired_gives_back_all_it_held_and_only_what_is_open_is_expired(
@@ -309,9 +273,6 @@ async def test_what_is_expired_gives_back_all_it_held_and_only_what_is_open_is_e
     assert len((await office.get("/admin/users/alice/files"))["files"]) == 2
 
 
-# One user
-
-
 async def test_one_user_is_looked_at_closely_if_there_is_such_a_user(office: Office) -> None:
     alice = await office.get("/admin/users/alice")
     as_of = alice.pop("as_of")
@@ -336,9 +297,6 @@ async def test_one_user_is_looked_at_closely_if_there_is_such_a_user(office: Off
     for path in ("/admin/users/nobody", "/admin/users/nobody/files"):
         problem(await office.root.get(path), 404, "not-found")
     problem(await office.root.post("/admin/usage/recount", json={"user_id": "nobody"}), 404, "not-found")
-
-
-# The recount
 
 
 async def test_a_recount_finds_what_drifted_and_changes_nothing(
@@ -368,16 +326,77 @@ async def test_a_recount_finds_what_drifted_and_changes_nothing(
     ]
     assert [(note["kind"], note["subject"]) for note in found["notes"]] == [("over-total-space", "bob")]
     for order, expected in (("asc", ["root", "alice", "bob"]), ("desc", ["alice", "bob", "root"])):
-        assert await office.users_page_by_page(sort="files", order=order) == expected
+        paged = await pages(office.root, "/admin/usage", limit=1, sort="files", order=order)
+        assert [user["user_id"] for page in paged for user in page["users"]] == expected
     one = (await office.root.post("/admin/usage/recount", json={"user_id": "bob"})).json()
     assert (one["checked"], [each["kind"] for each in one["drifts"]]) == ({"users": 1}, ["reserved"])
     assert [await office.rows(table) for table in (models.user_info, models.file, models.blob)] == rows
 
 
-# What is asked wrongly, or by others
+USERS = {
+    "alice": (10 * GIB, SHARED.size + HERS.size, 64 * KIB, OPEN.size, 2, 1),
+    "bob": (10**9, 2 * SHARED.size, 0, HIS_OPEN.size, 2, 1),
+    "root": (10 * GIB, 0, 0, 0, 0, 0),
+}
+USER_COLUMNS = ["user_id", "total_space", "use_space_finished", "use_space_unfinished", "reserved"]
+USER_COLUMNS += ["files", "open_uploads"]
+USER_ORDERS: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["bob", "alice", "root"]),
+    ({"sort": "user_id"}, ["alice", "bob", "root"]),
+    ({"sort": "user_id", "order": "desc"}, ["root", "bob", "alice"]),
+    ({"sort": "total_space", "order": "asc"}, ["bob", "alice", "root"]),
+    ({"sort": "use_space_finished", "order": "asc"}, ["root", "alice", "bob"]),
+    ({"sort": "use_space_unfinished"}, ["alice", "bob", "root"]),
+    ({"sort": "reserved"}, ["bob", "alice", "root"]),
+    ({"sort": "files"}, ["alice", "bob", "root"]),
+    ({"sort": "files", "order": "asc"}, ["root", "alice", "bob"]),
+    ({"sort": "open_uploads"}, ["alice", "bob", "root"]),
+    ({"q": "o"}, ["bob", "root"]),
+    ({"q": "B"}, []),
+    ({"q": "%"}, []),
+]
+
+
+async def test_every_user_is_reported_with_all_figures_sorted_and_searched(office: Office, clock: ManualClock) -> None:
+    for query, expected in USER_ORDERS:
+        whole = await office.get("/admin/usage", **query)
+        assert (whole["as_of"], whole["next"]) == (clock.now().isoformat().replace("+00:00", "Z"), None)
+        rows = [(user_id, *USERS[user_id]) for user_id in expected]
+        assert [list(user) for user in whole["users"]] == [USER_COLUMNS] * len(expected)
+        assert [tuple(user.values()) for user in whole["users"]] == rows, query
+        paged = await pages(office.root, "/admin/usage", limit="1", **query)
+        assert [user for page in paged for user in page["users"]] == whole["users"]
+        assert max(len(page["users"]) for page in paged) <= 1
+    lines = [[user_id, *map(str, figures)] for user_id, figures in USERS.items()]
+    assert await office.csv("/admin/usage", limit=1, sort="user_id") == [USER_COLUMNS, *lines]
+    csv_by_name = {"Accept": "text/csv"}
+    for query, kind in (({}, "text/csv; charset=utf-8"), ({"format": "json"}, "application/json")):
+        response = await office.root.get("/admin/usage", params=query, headers=csv_by_name)
+        assert response.headers["content-type"] == kind
+
+
+async def test_a_quota_is_set_and_the_user_made_if_need_be(office: Office) -> None:
+    nothing = {"use_space_finished": 0, "use_space_unfinished": 0, "reserved": 0}
+    for user_id in ("new", "new", "a@b.example", "ünï", "x" * 255):
+        response = await office.root.put(f"/admin/users/{user_id}", json={"total_space": 0})
+        assert response.status_code == 200
+        assert response.json() == {"user_id": user_id, "total_space": 0, **nothing}
+    lowered = (await office.root.put("/admin/users/alice", json={"total_space": 1})).json()
+    assert (lowered["total_space"], lowered["use_space_finished"]) == (1, SHARED.size + HERS.size)
+    assert (await office.stack.client.get("/me/usage")).json()["total_space"] == 1
+    largest = await office.root.put("/admin/users/alice", json={"total_space": 2**63 - 1})
+    assert largest.json()["total_space"] == 2**63 - 1
+    assert (await office.stack.open(Content(1000, seed=1))).status_code == 201
+
+
+def spelt(*parts: Any) -> str:
+    """As a cursor is."""
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
 
 
 MALFORMED = [
+    *(("/admin/usage", "after", spelt("use_space_finished", figure, "a")) for figure in ("1", 2**63, -(2**70))),
+    *(("/admin/usage", "after", spelt(*parts)) for parts in (("files", 1, "a"), ("use_space_finished", 1))),
     *(("/admin/usage/history", "days", value) for value in ("0", "3661", "1.5", "", "a")),
     *(("/admin/uploads", "idle_for", value) for value in ("-1", "3153600001", "1e3")),
     *(("/admin/uploads", "sort", value) for value in ("name", "", "size")),

@@ -146,11 +146,12 @@ async def test_what_is_another_users_was_never_there(make_stack: MakeStack, stat
                 answers.append(shape_of(response, *names))
                 if operation in NOT_FOUND and method != "HEAD":
                     problem(response, 404, NOT_FOUND[operation])
-                await _clean_up(bob)
+                if method not in ("GET", "HEAD"):
+                    await _clean_up(bob)
             assert answers[0] == answers[1], operation
             if operation in NOT_FOUND:
                 assert answers[0][0] == 404
-            assert await victim.all_there_is() == before, operation
+        assert await victim.all_there_is() == before
 
 
 async def _clean_up(client: httpx2.AsyncClient) -> None:

@@ -6,11 +6,10 @@ import signal
 from pathlib import Path
 
 from tests.conftest import MakeStack
-from tests.integration.test_http_jwt import claims_at, settings_for
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import left_open, open_files_under
-from tests.support.jwts import hmac_signer
+from tests.support.jwts import claims_at, hmac_signer, settings_for
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack, without_database

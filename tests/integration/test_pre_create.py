@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,24 @@ PROBLEM = {"type": "about:blank", "title": "No", "detail": "Not on a Sunday."}
 
 def asked_of(url: str, on_failure: str = "refuse") -> str:
     return f'[pre_create]\nurl = "{url}"\nsecret_file = "new.secret"\non_failure = "{on_failure}"\n'
+
+
+@pytest.fixture
+async def consumer() -> AsyncIterator[Consumer]:
+    async with consuming() as made:
+        yield made
+
+
+@pytest.fixture
+def make_asking(make_stack: MakeStack, tmp_path: Path, consumer: Consumer) -> MakeStack:
+    return partial(make_stack, events=events_file(tmp_path / "e", asked_of(consumer.url)))
+
+
+@pytest.fixture
+async def stack(make_asking: MakeStack) -> AsyncIterator[Stack]:
+    """Whose consumer is asked."""
+    async with make_asking() as made:
+        yield made
 
 
 async def by_chunks(stack: Stack) -> httpx2.Response:
@@ -88,78 +107,71 @@ def refuse(consumer: Consumer) -> None:
 
 @pytest.mark.parametrize(("way", "question"), WAYS, ids=lambda each: getattr(each, "__name__", ""))
 async def test_each_way_is_asked_for_once_and_may_be_refused(
-    make_stack: MakeStack, tmp_path: Path, way: Callable[[Stack], Awaitable[httpx2.Response]], question: dict[str, Any]
+    stack: Stack, consumer: Consumer, way: Callable[[Stack], Awaitable[httpx2.Response]], question: dict[str, Any]
 ) -> None:
-    async with consuming() as consumer, make_stack(events=events_file(tmp_path / "e", asked_of(consumer.url))) as stack:
-        await stack.upload(THERE)
-        before = stack.bytes_on_disk()
-        consumer.requests.clear()
-        refuse(consumer)
-        refused = await way(stack)
-        assert refused.status_code == 403
-        problem = refused.json()
-        assert (problem["code"], problem["detail"], problem["retryable"]) == ("refused", "Not on a Sunday.", False)
-        assert stack.bytes_on_disk() == before
-        assert await stack.usage("alice") == {"finished": THERE.size, "unfinished": 0, "reserved": 0}
-        assert [request.event for request in consumer.requests] == [
-            {"user_id": "alice", "client_address": "127.0.0.1", **question}
-        ]
-        consumer.requests.clear()
-        consumer.status, consumer.body = 204, b""
-        assert (await way(stack)).status_code == 201
-        (request,) = consumer.requests
-        assert request.is_signed_with(SECRETS[0])
-        assert request.headers["content-type"] == "application/json"
+    await stack.upload(THERE)
+    before = stack.bytes_on_disk()
+    consumer.requests.clear()
+    refuse(consumer)
+    refused = await way(stack)
+    assert refused.status_code == 403
+    problem = refused.json()
+    assert (problem["code"], problem["detail"], problem["retryable"]) == ("refused", "Not on a Sunday.", False)
+    assert stack.bytes_on_disk() == before
+    assert await stack.usage("alice") == {"finished": THERE.size, "unfinished": 0, "reserved": 0}
+    (request,) = consumer.requests
+    assert request.event == {"user_id": "alice", "client_address": "127.0.0.1", **question}
+    consumer.requests.clear()
+    consumer.status, consumer.body = 204, b""
+    assert (await way(stack)).status_code == 201
+    (request,) = consumer.requests
+    assert request.is_signed_with(SECRETS[0])
+    assert request.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize(
-    ("headers", "told"),
-    [
-        ({}, "127.0.0.1"),
-        ({"X-Forwarded-For": "203.0.113.9"}, "203.0.113.9"),
-        # What the client says itself stands before what the proxies add.
-        ({"X-Forwarded-For": "198.51.100.1, 203.0.113.9:4711, 10.1.2.3"}, "203.0.113.9"),
-        ({"X-Forwarded-For": "10.1.2.4, 10.1.2.3"}, "10.1.2.4"),
-        ({"Forwarded": 'for=1.2.3.4;by=x, proto=https;for="[2001:DB8::17]:4711"'}, "2001:db8::17"),
-        ({"X-Forwarded-For": "::ffff:203.0.113.9", "Forwarded": "for=203.0.113.9"}, "203.0.113.9"),
-        ({"X-Forwarded-For": "203.0.113.9", "Forwarded": "proto=https;host=files.example"}, "203.0.113.9"),
-        ({"X-Forwarded-For": "203.0.113.9", "Forwarded": "for=198.51.100.1"}, None),
-        ({"Forwarded": "for=198.51.100.1, for=_hidden"}, None),
-        ({"X-Forwarded-For": "198.51.100.1, unknown"}, None),
-    ],
-)
-async def test_where_it_comes_from_is_told_as_trusted_proxies_say(
-    make_stack: MakeStack, tmp_path: Path, headers: dict[str, str], told: str | None
-) -> None:
-    async with consuming() as consumer:
-        path = events_file(tmp_path / "e", asked_of(consumer.url))
-        body = {"name": NEW.name, "size": NEW.size}
-        for trusted, address in ((("127.0.0.1", "10.0.0.0/8"), told), (("10.0.0.0/8",), "127.0.0.1")):
-            async with make_stack(events=path, trusted_proxies=trusted) as stack:
-                assert (await stack.client.post("/uploads", json=body, headers=headers)).status_code == 201
-            assert consumer.events[-1]["client_address"] == address
+ADDRESSES: list[tuple[dict[str, str], str | None]] = [
+    ({}, "127.0.0.1"),
+    ({"X-Forwarded-For": "203.0.113.9"}, "203.0.113.9"),
+    # What the client says itself stands before what the proxies add.
+    ({"X-Forwarded-For": "198.51.100.1, 203.0.113.9:4711, 10.1.2.3"}, "203.0.113.9"),
+    ({"X-Forwarded-For": "10.1.2.4, 10.1.2.3"}, "10.1.2.4"),
+    ({"Forwarded": 'for=1.2.3.4;by=x, proto=https;for="[2001:DB8::17]:4711"'}, "2001:db8::17"),
+    ({"X-Forwarded-For": "::ffff:203.0.113.9", "Forwarded": "for=203.0.113.9"}, "203.0.113.9"),
+    ({"X-Forwarded-For": "203.0.113.9", "Forwarded": "proto=https;host=files.example"}, "203.0.113.9"),
+    ({"X-Forwarded-For": "203.0.113.9", "Forwarded": "for=198.51.100.1"}, None),
+    ({"Forwarded": "for=198.51.100.1, for=_hidden"}, None),
+    ({"X-Forwarded-For": "198.51.100.1, unknown"}, None),
+]
 
 
-async def test_members_of_a_batch_are_asked_for_one_by_one(make_stack: MakeStack, tmp_path: Path) -> None:
-    async with consuming() as consumer, make_stack(events=events_file(tmp_path / "e", asked_of(consumer.url))) as stack:
-        body = archive(*(Entry(f"{number}.bin", bytes([number])) for number in range(3)))
-        refuse(consumer)
-        results = (await stack.client.post("/files/batch", content=body)).json()["results"]
-        assert [result["problem"]["detail"] for result in results] == ["Not on a Sunday."] * 3
-        consumer.status = 200
-        results = (await stack.client.post("/files/batch", content=body)).json()["results"]
-        assert [result["status"] for result in results] == [201] * 3
-        names = sorted(request.event["name"] for request in consumer.requests)
-        assert names == sorted([f"{number}.bin" for number in range(3)] * 2)
+async def test_where_it_comes_from_is_told_as_trusted_proxies_say(make_asking: MakeStack, consumer: Consumer) -> None:
+    for is_trusted, trusted in ((True, ("127.0.0.1", "10.0.0.0/8")), (False, ("10.0.0.0/8",))):
+        async with make_asking(trusted_proxies=trusted) as stack:
+            for headers, told in ADDRESSES:
+                response = await stack.client.post("/uploads", json={"name": "a", "size": 1}, headers=headers)
+                assert response.status_code == 201
+                assert consumer.events[-1]["client_address"] == (told if is_trusted else "127.0.0.1"), headers
+
+
+async def test_members_of_a_batch_are_asked_for_one_by_one(stack: Stack, consumer: Consumer) -> None:
+    body = archive(*(Entry(f"{number}.bin", bytes([number])) for number in range(3)))
+    refuse(consumer)
+    results = (await stack.client.post("/files/batch", content=body)).json()["results"]
+    assert [result["problem"]["detail"] for result in results] == ["Not on a Sunday."] * 3
+    consumer.status = 200
+    results = (await stack.client.post("/files/batch", content=body)).json()["results"]
+    assert [result["status"] for result in results] == [201] * 3
+    names = sorted(request.event["name"] for request in consumer.requests)
+    assert names == sorted([f"{number}.bin" for number in range(3)] * 2)
 
 
 async def test_whoever_waits_for_a_turn_waits_no_longer_than_for_an_answer(
-    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_asking: MakeStack, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of those that are asked together, nobody goes on asking for the others when one is not to be had."""
     monkeypatch.setattr("uploader.bootstrap.services.TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(precreate, "_AT_ONCE", 1)
-    async with consuming() as consumer, make_stack(events=events_file(tmp_path / "e", asked_of(consumer.url))) as stack:
+    async with make_asking() as stack:
         consumer.going_on.clear()
         body = archive(*(Entry(f"{number}.bin", bytes([number])) for number in range(20)))
         response = await stack.client.post("/files/batch", content=body)
@@ -172,48 +184,43 @@ async def test_whoever_waits_for_a_turn_waits_no_longer_than_for_an_answer(
         assert consumer.requests == []
 
 
-async def test_a_proof_does_for_the_next_attempt_when_nobody_could_say(make_stack: MakeStack, tmp_path: Path) -> None:
-    async with consuming() as consumer, make_stack(events=events_file(tmp_path / "e", asked_of(consumer.url))) as stack:
-        await stack.upload(THERE)
-        client = await stack.client_of("bob")
-        challenge = (await stack.open(THERE, client, sha256=THERE.sha256)).json()["challenge"]
-        answer = {"id": challenge["id"], "name": THERE.name, "proof": proof_by(THERE.data, challenge, THERE.sha256)}
-        statuses = []
-        for consumer.status in (500, 500, 200, 200):
-            statuses.append((await client.post(f"/files/{THERE.md5}/proof", json=answer)).status_code)
+async def test_a_proof_does_for_the_next_attempt_when_nobody_could_say(stack: Stack, consumer: Consumer) -> None:
+    await stack.upload(THERE)
+    client = await stack.client_of("bob")
+    challenge = (await stack.open(THERE, client, sha256=THERE.sha256)).json()["challenge"]
+    answer = {"id": challenge["id"], "name": THERE.name, "proof": proof_by(THERE.data, challenge, THERE.sha256)}
+    statuses = []
+    for consumer.status in (500, 500, 200, 200):
+        statuses.append((await client.post(f"/files/{THERE.md5}/proof", json=answer)).status_code)
     assert statuses == [503, 503, 201, 403]
 
 
-@pytest.mark.parametrize("on_failure", ["refuse", "allow"])
 @pytest.mark.parametrize("failure", ["error", "silent", "nobody", "redirect"])
 async def test_where_nobody_answers_the_settings_decide(
-    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, on_failure: str
+    make_stack: MakeStack, consumer: Consumer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
     monkeypatch.setattr("uploader.bootstrap.services.TIMEOUT_SECONDS", 0.2)
     assert precreate.TIMEOUT_SECONDS == 2.0
-    async with consuming() as consumer:
-        url = "http://127.0.0.1:9/" if failure == "nobody" else consumer.url
-        match failure:
-            case "error":
-                consumer.status = 500
-            case "silent":
-                consumer.going_on.clear()
-            case "redirect":
-                consumer.status, consumer.head = 302, f"Location: {consumer.url}\r\n"
-        async with make_stack(events=events_file(tmp_path / "e", asked_of(url, on_failure))) as stack:
-            response = await whole(stack)
-    if on_failure == "allow":
-        assert response.status_code == 201
-        return
+    url = "http://127.0.0.1:9/" if failure == "nobody" else consumer.url
+    match failure:
+        case "error":
+            consumer.status = 500
+        case "silent":
+            consumer.going_on.clear()
+        case "redirect":
+            consumer.status, consumer.head = 302, f"Location: {consumer.url}\r\n"
+    async with make_stack(events=events_file(tmp_path / "e", asked_of(url, "refuse"))) as stack:
+        response = await whole(stack)
     assert (response.status_code, response.json()["code"]) == (503, "unavailable")
     assert "Retry-After" in response.headers
     assert url not in response.text
+    async with make_stack(events=events_file(tmp_path / "e", asked_of(url, "allow"))) as stack:
+        assert (await whole(stack)).status_code == 201
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b'{"detail": 3}', b'{"detail": "a\\n\\u202eb"}'])
-async def test_a_refusal_may_say_anything(make_stack: MakeStack, tmp_path: Path, body: bytes) -> None:
-    async with consuming() as consumer, make_stack(events=events_file(tmp_path / "e", asked_of(consumer.url))) as stack:
+async def test_a_refusal_may_say_anything(stack: Stack, consumer: Consumer) -> None:
+    for body in (b"", b"[]", b"\xff", b'{"detail": 3}', b'{"detail": "a\\n\\u202eb"}'):
         consumer.status, consumer.body = 404, body
         response = await whole(stack)
-    assert response.status_code == 403
-    assert response.json()["detail"].isprintable()
+        assert response.status_code == 403
+        assert response.json()["detail"].isprintable()

@@ -49,9 +49,11 @@ def lines() -> Iterator[Lines]:
 
 
 async def test_each_request_is_one_line_with_user_route_outcome_and_id(stack: Stack, lines: Lines) -> None:
-    identifier = {"X-Request-ID": "the-request"}
-    await stack.client.get("/me/usage", headers=identifier)
-    (line,) = lines.requests()
+    await stack.client.get("/me/usage", headers={"X-Request-ID": "the-request"})
+    await stack.anonymous().get("/config")
+    line, following = lines.requests()
+    assert "user_id" not in following
+    assert following["request_id"] != "the-request"
     assert line.pop("duration_ms") >= 0
     assert line.pop("time")
     assert line == {
@@ -86,31 +88,19 @@ async def test_the_log_says_which_host_is_away_and_the_client_is_not_told(
 
 async def test_the_outcome_of_an_error_is_its_code(stack: Stack, lines: Lines) -> None:
     anonymous = stack.anonymous()
-    for client, method, path in (
-        (anonymous, "GET", "/me/usage"),
-        (stack.client, "GET", "/admin/usage"),
-        (stack.client, "GET", "/nothing"),
-        (stack.client, "PATCH", "/livez"),
-        (stack.client, "PROPFIND", URL),
-        (stack.client, "GET", URL),
-        (stack.client, "GET", "/files/zzz"),
-        (stack.client, "GET", "/files/a%2fb"),
+    for client, method, path, *told in (
+        (anonymous, "GET", "/me/usage", "GET", "/me/usage", 401, "unauthenticated", None),
+        (stack.client, "GET", "/admin/usage", "GET", "/admin/usage", 403, "forbidden", "alice"),
+        (stack.client, "GET", "/nothing", "GET", "", 404, "not-found", None),
+        (stack.client, "PATCH", "/livez", "PATCH", "/livez", 405, "method-not-allowed", None),
+        (stack.client, "PROPFIND", URL, "other", "/files/{md5}", 405, "method-not-allowed", None),
+        (stack.client, "GET", URL, "GET", "/files/{md5}", 404, "upload-not-found", "alice"),
+        (stack.client, "GET", "/files/zzz", "GET", "/files/{md5}", 422, "invalid-md5", "alice"),
+        (stack.client, "GET", "/files/a%2fb", "GET", "", 404, "not-found", None),
     ):
         await client.request(method, path)
-    told = [
-        (line["method"], line["route"], line["status"], line["outcome"], line.get("user_id"))
-        for line in lines.requests()
-    ]
-    assert told == [
-        ("GET", "/me/usage", 401, "unauthenticated", None),
-        ("GET", "/admin/usage", 403, "forbidden", "alice"),
-        ("GET", "", 404, "not-found", None),
-        ("PATCH", "/livez", 405, "method-not-allowed", None),
-        ("other", "/files/{md5}", 405, "method-not-allowed", None),
-        ("GET", "/files/{md5}", 404, "upload-not-found", "alice"),
-        ("GET", "/files/{md5}", 422, "invalid-md5", "alice"),
-        ("GET", "", 404, "not-found", None),
-    ]
+        line = lines.requests()[-1]
+        assert [line.get(name) for name in ("method", "route", "status", "outcome", "user_id")] == told
 
 
 async def test_probes_are_quiet_and_failures_are_loud(stack: Stack, lines: Lines) -> None:
@@ -128,37 +118,20 @@ async def test_what_else_is_logged_in_a_request_carries_its_user_and_id(
     stack: Stack, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stack.open(CONTENT)
-    error = RuntimeError(f"not a map: {stack.data}/map")
-    monkeypatch.setattr(stack.services.uploads, "find", AsyncMock(side_effect=error))
-    await stack.client.get(URL, headers={"X-Request-ID": "the-request"})
-    (failure,) = [line for line in lines.json if line["event"] == "request failed"]
-    assert (failure["user_id"], failure["request_id"]) == ("alice", "the-request")
-
-
-async def test_what_the_disk_refuses_is_logged_with_its_request(stack: Stack, lines: Lines) -> None:
-    await stack.open(CONTENT)
+    headers = {"X-Request-ID": "the-request"}
     with failing_call("fdatasync"):
-        await stack.put(CONTENT, 0, headers={"X-Request-ID": "the-request"})
-    (failure,) = [line for line in lines.json if line["event"] == "the disk reports an error"]
-    assert (failure["user_id"], failure["request_id"]) == ("alice", "the-request")
+        await stack.put(CONTENT, 0, headers=headers)
+    monkeypatch.setattr(stack.services.uploads, "find", AsyncMock(side_effect=RuntimeError("not a map")))
+    await stack.client.get(URL, headers=headers)
+    for event in ("the disk reports an error", "request failed"):
+        (failure,) = [line for line in lines.json if line["event"] == event]
+        assert (failure["user_id"], failure["request_id"]) == ("alice", "the-request")
 
 
-async def test_neither_user_nor_id_is_left_to_the_next_request(stack: Stack, lines: Lines) -> None:
-    await stack.client.get("/me/usage")
-    await stack.anonymous().get("/config")
-    assert ["user_id" in line for line in lines.requests()] == [True, False]
-    assert len({line["request_id"] for line in lines.requests()}) == 2
-
-
-FORGERIES = [
-    "\n12:00:00 info    request outcome=ok",
-    "\r\n{}",
-    "\u2028x",
-    "\x1b[2K",
-    "\x85",
-    '"} {"event": "forged',
-    "\t\0",
-]
+FORGERIES = (
+    *("\n12:00:00 info    request outcome=ok", '"} {"event": "forged'),
+    *("\r\n{}", "\u2028x", "\x1b[2K", "\x85", "\t\0"),
+)
 
 
 async def test_nothing_that_is_sent_makes_a_line_of_its_own(make_stack: MakeStack, lines: Lines) -> None:
@@ -175,11 +148,8 @@ async def test_nothing_that_is_sent_makes_a_line_of_its_own(make_stack: MakeStac
             await stack.client.put(f"/admin/users/{quote(forged, safe='')}", json={})
     assert len(lines.requests()) >= 5 * len(FORGERIES)
     assert all(line.isprintable() for line in lines.all)
-    assert {line["user_id"] for line in lines.requests() if "user_id" in line} <= {
-        "alice",
-        "bob",
-        'bob"}{"event":"forged',
-    }
+    users = {line["user_id"] for line in lines.requests() if "user_id" in line}
+    assert users <= {"alice", "bob", 'bob"}{"event":"forged'}
 
 
 async def test_no_name_hash_id_or_query_is_in_the_log(stack: Stack, lines: Lines) -> None:

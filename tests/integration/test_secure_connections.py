@@ -4,6 +4,7 @@ lists, and a sentence that names host and reason where something of it is missin
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -19,6 +20,7 @@ from tests.support.servers import (
     PrivateSentinel,
     free_port,
 )
+from tests.support.waiting import eventually
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Pending
 from uploader.accounting.redis import connect
@@ -38,11 +40,15 @@ def options_of(authority: Authority) -> str:
     return f"ssl_ca={authority.file}&ssl_cert={mine.certificate}&ssl_key={mine.key}"
 
 
-async def uploads(make_stack: MakeStack, redis_url: str) -> None:
-    """That a file is uploaded, and Redis found ready."""
-    async with make_stack(redis_url=redis_url, shards=4, jobs=True) as stack:
+async def uploads(make_stack: MakeStack, **settings: Any) -> None:
+    """That a file is uploaded, and the stores found ready."""
+    async with make_stack(**settings, jobs=True) as stack:
         assert (await stack.upload(CONTENT)).json()["state"] == "complete"
-        assert (await stack.anonymous().get("/readyz")).status_code == 200
+
+        async def is_ready() -> bool:  # a look may take longer than it may, on a busy machine
+            return (await stack.anonymous().get("/readyz")).status_code == 200
+
+        await eventually(is_ready)
 
 
 async def told(url: str) -> str:
@@ -76,7 +82,11 @@ def stopped(servers: PrivateCluster | PrivateSentinel) -> Iterator[None]:
 
 
 async def test_redis_over_tls(make_stack: MakeStack, tls_redis: PrivateRedis, valkey_authority: Authority) -> None:
-    await uploads(make_stack, f"rediss://:{PASSWORD}@127.0.0.1:{tls_redis.port}/3?{options_of(valkey_authority)}")
+    await uploads(
+        make_stack,
+        shards=4,
+        redis_url=f"rediss://:{PASSWORD}@127.0.0.1:{tls_redis.port}/3?{options_of(valkey_authority)}",
+    )
 
 
 async def test_what_is_wrong_with_the_certificates_of_redis_is_told(
@@ -114,7 +124,9 @@ async def test_a_cluster_over_tls_of_which_the_first_seed_is_away(
     cluster = PrivateCluster(tmp_path / "cluster", valkey_authority, PASSWORD)
     with stopped(cluster):
         seeds = f"127.0.0.1:{free_port()},127.0.0.1:{cluster.nodes[1].port}"
-        await uploads(make_stack, f"rediss+cluster://:{PASSWORD}@{seeds}?{options_of(valkey_authority)}")
+        await uploads(
+            make_stack, shards=4, redis_url=f"rediss+cluster://:{PASSWORD}@{seeds}?{options_of(valkey_authority)}"
+        )
         unverified = await told(f"rediss+cluster://:{PASSWORD}@{seeds}")
         assert seeds.replace(",", ", ") in unverified
 
@@ -126,7 +138,7 @@ async def test_sentinels_over_tls_with_a_password_of_their_own(
     with stopped(sentinel):
         hosts = f"127.0.0.1:{free_port()},{sentinel.address}"
         url = f"rediss+sentinel://:{PASSWORD}@{hosts}/accounts?{options_of(valkey_authority)}"
-        await uploads(make_stack, f"{url}&sentinel_password=another")
+        await uploads(make_stack, shards=4, redis_url=f"{url}&sentinel_password=another")
         refused = await told(url)
         assert f"accounts of the Sentinels {hosts.replace(',', ', ')} (UPLOADER_REDIS_URL) is away: " in refused
 
@@ -156,9 +168,7 @@ async def test_a_database_over_tls(
     database = Database(hers)
     await migrate.upgrade(database)
     await database.close()
-    async with make_stack(database_url=hers, jobs=True) as stack:
-        assert (await stack.upload(CONTENT)).json()["state"] == "complete"
-        assert (await stack.anonymous().get("/readyz")).status_code == 200
+    await uploads(make_stack, database_url=hers)
 
 
 async def test_what_is_wrong_with_the_certificates_of_a_database_is_told(

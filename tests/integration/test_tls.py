@@ -48,9 +48,8 @@ async def received(client: socket.socket) -> bytes:
             return b""
 
 
-async def put(connection: Connection, content: Content, number: int, *headers: str) -> None:
-    path = f"/files/{content.md5}/chunks/{number}"
-    await connection.request("PUT", path, f"Content-Length: {len(content.chunk(number))}", *headers)
+async def put(connection: Connection, *headers: str) -> None:
+    await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}", *headers)
 
 
 @on_both_loops
@@ -73,12 +72,12 @@ async def test_bodies_of_every_length_come_whole_over_one_connection(make_secure
 async def test_chunks_are_asked_for_sent_ahead_and_sent_in_pieces(make_secure: MakeStack) -> None:
     async with serving_stack(make_secure) as server, server.connection() as connection:
         await server.stack.open(CONTENT)
-        await put(connection, CONTENT, 0, "Expect: 100-continue")
+        await put(connection, "Expect: 100-continue")
         assert (await connection.answer()).status == 100
         await connection.send(CONTENT.chunk(0))
         assert (await connection.answer()).status == 200
         for _ in range(2):
-            await put(connection, CONTENT, 0)
+            await put(connection)
             await connection.send(CONTENT.chunk(0))
         await connection.request("PUT", f"{URL}/chunks/1", "Transfer-Encoding: chunked")
         await connection.send(b"%x\r\n%s\r\n0\r\n\r\n" % (2 * MIB, CONTENT.chunk(1)))
@@ -173,12 +172,13 @@ async def test_http_without_tls_gets_no_answer(make_secure: MakeStack) -> None:
 
 async def test_an_answer_that_nobody_takes_is_given_up(make_secure: MakeStack) -> None:
     content = Content(16 * MIB, chunk_size=16 * MIB)
-    async with serving_stack(make_secure, body_idle_timeout_seconds=0.5) as server:
-        file = (await server.stack.upload(content)).json()["file"]
-        async with server.connection(narrow=True) as connection:
-            await connection.request("GET", f"/me/files/{file['id']}/content")
-            await eventually(lambda: has(server, 1))
-            await eventually(lambda: has(server, 0))
+    async with make_secure() as stack:
+        file = (await stack.upload(content)).json()["file"]
+    idle: dict[str, Any] = {"body_idle_timeout_seconds": 0.5}
+    async with serving_stack(make_secure, **idle) as server, server.connection(narrow=True) as connection:
+        await connection.request("GET", f"/me/files/{file['id']}/content")
+        await eventually(lambda: has(server, 1))
+        await eventually(lambda: has(server, 0))
 
 
 async def has(server: Any, connections: int) -> bool:

@@ -32,6 +32,5 @@ MODULES = frozenset(
         "test_sendfile",
         "test_tls",
         "test_vanishing_clients",
-        "test_whole_sockets",
     }
 )

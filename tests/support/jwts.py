@@ -3,14 +3,19 @@
 import base64
 import hmac
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import get_default_algorithms
 
+from tests.support.clock import ManualClock
+
+ISSUER, AUDIENCE = "https://login.example.com", "uploader"
 SECRET = "a secret that is long enough for HS256"
 
 
@@ -81,3 +86,33 @@ def ed_signer(name: str = "") -> Signer:
 
 def hmac_signer(secret: str = SECRET) -> Signer:
     return Signer("HS256", secret.encode())
+
+
+def settings_for(signer: Signer, **more: Any) -> dict[str, Any]:
+    """Settings that believe one signer."""
+    key = {"jwt_secret": SECRET} if signer.algorithm == "HS256" else {"jwt_public_key": signer.public_pem}
+    # How many wrong ones are too many is told elsewhere.
+    return {"auth": "jwt", "max_wrong_tokens": 10**6, **key, **more}
+
+
+def claims_at(clock: ManualClock, **more: Any) -> dict[str, Any]:
+    """Good claims of `mallory`; those that are None are left out."""
+    now = int(clock.now().timestamp())
+    claims = {"sub": "mallory", "exp": now + 300, "iss": ISSUER, "aud": AUDIENCE, **more}
+    return {name: value for name, value in claims.items() if value is not None}
+
+
+SIGNERS: dict[str, Callable[..., Signer]] = {
+    "HS256": hmac_signer,
+    "RS256": rsa_signer,
+    "ES256": ec_signer,
+    "EdDSA": ed_signer,
+}
+on_each_algorithm = pytest.mark.parametrize("signer", [make() for make in SIGNERS.values()], ids=SIGNERS)
+
+
+def forger_like(signer: Signer) -> Signer:
+    """Of the same kind, with a key that is in force nowhere."""
+    if signer.algorithm == "HS256":
+        return hmac_signer("another secret that is long enough ...")
+    return SIGNERS[signer.algorithm]("forger")
