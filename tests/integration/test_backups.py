@@ -164,26 +164,25 @@ async def test_a_file_that_is_deleted_while_it_is_backed_up_comes_from_the_trash
         assert await bytes_of_files(restored) == {file_id: CONTENTS[0].data}
 
 
-async def test_a_second_backup_copies_what_is_new_and_old_ones_go(make_stack: MakeStack, tmp_path: Path) -> None:
+async def test_a_second_backup_copies_what_is_new_and_old_ones_go(stack: Stack, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
-    async with make_stack() as stack:
-        stamps = []
-        for number, content in enumerate(CONTENTS):
-            await stack.upload(content)
-            made = await back_up(stack, backups)
-            assert (made.copied.blobs, made.copied.new_blobs) == (number + 1, 1)
-            assert made.copied.new_bytes == content.size
-            stamps.append(made.stamp)
-        (first, *_) = await bytes_of_files(stack)
-        gone = (await stack.client.get(f"/me/files/{first}")).json()["sha256"]
-        await stack.client.delete(f"/me/files/{first}")
-        made = await back_up(stack, backups, keeps=2)
-        assert (made.removed_backups, made.removed_blobs) == (2, 0), "the backup before has a file of it"
-        assert sorted(path.name for path in backups.iterdir()) == [stamps[-1], made.stamp, "blobs", "installation"]
-        made = await back_up(stack, backups, keeps=1)
-        assert (made.removed_backups, made.removed_blobs) == (2, 1)
-        kept = {content.sha256 for content in CONTENTS} - {gone}
-        assert {path.name for path in (backups / "blobs").rglob("*") if path.is_file()} == kept
+    stamps = []
+    for number, content in enumerate(CONTENTS):
+        await stack.upload(content)
+        made = await back_up(stack, backups)
+        assert (made.copied.blobs, made.copied.new_blobs) == (number + 1, 1)
+        assert made.copied.new_bytes == content.size
+        stamps.append(made.stamp)
+    (first, *_) = await bytes_of_files(stack)
+    gone = (await stack.client.get(f"/me/files/{first}")).json()["sha256"]
+    await stack.client.delete(f"/me/files/{first}")
+    made = await back_up(stack, backups, keeps=2)
+    assert (made.removed_backups, made.removed_blobs) == (2, 0), "the backup before has a file of it"
+    assert sorted(path.name for path in backups.iterdir()) == [stamps[-1], made.stamp, "blobs", "installation"]
+    made = await back_up(stack, backups, keeps=1)
+    assert (made.removed_backups, made.removed_blobs) == (2, 1)
+    kept = {content.sha256 for content in CONTENTS} - {gone}
+    assert {path.name for path in (backups / "blobs").rglob("*") if path.is_file()} == kept
 
 
 @pytest.fixture
@@ -197,14 +196,13 @@ def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_links")
-async def test_where_no_link_leads_blobs_are_copied(make_stack: MakeStack, tmp_path: Path) -> None:
-    async with make_stack() as stack:
-        await stack.upload(CONTENTS[0])
-        made = await back_up(stack, tmp_path / "backups")
-        assert (made.copied.new_blobs, made.copied.linked_blobs) == (1, 0)
-        copy, original = (blob_path(path, CONTENTS[0].sha256) for path in (tmp_path / "backups", stack.data))
-        assert copy.read_bytes() == CONTENTS[0].data
-        assert copy.stat().st_ino != original.stat().st_ino
+async def test_where_no_link_leads_blobs_are_copied(stack: Stack, tmp_path: Path) -> None:
+    await stack.upload(CONTENTS[0])
+    made = await back_up(stack, tmp_path / "backups")
+    assert (made.copied.new_blobs, made.copied.linked_blobs) == (1, 0)
+    copy, original = (blob_path(path, CONTENTS[0].sha256) for path in (tmp_path / "backups", stack.data))
+    assert copy.read_bytes() == CONTENTS[0].data
+    assert copy.stat().st_ino != original.stat().st_ino
 
 
 @pytest.mark.usefixtures("without_links")
@@ -267,49 +265,45 @@ async def test_an_older_dump_beside_newer_blobs_loses_nothing(
         assert sorted((await bytes_of_files(stack)).values()) == sorted([older.data, newer.data])
 
 
-async def test_a_backup_that_is_killed_anywhere_is_none_and_the_next_one_goes_on(
-    make_stack: MakeStack, tmp_path: Path
-) -> None:
+async def test_a_backup_that_is_killed_anywhere_is_none_and_the_next_one_goes_on(stack: Stack, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
-    async with make_stack() as stack:
-        await stack.upload(CONTENTS[0])
-        for at in (1, 2):
-            with pytest.raises(Death), dying(at):
-                await back_up(stack, backups)
-            services = stack.services
-            with pytest.raises(BackupRefused, match="no backup that is whole"):
-                await services.restoring.look(backups)
-        (interrupted,) = backups.glob("*.new")
-        made = await back_up(stack, backups)
-        assert (made.copied.blobs, made.copied.new_blobs) == (1, 0), "what was copied stays"
-        assert not interrupted.exists()
-        await back_up(stack, backups)
-        with pytest.raises(Death), dying(4):
-            await back_up(stack, backups, keeps=1)
-        assert (await back_up(stack, backups, keeps=1)).removed_backups == 1
-        assert blob_path(backups, CONTENTS[0].sha256).exists()
+    await stack.upload(CONTENTS[0])
+    for at in (1, 2):
+        with pytest.raises(Death), dying(at):
+            await back_up(stack, backups)
+        services = stack.services
+        with pytest.raises(BackupRefused, match="no backup that is whole"):
+            await services.restoring.look(backups)
+    (interrupted,) = backups.glob("*.new")
+    made = await back_up(stack, backups)
+    assert (made.copied.blobs, made.copied.new_blobs) == (1, 0), "what was copied stays"
+    assert not interrupted.exists()
+    await back_up(stack, backups)
+    with pytest.raises(Death), dying(4):
+        await back_up(stack, backups, keeps=1)
+    assert (await back_up(stack, backups, keeps=1)).removed_backups == 1
+    assert blob_path(backups, CONTENTS[0].sha256).exists()
 
 
-async def test_a_backup_is_told_before_it_is_whole_and_where_it_lies(make_stack: MakeStack, tmp_path: Path) -> None:
+async def test_a_backup_is_told_before_it_is_whole_and_where_it_lies(stack: Stack, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
 
     async def told(stack: Stack) -> list[Act]:
         return (await stack.services.audit_log_reports.page(Wanted(action="backup.made"), limit=9, after=None))[0]
 
-    async with make_stack() as stack:
-        await stack.upload(CONTENTS[0])
-        with pytest.raises(Death), dying(3):  # the line is written, the manifest is not
-            await back_up(stack, backups)
-        with pytest.raises(BackupRefused, match="no backup that is whole"):
-            await stack.services.restoring.look(backups)
-        assert len(await told(stack)) == 1
-        made = await back_up(stack, backups)
-        newest, interrupted = await told(stack)
-        assert (newest.subject, newest.user_id) == (made.stamp, None)
-        assert interrupted.details == newest.details == {"directory": str(backups), "blobs": 1, "lacking": 0}
-        unspeakable = tmp_path / os.fsdecode(b"b\xe4ckups")
-        await back_up(stack, unspeakable)
-        assert (await told(stack))[0].details["directory"] == str(tmp_path / "b\ufffdckups")
+    await stack.upload(CONTENTS[0])
+    with pytest.raises(Death), dying(3):  # the line is written, the manifest is not
+        await back_up(stack, backups)
+    with pytest.raises(BackupRefused, match="no backup that is whole"):
+        await stack.services.restoring.look(backups)
+    assert len(await told(stack)) == 1
+    made = await back_up(stack, backups)
+    newest, interrupted = await told(stack)
+    assert (newest.subject, newest.user_id) == (made.stamp, None)
+    assert interrupted.details == newest.details == {"directory": str(backups), "blobs": 1, "lacking": 0}
+    unspeakable = tmp_path / os.fsdecode(b"b\xe4ckups")
+    await back_up(stack, unspeakable)
+    assert (await told(stack))[0].details["directory"] == str(tmp_path / "b\ufffdckups")
 
 
 async def test_a_restore_that_is_killed_anywhere_is_run_again(
@@ -348,16 +342,15 @@ async def test_what_was_tampered_with_is_refused(
     assert not (tmp_path / "restored").exists()
 
 
-async def test_nothing_goes_where_a_list_of_what_is_needed_is_damaged(make_stack: MakeStack, tmp_path: Path) -> None:
+async def test_nothing_goes_where_a_list_of_what_is_needed_is_damaged(stack: Stack, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
-    async with make_stack() as stack:
-        await stack.upload(CONTENTS[0])
-        first, second = [await back_up(stack, backups) for _ in range(2)]
-        flip_bit(backups / second.stamp / "blobs.gz")
-        with pytest.raises(BackupRefused, match=r"was made, but no older one is removed: .*blobs\.gz"):
-            await back_up(stack, backups, keeps=2)
-        assert (backups / first.stamp / "manifest.json").exists()
-        assert (await back_up(stack, backups, keeps=1)).removed_backups == 3
+    await stack.upload(CONTENTS[0])
+    first, second = [await back_up(stack, backups) for _ in range(2)]
+    flip_bit(backups / second.stamp / "blobs.gz")
+    with pytest.raises(BackupRefused, match=r"was made, but no older one is removed: .*blobs\.gz"):
+        await back_up(stack, backups, keeps=2)
+    assert (backups / first.stamp / "manifest.json").exists()
+    assert (await back_up(stack, backups, keeps=1)).removed_backups == 3
 
 
 async def _make_blank(database: Database) -> None:

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.process import run_cli
-from tests.support.servers import PrivateCluster, PrivateRedis, PrivateSentinel
+from tests.support.servers import PrivateCluster, PrivateSentinel
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.accounting.keys import tag_of
@@ -35,28 +35,19 @@ async def _flush_redis(stack: Stack) -> None:
     await stack.services.redis.flushall()
 
 
-async def test_the_sweeper_rebuilds_an_upload_that_nobody_touches(stack: Stack) -> None:
-    upload_id = await _half_sent(stack)
-    await _flush_redis(stack)
-    assert await stack.services.sweeping.sweep(0) == 1
-    known = await stack.services.pending.read(upload_id)
-    assert (known.state, known.received, known.chunks) == ("open", HELD, 2)
-    assert await stack.services.sweeping.sweep(0) == 0, "once an era"
-
-
-async def test_a_sweep_leaves_what_was_touched_in_this_era(stack: Stack) -> None:
-    await _half_sent(stack)
-    await _flush_redis(stack)
-    assert (await stack.put(CONTENT, 2)).status_code == 200
-    assert await stack.services.sweeping.sweep(0) == 0
-
-
-async def test_only_one_of_several_workers_sweeps(make_stack: MakeStack) -> None:
+async def test_one_of_several_workers_rebuilds_an_upload_that_nobody_touches_once_an_era(
+    make_stack: MakeStack,
+) -> None:
     async with make_stack() as one, make_stack() as two:
-        await _half_sent(one)
+        upload_id, touched = await _half_sent(one), Content(CONTENT.size, seed=1)
+        await one.open(touched)
         await _flush_redis(one)
+        assert (await one.put(touched, 2)).status_code == 200
         rebuilt = await asyncio.gather(one.services.sweeping.sweep(0), two.services.sweeping.sweep(0))
         assert sorted(rebuilt) == [0, 1]
+        known = await two.services.pending.read(upload_id)
+        assert (known.state, known.received, known.chunks) == ("open", HELD, 2)
+        assert await one.services.sweeping.sweep(0) == 0
 
 
 async def test_another_worker_takes_over_a_sweep_whose_worker_died(make_stack: MakeStack) -> None:
@@ -82,28 +73,6 @@ async def test_a_loss_in_the_middle_of_a_sweep_is_swept_again(stack: Stack) -> N
     assert (await stack.services.pending.read(upload_id)).received == HELD
 
 
-@pytest.mark.parametrize("append_only", [True, False])
-async def test_what_was_pending_is_accounted_for_after_redis_was_killed(
-    make_stack: MakeStack, own_redis: PrivateRedis, append_only: bool
-) -> None:
-    own_redis.stop()
-    own_redis.append_only = append_only
-    own_redis.start()
-    async with make_stack(redis_url=own_redis.url, jobs=True, quiet_interval_seconds=0.3) as stack:
-        await _half_sent(stack)
-        own_redis.kill()
-        own_redis.start()
-
-        async def accounted_for() -> bool:
-            return (await stack.usage("alice"))["unfinished"] == HELD
-
-        await eventually(accounted_for)
-        for number in range(2, CONTENT.chunk_count):
-            response = await stack.put(CONTENT, number)
-        assert response.status_code == 201
-        assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
-
-
 async def test_another_number_of_shards_is_refused_until_redis_is_reset(make_stack: MakeStack) -> None:
     async with make_stack() as stack:
         upload_id = await _half_sent(stack)
@@ -125,6 +94,8 @@ async def test_another_number_of_shards_is_refused_until_redis_is_reset(make_sta
         for number in range(2, CONTENT.chunk_count):
             response = await stack.put(CONTENT, number)
         assert response.status_code == 201
+    async with make_stack(shards=4, jobs=True, quiet_interval_seconds=0.2) as stack:
+        await check_that_all_is_accounted_for(stack, 12)
 
 
 async def test_an_installation_keeps_the_tags_that_it_has_until_redis_is_reset(make_stack: MakeStack) -> None:
@@ -146,6 +117,7 @@ async def test_an_installation_keeps_the_tags_that_it_has_until_redis_is_reset(m
 
 async def check_that_all_is_accounted_for(stack: Stack, count: int) -> None:
     """So many uploads of two chunks, half-way and in the end."""
+    before = (await stack.usage("alice"))["finished"]
     contents = [Content(100 * KIB, seed=seed, name=f"{seed}.bin") for seed in range(count)]
     for content in contents:
         await stack.open(content)
@@ -159,12 +131,7 @@ async def check_that_all_is_accounted_for(stack: Stack, count: int) -> None:
     for content in contents:
         assert (await stack.put(content, 1)).status_code == 201
     total = sum(content.size for content in contents)
-    assert await stack.usage("alice") == {"finished": total, "unfinished": 0, "reserved": 0}
-
-
-async def test_everything_works_on_several_shards(make_stack: MakeStack) -> None:
-    async with make_stack(shards=8, jobs=True, quiet_interval_seconds=0.2) as stack:
-        await check_that_all_is_accounted_for(stack, 12)
+    assert await stack.usage("alice") == {"finished": before + total, "unfinished": 0, "reserved": 0}
 
 
 async def test_everything_works_on_a_cluster_of_three_masters(make_stack: MakeStack, tmp_path: Path) -> None:

@@ -187,13 +187,12 @@ async def test_a_merge_waits_little_for_what_it_goes_on_without(make_stack: Make
             own_redis.send_signal(signal.SIGCONT)
 
 
-async def test_who_has_waited_waits_less_for_the_right_to_append(make_stack: MakeStack) -> None:
-    async with make_stack() as stack:
-        upload = await _begun(stack)
-        async with stack.services.storage.appending(upload), asyncio.timeout(6):  # without having waited it is longer
-            with as_request(waited_seconds=60), pytest.raises(UploadBusy):
-                async with stack.services.storage.appending(upload):
-                    pass
+async def test_who_has_waited_waits_less_for_the_right_to_append(stack: Stack) -> None:
+    upload = await _begun(stack)
+    async with stack.services.storage.appending(upload), asyncio.timeout(6):  # without having waited it is longer
+        with as_request(waited_seconds=60), pytest.raises(UploadBusy):
+            async with stack.services.storage.appending(upload):
+                pass
 
 
 async def test_a_database_that_works_long_is_asked_as_patiently_as_before_and_redis_less(

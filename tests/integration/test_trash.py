@@ -55,20 +55,19 @@ async def _names(stack: Stack) -> list[str]:
     return [found.name for found in await stack.services.trash.entries()]
 
 
-async def test_deleted_content_is_in_the_trash_and_a_restored_dump_has_it_again(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        dump = await _dump(stack)
-        await _delete_all(stack)
-        assert (await _names(stack), stack.bytes_on_disk()) == ([CONTENT.sha256], [])
-        assert await stack.services.trash.restore_named() == 0, "no row names it"
-        assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+async def test_deleted_content_is_in_the_trash_and_a_restored_dump_has_it_again(stack: Stack) -> None:
+    assert (await stack.upload(CONTENT)).status_code == 201
+    dump = await _dump(stack)
+    await _delete_all(stack)
+    assert (await _names(stack), stack.bytes_on_disk()) == ([CONTENT.sha256], [])
+    assert await stack.services.trash.restore_named() == 0, "no row names it"
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
 
-        await _restore_dump(stack, dump)
-        assert await stack.services.trash.empty() == Purged(), "a row names it, and has no other bytes"
-        assert await stack.services.trash.restore_named() == 1
-        assert (await _names(stack), await _contents(stack)) == ([], [CONTENT.data])
-        assert (await stack.services.reconciling.reconcile()).drifts == []
+    await _restore_dump(stack, dump)
+    assert await stack.services.trash.empty() == Purged(), "a row names it, and has no other bytes"
+    assert await stack.services.trash.restore_named() == 1
+    assert (await _names(stack), await _contents(stack)) == ([], [CONTENT.data])
+    assert (await stack.services.reconciling.reconcile()).drifts == []
 
 
 async def test_a_job_puts_back_what_a_restored_dump_names(make_stack: MakeStack) -> None:
@@ -265,18 +264,17 @@ async def test_a_disk_that_is_short_takes_from_the_trash_the_oldest_first(
         assert await _names(stack) == []
 
 
-async def test_the_trash_counts_as_free_disk(make_stack: MakeStack) -> None:
-    async with make_stack() as stack:
-        admin = await stack.client_of("root", admin=True)
-        before = (await admin.get("/admin/usage/summary")).json()["disk"]
-        content = Content(4 << 20)
-        assert (await stack.upload(content)).status_code == 201
-        await _delete_all(stack)
-        after = (await admin.get("/admin/usage/summary")).json()["disk"]
-        assert before["trash_bytes"] == 0
-        assert content.size <= after["trash_bytes"] <= content.size + 64 * KIB
-        stack.services.gauges._asked_at = float("-inf")
-        assert f"uploader_trash_bytes {after['trash_bytes'] / 1e6}e+06" in await stack.metrics()
+async def test_the_trash_counts_as_free_disk(stack: Stack) -> None:
+    admin = await stack.client_of("root", admin=True)
+    before = (await admin.get("/admin/usage/summary")).json()["disk"]
+    content = Content(4 << 20)
+    assert (await stack.upload(content)).status_code == 201
+    await _delete_all(stack)
+    after = (await admin.get("/admin/usage/summary")).json()["disk"]
+    assert before["trash_bytes"] == 0
+    assert content.size <= after["trash_bytes"] <= content.size + 64 * KIB
+    stack.services.gauges._asked_at = float("-inf")
+    assert f"uploader_trash_bytes {after['trash_bytes'] / 1e6}e+06" in await stack.metrics()
 
 
 async def test_uploads_that_lost_their_row_come_back_where_it_is_open_again(stack: Stack) -> None:
