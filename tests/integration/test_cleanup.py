@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeStack
-from tests.support.background import flush_due, open_with_chunks, settle_without_merge, still_waits, while_paused
+from tests.support.background import flush_due, open_with_chunks, settle_without_merge, still_waits, until, while_paused
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, paused_call
@@ -236,11 +236,7 @@ async def test_an_opening_under_way_keeps_its_directory(make_stack_on: MakeStack
         async with stack.services.database.engine.begin() as connection:
             await connection.execute(models.user_info.update().values(total_space=models.user_info.c.total_space))
             opening = asyncio.create_task(stack.open(CONTENT))
-
-            async def made() -> bool:
-                return len(stack.bytes_on_disk()) == 3
-
-            await eventually(made)
+            await until(lambda: len(stack.bytes_on_disk()) == 3)
             assert await stack.services.cleanup.clean(opened_before=ALL) == Cleaned(unsettled=1)
         assert (await opening).status_code == 201
         for number in range(CONTENT.chunk_count):
@@ -682,11 +678,7 @@ async def test_a_server_with_jobs_cleans_up_a_while_after_its_start(
     async with make_stack(clock=clock) as stack:
         directory = await a_stray_directory(stack)
     async with make_stack(clock=clock, jobs=True):
-
-        async def gone() -> bool:
-            return not directory.exists()
-
-        await eventually(gone)
+        await until(lambda: not directory.exists())
 
 
 # The reset

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeStack
+from tests.support.background import until
 from tests.support.content import KIB, Content
 from tests.support.faults import recorded_calls
 from tests.support.problems import problem
@@ -346,10 +347,6 @@ async def test_a_database_file_that_goes_is_seen_without_any_commit(make_stack: 
     async with make_stack(database_url=sqlite_url) as stack:
         await stack.open(CONTENT)
         away = path_of(stack).rename(path_of(stack).with_name("away.db"))
-
-        async def seen() -> bool:
-            return stack.services.database.is_lost
-
-        await eventually(seen)
+        await until(lambda: stack.services.database.is_lost)
         problem(await stack.put(CONTENT, 0), 503, "unavailable")
         away.rename(path_of(stack))

@@ -14,8 +14,10 @@ from sqlalchemy import update
 from tests.conftest import MakeStack
 from tests.support.background import (
     account_of,
+    becomes,
     collector_of,
     flush_due,
+    is_in_state,
     open_with_chunks,
     settle_without_merge,
     upload_of,
@@ -83,20 +85,12 @@ async def uploads_of(stack: Stack) -> list[str]:
 
 async def assert_merged(stack: Stack, content: Content = CONTENT) -> None:
     """The file is there, whole, and nothing is left of its upload."""
-
-    async def is_complete() -> bool:
-        answer = await stack.client.get(f"/files/{content.md5}")
-        return answer.status_code == 200 and answer.json()["state"] == "complete"
-
-    await eventually(is_complete)
+    await is_in_state(lambda: stack.client.get(f"/files/{content.md5}"), "complete")
     file_id = (await stack.client.get(f"/files/{content.md5}")).json()["file"]["id"]
     assert (await stack.client.get(f"/me/files/{file_id}/content")).content == content.data
     assert await account_of(stack) == Account(finished=content.size)
-
-    async def nothing_is_due() -> bool:
-        return await stack.services.pending.merge_queues[0].next_due() is None
-
-    await eventually(nothing_is_due)  # a job takes the task away after the answer
+    # A job takes the task away after the answer.
+    await becomes(stack.services.pending.merge_queues[0].next_due, None)
     assert [path.parts[-4] for path in stack.bytes_on_disk()] == ["blobs"]
 
 
@@ -396,11 +390,8 @@ async def test_redis_is_killed_and_started_in_the_middle_of_an_upload(
         mortal_redis.kill()
         assert (await stack.put(CONTENT, 2)).status_code == 503
         mortal_redis.start()
-
-        async def accounted() -> bool:
-            return await account_of(stack) == Account(unfinished=3 * CHUNK, reserved=CONTENT.size)
-
-        await eventually(accounted)  # by the jobs alone: the third chunk was on disk
+        # By the jobs alone: the third chunk was on disk.
+        await becomes(lambda: account_of(stack), Account(unfinished=3 * CHUNK, reserved=CONTENT.size))
         again = await stack.put(CONTENT, 2)
         assert (again.status_code, again.json()["received_bytes"]) == (200, 3 * CHUNK)
         await stack.put(CONTENT, 3)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.background import until
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, left_open, open_files_under, paused_call, recorded_calls
 from tests.support.rows import upload_row
 from tests.support.storing import running_storage
-from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull, Unverified
 from uploader.storage.base import Gone, HeldChunk
@@ -85,10 +85,7 @@ def files_of(upload: Upload, root: Path, pairs: int = 1) -> list[str]:
 
 
 async def soon_open(root: Path, count: int) -> None:
-    async def are_open() -> bool:
-        return len(open_files_under(root)) == count
-
-    await eventually(are_open)
+    await until(lambda: len(open_files_under(root)) == count)
 
 
 async def test_the_next_chunk_opens_nothing(storage: Store, tmp_path: Path, upload: Upload) -> None:

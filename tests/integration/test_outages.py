@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.conftest import MakeStack
 from tests.integration.test_http_jwt import claims_at, settings_for
+from tests.support.background import until
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import left_open, open_files_under
@@ -32,11 +33,7 @@ async def test_while_redis_hangs_bodies_wait_on_disk_beyond_the_memory_they_may_
         own_redis.send_signal(signal.SIGSTOP)
         try:
             sending = [asyncio.create_task(stack.put(CONTENT, number)) for number in range(32)]
-
-            async def the_rest_is_on_disk() -> bool:
-                return len(_spooled(stack.data)) == 32 - in_memory
-
-            await eventually(the_rest_is_on_disk)
+            await until(lambda: len(_spooled(stack.data)) == 32 - in_memory)
         finally:
             own_redis.send_signal(signal.SIGCONT)
         responses = await asyncio.gather(*sending)

@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from tests.support.crowds import many_of_whom_some_give_up
 from tests.support.servers import PrivateCluster, PrivateRedis
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.accounting.redis import connect
 
 WRITE = "return redis.call('SET', KEYS[1], ARGV[1])"
@@ -148,7 +148,7 @@ async def test_a_master_that_hangs_holds_up_nobody_for_long_and_the_others_not_a
     keys = [key for key in others if master_of(cluster, key) is not node]
     node.send_signal(signal.SIGSTOP)
     try:
-        async with asyncio.timeout(5 * TIMEOUT_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             waiting = [asyncio.create_task(client.echo("key", number)) for number in range(5)]
             for key in keys:
                 await client.echo(key, 1)

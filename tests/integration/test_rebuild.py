@@ -7,6 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.conftest import MakeStack
+from tests.support.background import becomes, succeeds
 from tests.support.content import KIB, Content
 from tests.support.process import run_cli
 from tests.support.servers import PrivateCluster, PrivateSentinel
@@ -56,11 +57,7 @@ async def test_another_worker_takes_over_a_sweep_whose_worker_died(make_stack: M
         await _flush_redis(one)
         assert await one.services.pending.claim_sweep(0) is not None
         assert await two.services.sweeping.sweep(0) == 0
-
-        async def taken_over() -> bool:
-            return await two.services.sweeping.sweep(0) == 1
-
-        await eventually(taken_over)
+        await becomes(lambda: two.services.sweeping.sweep(0), 1)
 
 
 async def test_a_loss_in_the_middle_of_a_sweep_is_swept_again(stack: Stack) -> None:
@@ -156,11 +153,7 @@ async def test_a_failover_to_a_replica_loses_no_chunk(make_stack: MakeStack, tmp
             await _half_sent(stack)
             sentinel.master.kill()
             sentinel.wait_for_failover()
-
-            async def sent() -> bool:
-                return (await stack.put(CONTENT, 2)).status_code == 200
-
-            await eventually(sent)
+            await succeeds(lambda: stack.put(CONTENT, 2))
 
             async def accounted_for() -> bool:
                 return (await stack.usage("alice"))["unfinished"] == HELD + CONTENT.chunk_size

@@ -42,7 +42,7 @@ async def test_every_flipped_bit_is_reported_and_nothing_is_touched(stack: Stack
     content = CONTENTS[0]
     path = blob_path(stack.data, content.sha256)
     everything = stack.bytes_on_disk()
-    for bit in [0, content.size * 8 - 1, *random.Random(1).sample(range(content.size * 8), 20)]:
+    for bit in [0, content.size * 8 - 1, *random.Random(1).sample(range(content.size * 8), 6)]:
         flip_bit(path, bit)
         (damage,) = await _scrub(stack)
         assert (damage.sha256, damage.problem, damage.size) == (content.sha256, BlobProblem.ALTERED, content.size)

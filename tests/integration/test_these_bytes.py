@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from tests.conftest import MakeStack
+from tests.support.background import is_in_state
 from tests.support.content import KIB, Content
 from tests.support.merging import merge_held_up
 from tests.support.problems import problem
@@ -218,11 +219,7 @@ def claims_its_bytes(response: httpx2.Response) -> bool:
 async def stored_at(client: httpx2.AsyncClient, place: str) -> bytes:
     """The content of a file, or of what an upload becomes."""
     if place.startswith("/uploads/"):
-
-        async def is_complete() -> bool:
-            return bool((await client.get(place)).json()["state"] == "complete")
-
-        await eventually(is_complete)
+        await is_in_state(lambda: client.get(place), "complete")
         place = f"/me/files/{(await client.get(place)).json()['file']['id']}"
     response = await client.get(f"{place}/content")
     assert response.status_code == 200, response.text
@@ -393,11 +390,7 @@ async def test_bytes_that_are_dropped_for_others_make_no_file(make_stack: MakeSt
                 lying = asyncio.create_task(stack.client.put(f"/uploads/{upload['id']}/chunks/0", content=lie))
             else:
                 lying = asyncio.create_task(patched(stack, f"/resumable/{upload['id']}", 0, lie))
-
-            async def is_stored() -> bool:
-                return bool((await stack.client.get(f"/uploads/{upload['id']}")).json()["state"] == "merging")
-
-            await eventually(is_stored)
+            await is_in_state(lambda: stack.client.get(f"/uploads/{upload['id']}"), "merging")
             whole = await stack.client.put(f"/files/{content.md5}?name=other", content=content.data)
             assert whole.status_code == 201
         response = await lying

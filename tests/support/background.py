@@ -1,16 +1,17 @@
 """What jobs and workers do in the background, done by a test when it wants to, or held up by it."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import httpx2
 from redis.asyncio import Redis
 
 from tests.support.content import Content
 from tests.support.faults import Pause
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
 from tests.support.stack import Stack
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models, queries
 from uploader.domain.upload import Upload
 from uploader.jobs.maintenance import Collector
@@ -79,3 +80,38 @@ async def while_paused(pause: Pause, work: Coroutine[Any, Any, T]) -> "asyncio.T
 async def still_waits(task: "asyncio.Task[Any]") -> bool:
     await asyncio.wait({task}, timeout=0.1)
     return not task.done()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async def is_so() -> bool:
+        return bool(holds())
+
+    await eventually(is_so)
+
+
+async def becomes(ask: Callable[[], Awaitable[T]], expected: T) -> None:
+    """Wait until that is the answer."""
+
+    async def is_so() -> bool:
+        return bool(await ask() == expected)
+
+    await eventually(is_so)
+
+
+async def succeeds(ask: Callable[[], Awaitable[httpx2.Response]]) -> None:
+    """Wait until the answer is 200."""
+
+    async def is_so() -> bool:
+        return (await ask()).status_code == 200
+
+    await eventually(is_so)
+
+
+async def is_in_state(ask: Callable[[], Awaitable[httpx2.Response]], state: str) -> None:
+    """Wait until the answer says so."""
+
+    async def is_so() -> bool:
+        answer = await ask()
+        return answer.is_success and answer.json().get("state") == state
+
+    await eventually(is_so)
