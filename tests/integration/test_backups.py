@@ -185,30 +185,13 @@ async def test_a_second_backup_copies_what_is_new_and_old_ones_go(stack: Stack, 
     assert {path.name for path in (backups / "blobs").rglob("*") if path.is_file()} == kept
 
 
-@pytest.fixture
-def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No link leads from the data directory to the backups."""
-
+async def test_where_no_link_leads_blobs_are_copied_and_what_is_damaged_is_told(
+    make_on_sqlite: MakeStack, blank_sqlite_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(Directory, "link_open", refuse)
-
-
-@pytest.mark.usefixtures("without_links")
-async def test_where_no_link_leads_blobs_are_copied(stack: Stack, tmp_path: Path) -> None:
-    await stack.upload(CONTENTS[0])
-    made = await back_up(stack, tmp_path / "backups")
-    assert (made.copied.new_blobs, made.copied.linked_blobs) == (1, 0)
-    copy, original = (blob_path(path, CONTENTS[0].sha256) for path in (tmp_path / "backups", stack.data))
-    assert copy.read_bytes() == CONTENTS[0].data
-    assert copy.stat().st_ino != original.stat().st_ino
-
-
-@pytest.mark.usefixtures("without_links")
-async def test_damaged_content_is_told_and_the_rest_goes_on(
-    make_on_sqlite: MakeStack, blank_sqlite_url: str, redis_url: str, tmp_path: Path
-) -> None:
     backups, (rotten, missing, good) = tmp_path / "backups", CONTENTS
     async with make_on_sqlite() as stack:
         for content in CONTENTS:
@@ -217,7 +200,10 @@ async def test_damaged_content_is_told_and_the_rest_goes_on(
         blob_path(stack.data, missing.sha256).unlink()
         made = await back_up(stack, backups, keeps=1)
         assert made.copied.lacking == {rotten.sha256: "damaged", missing.sha256: "missing"}
-        assert made.copied.new_blobs == 1
+        assert (made.copied.new_blobs, made.copied.linked_blobs) == (1, 0)
+        copy, original = (blob_path(path, good.sha256) for path in (backups, stack.data))
+        assert copy.read_bytes() == good.data
+        assert copy.stat().st_ino != original.stat().st_ino
         os.mkfifo(blob_path(stack.data, missing.sha256))
         assert (await back_up(stack, backups, keeps=1)).copied.lacking == made.copied.lacking
         flip_bit(blob_path(stack.data, rotten.sha256))

@@ -467,39 +467,33 @@ async def test_a_complete_upload_that_cannot_be_merged_expires(stack: Stack) -> 
 # The generation
 
 
-async def test_digests_follow_in_the_generation_that_a_withdrawal_began(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("began", ["a withdrawal", "a restart of the machine"])
+async def test_digests_follow_in_a_generation_that_began_later(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, began: str
 ) -> None:
-    """A process that knows the upload of before."""
+    """In a process that knows the upload of before, and in another one."""
     monkeypatch.setattr(digests, "GATHERED_BYTES", 0)
-    upload = await sent(stack, CONTENT, 0, 2)
-    flipped("data", 2 * CHUNK)(stack.data / upload.place)
-    assert await stack.services.storage.find_bad_chunks(upload) == [2]
-    await stack.services.closers.withdraw(upload, [2])
-    for number in (1, 2, 3):
+    async with make_stack(durability="process") as stack:
+        upload = await sent(stack, CONTENT, 0, 1, 2)
+        if began == "a withdrawal":
+            flipped("data", 2 * CHUNK)(stack.data / upload.place)
+            assert await stack.services.storage.find_bad_chunks(upload) == [2]
+            await stack.services.closers.withdraw(upload, [2])
+            await digests_follow(stack, 2, 3)
+    if began != "a withdrawal":
+        monkeypatch.setattr("uploader.storage.disk.boot_id", lambda: "0" * 36)
+        async with make_stack(durability="process") as stack:
+            await digests_follow(stack, 3)
+
+
+async def digests_follow(stack: Stack, *numbers: int) -> None:
+    for number in numbers:
         assert (await stack.put(CONTENT, number)).status_code == 200
     await stack.services.storage.drain()
     now = await upload_of(stack, CONTENT)
     assert now.generation == 1
     assert await stack.services.storage.digested_bytes(now) == 4 * CHUNK
     await finished(stack)
-
-
-async def test_digests_follow_after_a_restart_of_the_machine(
-    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(digests, "GATHERED_BYTES", 0)
-    async with make_stack(durability="process") as stack:
-        await sent(stack, CONTENT, 0, 1)
-    monkeypatch.setattr("uploader.storage.disk.boot_id", lambda: "0" * 36)
-    async with make_stack(durability="process") as stack:
-        assert (await stack.put(CONTENT, 2)).status_code == 200
-        assert (await stack.put(CONTENT, 3)).status_code == 200
-        await stack.services.storage.drain()
-        now = await upload_of(stack, CONTENT)
-        assert now.generation == 1
-        assert await stack.services.storage.digested_bytes(now) == 4 * CHUNK
-        await finished(stack)
 
 
 # A sync of the map that failed

@@ -3,9 +3,8 @@
 import asyncio
 import gc
 import logging
-import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.conftest import MakeStack
-from tests.support.background import succeeds
+from tests.support.background import stopped, succeeds
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
@@ -37,16 +36,6 @@ def own_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     server = PRIVATE_DATABASES[request.param](tmp_path_factory.mktemp("own-server")).start()
     yield server
     server.stop()
-
-
-@contextmanager
-def stopped(server: PrivateRedis | PrivateDatabase) -> Iterator[None]:
-    """Within, it says nothing."""
-    server.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        server.send_signal(signal.SIGCONT)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 
-from tests.support.background import until
+from tests.support.background import stopped, until
 from tests.support.certificates import self_signed
 from tests.support.crowds import many_of_whom_some_give_up
 from tests.support.servers import PrivateRedis
@@ -143,8 +143,7 @@ async def test_a_server_that_hangs_is_given_up_in_bounded_time_and_its_late_repl
 ) -> None:
     echo = await Echo.of(client)
     await echo("before")
-    server.send_signal(signal.SIGSTOP)
-    try:
+    with stopped(server):
         async with asyncio.timeout(PATIENCE_SECONDS):
             results = await asyncio.gather(*(echo(n) for n in range(50)), return_exceptions=True)
         assert all(isinstance(result, RedisError) for result in results), results
@@ -153,8 +152,6 @@ async def test_a_server_that_hangs_is_given_up_in_bounded_time_and_its_late_repl
         for call in hopeless:
             call.cancel()
         await asyncio.gather(*hopeless, return_exceptions=True)
-    finally:
-        server.send_signal(signal.SIGCONT)
     await asyncio.gather(*(echo(f"after {n}") for n in range(50)))
 
 
@@ -202,14 +199,11 @@ async def test_whoever_waits_when_it_is_closed_is_told_and_nobody_is_let_in_afte
 ) -> None:
     echo = await Echo.of(client)
     await echo("before")
-    server.send_signal(signal.SIGSTOP)
-    try:
+    with stopped(server):
         calls = [asyncio.create_task(echo(n)) for n in range(10)]
         await asyncio.sleep(0)
         await client.aclose()
         results = await asyncio.gather(*calls, return_exceptions=True)
-    finally:
-        server.send_signal(signal.SIGCONT)
     assert {type(result) for result in results} == {RedisConnectionError}
     with pytest.raises(RedisConnectionError):
         await echo("after")
@@ -219,15 +213,12 @@ async def test_whoever_waits_when_it_is_closed_is_told_and_nobody_is_let_in_afte
 async def test_one_that_nobody_used_or_that_connects_lets_nobody_in_after_it_is_closed(
     client: Any, server: PrivateRedis, connects: bool
 ) -> None:
-    server.send_signal(signal.SIGSTOP)  # so that nobody answers the log-in
-    try:
+    with stopped(server):  # so that nobody answers the log-in
         call = asyncio.create_task(client.evalsha("0" * 40, 0)) if connects else client.evalsha("0" * 40, 0)
         await asyncio.sleep(0.05)
         await client.aclose()
         with pytest.raises(RedisConnectionError):
             await call
-    finally:
-        server.send_signal(signal.SIGCONT)
 
 
 @asynccontextmanager

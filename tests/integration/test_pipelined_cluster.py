@@ -2,7 +2,6 @@
 reply, or an error within bounded time."""
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -12,6 +11,7 @@ from redis.asyncio import RedisCluster
 from redis.crc import key_slot
 from redis.exceptions import NoScriptError, RedisError
 
+from tests.support.background import stopped
 from tests.support.crowds import many_of_whom_some_give_up
 from tests.support.servers import PrivateCluster, PrivateRedis
 from tests.support.waiting import PATIENCE_SECONDS, eventually
@@ -146,16 +146,13 @@ async def test_a_master_that_hangs_holds_up_nobody_for_long_and_the_others_not_a
     node = master_of(cluster, "key")
     others = [f"other-{number}" for number in range(20)]
     keys = [key for key in others if master_of(cluster, key) is not node]
-    node.send_signal(signal.SIGSTOP)
-    try:
+    with stopped(node):
         async with asyncio.timeout(PATIENCE_SECONDS):
             waiting = [asyncio.create_task(client.echo("key", number)) for number in range(5)]
             for key in keys:
                 await client.echo(key, 1)
             results = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(result, RedisError) for result in results), results
-    finally:
-        node.send_signal(signal.SIGCONT)
 
     async def all_answer() -> bool:
         try:

@@ -5,13 +5,14 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from sqlalchemy import text
 
 from tests.conftest import MakeStack
+from tests.support.background import stopped
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
@@ -70,16 +71,6 @@ def own_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     server = PRIVATE_DATABASES[request.param](tmp_path_factory.mktemp("own-server")).start()
     yield server
     server.stop()
-
-
-@contextmanager
-def stopped(server: PrivateRedis | PrivateDatabase) -> Iterator[None]:
-    """Within, it says nothing."""
-    server.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        server.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.usefixtures("waits_count_long")

@@ -1,7 +1,9 @@
 """What jobs and workers do in the background, done by a test when it wants to, or held up by it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx2
@@ -10,6 +12,7 @@ from redis.asyncio import Redis
 from tests.support.content import Content
 from tests.support.faults import Pause
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
+from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models, queries
@@ -115,3 +118,13 @@ async def is_in_state(ask: Callable[[], Awaitable[httpx2.Response]], state: str)
         return answer.is_success and answer.json().get("state") == state
 
     await eventually(is_so)
+
+
+@contextmanager
+def stopped(server: PrivateRedis | PrivateDatabase) -> Iterator[None]:
+    """Within, it says nothing."""
+    server.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.send_signal(signal.SIGCONT)
