@@ -68,6 +68,14 @@ async def restore(data: Path, url: str, redis_url: str, backups: Path, stamp: st
         await services.close()
 
 
+@asynccontextmanager
+async def restored_stack(stack: Stack, data: Path, url: str, redis_url: str) -> AsyncIterator[Stack]:
+    """What was restored from a backup of `stack`, as alice sees it."""
+    async with running_stack(data, url, redis_url) as made:
+        made.client.headers["Authorization"] = stack.client.headers["Authorization"]
+        yield made
+
+
 @contextmanager
 def dying_at(name: str) -> Iterator[None]:
     """Within, a restore ends at this point."""
@@ -125,11 +133,9 @@ async def test_what_was_finished_before_a_backup_is_there_after_a_restore(
             made = await back_up(stack, tmp_path / "backups")
         assert made.copied.lacking == {}
         assert made.copied.linked_blobs == made.copied.blobs >= len(CONTENTS)
-        token = stack.client.headers["Authorization"]
     copied = await restore(tmp_path / "restored", blank_url, redis_url, tmp_path / "backups")
     assert (copied.blobs, copied.lacking) == (made.copied.blobs, {})
-    async with running_stack(tmp_path / "restored", blank_url, redis_url) as restored:
-        restored.client.headers["Authorization"] = token
+    async with restored_stack(stack, tmp_path / "restored", blank_url, redis_url) as restored:
         after = await bytes_of_files(restored)
         assert before.items() <= after.items()
         await checked_accounts(restored.services.database)
@@ -157,10 +163,8 @@ async def test_a_file_that_is_deleted_while_it_is_backed_up_comes_from_the_trash
         monkeypatch.setattr(backup, "write_dump", dump_and_delete)
         assert (await back_up(stack, tmp_path / "backups")).copied.lacking == {}
         assert await bytes_of_files(stack) == {}
-        token = stack.client.headers["Authorization"]
     await restore(tmp_path / "restored", blank_sqlite_url, redis_url, tmp_path / "backups")
-    async with running_stack(tmp_path / "restored", blank_sqlite_url, redis_url) as restored:
-        restored.client.headers["Authorization"] = token
+    async with restored_stack(stack, tmp_path / "restored", blank_sqlite_url, redis_url) as restored:
         assert await bytes_of_files(restored) == {file_id: CONTENTS[0].data}
 
 
@@ -234,20 +238,18 @@ async def test_an_older_dump_beside_newer_blobs_loses_nothing(
         await stack.open(OPEN)
         await stack.put(OPEN, 0)
         await back_up(stack, backups)
-        token, data = stack.client.headers["Authorization"], stack.data
+        data = stack.data
     blob_path(data, older.sha256).unlink()
     (tmp_path / "restored").mkdir()
     copied = await restore(data, blank_sqlite_url, redis_url, backups, made.stamp)
     assert (copied.blobs, copied.new_blobs) == (1, 1)
-    async with running_stack(data, blank_sqlite_url, redis_url) as stack:
-        stack.client.headers["Authorization"] = token
+    async with restored_stack(stack, data, blank_sqlite_url, redis_url) as stack:
         assert list((await bytes_of_files(stack)).values()) == [older.data]
         assert blob_path(data, newer.sha256).read_bytes() == newer.data
         assert (await stack.upload(newer)).status_code == 201
     again = f"sqlite:///{tmp_path / 'again.db'}"
     await restore(tmp_path / "again", again, redis_url, backups)
-    async with running_stack(tmp_path / "again", again, redis_url) as stack:
-        stack.client.headers["Authorization"] = token
+    async with restored_stack(stack, tmp_path / "again", again, redis_url) as stack:
         assert sorted((await bytes_of_files(stack)).values()) == sorted([older.data, newer.data])
 
 

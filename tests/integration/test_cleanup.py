@@ -82,6 +82,13 @@ async def stack(make_stack: MakeStack, clock: ManualClock) -> AsyncIterator[Stac
         yield made
 
 
+@pytest.fixture
+async def stack_on(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[Stack]:
+    """On each kind of database: where rows are locked."""
+    async with make_stack_on(clock=clock) as made:
+        yield made
+
+
 def everything(stack: Stack) -> dict[str, float]:
     """All that lies in temp and blobs, and when it last changed."""
     paths = [path for name in ("temp", "blobs") for path in (stack.data / name).rglob("*")]
@@ -229,71 +236,64 @@ async def test_a_directory_that_can_not_be_removed_holds_up_no_other_and_a_symli
     assert caplog.records[-1].message == "not cleaned up for now"
 
 
-async def test_an_opening_under_way_keeps_its_directory(make_stack_on: MakeStack, clock: ManualClock) -> None:
+async def test_an_opening_under_way_keeps_its_directory(stack_on: Stack, clock: ManualClock) -> None:
     clock.advance(40 * DAY)
-    async with make_stack_on(clock=clock) as stack:
-        # Held up between the directory and its row.
-        async with stack.services.database.engine.begin() as connection:
-            await connection.execute(models.user_info.update().values(total_space=models.user_info.c.total_space))
-            opening = asyncio.create_task(stack.open(CONTENT))
-            await until(lambda: len(stack.bytes_on_disk()) == 3)
-            assert await stack.services.cleanup.clean(opened_before=ALL) == Cleaned(unsettled=1)
-        assert (await opening).status_code == 201
-        for number in range(CONTENT.chunk_count):
-            last = await stack.put(CONTENT, number)
-        assert last.status_code == 201
+    # Held up between the directory and its row.
+    async with stack_on.services.database.engine.begin() as connection:
+        await connection.execute(models.user_info.update().values(total_space=models.user_info.c.total_space))
+        opening = asyncio.create_task(stack_on.open(CONTENT))
+        await until(lambda: len(stack_on.bytes_on_disk()) == 3)
+        assert await stack_on.services.cleanup.clean(opened_before=ALL) == Cleaned(unsettled=1)
+    assert (await opening).status_code == 201
+    for number in range(CONTENT.chunk_count):
+        last = await stack_on.put(CONTENT, number)
+    assert last.status_code == 201
 
 
-async def test_a_row_that_came_after_the_look_at_its_directory_keeps_it(
-    make_stack_on: MakeStack, clock: ManualClock
-) -> None:
+async def test_a_row_that_came_after_the_look_at_its_directory_keeps_it(stack_on: Stack, clock: ManualClock) -> None:
     """An opening that hung for more than an hour, and ended between the look at a batch and the removal."""
-    async with make_stack_on(clock=clock) as stack:
-        services = stack.services
-        uploads = [upload_row(place=f"temp/2026/04/{new_id()}") for _ in range(2)]
-        uploads = [replace(upload, id=upload.place[-32:]) for upload in uploads]
-        for upload in uploads:
-            await services.storage.create(upload)
-        clock.advance(40 * DAY + 2 * HOUR)
-        with paused_call("rmdir") as pause:
-            cleaning = await while_paused(pause, services.cleanup.clean(opened_before=ALL))
-            [late] = [upload for upload in uploads if (stack.data / upload.place / "map").exists()]
-            await services.database.transact(
-                lambda connection: transactions.uploads.open_upload(
-                    connection, late, max_open_uploads=10, expires_at=late.created_at
-                )
+    services = stack_on.services
+    uploads = [upload_row(place=f"temp/2026/04/{new_id()}") for _ in range(2)]
+    uploads = [replace(upload, id=upload.place[-32:]) for upload in uploads]
+    for upload in uploads:
+        await services.storage.create(upload)
+    clock.advance(40 * DAY + 2 * HOUR)
+    with paused_call("rmdir") as pause:
+        cleaning = await while_paused(pause, services.cleanup.clean(opened_before=ALL))
+        [late] = [upload for upload in uploads if (stack_on.data / upload.place / "map").exists()]
+        await services.database.transact(
+            lambda connection: transactions.uploads.open_upload(
+                connection, late, max_open_uploads=10, expires_at=late.created_at
             )
-            pause.go_on.set()
-            assert (await cleaning).directories == 1
-        assert len((await services.storage.read_map(late)).present) == 1
-
-
-async def test_two_cleanups_at_once_give_everything_back_once(make_stack_on: MakeStack, clock: ManualClock) -> None:
-    async with make_stack_on(clock=clock) as stack:
-        for seed in range(6):
-            await open_with_chunks(stack, Content(CONTENT.size, seed=seed), 0)
-        for path in (stack.data / "temp").rglob("map"):
-            moment = datetime.now(UTC).timestamp() - 30 * DAY
-            os.utime(path, (moment, moment))
-        for number in range(6):
-            directory = stack.data / "temp" / "2001" / f"{1 + number % 2:02}" / new_id()
-            directory.mkdir(parents=True)
-            (directory / "data").write_bytes(b"0")
-            sha256 = f"{number:02x}" * 32
-            (stack.data / "blobs" / sha256[:2] / sha256[:2]).mkdir(parents=True)
-            (stack.data / "blobs" / sha256[:2] / sha256[:2] / sha256).write_bytes(b"0")
-        clock.advance(40 * DAY + 2 * HOUR)
-        both = await asyncio.gather(
-            *(stack.services.cleanup.clean(idle_seconds=DAY, all_strays=True) for _ in range(2))
         )
-        assert sum(cleaned.expired_uploads for cleaned in both) == 6
-        assert sum(cleaned.directories for cleaned in both) == 6
-        assert sum(cleaned.blobs for cleaned in both) == 6
-        assert sum(cleaned.quota_bytes for cleaned in both) == 6 * CONTENT.size
-        assert [cleaned.left for cleaned in both] == [0, 0]
-        assert list((stack.data / "temp").iterdir()) == []
-        assert stack.bytes_on_disk() == []
-        assert await checked_accounts(stack.services.database) == {"alice": Account()}
+        pause.go_on.set()
+        assert (await cleaning).directories == 1
+    assert len((await services.storage.read_map(late)).present) == 1
+
+
+async def test_two_cleanups_at_once_give_everything_back_once(stack_on: Stack, clock: ManualClock) -> None:
+    for seed in range(6):
+        await open_with_chunks(stack_on, Content(CONTENT.size, seed=seed), 0)
+    for path in (stack_on.data / "temp").rglob("map"):
+        moment = datetime.now(UTC).timestamp() - 30 * DAY
+        os.utime(path, (moment, moment))
+    for number in range(6):
+        directory = stack_on.data / "temp" / "2001" / f"{1 + number % 2:02}" / new_id()
+        directory.mkdir(parents=True)
+        (directory / "data").write_bytes(b"0")
+        sha256 = f"{number:02x}" * 32
+        (stack_on.data / "blobs" / sha256[:2] / sha256[:2]).mkdir(parents=True)
+        (stack_on.data / "blobs" / sha256[:2] / sha256[:2] / sha256).write_bytes(b"0")
+    clock.advance(40 * DAY + 2 * HOUR)
+    both = await asyncio.gather(*(stack_on.services.cleanup.clean(idle_seconds=DAY, all_strays=True) for _ in range(2)))
+    assert sum(cleaned.expired_uploads for cleaned in both) == 6
+    assert sum(cleaned.directories for cleaned in both) == 6
+    assert sum(cleaned.blobs for cleaned in both) == 6
+    assert sum(cleaned.quota_bytes for cleaned in both) == 6 * CONTENT.size
+    assert [cleaned.left for cleaned in both] == [0, 0]
+    assert list((stack_on.data / "temp").iterdir()) == []
+    assert stack_on.bytes_on_disk() == []
+    assert await checked_accounts(stack_on.services.database) == {"alice": Account()}
 
 
 async def test_a_dry_run_changes_nothing_and_says_what_a_cleanup_does(stack: Stack, clock: ManualClock) -> None:
@@ -552,54 +552,51 @@ async def test_a_blob_without_refs_is_left_to_the_collector(stack: Stack, clock:
 
 
 async def test_a_merge_waits_for_the_removal_of_its_stray_blob_and_places_its_own_bytes(
-    make_stack_on: MakeStack, clock: ManualClock
+    stack_on: Stack, clock: ManualClock
 ) -> None:
     """The merge finds its own link from an earlier attempt, and must not believe it while it is being removed."""
-    async with make_stack_on(clock=clock) as stack:
-        upload = await place_stray_blob(stack)
-        clock.advance(40 * DAY + 2 * HOUR)
-        blob = blob_path(stack.data, CONTENT.sha256)
-        with paused_call("unlink", only=lambda path: path == blob) as pause:
-            cleaning = await while_paused(pause, stack.services.cleanup.clean(all_strays=True))
-            merging = asyncio.create_task(stack.services.merging.wait(upload.id))
-            assert await still_waits(merging)
-            pause.go_on.set()
-            assert (await cleaning).blobs == 1
-        await merging
-        assert blob.read_bytes() == CONTENT.data
-        assert await checked_accounts(stack.services.database) == {"alice": Account(finished=CONTENT.size)}
+    upload = await place_stray_blob(stack_on)
+    clock.advance(40 * DAY + 2 * HOUR)
+    blob = blob_path(stack_on.data, CONTENT.sha256)
+    with paused_call("unlink", only=lambda path: path == blob) as pause:
+        cleaning = await while_paused(pause, stack_on.services.cleanup.clean(all_strays=True))
+        merging = asyncio.create_task(stack_on.services.merging.wait(upload.id))
+        assert await still_waits(merging)
+        pause.go_on.set()
+        assert (await cleaning).blobs == 1
+    await merging
+    assert blob.read_bytes() == CONTENT.data
+    assert await checked_accounts(stack_on.services.database) == {"alice": Account(finished=CONTENT.size)}
 
 
-async def test_what_a_merge_is_just_placing_is_no_stray(make_stack_on: MakeStack, clock: ManualClock) -> None:
+async def test_what_a_merge_is_just_placing_is_no_stray(stack_on: Stack, clock: ManualClock) -> None:
     """Linked by an earlier attempt, long ago: the row is written and not committed while others look."""
-    async with make_stack_on(clock=clock) as stack:
-        upload = await place_stray_blob(stack)
-        clock.advance(40 * DAY + 2 * HOUR)
-        with paused_call("fsync", only=lambda path: path == blob_path(stack.data, CONTENT.sha256).parent) as pause:
-            merging = await while_paused(pause, stack.services.merging.wait(upload.id))
-            reconciling = asyncio.create_task(stack.services.reconciling.reconcile())
-            assert await still_waits(reconciling)
-            pause.go_on.set()
-            await merging
-        assert Kind.STRAY_BLOB not in {drift.kind for drift in (await reconciling).drifts}
+    upload = await place_stray_blob(stack_on)
+    clock.advance(40 * DAY + 2 * HOUR)
+    with paused_call("fsync", only=lambda path: path == blob_path(stack_on.data, CONTENT.sha256).parent) as pause:
+        merging = await while_paused(pause, stack_on.services.merging.wait(upload.id))
+        reconciling = asyncio.create_task(stack_on.services.reconciling.reconcile())
+        assert await still_waits(reconciling)
+        pause.go_on.set()
+        await merging
+    assert Kind.STRAY_BLOB not in {drift.kind for drift in (await reconciling).drifts}
 
 
-async def test_a_merge_that_commits_after_the_look_keeps_its_blob(make_stack_on: MakeStack, clock: ManualClock) -> None:
-    async with make_stack_on(clock=clock) as stack:
-        upload = await place_stray_blob(stack)
-        # In the same batch, and before it; that it is removed needs no transaction.
-        first = stack.data / "blobs" / "00" / "00" / f"{'0' * 64}.{upload.id}"
-        first.parent.mkdir(parents=True)
-        first.write_bytes(b"0")
-        clock.advance(40 * DAY + 2 * HOUR)
-        with paused_call("unlink", only=lambda path: path == first) as pause:
-            cleaning = await while_paused(pause, stack.services.cleanup.clean(all_strays=True))
-            await stack.services.merging.wait(upload.id)
-            pause.go_on.set()
-            cleaned = await cleaning
-        assert (cleaned.blobs, cleaned.left) == (1, 0)
-        assert [path.name for path in stack.bytes_on_disk()] == [CONTENT.sha256]
-        assert await checked_accounts(stack.services.database) == {"alice": Account(finished=CONTENT.size)}
+async def test_a_merge_that_commits_after_the_look_keeps_its_blob(stack_on: Stack, clock: ManualClock) -> None:
+    upload = await place_stray_blob(stack_on)
+    # In the same batch, and before it; that it is removed needs no transaction.
+    first = stack_on.data / "blobs" / "00" / "00" / f"{'0' * 64}.{upload.id}"
+    first.parent.mkdir(parents=True)
+    first.write_bytes(b"0")
+    clock.advance(40 * DAY + 2 * HOUR)
+    with paused_call("unlink", only=lambda path: path == first) as pause:
+        cleaning = await while_paused(pause, stack_on.services.cleanup.clean(all_strays=True))
+        await stack_on.services.merging.wait(upload.id)
+        pause.go_on.set()
+        cleaned = await cleaning
+    assert (cleaned.blobs, cleaned.left) == (1, 0)
+    assert [path.name for path in stack_on.bytes_on_disk()] == [CONTENT.sha256]
+    assert await checked_accounts(stack_on.services.database) == {"alice": Account(finished=CONTENT.size)}
 
 
 async def test_a_stray_blob_that_the_disk_keeps_is_left_and_no_row_stays(stack: Stack, clock: ManualClock) -> None:
@@ -618,20 +615,17 @@ async def test_a_stray_blob_that_the_disk_keeps_is_left_and_no_row_stays(stack: 
     assert (await rows(stack))[1] == []
 
 
-async def test_a_merge_and_cleanups_race_and_the_file_is_whole_every_time(
-    make_stack_on: MakeStack, clock: ManualClock
-) -> None:
-    async with make_stack_on(clock=clock) as stack:
-        contents = [Content(1000 + seed, seed=seed, chunk_size=64 * KIB) for seed in range(8)]
-        uploads = [await place_stray_blob(stack, content) for content in contents]
-        clock.advance(40 * DAY + 2 * HOUR)
-        cleaning = [stack.services.cleanup.clean(all_strays=True) for _ in range(2)]
-        merging = [stack.services.merging.wait(upload.id) for upload in uploads]
-        await asyncio.gather(*merging, *cleaning)
-        for content in contents:
-            assert blob_path(stack.data, content.sha256).read_bytes() == content.data
-        finished = sum(content.size for content in contents)
-        assert await checked_accounts(stack.services.database) == {"alice": Account(finished=finished)}
+async def test_a_merge_and_cleanups_race_and_the_file_is_whole_every_time(stack_on: Stack, clock: ManualClock) -> None:
+    contents = [Content(1000 + seed, seed=seed, chunk_size=64 * KIB) for seed in range(8)]
+    uploads = [await place_stray_blob(stack_on, content) for content in contents]
+    clock.advance(40 * DAY + 2 * HOUR)
+    cleaning = [stack_on.services.cleanup.clean(all_strays=True) for _ in range(2)]
+    merging = [stack_on.services.merging.wait(upload.id) for upload in uploads]
+    await asyncio.gather(*merging, *cleaning)
+    for content in contents:
+        assert blob_path(stack_on.data, content.sha256).read_bytes() == content.data
+    finished = sum(content.size for content in contents)
+    assert await checked_accounts(stack_on.services.database) == {"alice": Account(finished=finished)}
 
 
 # The job

@@ -222,11 +222,11 @@ async def test_one_that_nobody_used_or_that_connects_lets_nobody_in_after_it_is_
 
 
 @asynccontextmanager
-async def relay(port: int, *, at_once: int = 1 << 16, **listening: Any) -> AsyncIterator[int]:
-    """A port from which everything is passed on to another and back, `at_once` bytes at a time."""
+async def relay(port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """A port that speaks TLS, from which every byte is passed on to another and back for itself."""
 
     async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while content := await source.read(at_once):
+        while content := await source.read(1):
             target.write(content)
             await target.drain()
         target.close()
@@ -235,25 +235,19 @@ async def relay(port: int, *, at_once: int = 1 << 16, **listening: Any) -> Async
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(pass_on(reader, server_writer), pass_on(server_reader, writer), return_exceptions=True)
 
-    async with await asyncio.start_server(accept, "127.0.0.1", 0, **listening) as listener:
+    async with await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context) as listener:
         yield listener.sockets[0].getsockname()[1]
 
 
-async def test_it_speaks_tls(server: PrivateRedis, tmp_path: Path) -> None:
+async def test_it_speaks_tls_and_replies_may_come_byte_by_byte(server: PrivateRedis, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    async with relay(server.port, ssl=context) as port:
+    async with relay(server.port, context) as port:
         url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}"
         async with aclosing(connect(url)) as client:
             echo = await Echo.of(client)
-            await asyncio.gather(*(echo(n) for n in range(100)))
-
-
-async def test_replies_may_come_byte_by_byte(server: PrivateRedis) -> None:
-    async with relay(server.port, at_once=1) as port, aclosing(connect(f"redis://127.0.0.1:{port}")) as client:
-        echo = await Echo.of(client)
-        await asyncio.gather(*(echo(n) for n in range(20)))
+            await asyncio.gather(*(echo(n) for n in range(50)))
 
 
 @pytest.mark.parametrize(

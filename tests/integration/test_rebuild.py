@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.conftest import MakeStack
-from tests.support.background import becomes, succeeds
+from tests.support.background import becomes, flush_due, succeeds
 from tests.support.content import KIB, Content
 from tests.support.process import run_cli
 from tests.support.servers import PrivateCluster, PrivateSentinel
@@ -174,7 +174,7 @@ async def test_a_closed_upload_that_a_rollback_opened_again_in_redis_is_forgotte
     upload_id = await _half_sent(stack)
     redis = stack.services.redis
     assert isinstance(redis, Redis)
-    await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
+    await flush_due(stack)
     older = {key: await redis.dump(key) or b"" for key in await redis.keys("[^e]*")}
     await stack.client.delete(f"/files/{CONTENT.md5}")
     await redis.flushall()

@@ -190,7 +190,7 @@ async def clients(servers: list[Server]) -> AsyncIterator[list[httpx2.AsyncClien
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest) -> int:
     """A bucket takes longer."""
-    return 4 if "s3" in request.node.name else 12
+    return 3 if "s3" in request.node.name else 8
 
 
 async def race(
@@ -226,6 +226,7 @@ async def stored_at(client: httpx2.AsyncClient, place: str) -> bytes:
     return response.content
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("ways", FOR_ONE_UPLOAD)
 async def test_who_races_for_one_upload_is_told_of_its_own_bytes(
     clients: list[httpx2.AsyncClient], rounds: int, ways: str
@@ -440,7 +441,7 @@ async def test_what_a_newer_request_displaced_at_its_last_byte_is_merged_at_once
         assert disk.try_lock(chunk_map.fileno(), chunks.CLAIM_OFFSET, 1)
         with pytest.raises(UploadBusy):
             await last
-    await eventually(partial(is_file, stack, upload.id), seconds=10)
+    await eventually(partial(is_file, stack, upload.id))
     assert await content_of(stack, path) == content.data
 
 
@@ -465,5 +466,5 @@ async def test_what_a_client_left_at_its_last_byte_is_merged_at_once(
     sending.append(asyncio.create_task(call))
     with pytest.raises(asyncio.CancelledError):
         await sending[0]
-    await eventually(partial(is_file, stack, target_of(path).upload_id or ""), seconds=10)
+    await eventually(partial(is_file, stack, target_of(path).upload_id or ""))
     assert await content_of(stack, path) == content.data
