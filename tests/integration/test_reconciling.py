@@ -678,42 +678,35 @@ async def test_accounted_bytes_above_the_reserved_ones_are_reported(scene: Scene
 # The job and the command
 
 
-async def test_the_job_reports_each_drift_as_a_warning_and_counts_them(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+async def test_the_job_reports_drifts_as_warnings_counts_them_and_floods_no_log(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Reconciler(scene.stack.services.reconciling)
     await ROWS["refs"](scene)
     await ROWS["reserved"](scene)
-    with caplog.at_level(logging.WARNING, "uploader.jobs.maintenance"):
-        assert await job.run_once() == 3600
-    said = [vars(record) for record in caplog.records if record.getMessage() == "drift"]
-    assert [(line["subject"], line["kind"], line["expected"], line["actual"]) for line in said] == [
+
+    async def said() -> list[dict[str, Any]]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "uploader.jobs.maintenance"):
+            assert await job.run_once() == 3600
+        return [vars(record) for record in caplog.records]
+
+    lines = await said()
+    assert {line["message"] for line in lines} == {"drift"}
+    assert [(line["subject"], line["kind"], line["expected"], line["actual"]) for line in lines] == [
         ("alice", "reserved", OPEN.size + WHOLE.size, 0),
         (DONE.sha256, "refs", 1, 3),
     ]
     assert _gauge() == 2
-    await scene.reconcile(repair=True)
-    caplog.clear()
-    await job.run_once()
-    assert (_gauge(), caplog.records) == (0, [])
-    assert job.as_job().first_delay_seconds == 3600, "not amid the work that an outage leaves"
-
-
-async def test_the_job_floods_no_log_and_ends_with_its_process(
-    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("uploader.jobs.maintenance._MAX_LINES", 1)
-    job = Reconciler(scene.stack.services.reconciling)
-    await ROWS["refs"](scene)
-    await ROWS["reserved"](scene)
-    with caplog.at_level(logging.WARNING, "uploader.jobs.maintenance"):
-        await job.run_once()
-    assert [record.getMessage() for record in caplog.records] == ["drift", "more drifts"]
-    assert caplog.records[1].drifts == 2  # type: ignore[attr-defined]
-    scene.stack.services.storage.stop()
-    caplog.clear()
-    await job.run_once()
-    assert (_gauge(), caplog.records) == (2, [])
+    first, more = await said()
+    assert (first["message"], more["message"], more["drifts"]) == ("drift", "more drifts", 2)
+    scene.stack.services.storage.stop()  # it ends with its process
+    assert (await said(), _gauge()) == ([], 2)
+    go_on(scene.stack)
+    await scene.reconcile(repair=True)
+    assert (await said(), _gauge()) == ([], 0)
+    assert job.as_job().first_delay_seconds == 3600, "not amid the work that an outage leaves"
 
 
 @pytest.mark.parametrize("embedded", [True, False])

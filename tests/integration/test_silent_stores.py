@@ -28,6 +28,7 @@ from uploader.database.mysql import SYNCING_CONNECTIONS
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable, UploadBusy
 from uploader.service.results import Target
+from uploader.storage.local import locks
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, WaitBudget
 
@@ -218,9 +219,11 @@ async def test_a_merge_waits_little_for_what_it_goes_on_without(
                     await stack.services.closers.announce(upload)
 
 
-async def test_who_has_waited_waits_less_for_the_right_to_append(stack: Stack) -> None:
+async def test_who_has_waited_waits_less_for_the_right_to_append(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_budget, "LEAST", 0.01)
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 60.0)
     upload = await _begun(stack)
-    async with stack.services.storage.appending(upload), asyncio.timeout(6):  # without having waited it is longer
+    async with stack.services.storage.appending(upload), asyncio.timeout(50):  # without having waited it is longer
         with as_request(waited_seconds=60), pytest.raises(UploadBusy):
             async with stack.services.storage.appending(upload):
                 pass

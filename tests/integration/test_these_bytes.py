@@ -24,7 +24,7 @@ from tests.support.problems import problem
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from tests.support.streams import Sending
-from tests.support.waiting import eventually
+from tests.support.waiting import SERVER_SECONDS, eventually
 from uploader.errors import OffsetMismatch, Unavailable, UploadBusy
 from uploader.http.resumable.request import CheckedBody, Checksum
 from uploader.service import chunk
@@ -180,7 +180,7 @@ async def clients(servers: list[Server]) -> AsyncIterator[list[httpx2.AsyncClien
                 httpx2.AsyncClient(
                     base_url=server.url,
                     headers={"Authorization": server.stack.client.headers["authorization"]},
-                    timeout=60,
+                    timeout=SERVER_SECONDS,
                 )
             )
             for server in servers
