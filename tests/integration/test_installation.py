@@ -76,16 +76,6 @@ async def test_the_first_start_makes_an_id_and_every_other_finds_it(make_stack_o
         assert await said(stack) == {first}
 
 
-async def test_a_start_marks_what_an_older_version_left_before_that_could_misread_it(make_stack: MakeStack) -> None:
-    async with make_stack() as stack:
-        (mine,) = await said(stack)
-        mark = stack.data / "installation"
-        mark.write_text(json.dumps({"format": FORMAT - 1, "id": mine}))
-    async with make_stack():
-        assert json.loads(mark.read_text()) == {"format": FORMAT, "id": mine}
-        assert [path.name for path in mark.parent.glob("installation*")] == ["installation"]
-
-
 async def test_an_empty_database_stops_and_gets_nothing(make_stack: MakeStack, empty_url: str) -> None:
     async with make_stack() as stack:
         (mine,) = await said(stack)
@@ -179,16 +169,23 @@ async def test_content_that_an_empty_database_does_not_name_stops(
         assert (await stack.client.get(f"/files/{CONTENT.md5}")).status_code == 200
 
 
-async def test_what_an_older_version_marked_is_marked_anew_and_only_if_it_belongs_here(stack: Stack) -> None:
+async def test_what_an_older_version_marked_is_marked_anew_and_only_if_it_belongs_here(make_stack: MakeStack) -> None:
     """So that the older one refuses it from now on."""
-    (mine,) = await said(stack)
-    await stack.services.redis.set(INSTALLATION, f"1 {mine}")
-    await stack.services.installation.check()
-    assert await stack.services.redis.get(INSTALLATION) == f"{keys.FORMAT} {mine}".encode()
-    await stack.services.redis.set(INSTALLATION, f"1 {OTHER}")
-    with pytest.raises(ConfigurationError, match=OTHER):
+    async with make_stack() as stack:
+        (mine,) = await said(stack)
+        await stack.services.redis.set(INSTALLATION, f"1 {mine}")
         await stack.services.installation.check()
-    assert await stack.services.redis.get(INSTALLATION) == f"1 {OTHER}".encode()
+        assert await stack.services.redis.get(INSTALLATION) == f"{keys.FORMAT} {mine}".encode()
+        await stack.services.redis.set(INSTALLATION, f"1 {OTHER}")
+        with pytest.raises(ConfigurationError, match=OTHER):
+            await stack.services.installation.check()
+        assert await stack.services.redis.get(INSTALLATION) == f"1 {OTHER}".encode()
+        await stack.services.redis.delete(INSTALLATION)
+        mark = stack.data / "installation"
+        mark.write_text(json.dumps({"format": FORMAT - 1, "id": mine}))
+    async with make_stack():
+        assert json.loads(mark.read_text()) == {"format": FORMAT, "id": mine}
+        assert [path.name for path in mark.parent.glob("installation*")] == ["installation"]
 
 
 async def test_a_damaged_mark_stops(make_stack: MakeStack) -> None:

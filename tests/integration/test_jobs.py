@@ -165,9 +165,9 @@ async def test_a_merge_whose_worker_ended_is_made_by_one_of_the_others_after_its
         if ended == "with its claim":
             assert len(await queue.claim()) == 1
         elif ended == "for the disk":
-            with failing_call("link") as fault, caplog.at_level(logging.CRITICAL):
+            with failing_call("link", times=None) as fault, caplog.at_level(logging.CRITICAL):
                 await merge_due(stack)
-            assert fault.hits == 1
+            assert fault.hits > 0
             assert await account_of(stack) == Account(reserved=CONTENT.size)
         elif ended != "before its claim":
             await place(stack, upload, commits=ended == "after its commit")
@@ -533,55 +533,27 @@ async def test_a_second_outage_is_told_though_some_have_not_seen_the_end_of_the_
     assert caplog.messages == [*["job waits for what it needs", "job works again"] * 2]
 
 
-async def test_a_failing_job_does_not_hold_up_another() -> None:
-    runs = 0
-
-    async def fail() -> float:
-        raise Unavailable("away")
+async def test_stopping_lets_a_job_end_what_it_does_and_wakes_one_that_sleeps() -> None:
+    started, asleep, ended = asyncio.Event(), asyncio.Event(), list[bool]()
 
     async def work() -> float:
-        nonlocal runs
-        runs += 1
-        return 0.0
-
-    async def worked() -> bool:
-        return runs > 10
-
-    runner = Runner([Job("failing", fail), Job("working", work)])
-    runner.start()
-    await eventually(worked)
-    await runner.stop()
-
-
-async def test_stopping_lets_a_job_end_what_it_does() -> None:
-    started, ended = asyncio.Event(), list[bool]()
-
-    async def run_once() -> float:
         started.set()
         await asyncio.sleep(0.05)
         ended.append(True)
         return 0.0
 
-    runner = Runner([Job("busy", run_once)])
+    async def fall_asleep() -> float:
+        asleep.set()
+        return 3600.0
+
+    runner = Runner([Job("busy", work), Job("asleep", fall_asleep)])
     runner.start()
     await started.wait()
-    await runner.stop()
+    await asleep.wait()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await runner.stop()
+        await Runner([]).stop()
     count = len(ended)
     assert count >= 1
     await asyncio.sleep(0.1)
     assert len(ended) == count, "nothing goes on after the stop"
-
-
-async def test_stopping_wakes_a_job_that_sleeps() -> None:
-    started = asyncio.Event()
-
-    async def run_once() -> float:
-        started.set()
-        return 3600.0
-
-    runner = Runner([Job("asleep", run_once)])
-    runner.start()
-    await started.wait()
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        await runner.stop()
-        await Runner([]).stop()

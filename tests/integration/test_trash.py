@@ -259,6 +259,7 @@ async def test_uploads_that_lost_their_row_come_back_where_it_is_open_again(stac
     """And only there: the trash of one that was closed since is purged."""
     for content in (CONTENT, OTHERS[0]):
         await open_with_chunks(stack, content, 0)
+    await stack.services.storage.drain()  # or the digests are saved after the look
     async for batch in stack.services.storage.list_uploads(datetime(9999, 12, 1, tzinfo=UTC)):
         for found in batch:
             assert await stack.services.storage.put_away(found)
