@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.support.process import run_cli
 from tests.support.rows import NOW, Transactions, digests, upload_row
+from tests.support.waiting import SERVER_SECONDS
 from uploader.database import migrate, models
 from uploader.database.engine import Database, Duplicate
 from uploader.errors import ConfigurationError
@@ -44,9 +45,14 @@ def blank_stack_url(request: pytest.FixtureRequest, stack_url: str, stack_kind: 
     return url
 
 
+def patiently(url: str) -> Database:
+    """A database that may have to be made, and is waited for as long as it takes."""
+    return Database(url, creates=True, read_timeout_seconds=None, timeout_seconds=SERVER_SECONDS)
+
+
 @pytest.fixture
 async def empty(empty_url: str) -> AsyncIterator[Database]:
-    database = Database(empty_url, creates=True)
+    database = patiently(empty_url)
     yield database
     await database.close()
 
@@ -156,7 +162,7 @@ async def test_times_come_back_in_utc_to_the_microsecond_and_a_taken_key_is_a_du
 
 
 async def test_upgrading_several_times_at_once_is_safe(empty_url: str) -> None:
-    databases = [Database(empty_url, creates=True) for _ in range(5)]
+    databases = [patiently(empty_url) for _ in range(5)]
     await asyncio.gather(*(migrate.upgrade(database) for database in databases))
     for database in databases:
         await migrate.check(database)

@@ -15,6 +15,7 @@ from tests.support.lost_commits import LostCommit
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
 from tests.support.telling import Woken, Written, outbox_of, written
+from tests.support.waiting import SERVER_SECONDS
 from uploader.database import models, queries, recount, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import rows
@@ -48,7 +49,7 @@ async def act_on(database_url: str, woken: Woken) -> AsyncIterator[Transactions]
 
 @asynccontextmanager
 async def transactions_on(url: str, woken: Woken) -> AsyncIterator[Transactions]:
-    database = Database(url, outbox=outbox_of(ALL, woken))
+    database = Database(url, outbox=outbox_of(ALL, woken), timeout_seconds=SERVER_SECONDS)
     made = Transactions(database)
     await made.create_user()
     yield made
