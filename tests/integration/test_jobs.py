@@ -385,15 +385,18 @@ def mortal_redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pri
 async def test_redis_is_killed_and_started_in_the_middle_of_an_upload(
     make_stack: MakeStack, mortal_redis: PrivateRedis
 ) -> None:
+    """And of another one, that nobody touches then."""
+    untouched = Content(CONTENT.size, seed=1)
     async with make_stack(redis_url=mortal_redis.url, jobs=True, **QUICK) as stack:
         await open_with_chunks(stack, CONTENT, 0, 1)
+        await open_with_chunks(stack, untouched, 0, 1)
         mortal_redis.kill()
         assert (await stack.put(CONTENT, 2)).status_code == 503
         mortal_redis.start()
-        # By the jobs alone: the third chunk was on disk.
-        await becomes(lambda: account_of(stack), Account(unfinished=3 * CHUNK, reserved=CONTENT.size))
         again = await stack.put(CONTENT, 2)
         assert (again.status_code, again.json()["received_bytes"]) == (200, 3 * CHUNK)
+        await becomes(lambda: account_of(stack), Account(unfinished=5 * CHUNK, reserved=2 * CONTENT.size))
+        assert (await stack.client.delete(f"/files/{untouched.md5}")).status_code == 204
         await stack.put(CONTENT, 3)
         assert (await stack.put(CONTENT, 4)).status_code == 201
         await assert_merged(stack)
