@@ -441,7 +441,7 @@ async def test_what_a_newer_request_displaced_at_its_last_byte_is_merged_at_once
         assert disk.try_lock(chunk_map.fileno(), chunks.CLAIM_OFFSET, 1)
         with pytest.raises(UploadBusy):
             await last
-    await eventually(partial(is_file, stack, upload.id))
+    await eventually(partial(is_file, stack, upload.id), seconds=60)
     assert await content_of(stack, path) == content.data
 
 
@@ -466,5 +466,5 @@ async def test_what_a_client_left_at_its_last_byte_is_merged_at_once(
     sending.append(asyncio.create_task(call))
     with pytest.raises(asyncio.CancelledError):
         await sending[0]
-    await eventually(partial(is_file, stack, target_of(path).upload_id or ""))
+    await eventually(partial(is_file, stack, target_of(path).upload_id or ""), seconds=60)
     assert await content_of(stack, path) == content.data
