@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateRedis]:
 async def client(server: PrivateRedis, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     """A client, after which no connection and no task is left; a parameter is its time-out in seconds."""
     before = _sockets()
-    async with aclosing(connect(server.url, timeout_seconds=getattr(request, "param", 20))) as connected:
+    async with aclosing(connect(server.url, timeout_seconds=getattr(request, "param", 60))) as connected:
         yield connected
     await until(
         lambda: _sockets() == before and "connecting to redis" not in {task.get_name() for task in asyncio.all_tasks()}

@@ -19,7 +19,6 @@ from uploader.accounting.redis import connect
 
 WRITE = "return redis.call('SET', KEYS[1], ARGV[1])"
 COUNT = "return redis.call('INCR', KEYS[1])"
-TIMEOUT_SECONDS = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +50,11 @@ class Client:
 
 
 @pytest.fixture
-async def client(cluster: PrivateCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    async with aclosing(connect(cluster.url, timeout_seconds=TIMEOUT_SECONDS)) as connected:
+async def client(
+    cluster: PrivateCluster, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[Client]:
+    """A parameter is its time-out in seconds."""
+    async with aclosing(connect(cluster.url, timeout_seconds=getattr(request, "param", 60))) as connected:
         made = Client(connected)
         evalsha = RedisCluster.evalsha
 
@@ -139,6 +141,7 @@ async def test_a_connection_that_a_master_closed_is_replaced_and_nobody_learns_o
     assert client.left <= left + 1
 
 
+@pytest.mark.parametrize("client", [4], indirect=True)
 async def test_a_master_that_hangs_holds_up_nobody_for_long_and_the_others_not_at_all(
     cluster: PrivateCluster, client: Client
 ) -> None:
