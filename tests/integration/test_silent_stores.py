@@ -193,10 +193,10 @@ async def test_a_request_that_gave_up_a_store_does_not_wait_long_for_one_that_wo
 ) -> None:
     """As for a replica that does not confirm a commit. A hello is answered meanwhile."""
     monkeypatch.setattr(wait_budget, "IN_ALL_SECONDS", 1)
-    database = Database(own_server_url, timeout_seconds=1)
+    database = Database(own_server_url, timeout_seconds=3)
     await database.check_writable()
     with as_request() as own:
-        assert await _sleeps(database, 2)
+        assert await _sleeps(database, 4)
         own.give_up("redis")
         with pytest.raises(Unavailable) as raised:
             await _sleeps(database, 60)
@@ -232,12 +232,12 @@ async def test_who_has_waited_waits_less_for_the_right_to_append(stack: Stack, m
 async def test_a_database_that_works_long_is_asked_as_patiently_as_before_and_redis_less(
     own_server: PrivateDatabase, own_server_url: str
 ) -> None:
-    database = Database(own_server_url, timeout_seconds=1)
+    database = Database(own_server_url, timeout_seconds=3)
     await database.check_writable()
     with as_request() as own:
-        assert await _sleeps(database, 2)
-        assert own.left("database", 1) > 0.9
-        assert own.left("redis", 1) == LEAST
+        assert await _sleeps(database, 4)
+        assert own.left("database", 3) > 2.7
+        assert own.left("redis", 3) == 3 * LEAST
     await database.close()
 
 
