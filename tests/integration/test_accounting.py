@@ -1,7 +1,6 @@
 """Every verb of the accounting store on a real Valkey, with the clock turned by hand and the invariants checked after
 every step."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -93,10 +92,18 @@ class Ledger:
         await self.check()
         return figures
 
-    async def settle(self, now: float = 0) -> RecordResult:
+    async def arrive(self, *uploads: str, now: float = 0) -> None:
+        """The first chunks of new uploads; what they leave is checked by what follows."""
+        for upload_id in uploads:
+            self.shapes[upload_id] = SHAPE
+            era = (await self.pending.read(upload_id)).era
+            await self.pending.introduce(row_of(upload_id, SHAPE), era=era)
+            await self.pending.record_chunk(upload_id, 0, CHUNK, at(now))
+
+    async def settle(self) -> RecordResult:
         for number in range(LAST):
-            await self.record(number, now)
-        return await self.record(LAST, now)
+            await self.record(number)
+        return await self.record(LAST)
 
     async def claim(self, queue: UploadQueue, now: float, limit: int = 300) -> list[Claim]:
         claims = await queue.claim(limit, at(now))
@@ -106,11 +113,9 @@ class Ledger:
     async def claimed(self, queue: UploadQueue, now: float) -> list[str]:
         return [claim.upload_id for claim in await self.claim(queue, now)]
 
-    async def ack(
-        self, received: int, generation: int = 0, upload_id: str = "u", lease_until: int | None = None
-    ) -> int:
-        """As the worker whose claim holds the lease, unless it is told which lease it was given."""
-        lease = (await self.held(upload_id)).lease_until if lease_until is None else lease_until
+    async def ack(self, received: int, generation: int = 0, upload_id: str = "u") -> int:
+        """As the worker whose claim holds the lease."""
+        lease = (await self.held(upload_id)).lease_until
         removed = await self.pending.ack_flush(0, [Claim(upload_id, generation, received, "open", lease)])
         await self.check()
         return removed
@@ -153,21 +158,19 @@ async def opened(ledger: Ledger) -> Ledger:
 # record_chunk
 
 
-async def test_a_recorded_chunk_counts_and_becomes_due_after_the_quiet_interval(opened: Ledger) -> None:
+async def test_a_chunk_counts_once_and_becomes_due_after_the_quiet_interval(opened: Ledger) -> None:
     assert await opened.record(3) == RecordResult(Outcome.RECORDED, CHUNK, 1, 10, settled=False)
-    assert await opened.due(opened.flush) == QUIET
     assert await opened.buckets("flush") == [0]
     assert await opened.due(opened.merge) is None
-
-
-async def test_the_last_chunk_counts_with_its_own_length(opened: Ledger) -> None:
-    assert (await opened.record(LAST)).received == CHUNK - 1000
-
-
-async def test_a_duplicate_counts_nothing_and_pushes_nothing_back(opened: Ledger) -> None:
-    await opened.record(3)
     assert await opened.record(3, now=4) == RecordResult(Outcome.DUPLICATE, CHUNK, 1, 10, settled=False)
-    assert await opened.due(opened.flush) == QUIET
+    assert await opened.due(opened.flush) == QUIET, "nothing is pushed back by what is there"
+    assert (await opened.record(LAST)).received == 2 * CHUNK - 1000
+    known, unknown = await opened.pending.read("u"), await opened.pending.read("nobody")
+    assert (known.state, known.received, known.chunks) == ("open", 2 * CHUNK - 1000, 2)
+    assert (unknown.state, unknown.received, unknown.chunks) == ("", 0, 0)
+    other = Pending(opened.redis, shards=Shards(1), settings=DELAYS)
+    assert unknown.era == known.era == (await other.read("u")).era
+    assert (await other.record_chunk("u", 0, CHUNK, at(0))).outcome is Outcome.RECORDED
 
 
 async def test_a_tail_counts_once_grows_only_and_is_a_part_of_its_chunk(opened: Ledger) -> None:
@@ -186,8 +189,6 @@ async def test_a_tail_counts_once_grows_only_and_is_a_part_of_its_chunk(opened: 
         await opened.record(number)
     assert await opened.record(2) == RecordResult(Outcome.RECORDED, SHAPE.size, 10, 10, settled=True)
     assert (await opened.record_tail(2, 6)).outcome is Outcome.DUPLICATE
-    await opened.introduce("new")
-    assert await opened.record_tail(0, 5, upload_id="new") == RecordResult(Outcome.RECORDED, 5, 0, 10, settled=False)
 
 
 async def test_a_tail_has_the_delays_of_a_chunk(opened: Ledger) -> None:
@@ -224,43 +225,60 @@ async def test_to_hydrate_brings_the_tail_of_the_map_and_takes_away_what_is_none
     assert (await opened.held()).tail is None
 
 
-@pytest.mark.parametrize("ending", ["unknown", "cancelled", "another era"])
-async def test_a_tail_of_an_upload_that_is_not_known_or_closed_counts_nothing(opened: Ledger, ending: str) -> None:
-    if ending == "cancelled":
-        await opened.forget("cancelled")
-        assert (await opened.record_tail(0, 5)).outcome is Outcome.CANCELLED
-        return
-    await (opened.redis.delete(UP) if ending == "unknown" else opened.redis.flushall())
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("word", ["done", "cancelled", "expired", "failed", "consumed"])
+async def test_a_closed_upload_leaves_a_tombstone_that_tells_how_it_ended(
+    opened: Ledger, word: str, settled: bool
+) -> None:
+    await (opened.settle() if settled else opened.record(0))
+    await opened.forget(word)
+    assert sorted(await opened.redis.keys()) == [b"era:{s00}", UP.encode()]
+    assert 0 < await opened.redis.ttl(UP) <= TOMBSTONE_SECONDS
+    await opened.introduce()
+    await opened.lease()
+    told = RecordResult(Outcome(word), 0, 0, 0, settled=False)
+    assert (await opened.record(1), await opened.record_tail(1, 5), await opened.hydrate(present=(0,))) == (told,) * 3
+    assert await opened.ack(CHUNK) == 0
+    assert await opened.redis.hgetall(UP) == {b"state": word.encode()}
+    assert sorted(await opened.redis.keys()) == [b"era:{s00}", UP.encode()]
+
+
+async def test_forgetting_twice_or_what_is_unknown_leaves_a_tombstone_and_others_due(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.forget("cancelled", "nobody")
+    await opened.forget("failed", "nobody")
+    assert (await opened.record(0, upload_id="nobody")).outcome is Outcome.FAILED
+    assert await opened.claimed(opened.flush, now=QUIET) == ["u"]
+
+
+async def test_an_unknown_upload_asks_to_be_hydrated_and_leaves_nothing(opened: Ledger) -> None:
+    await opened.record(0)
+    era = (await opened.pending.read("u")).era
+    await opened.redis.flushall()
+    assert (await opened.record(0)).outcome is Outcome.REHYDRATE
     assert (await opened.record_tail(0, 5)).outcome is Outcome.REHYDRATE
+    assert (await opened.hydrate(present=(0,), era=era)).outcome is Outcome.ERA_MOVED
+    await opened.introduce(era=era)
+    assert (await opened.record(1)).outcome is Outcome.REHYDRATE, "it is left to whoever reads the map"
+    await opened.lease()
+    assert await opened.ack(CHUNK) == 0
+    assert await opened.redis.keys() == [b"era:{s00}"]
+    await opened.hydrate(present=(0, 1))
+    assert (await opened.record(1)).outcome is Outcome.DUPLICATE
 
 
-async def test_an_unknown_upload_asks_to_be_hydrated_and_leaves_nothing(ledger: Ledger) -> None:
-    assert (await ledger.record(0)).outcome is Outcome.REHYDRATE
-    assert await ledger.redis.keys() == [b"era:{s00}"]
-
-
-async def test_an_upload_that_was_introduced_takes_chunks(ledger: Ledger) -> None:
+async def test_an_upload_that_was_introduced_takes_chunks_and_one_that_others_know_is_left_alone(
+    ledger: Ledger,
+) -> None:
     await ledger.introduce()
     assert await ledger.record(3) == RecordResult(Outcome.RECORDED, CHUNK, 1, 10, settled=False)
+    assert await ledger.record_tail(0, 5) == RecordResult(Outcome.RECORDED, CHUNK + 5, 1, 10, settled=False)
     assert await ledger.due(ledger.flush) == QUIET
-
-
-async def test_to_introduce_leaves_alone_what_others_made_of_the_upload_meanwhile(ledger: Ledger) -> None:
     await ledger.hydrate(present=(0, 1), generation=1, flushed=CHUNK)
     await ledger.introduce()
     assert (await ledger.record(1)).outcome is Outcome.DUPLICATE
-    assert (await ledger.held()).generation == 1
-    assert (await ledger.held()).flushed == CHUNK
-    await ledger.forget()
-    await ledger.introduce()
-    assert (await ledger.record(2)).outcome is Outcome.CANCELLED
-
-
-async def test_to_introduce_after_a_loss_of_redis_is_left_to_whoever_reads_the_map(ledger: Ledger) -> None:
-    era = (await ledger.pending.read("u")).era
-    await ledger.redis.flushall()
-    await ledger.introduce(era=era)
-    assert (await ledger.record(1)).outcome is Outcome.REHYDRATE
+    held = await ledger.held()
+    assert (held.generation, held.flushed) == (1, CHUNK)
 
 
 async def test_a_part_stays_open_with_its_last_chunk_and_is_accounted_for(ledger: Ledger) -> None:
@@ -270,20 +288,10 @@ async def test_a_part_stays_open_with_its_last_chunk_and_is_accounted_for(ledger
     again = await ledger.hydrate(present=tuple(range(LAST + 1)), is_part=True)
     assert (again.received, again.settled) == (SHAPE.size, False)
     assert (await ledger.record(LAST)).outcome is Outcome.DUPLICATE
-    assert await ledger.claimed(ledger.pending.merge_queues[0], 1000) == []
-    (claim,) = await ledger.claim(ledger.pending.flush_queues[0], 1000)
+    assert await ledger.claimed(ledger.merge, 1000) == []
+    (claim,) = await ledger.claim(ledger.flush, 1000)
     assert claim.received == SHAPE.size
     assert await ledger.ack(SHAPE.size) == 1
-    await ledger.forget("consumed")
-    assert (await ledger.record(0)).outcome is Outcome.CONSUMED
-
-
-async def test_after_flushall_a_chunk_asks_to_be_hydrated(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.redis.flushall()
-    assert (await opened.record(1)).outcome is Outcome.REHYDRATE
-    await opened.hydrate(present=(0, 1))
-    assert (await opened.record(1)).outcome is Outcome.DUPLICATE
 
 
 async def test_what_an_older_version_wrote_is_rebuilt_and_not_read(opened: Ledger) -> None:
@@ -291,13 +299,7 @@ async def test_what_an_older_version_wrote_is_rebuilt_and_not_read(opened: Ledge
     era = (await opened.pending.read("u")).era
     older = ":".join(era.split(":")[:2])
     assert older != era
-    facts: dict[Any, Any] = {
-        "era": older,
-        "generation": 0,
-        "received": 3 * CHUNK,
-        "flushed": CHUNK,
-        "chunks": 3,
-    }
+    facts: dict[Any, Any] = {"era": older, "generation": 0, "received": 3 * CHUNK, "flushed": CHUNK, "chunks": 3}
     facts |= {"chunk_count": 10, "state": "open", "pending_since": at(0), "due_minute": MINUTE}
     await opened.redis.delete(UP)
     await opened.redis.hset(UP, mapping=facts)
@@ -312,54 +314,47 @@ async def test_what_an_older_version_wrote_is_rebuilt_and_not_read(opened: Ledge
     assert await opened.claimed(opened.flush, now=QUIET) == ["u"]
 
 
-async def test_after_a_restart_a_chunk_asks_to_be_hydrated_even_if_everything_was_kept(own_redis: PrivateRedis) -> None:
+async def test_after_a_restart_all_is_hydrated_anew_even_if_everything_was_kept(own_redis: PrivateRedis) -> None:
     ledger = Ledger(own_redis.url)
     await ledger.hydrate()
-    await ledger.record(0)
+    for number in range(3):
+        await ledger.record(number)
+    era = (await ledger.pending.read("u")).era
     await ledger.redis.aclose()
-    own_redis.stop()
+    own_redis.kill()
     own_redis.start()
-    assert (await ledger.held()).received == CHUNK
     assert (await ledger.pending.read("u")).state == ""
     assert (await ledger.record(1)).outcome is Outcome.REHYDRATE
-    await ledger.hydrate(present=(0, 1))
+    assert (await ledger.hydrate(present=(3, 4), era=era)).outcome is Outcome.ERA_MOVED
+    assert (await ledger.held()).received == 3 * CHUNK
+    figures = await ledger.hydrate(present=(5,), flushed=CHUNK, now=70)
+    assert (figures.received, figures.chunks) == (CHUNK, 1)
+    assert await ledger.due(ledger.flush) is None
     assert (await ledger.record(1)).received == 2 * CHUNK
     await ledger.redis.aclose()
 
 
-async def test_a_chunk_within_the_minute_pushes_back_within_the_bucket(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.record(1, now=10)
-    assert await opened.due(opened.flush) == 10 + QUIET
-    assert await opened.buckets("flush") == [0]
-
-
 async def test_what_is_pushed_back_stays_in_its_bucket_until_somebody_looks(opened: Ledger) -> None:
+    await opened.hydrate("v")
     await opened.record(0, now=40)
     await opened.record(1, now=58)
     assert await opened.due(opened.flush) == 58 + QUIET
     assert await opened.buckets("flush") == [0]
     assert (await opened.held()).at_ms == at(40 + QUIET)
-    assert await opened.claim(opened.flush, now=58 + QUIET - 0.001) == []
-    assert await opened.buckets("flush") == [1], "and leaves none empty"
+    await opened.record(0, now=41, upload_id="v")
+    assert await opened.due(opened.flush) == 41 + QUIET
+    assert await opened.claim(opened.flush, now=40 + QUIET) == []
+    assert await opened.buckets("flush") == [0, 1], "one stays for the other"
+    await opened.record(1, now=42, upload_id="v")
+    assert await opened.claimed(opened.flush, now=42 + QUIET) == ["v"]
+    assert await opened.buckets("flush") == [1], "and none is left empty"
     assert await opened.redis.keys("due:*") == [f"due:{{s00}}:flush:{MINUTE + 1}".encode()]
     assert await opened.claimed(opened.flush, now=58 + QUIET) == ["u"]
 
 
-async def test_a_bucket_stays_for_others_when_one_task_leaves_it(opened: Ledger) -> None:
-    await opened.hydrate("v")
-    await opened.record(0, now=40)
-    await opened.record(0, now=41, upload_id="v")
-    await opened.record(1, now=58)
-    assert await opened.due(opened.flush) == 41 + QUIET
-    assert await opened.claim(opened.flush, now=40 + QUIET) == []
-    assert await opened.buckets("flush") == [0, 1]
-
-
 async def test_what_was_pushed_back_many_times_is_claimed_once_and_in_time(opened: Ledger) -> None:
     """Whoever looks in between, and however often."""
-    shape = Shape(size=100 * CHUNK // 16, chunk_size=CHUNK // 16)
-    await opened.hydrate("steady", shape=shape)
+    await opened.hydrate("steady", shape=Shape(size=100 * CHUNK // 16, chunk_size=CHUNK // 16))
     for number in range(40):
         await opened.record(number, now=number, upload_id="steady")
         if number % 7 == 0:
@@ -375,13 +370,18 @@ async def test_what_becomes_due_earlier_moves_at_once(opened: Ledger) -> None:
     """By a lease, by too much pending, by the merge: whoever claims looks at nothing that waits later."""
     await opened.hydrate("large", shape=Shape(size=4 * MIB, chunk_size=MIB // 2))
     await opened.record(0, now=10, upload_id="large")
+    assert await opened.due(opened.flush) == 10 + QUIET
     await opened.record(1, now=12, upload_id="large")
     assert (await opened.held("large")).at_ms == at(12)
     assert await opened.claimed(opened.flush, now=12) == ["large"]
     await opened.record(2, now=13, upload_id="large")
     assert (await opened.held("large")).at_ms == at(13), "not when its lease ends"
+    assert await opened.claimed(opened.flush, now=13) == ["large"]
+    await opened.ack(3 * MIB // 2, upload_id="large")
+    await opened.record(3, now=20, upload_id="large")
+    assert (await opened.held("large")).due_ms == at(20 + QUIET), "what is flushed is not pending"
     await opened.record(0, now=70)
-    await opened.pending.lease("u", at(80))
+    await opened.lease(now=80)
     await opened.record(1, now=81)
     assert (await opened.held()).at_ms == at(70 + QUIET), "a lease that is later is as lazy"
     assert (await opened.held()).due_ms == at(81 + QUIET)
@@ -390,11 +390,8 @@ async def test_what_becomes_due_earlier_moves_at_once(opened: Ledger) -> None:
 async def test_a_claim_counts_what_it_looks_at_and_is_followed_by_another(ledger: Ledger) -> None:
     """Seven were pushed back, one is due: with a limit of three that takes three scripts."""
     pushed_back = [f"upload-{number}" for number in range(7)]
-    for upload_id in (*pushed_back, "waits"):
-        await ledger.hydrate(upload_id)
-    for upload_id in pushed_back:
-        await ledger.record(0, now=0, upload_id=upload_id)
-    await ledger.record(0, now=1, upload_id="waits")
+    await ledger.arrive(*pushed_back)
+    await ledger.arrive("waits", now=1)
     for upload_id in pushed_back:
         await ledger.record(1, now=4, upload_id=upload_id)
     await ledger.redis.config_resetstat()
@@ -406,9 +403,7 @@ async def test_a_claim_counts_what_it_looks_at_and_is_followed_by_another(ledger
 async def test_many_claims_say_whether_more_may_be_due(ledger: Ledger) -> None:
     """A claim that only scheduled anew is not the end."""
     uploads = [f"upload-{number:03d}" for number in range(2 * MAX_CLAIM + 1)]
-    for upload_id in uploads:
-        await ledger.hydrate(upload_id)
-        await ledger.pending.record_chunk(upload_id, 0, CHUNK, at(0))
+    await ledger.arrive(*uploads)
     for upload_id in uploads[:MAX_CLAIM]:
         await ledger.pending.record_chunk(upload_id, 1, CHUNK, at(1))
     claims, more = await ledger.flush.claim_many(1, at(QUIET))
@@ -421,9 +416,8 @@ async def test_many_claims_say_whether_more_may_be_due(ledger: Ledger) -> None:
 
 
 async def test_lateness_goes_by_when_a_task_is_due_not_by_where_it_waits(opened: Ledger) -> None:
-    await opened.hydrate("v")
+    await opened.arrive("v", now=3)
     await opened.record(0, now=0)
-    await opened.record(0, now=3, upload_id="v")
     await opened.record(1, now=40)
     measured = await opened.flush.measure(at(45))
     assert (measured.tasks, measured.pending_bytes, measured.lag_seconds) == (2, 3 * CHUNK, 45 - (3 + QUIET))
@@ -437,9 +431,8 @@ async def test_lateness_goes_by_when_a_task_is_due_not_by_where_it_waits(opened:
 async def test_what_waits_is_told_by_minute_of_all_and_of_one(ledger: Ledger) -> None:
     """More than a page of uploads, in two minutes; those of one that has no bytes wait nowhere."""
     uploads = [f"upload-{number:03d}" for number in range(MAX_CLAIM + 5)]
-    for number, upload_id in enumerate(uploads):
-        await ledger.hydrate(upload_id)
-        await ledger.pending.record_chunk(upload_id, 0, CHUNK, at(0 if number < 3 else 60))
+    await ledger.arrive(*uploads[:3])
+    await ledger.arrive(*uploads[3:], now=60)
     first, second = (await ledger.flush.measure(at(0))).buckets
     assert (first.tasks, first.pending_bytes) == (3, 3 * CHUNK)
     assert (second.tasks, second.pending_bytes) == (MAX_CLAIM + 2, (MAX_CLAIM + 2) * CHUNK)
@@ -455,82 +448,13 @@ async def test_what_waits_is_told_by_minute_of_all_and_of_one(ledger: Ledger) ->
 async def test_where_many_were_pushed_back_a_worker_looks_again_before_the_earliest_is_due(ledger: Ledger) -> None:
     """Who sleeps looks at few, and is never late."""
     for number in range(60):
-        await ledger.hydrate(f"upload-{number}")
-        await ledger.pending.record_chunk(f"upload-{number}", 0, CHUNK, at(number / 100))
+        await ledger.arrive(f"upload-{number}", now=number / 100)
         await ledger.pending.record_chunk(f"upload-{number}", 1, CHUNK, at(40 - number / 100))
     earliest = await ledger.due(ledger.flush)
     assert earliest is not None
     assert QUIET < earliest < 39.41 + QUIET
     assert await ledger.claim(ledger.flush, now=39) == []
     assert await ledger.due(ledger.flush) == 39.41 + QUIET
-
-
-async def test_a_steady_uploader_is_accounted_after_the_max_delay(opened: Ledger) -> None:
-    shape = Shape(size=100 * CHUNK // 16, chunk_size=CHUNK // 16)
-    await opened.hydrate("steady", shape=shape)
-    for number in range(20):
-        await opened.record(number, now=2 + 4 * number, upload_id="steady")
-        assert await opened.due(opened.flush) == min(2 + 4 * number + QUIET, 2 + MAX_DELAY)
-
-
-async def test_past_the_max_pending_a_chunk_is_due_at_once(opened: Ledger) -> None:
-    shape = Shape(size=4 * MIB, chunk_size=MIB // 2)
-    await opened.hydrate("large", shape=shape)
-    await opened.record(0, now=1, upload_id="large")
-    assert await opened.due(opened.flush) == 1 + QUIET
-    await opened.record(1, now=2, upload_id="large")
-    assert await opened.due(opened.flush) == 2
-
-
-async def test_what_is_flushed_does_not_count_as_pending(opened: Ledger) -> None:
-    await opened.hydrate("large", shape=Shape(size=4 * MIB, chunk_size=MIB // 2))
-    await opened.record(0, upload_id="large")
-    await opened.ack(MIB // 2, upload_id="large")
-    await opened.record(1, now=10, upload_id="large")
-    assert await opened.due(opened.flush) == 10 + QUIET
-
-
-async def test_a_chunk_never_pushes_a_claimed_task_beyond_its_lease(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.claim(opened.flush, now=QUIET)
-    await opened.record(1, now=20)
-    assert await opened.due(opened.flush) == 20 + QUIET
-    await opened.record(2, now=QUIET + LEASE - 2)
-    assert await opened.due(opened.flush) == QUIET + LEASE
-
-
-async def test_the_last_bit_settles(opened: Ledger) -> None:
-    assert await opened.settle(now=7) == RecordResult(Outcome.RECORDED, SHAPE.size, 10, 10, settled=True)
-    assert await opened.due(opened.flush) is None
-    assert await opened.due(opened.merge) == 7 + LEASE
-    assert (await opened.pending.read("u")).state == "merging"
-
-
-async def test_a_settled_upload_takes_no_more_chunks(opened: Ledger) -> None:
-    await opened.settle()
-    assert await opened.record(3, now=4) == RecordResult(Outcome.MERGING, SHAPE.size, 10, 10, settled=True)
-    assert await opened.due(opened.merge) == LEASE
-
-
-async def test_an_upload_of_one_chunk_settles_with_it(ledger: Ledger) -> None:
-    await ledger.hydrate(shape=Shape(size=10, chunk_size=CHUNK))
-    assert await ledger.record(0) == RecordResult(Outcome.RECORDED, 10, 1, 1, settled=True)
-    assert await ledger.due(ledger.flush) is None
-
-
-async def test_a_duplicate_on_a_full_upload_arms_its_merge(opened: Ledger) -> None:
-    await opened.settle()
-    await opened.redis.delete(f"due:{{s00}}:merge:{MINUTE}", "minutes:{s00}:merge")
-    await opened.redis.hset(UP, "timer", "")
-    assert (await opened.record(3, now=100)).outcome is Outcome.MERGING
-    assert await opened.due(opened.merge) == 100 + LEASE
-
-
-@pytest.mark.parametrize("word", ["done", "cancelled", "expired", "failed"])
-async def test_a_chunk_of_a_closed_upload_is_told_how_it_ended(opened: Ledger, word: str) -> None:
-    await opened.record(0)
-    await opened.forget(word)
-    assert await opened.record(1) == RecordResult(Outcome(word), 0, 0, 0, settled=False)
 
 
 async def test_without_a_given_time_the_time_of_redis_counts(opened: Ledger) -> None:
@@ -541,76 +465,93 @@ async def test_without_a_given_time_the_time_of_redis_counts(opened: Ledger) -> 
     await opened.check()
 
 
-# claim_due
+# The last chunk
 
 
-async def test_what_is_not_due_is_not_claimed(opened: Ledger) -> None:
+async def test_the_last_chunk_settles_and_its_merge_is_leased_again_and_again(opened: Ledger) -> None:
+    settled = RecordResult(Outcome.RECORDED, SHAPE.size, 10, 10, settled=True)
+    assert await opened.settle() == settled
+    assert await opened.due(opened.flush) is None
+    assert (await opened.pending.read("u")).state == "merging"
+    assert await opened.record(3, now=4) == replace(settled, outcome=Outcome.MERGING)
+    assert await opened.hydrate(present=tuple(range(10)), now=8) == replace(settled, outcome=Outcome.HYDRATED)
+    assert await opened.ack(SHAPE.size) == 0
+    assert (await opened.held()).flushed == SHAPE.size
+    assert await opened.due(opened.merge) == LEASE, "none of them has moved it"
+    assert await opened.claim(opened.merge, now=LEASE) == [Claim("u", 0, SHAPE.size, "merging", at(2 * LEASE))]
+    await opened.lease(now=45)
+    assert await opened.due(opened.merge) == 45 + LEASE
+    assert await opened.claim(opened.merge, now=45 + LEASE - 0.001) == []
+    assert await opened.buckets("merge") == [1]
+    assert await opened.claimed(opened.merge, now=45 + LEASE) == ["u"]
+
+
+async def test_a_duplicate_on_a_full_upload_arms_its_merge(opened: Ledger) -> None:
+    await opened.settle()
+    await opened.redis.delete(f"due:{{s00}}:merge:{MINUTE}", "minutes:{s00}:merge")
+    await opened.redis.hset(UP, "timer", "")
+    assert (await opened.record(3, now=100)).outcome is Outcome.MERGING
+    assert await opened.due(opened.merge) == 100 + LEASE
+
+
+async def test_an_upload_of_one_chunk_settles_with_it(ledger: Ledger) -> None:
+    await ledger.hydrate(shape=Shape(size=10, chunk_size=CHUNK))
+    assert await ledger.record(0) == RecordResult(Outcome.RECORDED, 10, 1, 1, settled=True)
+    assert await ledger.due(ledger.flush) is None
+
+
+# Claims and acks
+
+
+async def test_a_claimed_task_is_due_again_when_its_lease_ends_until_it_is_acknowledged(opened: Ledger) -> None:
     await opened.record(0)
     assert await opened.claim(opened.flush, now=QUIET - 0.001) == []
     assert await opened.claim(opened.flush, now=QUIET) == [Claim("u", 0, CHUNK, "open", at(QUIET + LEASE))]
-
-
-async def test_a_claimed_task_is_due_again_when_its_lease_ends(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.claim(opened.flush, now=QUIET)
     assert await opened.claim(opened.flush, now=QUIET + LEASE - 0.001) == []
-    assert await opened.claimed(opened.flush, now=QUIET + LEASE) == ["u"]
+    await opened.record(1, now=20)
+    assert await opened.due(opened.flush) == 20 + QUIET
+    await opened.record(2, now=QUIET + LEASE - 2)
+    assert await opened.due(opened.flush) == QUIET + LEASE, "no chunk pushes it back further"
+    assert await opened.ack(CHUNK) == 0, "more landed meanwhile"
+    assert (await opened.held()).flushed == CHUNK
+    claim = Claim("u", 0, 3 * CHUNK, "open", at(QUIET + 2 * LEASE))
+    assert await opened.claim(opened.flush, now=QUIET + LEASE) == [claim]
+    assert await opened.ack(3 * CHUNK) == 1
+    assert await opened.due(opened.flush) is None
+    assert await opened.buckets("flush") == []
+    await opened.record(3, now=100)
+    assert (await opened.held()).pending_since == at(100), "the maximum delay counts anew"
+    assert await opened.due(opened.flush) == 100 + QUIET
 
 
 async def test_a_claim_takes_at_most_its_limit_from_the_oldest_buckets(ledger: Ledger) -> None:
     order = [f"upload-{n}" for n in (3, 1, 4, 0, 2)]
+    assert await ledger.flush.next_due(at(0)) is None
     for n, upload_id in enumerate(order):
-        await ledger.hydrate(upload_id)
-        await ledger.record(0, now=50 * n, upload_id=upload_id)
+        await ledger.arrive(upload_id, now=50 * n)
+    assert await ledger.flush.next_due(at(-10)) == 10 + QUIET
+    assert await ledger.flush.next_due(at(300)) == 0
+    assert await ledger.merge.next_due(at(300)) is None
     assert [claim.upload_id for claim in await ledger.claim(ledger.flush, now=1000, limit=3)] == order[:3]
     assert [claim.upload_id for claim in await ledger.claim(ledger.flush, now=1000, limit=3)] == order[3:]
     assert await ledger.claim(ledger.flush, now=1000, limit=3) == []
 
 
-async def test_many_workers_claim_each_task_once(ledger: Ledger) -> None:
-    uploads = [f"upload-{n:02d}" for n in range(40)]
-    for upload_id in uploads:
-        await ledger.hydrate(upload_id)
-        await ledger.pending.record_chunk(upload_id, 0, CHUNK, at(0))
-    claims = await asyncio.gather(*(ledger.flush.claim(7, at(10)) for _ in range(8)))
-    assert all(len(batch) <= 7 for batch in claims)
-    assert sorted(claim.upload_id for batch in claims for claim in batch) == uploads
-    await ledger.check()
-
-
 async def test_left_overs_are_dropped_by_a_claim(opened: Ledger) -> None:
     await opened.record(0)
     # A task whose hash is gone, and one that its hash says waits elsewhere.
-    await opened.redis.zadd(f"due:{{s00}}:flush:{MINUTE - 3}", {"nobody": at(-150)})
-    await opened.redis.zadd("minutes:{s00}:flush", {str(MINUTE - 3): MINUTE - 3})
-    await opened.redis.zadd(f"due:{{s00}}:flush:{MINUTE - 1}", {"u": at(-30)})
-    await opened.redis.zadd("minutes:{s00}:flush", {str(MINUTE - 1): MINUTE - 1})
+    for minute, upload_id in ((MINUTE - 3, "nobody"), (MINUTE - 1, "u")):
+        await opened.redis.zadd(f"due:{{s00}}:flush:{minute}", {upload_id: minute * 60_000 + 30_000})
+        await opened.redis.zadd("minutes:{s00}:flush", {str(minute): minute})
     assert await opened.claim(opened.flush, now=0) == []
     assert await opened.buckets("flush") == [0]
     assert await opened.claimed(opened.flush, now=QUIET) == ["u"]
 
 
-async def test_the_max_delay_counts_anew_after_a_claim(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.claim(opened.flush, now=QUIET)
-    await opened.ack(CHUNK)
-    await opened.record(1, now=100)
-    assert (await opened.held()).pending_since == at(100)
-    assert await opened.due(opened.flush) == 100 + QUIET
-
-
-async def test_a_merge_is_claimed_with_its_state(opened: Ledger) -> None:
-    await opened.settle()
-    assert await opened.claim(opened.merge, now=LEASE) == [Claim("u", 0, SHAPE.size, "merging", at(2 * LEASE))]
-    assert await opened.due(opened.merge) == 2 * LEASE
-
-
 async def test_each_shard_has_queues_of_its_own(redis_url: str) -> None:
     ledger = Ledger(redis_url, shards=4)
     uploads = [f"upload-{n}" for n in range(12)]
-    for upload_id in uploads:
-        await ledger.hydrate(upload_id)
-        await ledger.record(0, upload_id=upload_id)
+    await ledger.arrive(*uploads)
     for queue in ledger.pending.flush_queues:
         mine = [upload_id for upload_id in uploads if shard_of(upload_id, 4) == queue.shard]
         assert mine
@@ -618,221 +559,24 @@ async def test_each_shard_has_queues_of_its_own(redis_url: str) -> None:
     await ledger.redis.aclose()
 
 
-# ack_flush
-
-
-async def test_an_ack_takes_the_task_out(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.claim(opened.flush, now=QUIET)
-    assert await opened.ack(CHUNK) == 1
-    assert (await opened.held()).flushed == CHUNK
-    assert await opened.due(opened.flush) is None
-    assert await opened.buckets("flush") == []
-
-
-async def test_a_chunk_that_landed_meanwhile_stays_due(opened: Ledger) -> None:
-    await opened.record(0)
-    [claim] = await opened.claim(opened.flush, now=QUIET)
-    await opened.record(1, now=QUIET + 1)
-    assert await opened.ack(claim.received) == 0
-    assert (await opened.held()).flushed == CHUNK
-    assert await opened.claim(opened.flush, now=QUIET + 1 + QUIET) == [
-        Claim("u", 0, 2 * CHUNK, "open", at(QUIET + 1 + QUIET + LEASE))
-    ]
-    assert await opened.ack(2 * CHUNK) == 1
-
-
-async def test_a_late_ack_never_takes_flushed_down(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.record(1)
-    await opened.ack(2 * CHUNK)
-    assert await opened.ack(CHUNK) == 0
+async def test_an_ack_that_is_late_of_another_generation_or_of_too_much_changes_nothing(opened: Ledger) -> None:
+    await opened.hydrate(present=(0, 1), generation=2)
+    for generation, received in ((1, CHUNK), (3, CHUNK), (2, 3 * CHUNK)):
+        assert await opened.ack(received, generation) == 0
+        assert (await opened.held()).flushed == 0
+    assert await opened.ack(2 * CHUNK, generation=2) == 1
+    assert await opened.ack(CHUNK, generation=2) == 0
     assert (await opened.held()).flushed == 2 * CHUNK
 
 
-async def test_an_ack_of_another_generation_is_ignored(opened: Ledger) -> None:
-    await opened.hydrate(present=(0,), generation=2)
-    for generation in (1, 3):
-        assert await opened.ack(CHUNK, generation=generation) == 0
-    assert (await opened.held()).flushed == 0
-    assert await opened.ack(CHUNK, generation=2) == 1
-
-
-async def test_an_ack_of_more_than_redis_fell_back_to_is_ignored(opened: Ledger) -> None:
-    await opened.record(0)
-    assert await opened.ack(2 * CHUNK) == 0
-    assert (await opened.held()).flushed == 0
-
-
-async def test_an_ack_of_an_unknown_or_closed_upload_is_ignored(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.forget()
-    assert await opened.ack(CHUNK) == 0
-    assert await opened.ack(CHUNK, upload_id="nobody") == 0
-    assert await opened.redis.exists("up:{s00}:nobody") == 0
-    assert await opened.redis.hgetall(UP) == {b"state": b"cancelled"}
-
-
-async def test_an_ack_leaves_the_merge_of_a_settled_upload_alone(opened: Ledger) -> None:
-    await opened.settle()
-    assert await opened.ack(SHAPE.size) == 0
-    assert (await opened.held()).flushed == SHAPE.size
-    assert await opened.due(opened.merge) == LEASE
-
-
 async def test_an_ack_takes_a_batch(opened: Ledger) -> None:
-    await opened.hydrate("v")
-    for upload_id in ("u", "v"):
-        await opened.record(0, upload_id=upload_id)
+    await opened.arrive("v")
+    await opened.record(0)
     claims = await opened.claim(opened.flush, now=QUIET)
     await opened.record(1, now=QUIET, upload_id="v")
     assert await opened.pending.ack_flush(0, claims) == 1
     await opened.check()
     assert await opened.claimed(opened.flush, now=100) == ["v"]
-
-
-# hydrate
-
-
-async def test_hydrating_counts_what_the_map_has(ledger: Ledger) -> None:
-    figures = await ledger.hydrate(present=(0, LAST), flushed=CHUNK, now=3)
-    assert figures == RecordResult(Outcome.HYDRATED, 2 * CHUNK - 1000, 2, 10, settled=False)
-    assert await ledger.due(ledger.flush) == 3 + QUIET
-
-
-async def test_hydrating_what_is_flushed_schedules_nothing(ledger: Ledger) -> None:
-    await ledger.hydrate(present=(0, 1), flushed=2 * CHUNK)
-    assert await ledger.due(ledger.flush) is None
-
-
-async def test_within_an_era_hydrating_only_adds(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.ack(CHUNK)
-    figures = await opened.hydrate(present=(1,), flushed=0)
-    assert (figures.received, figures.chunks) == (2 * CHUNK, 2)
-    assert (await opened.held()).flushed == CHUNK
-    assert (await opened.record(0)).outcome is Outcome.DUPLICATE
-    assert (await opened.record(1)).outcome is Outcome.DUPLICATE
-
-
-async def test_a_newer_generation_replaces(opened: Ledger) -> None:
-    for number in range(3):
-        await opened.record(number)
-    await opened.ack(2 * CHUNK)
-    figures = await opened.hydrate(present=(0,), generation=1, flushed=CHUNK)
-    assert (figures.received, figures.chunks) == (CHUNK, 1)
-    assert (await opened.held()).flushed == CHUNK
-    assert await opened.due(opened.flush) is None
-    assert (await opened.record(2)).outcome is Outcome.RECORDED
-
-
-async def test_a_newer_generation_reopens_a_settled_upload(opened: Ledger) -> None:
-    await opened.settle()
-    assert (await opened.hydrate(present=(0, 1), generation=1)).settled is False
-    assert await opened.due(opened.merge) is None
-    assert await opened.due(opened.flush) == QUIET
-    assert (await opened.record(2)).outcome is Outcome.RECORDED
-
-
-async def test_a_newer_era_replaces(own_redis: PrivateRedis) -> None:
-    ledger = Ledger(own_redis.url)
-    await ledger.hydrate()
-    for number in range(3):
-        await ledger.record(number)
-    await ledger.redis.aclose()
-    own_redis.kill()
-    own_redis.start()
-    figures = await ledger.hydrate(present=(5,), flushed=CHUNK, now=70)
-    assert (figures.received, figures.chunks) == (CHUNK, 1)
-    assert await ledger.due(ledger.flush) is None
-    await ledger.redis.aclose()
-
-
-async def test_hydrating_is_refused_where_a_tombstone_stands(opened: Ledger) -> None:
-    await opened.forget("expired")
-    assert (await opened.hydrate(present=(0,))).outcome is Outcome.EXPIRED
-    assert await opened.redis.hgetall(UP) == {b"state": b"expired"}
-
-
-async def test_hydrating_is_refused_if_the_era_moved_by_a_loss_of_everything(opened: Ledger) -> None:
-    era = (await opened.pending.read("u")).era
-    await opened.redis.flushall()
-    await opened.record(0)
-    assert (await opened.hydrate(present=(0,), era=era)).outcome is Outcome.ERA_MOVED
-    assert await opened.redis.exists(UP) == 0
-
-
-async def test_hydrating_is_refused_if_the_era_moved_by_a_restart(own_redis: PrivateRedis) -> None:
-    ledger = Ledger(own_redis.url)
-    await ledger.hydrate()
-    await ledger.record(0)
-    era = (await ledger.pending.read("u")).era
-    await ledger.redis.aclose()
-    own_redis.kill()
-    own_redis.start()
-    assert (await ledger.hydrate(present=(3, 4), era=era)).outcome is Outcome.ERA_MOVED
-    assert (await ledger.held()).received == CHUNK
-    await ledger.redis.aclose()
-
-
-async def test_hydrating_again_and_again_does_not_put_off_the_flush(opened: Ledger) -> None:
-    await opened.record(0)
-    for now in (2, 4, 6):
-        await opened.hydrate(present=(0, now), now=now)
-    assert await opened.due(opened.flush) == QUIET
-    assert (await opened.held()).pending_since == at(0)
-
-
-async def test_hydrating_a_full_upload_arms_its_merge_at_once(opened: Ledger) -> None:
-    await opened.record(0)
-    figures = await opened.hydrate(present=tuple(range(10)), now=8)
-    assert figures == RecordResult(Outcome.HYDRATED, SHAPE.size, 10, 10, settled=True)
-    assert await opened.due(opened.flush) is None
-    assert await opened.due(opened.merge) == 8
-
-
-async def test_hydrating_a_merging_upload_again_leaves_its_lease(opened: Ledger) -> None:
-    await opened.settle()
-    assert (await opened.hydrate(present=tuple(range(10)), now=8)).settled
-    assert await opened.due(opened.merge) == LEASE
-
-
-# forget
-
-
-@pytest.mark.parametrize("settled", [False, True])
-async def test_forgetting_drops_everything_but_a_tombstone(opened: Ledger, settled: bool) -> None:
-    await (opened.settle() if settled else opened.record(0))
-    await opened.forget("done")
-    assert sorted(await opened.redis.keys()) == [b"era:{s00}", UP.encode()]
-    assert await opened.redis.hgetall(UP) == {b"state": b"done"}
-    assert 0 < await opened.redis.ttl(UP) <= TOMBSTONE_SECONDS
-
-
-async def test_forgetting_twice_or_what_is_unknown_leaves_a_tombstone(ledger: Ledger) -> None:
-    await ledger.forget("cancelled")
-    await ledger.forget("failed")
-    assert (await ledger.record(0)).outcome is Outcome.FAILED
-
-
-async def test_forgetting_one_upload_leaves_others_due(opened: Ledger) -> None:
-    await opened.hydrate("v")
-    await opened.record(0)
-    await opened.record(0, upload_id="v")
-    await opened.forget()
-    assert await opened.claimed(opened.flush, now=QUIET) == ["v"]
-
-
-# lease, next_due, read
-
-
-async def test_leasing_pushes_a_merge_back(opened: Ledger) -> None:
-    await opened.settle()
-    await opened.lease(now=45)
-    assert await opened.due(opened.merge) == 45 + LEASE
-    assert await opened.claim(opened.merge, now=45 + LEASE - 0.001) == []
-    assert await opened.buckets("merge") == [1]
-    assert await opened.claimed(opened.merge, now=45 + LEASE) == ["u"]
 
 
 async def test_leasing_an_open_upload_has_a_worker_look_at_it_when_the_lease_ends(opened: Ledger) -> None:
@@ -842,36 +586,38 @@ async def test_leasing_an_open_upload_has_a_worker_look_at_it_when_the_lease_end
     assert await opened.due(opened.flush) is None
 
 
-async def test_what_is_closed_or_unknown_is_not_leased(opened: Ledger) -> None:
-    await opened.record(0)
-    await opened.forget("done")
-    await opened.lease()
-    await opened.lease(upload_id="nobody")
+# hydrate
+
+
+async def test_hydrating_counts_what_the_map_has_and_within_an_era_only_adds(ledger: Ledger) -> None:
+    figures = await ledger.hydrate(present=(0, LAST), flushed=CHUNK, now=3)
+    assert figures == RecordResult(Outcome.HYDRATED, 2 * CHUNK - 1000, 2, 10, settled=False)
+    assert await ledger.due(ledger.flush) == 3 + QUIET
+    await ledger.hydrate(present=(0, LAST), flushed=0, now=6)
+    assert (await ledger.held()).flushed == CHUNK
+    assert await ledger.due(ledger.flush) == 3 + QUIET, "to hydrate puts nothing off"
+    await ledger.ack(2 * CHUNK - 1000)
+    figures = await ledger.hydrate(present=(1,))
+    assert (figures.received, figures.chunks) == (3 * CHUNK - 1000, 3)
+    assert (await ledger.record(0)).outcome is Outcome.DUPLICATE
+    await ledger.hydrate("flushed", present=(0, 1), flushed=2 * CHUNK)
+    assert (await ledger.held("flushed")).due_ms is None
+
+
+async def test_a_newer_generation_replaces_and_reopens_what_was_settled(opened: Ledger) -> None:
+    for number in range(3):
+        await opened.record(number)
+    await opened.ack(2 * CHUNK)
+    figures = await opened.hydrate(present=(0,), generation=1, flushed=CHUNK)
+    assert (figures.received, figures.chunks) == (CHUNK, 1)
+    assert (await opened.held()).flushed == CHUNK
     assert await opened.due(opened.flush) is None
+    assert (await opened.record(2)).outcome is Outcome.RECORDED
+    figures = await opened.hydrate(present=tuple(range(10)), generation=1, now=8)
+    assert figures == RecordResult(Outcome.HYDRATED, SHAPE.size, 10, 10, settled=True)
+    assert await opened.due(opened.flush) is None
+    assert await opened.due(opened.merge) == 8, "it is merged at once"
+    assert (await opened.hydrate(present=(0, 1), generation=2)).settled is False
     assert await opened.due(opened.merge) is None
-    assert await opened.redis.exists("up:{s00}:nobody") == 0
-
-
-async def test_next_due_is_the_earliest_of_all_buckets(ledger: Ledger) -> None:
-    assert await ledger.flush.next_due(at(0)) is None
-    for upload_id, now in (("late", 200), ("early", 100), ("between", 104)):
-        await ledger.hydrate(upload_id)
-        await ledger.record(0, now=now, upload_id=upload_id)
-    assert await ledger.flush.next_due(at(90)) == 10 + QUIET
-    assert await ledger.flush.next_due(at(300)) == 0
-    assert await ledger.merge.next_due(at(300)) is None
-
-
-async def test_reading_tells_what_is_known(opened: Ledger) -> None:
-    await opened.record(0)
-    known = await opened.pending.read("u")
-    assert (known.state, known.received, known.chunks) == ("open", CHUNK, 1)
-    unknown = await opened.pending.read("nobody")
-    assert (unknown.state, unknown.received, unknown.chunks) == ("", 0, 0)
-    assert unknown.era == known.era
-
-
-async def test_the_era_is_the_same_for_every_process(opened: Ledger) -> None:
-    other = Pending(opened.redis, shards=Shards(1), settings=DELAYS)
-    assert (await other.read("u")).era == (await opened.pending.read("u")).era
-    assert (await other.record_chunk("u", 0, CHUNK, at(0))).outcome is Outcome.RECORDED
+    assert await opened.due(opened.flush) == QUIET
+    assert (await opened.record(2)).outcome is Outcome.RECORDED

@@ -7,13 +7,12 @@ from redis.asyncio import Redis
 
 from tests.conftest import MakeStack
 from tests.support.at_rest import check_at_rest, rests_within
+from tests.support.background import flush_due, open_with_chunks, upload_of
 from tests.support.content import KIB, Content
 from tests.support.faults import recorded_calls
 from tests.support.maps import parsed_map
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.database import queries
-from uploader.domain.upload import Upload
 from uploader.storage import disk
 from uploader.storage.local import chunks
 
@@ -22,21 +21,11 @@ LAST = CONTENT.chunk_count - 1
 PROCESS = {"durability": "process", "max_pending_bytes": 1}
 
 
-async def _upload(stack: Stack) -> Upload:
-    found = await stack.services.database.read(
-        lambda connection: queries.open_upload_by_md5(connection, "alice", CONTENT.md5)
-    )
-    assert found is not None
-    return found
-
-
 async def _send(stack: Stack, *numbers: int) -> Path:
     """Send chunks and account for them; the directory of the upload."""
-    await stack.open(CONTENT)
-    for number in numbers:
-        assert (await stack.put(CONTENT, number)).status_code == 200
-    await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
-    return stack.data / (await _upload(stack)).place
+    upload = await open_with_chunks(stack, CONTENT, *numbers)
+    await flush_due(stack)
+    return stack.data / upload.place
 
 
 def _restart_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +46,7 @@ def _lose_record(directory: Path, number: int) -> None:
 
 async def _rests(stack: Stack) -> None:
     async def check() -> None:
-        await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
+        await flush_due(stack)
         assert isinstance(stack.services.redis, Redis)
         await check_at_rest(stack.services.database, stack.services.redis, stack.data)
 
@@ -83,8 +72,8 @@ async def test_lost_bytes_and_lost_records_are_missing_again_whatever_is_asked_f
         elif first == "merge":
             assert (await stack.client.post(f"/files/{CONTENT.md5}/merge")).json()["missing"] == [[1, 1], [3, 4]]
         else:
-            assert (await stack.services.closers.hydrate(await _upload(stack))).chunks == 2
-        assert (await _upload(stack)).generation == 1
+            assert (await stack.services.closers.hydrate(await upload_of(stack, CONTENT))).chunks == 2
+        assert (await upload_of(stack, CONTENT)).generation == 1
         await _rests(stack)
         for number in (1, 3, LAST):
             answer = (await stack.put(CONTENT, number)).json()
@@ -121,29 +110,26 @@ async def test_a_check_that_ended_in_the_middle_is_made_again(
         await stack.open(CONTENT)
         (directory / "map").write_bytes(before)  # as if the power had been cut after the commit
         await stack.open(CONTENT)
-        assert (await _upload(stack)).generation == 2
+        assert (await upload_of(stack, CONTENT)).generation == 2
         await _rests(stack)
         assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]["missing"] == [[0, 0], [2, 4]]
 
 
-async def test_chunks_that_were_synced_are_not_checked(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_chunks_that_were_synced_are_not_checked_until_one_comes_without_a_sync(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which marks the map durably before it is stored."""
     async with make_stack(max_pending_bytes=1) as stack:
-        await _send(stack, 0, 1)
+        directory = await _send(stack, 0, 1)
     _restart_machine(monkeypatch)
-    async with make_stack(max_pending_bytes=1) as stack:
+    async with make_stack(**PROCESS) as stack:
         with recorded_calls("pread", "preadv") as calls:
             assert (await stack.open(CONTENT)).json()["upload"]["missing"] == [[2, 4]]
         assert "data" not in {name for _, name in calls}
-        assert (await _upload(stack)).generation == 0
-
-
-async def test_the_first_chunk_without_a_sync_marks_the_map_durably_before_it_is_stored(make_stack: MakeStack) -> None:
-    async with make_stack(max_pending_bytes=1) as stack:
-        directory = await _send(stack, 0)
-    async with make_stack(**PROCESS) as stack:
+        assert (await upload_of(stack, CONTENT)).generation == 0
         with recorded_calls("pwrite", "fdatasync") as calls:
-            await stack.put(CONTENT, 1)
             await stack.put(CONTENT, 2)
+            await stack.put(CONTENT, 3)
         kept = [call for call in calls if call[1] != "digest"]
         assert kept == [
             *(("pwrite", "map"), ("fdatasync", "map"), ("pwrite", "data"), ("pwrite", "map")),

@@ -68,6 +68,14 @@ async def restore(data: Path, url: str, redis_url: str, backups: Path, stamp: st
         await services.close()
 
 
+@asynccontextmanager
+async def restored_stack(stack: Stack, data: Path, url: str, redis_url: str) -> AsyncIterator[Stack]:
+    """What was restored from a backup of `stack`, as alice sees it."""
+    async with running_stack(data, url, redis_url) as made:
+        made.client.headers["Authorization"] = stack.client.headers["Authorization"]
+        yield made
+
+
 @contextmanager
 def dying_at(name: str) -> Iterator[None]:
     """Within, a restore ends at this point."""
@@ -125,11 +133,9 @@ async def test_what_was_finished_before_a_backup_is_there_after_a_restore(
             made = await back_up(stack, tmp_path / "backups")
         assert made.copied.lacking == {}
         assert made.copied.linked_blobs == made.copied.blobs >= len(CONTENTS)
-        token = stack.client.headers["Authorization"]
     copied = await restore(tmp_path / "restored", blank_url, redis_url, tmp_path / "backups")
     assert (copied.blobs, copied.lacking) == (made.copied.blobs, {})
-    async with running_stack(tmp_path / "restored", blank_url, redis_url) as restored:
-        restored.client.headers["Authorization"] = token
+    async with restored_stack(stack, tmp_path / "restored", blank_url, redis_url) as restored:
         after = await bytes_of_files(restored)
         assert before.items() <= after.items()
         await checked_accounts(restored.services.database)
@@ -157,60 +163,39 @@ async def test_a_file_that_is_deleted_while_it_is_backed_up_comes_from_the_trash
         monkeypatch.setattr(backup, "write_dump", dump_and_delete)
         assert (await back_up(stack, tmp_path / "backups")).copied.lacking == {}
         assert await bytes_of_files(stack) == {}
-        token = stack.client.headers["Authorization"]
     await restore(tmp_path / "restored", blank_sqlite_url, redis_url, tmp_path / "backups")
-    async with running_stack(tmp_path / "restored", blank_sqlite_url, redis_url) as restored:
-        restored.client.headers["Authorization"] = token
+    async with restored_stack(stack, tmp_path / "restored", blank_sqlite_url, redis_url) as restored:
         assert await bytes_of_files(restored) == {file_id: CONTENTS[0].data}
 
 
-async def test_a_second_backup_copies_what_is_new_and_old_ones_go(make_stack: MakeStack, tmp_path: Path) -> None:
+async def test_a_second_backup_copies_what_is_new_and_old_ones_go(stack: Stack, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
-    async with make_stack() as stack:
-        stamps = []
-        for number, content in enumerate(CONTENTS):
-            await stack.upload(content)
-            made = await back_up(stack, backups)
-            assert (made.copied.blobs, made.copied.new_blobs) == (number + 1, 1)
-            assert made.copied.new_bytes == content.size
-            stamps.append(made.stamp)
-        (first, *_) = await bytes_of_files(stack)
-        gone = (await stack.client.get(f"/me/files/{first}")).json()["sha256"]
-        await stack.client.delete(f"/me/files/{first}")
-        made = await back_up(stack, backups, keeps=2)
-        assert (made.removed_backups, made.removed_blobs) == (2, 0), "the backup before has a file of it"
-        assert sorted(path.name for path in backups.iterdir()) == [stamps[-1], made.stamp, "blobs", "installation"]
-        made = await back_up(stack, backups, keeps=1)
-        assert (made.removed_backups, made.removed_blobs) == (2, 1)
-        kept = {content.sha256 for content in CONTENTS} - {gone}
-        assert {path.name for path in (backups / "blobs").rglob("*") if path.is_file()} == kept
+    stamps = []
+    for number, content in enumerate(CONTENTS):
+        await stack.upload(content)
+        made = await back_up(stack, backups)
+        assert (made.copied.blobs, made.copied.new_blobs) == (number + 1, 1)
+        assert made.copied.new_bytes == content.size
+        stamps.append(made.stamp)
+    (first, *_) = await bytes_of_files(stack)
+    gone = (await stack.client.get(f"/me/files/{first}")).json()["sha256"]
+    await stack.client.delete(f"/me/files/{first}")
+    made = await back_up(stack, backups, keeps=2)
+    assert (made.removed_backups, made.removed_blobs) == (2, 0), "the backup before has a file of it"
+    assert sorted(path.name for path in backups.iterdir()) == [stamps[-1], made.stamp, "blobs", "installation"]
+    made = await back_up(stack, backups, keeps=1)
+    assert (made.removed_backups, made.removed_blobs) == (2, 1)
+    kept = {content.sha256 for content in CONTENTS} - {gone}
+    assert {path.name for path in (backups / "blobs").rglob("*") if path.is_file()} == kept
 
 
-@pytest.fixture
-def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No link leads from the data directory to the backups."""
-
+async def test_where_no_link_leads_blobs_are_copied_and_what_is_damaged_is_told(
+    make_on_sqlite: MakeStack, blank_sqlite_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(Directory, "link_open", refuse)
-
-
-@pytest.mark.usefixtures("without_links")
-async def test_where_no_link_leads_blobs_are_copied(make_stack: MakeStack, tmp_path: Path) -> None:
-    async with make_stack() as stack:
-        await stack.upload(CONTENTS[0])
-        made = await back_up(stack, tmp_path / "backups")
-        assert (made.copied.new_blobs, made.copied.linked_blobs) == (1, 0)
-        copy, original = (blob_path(path, CONTENTS[0].sha256) for path in (tmp_path / "backups", stack.data))
-        assert copy.read_bytes() == CONTENTS[0].data
-        assert copy.stat().st_ino != original.stat().st_ino
-
-
-@pytest.mark.usefixtures("without_links")
-async def test_damaged_content_is_told_and_the_rest_goes_on(
-    make_on_sqlite: MakeStack, blank_sqlite_url: str, redis_url: str, tmp_path: Path
-) -> None:
     backups, (rotten, missing, good) = tmp_path / "backups", CONTENTS
     async with make_on_sqlite() as stack:
         for content in CONTENTS:
@@ -219,7 +204,10 @@ async def test_damaged_content_is_told_and_the_rest_goes_on(
         blob_path(stack.data, missing.sha256).unlink()
         made = await back_up(stack, backups, keeps=1)
         assert made.copied.lacking == {rotten.sha256: "damaged", missing.sha256: "missing"}
-        assert made.copied.new_blobs == 1
+        assert (made.copied.new_blobs, made.copied.linked_blobs) == (1, 0)
+        copy, original = (blob_path(path, good.sha256) for path in (backups, stack.data))
+        assert copy.read_bytes() == good.data
+        assert copy.stat().st_ino != original.stat().st_ino
         os.mkfifo(blob_path(stack.data, missing.sha256))
         assert (await back_up(stack, backups, keeps=1)).copied.lacking == made.copied.lacking
         flip_bit(blob_path(stack.data, rotten.sha256))
@@ -250,66 +238,49 @@ async def test_an_older_dump_beside_newer_blobs_loses_nothing(
         await stack.open(OPEN)
         await stack.put(OPEN, 0)
         await back_up(stack, backups)
-        token, data = stack.client.headers["Authorization"], stack.data
+        data = stack.data
     blob_path(data, older.sha256).unlink()
     (tmp_path / "restored").mkdir()
     copied = await restore(data, blank_sqlite_url, redis_url, backups, made.stamp)
     assert (copied.blobs, copied.new_blobs) == (1, 1)
-    async with running_stack(data, blank_sqlite_url, redis_url) as stack:
-        stack.client.headers["Authorization"] = token
+    async with restored_stack(stack, data, blank_sqlite_url, redis_url) as stack:
         assert list((await bytes_of_files(stack)).values()) == [older.data]
         assert blob_path(data, newer.sha256).read_bytes() == newer.data
         assert (await stack.upload(newer)).status_code == 201
     again = f"sqlite:///{tmp_path / 'again.db'}"
     await restore(tmp_path / "again", again, redis_url, backups)
-    async with running_stack(tmp_path / "again", again, redis_url) as stack:
-        stack.client.headers["Authorization"] = token
+    async with restored_stack(stack, tmp_path / "again", again, redis_url) as stack:
         assert sorted((await bytes_of_files(stack)).values()) == sorted([older.data, newer.data])
 
 
-async def test_a_backup_that_is_killed_anywhere_is_none_and_the_next_one_goes_on(
-    make_stack: MakeStack, tmp_path: Path
-) -> None:
-    backups = tmp_path / "backups"
-    async with make_stack() as stack:
-        await stack.upload(CONTENTS[0])
-        for at in (1, 2):
-            with pytest.raises(Death), dying(at):
-                await back_up(stack, backups)
-            services = stack.services
-            with pytest.raises(BackupRefused, match="no backup that is whole"):
-                await services.restoring.look(backups)
-        (interrupted,) = backups.glob("*.new")
-        made = await back_up(stack, backups)
-        assert (made.copied.blobs, made.copied.new_blobs) == (1, 0), "what was copied stays"
-        assert not interrupted.exists()
-        await back_up(stack, backups)
-        with pytest.raises(Death), dying(4):
-            await back_up(stack, backups, keeps=1)
-        assert (await back_up(stack, backups, keeps=1)).removed_backups == 1
-        assert blob_path(backups, CONTENTS[0].sha256).exists()
-
-
-async def test_a_backup_is_told_before_it_is_whole_and_where_it_lies(make_stack: MakeStack, tmp_path: Path) -> None:
+async def test_a_backup_that_is_killed_anywhere_is_none_and_the_next_one_goes_on(stack: Stack, tmp_path: Path) -> None:
+    """It is told before it is whole."""
     backups = tmp_path / "backups"
 
-    async def told(stack: Stack) -> list[Act]:
+    async def told() -> list[Act]:
         return (await stack.services.audit_log_reports.page(Wanted(action="backup.made"), limit=9, after=None))[0]
 
-    async with make_stack() as stack:
-        await stack.upload(CONTENTS[0])
-        with pytest.raises(Death), dying(3):  # the line is written, the manifest is not
+    await stack.upload(CONTENTS[0])
+    for at in (1, 2, 3):  # the third time the line is written, the manifest is not
+        with pytest.raises(Death), dying(at):
             await back_up(stack, backups)
         with pytest.raises(BackupRefused, match="no backup that is whole"):
             await stack.services.restoring.look(backups)
-        assert len(await told(stack)) == 1
-        made = await back_up(stack, backups)
-        newest, interrupted = await told(stack)
-        assert (newest.subject, newest.user_id) == (made.stamp, None)
-        assert interrupted.details == newest.details == {"directory": str(backups), "blobs": 1, "lacking": 0}
-        unspeakable = tmp_path / os.fsdecode(b"b\xe4ckups")
-        await back_up(stack, unspeakable)
-        assert (await told(stack))[0].details["directory"] == str(tmp_path / "b\ufffdckups")
+        assert len(await told()) == (at == 3)
+    (interrupted,) = backups.glob("*.new")
+    made = await back_up(stack, backups)
+    assert (made.copied.blobs, made.copied.new_blobs) == (1, 0), "what was copied stays"
+    assert not interrupted.exists()
+    newest, before = await told()
+    assert (newest.subject, newest.user_id) == (made.stamp, None)
+    assert before.details == newest.details == {"directory": str(backups), "blobs": 1, "lacking": 0}
+    await back_up(stack, backups)
+    with pytest.raises(Death), dying(4):
+        await back_up(stack, backups, keeps=1)
+    assert (await back_up(stack, backups, keeps=1)).removed_backups == 1
+    assert blob_path(backups, CONTENTS[0].sha256).exists()
+    await back_up(stack, tmp_path / os.fsdecode(b"b\xe4ckups"))
+    assert (await told())[0].details["directory"] == str(tmp_path / "b\ufffdckups")
 
 
 async def test_a_restore_that_is_killed_anywhere_is_run_again(
@@ -348,16 +319,15 @@ async def test_what_was_tampered_with_is_refused(
     assert not (tmp_path / "restored").exists()
 
 
-async def test_nothing_goes_where_a_list_of_what_is_needed_is_damaged(make_stack: MakeStack, tmp_path: Path) -> None:
+async def test_nothing_goes_where_a_list_of_what_is_needed_is_damaged(stack: Stack, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
-    async with make_stack() as stack:
-        await stack.upload(CONTENTS[0])
-        first, second = [await back_up(stack, backups) for _ in range(2)]
-        flip_bit(backups / second.stamp / "blobs.gz")
-        with pytest.raises(BackupRefused, match=r"was made, but no older one is removed: .*blobs\.gz"):
-            await back_up(stack, backups, keeps=2)
-        assert (backups / first.stamp / "manifest.json").exists()
-        assert (await back_up(stack, backups, keeps=1)).removed_backups == 3
+    await stack.upload(CONTENTS[0])
+    first, second = [await back_up(stack, backups) for _ in range(2)]
+    flip_bit(backups / second.stamp / "blobs.gz")
+    with pytest.raises(BackupRefused, match=r"was made, but no older one is removed: .*blobs\.gz"):
+        await back_up(stack, backups, keeps=2)
+    assert (backups / first.stamp / "manifest.json").exists()
+    assert (await back_up(stack, backups, keeps=1)).removed_backups == 3
 
 
 async def _make_blank(database: Database) -> None:

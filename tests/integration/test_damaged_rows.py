@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 
 from tests.conftest import MakeStack
 from tests.flips.sqlite_rows import row_places
+from tests.support.background import flush_due
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.process import run_cli
@@ -106,12 +107,8 @@ async def bob(stack: Stack) -> httpx2.AsyncClient:
         assert (await stack.upload(content, client)).status_code == 201
         await stack.open(begun, client)
         assert (await stack.put(begun, 0, client)).status_code == 200
-    await flush_all(stack)
+    await flush_due(stack)
     return bob
-
-
-async def flush_all(stack: Stack) -> None:
-    await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
 
 
 async def kinds_of(stack: Stack) -> set[Kind]:
@@ -137,7 +134,7 @@ async def test_a_damaged_row_is_named_and_harms_nobody_else(
     # The other user goes on, and so does every job.
     assert (await stack.put(ALICES_OPEN, 1)).status_code == 200
     await stack.put(BOBS_OPEN, 1, bob)
-    await flush_all(stack)
+    await flush_due(stack)
     assert (await stack.client.get("/me/usage")).json()["use_space_unfinished"] == 2 * CHUNK
     assert [each["id"] for each in (await stack.client.get("/me/files")).json()["files"]]
     assert [found async for found in stack.services.scrubbing.scrub(lambda _bytes: None)] == []

@@ -48,22 +48,16 @@ async def test_every_task_is_due_after_its_own_delay(queue: DelayQueue) -> None:
     assert sorted(await claimed(queue, 60.2)) == ["task-4", "task-5"]
 
 
-async def test_a_task_that_is_pushed_back_is_due_later(queue: DelayQueue) -> None:
+async def test_a_task_that_is_pushed_back_is_due_later_and_one_that_is_put_forward_sooner(queue: DelayQueue) -> None:
     await queue.schedule("desk", 5, now_ms=at(0))
+    assert await queue.push_back("desk", 500, now_ms=at(1))
+    assert await queue.next_due(now_ms=at(1)) == 500
     assert await queue.push_back("desk", 100, now_ms=at(4))
     assert await claimed(queue, 103) == []
+    assert await queue.next_due(now_ms=at(103)) == 1
     assert await claimed(queue, 104) == ["desk"]
     assert not await queue.push_back("nobody", 1, now_ms=at(0))
     assert await claimed(queue, 1000) == ["desk"], "only the lease had it wait"
-
-
-async def test_a_task_that_is_scheduled_sooner_is_claimed_sooner(queue: DelayQueue) -> None:
-    await queue.schedule("desk", 5, now_ms=at(0))
-    await queue.push_back("desk", 500, now_ms=at(1))
-    assert await queue.next_due(now_ms=at(1)) == 500
-    await queue.push_back("desk", 2, now_ms=at(1))
-    assert await queue.next_due(now_ms=at(1)) == 2
-    assert await claimed(queue, 3) == ["desk"]
 
 
 async def test_those_that_were_pushed_back_hide_none_that_is_due(queue: DelayQueue) -> None:
@@ -78,58 +72,42 @@ async def test_those_that_were_pushed_back_hide_none_that_is_due(queue: DelayQue
     assert len(await claimed(queue, 70)) == 20
 
 
-async def test_a_new_task_may_be_asked_for_only_if_none_waits(queue: DelayQueue) -> None:
+async def test_a_new_task_may_be_asked_for_only_if_none_waits_and_a_cancelled_one_is_never_due(
+    queue: DelayQueue,
+) -> None:
     assert await queue.schedule("desk", 5, only_new=True, now_ms=at(0))
     assert not await queue.schedule("desk", 50, only_new=True, now_ms=at(1))
     assert await claimed(queue, 5) == ["desk"]
-
-
-async def test_a_cancelled_task_is_never_due(queue: DelayQueue) -> None:
-    await queue.schedule("desk", 5, now_ms=at(0))
     assert await queue.cancel("desk")
     assert not await queue.cancel("desk")
     assert await claimed(queue, 1000) == []
     assert await queue.next_due(now_ms=at(0)) is None
 
 
-async def test_a_claimed_task_is_nobody_elses_until_its_lease_ends(queue: DelayQueue) -> None:
+async def test_a_claimed_task_is_nobody_elses_until_its_lease_ends_or_it_is_acknowledged(queue: DelayQueue) -> None:
     await queue.schedule("desk", 5, now_ms=at(0))
-    assert await claimed(queue, 5) == ["desk"]
+    (stale,) = await queue.claim(now_ms=at(5))
     assert await claimed(queue, 5 + LEASE - 0.1) == []
-    assert await claimed(queue, 5 + LEASE) == ["desk"]
-
-
-async def test_an_acknowledged_task_is_gone(queue: DelayQueue) -> None:
-    await queue.schedule("desk", 5, now_ms=at(0))
-    (task,) = await queue.claim(now_ms=at(5))
-    assert await queue.ack(task)
-    assert not await queue.ack(task)
+    (fresh,) = await queue.claim(now_ms=at(5 + LEASE))
+    assert not await queue.ack(stale)
+    (third,) = await queue.claim(now_ms=at(5 + 2 * LEASE))
+    assert not await queue.ack(fresh), "a third worker has it by now"
+    assert await queue.ack(third)
+    assert not await queue.ack(third)
     assert await claimed(queue, 1000) == []
 
 
-async def test_the_ack_of_a_worker_that_lost_its_lease_does_nothing(queue: DelayQueue) -> None:
-    await queue.schedule("desk", 5, now_ms=at(0))
-    (stale,) = await queue.claim(now_ms=at(5))
-    (fresh,) = await queue.claim(now_ms=at(5 + LEASE))
-    assert not await queue.ack(stale)
-    assert await claimed(queue, 5 + 2 * LEASE) == ["desk"]
-    assert not await queue.ack(fresh), "a third worker has it by now"
-
-
-async def test_what_was_scheduled_anew_is_not_acknowledged_by_an_older_claim(queue: DelayQueue) -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_what_was_scheduled_anew_is_not_acknowledged_by_an_older_claim(
+    queue: DelayQueue, cancelled: bool
+) -> None:
     await queue.schedule("desk", 5, now_ms=at(0))
     (task,) = await queue.claim(now_ms=at(5))
+    if cancelled:
+        await queue.cancel("desk")
     await queue.schedule("desk", 10, now_ms=at(6))
     assert not await queue.ack(task)
     assert await claimed(queue, 16) == ["desk"]
-
-
-async def test_a_task_of_the_same_name_is_not_acknowledged_by_a_claim_of_the_last_one(queue: DelayQueue) -> None:
-    await queue.schedule("desk", 5, now_ms=at(0))
-    (task,) = await queue.claim(now_ms=at(5))
-    await queue.cancel("desk")
-    await queue.schedule("desk", 5, now_ms=at(6))
-    await queue.claim(now_ms=at(11))
     assert not await queue.ack(task)
 
 
@@ -160,13 +138,12 @@ async def test_queues_and_shards_are_apart(redis: RedisConnection, queue: DelayQ
     assert await claimed(queue, 0) == ["desk"]
 
 
-async def test_an_emptied_queue_leaves_no_key(redis_url: str, queue: DelayQueue) -> None:
+async def test_an_emptied_queue_leaves_no_key(redis: RedisConnection, queue: DelayQueue) -> None:
     for number in range(5):
         await queue.schedule(f"task-{number}", number * 40, now_ms=at(0))
     for task in await queue.claim(now_ms=at(500)):
         await queue.ack(task)
-    with SyncRedis.from_url(redis_url) as redis:
-        assert redis.keys("*{s00}:desks*") == []
+    assert await redis.keys("*{s00}:desks*") == []
 
 
 async def test_nothing_is_lost_when_the_server_is_killed(own_redis: PrivateRedis) -> None:
@@ -187,27 +164,19 @@ async def test_nothing_is_lost_when_the_server_is_killed(own_redis: PrivateRedis
     await redis.aclose()
 
 
-async def test_a_sleeping_worker_is_woken_by_what_another_schedules_earlier(redis_url: str, queue: DelayQueue) -> None:
-    elsewhere = connect(redis_url)
+@pytest.mark.parametrize("woken", [True, False])
+async def test_a_sleeping_worker_is_woken_by_others_and_sees_what_is_due_though_nothing_wakes_it(
+    redis_url: str, queue: DelayQueue, woken: bool
+) -> None:
     await queue.schedule("later", 3600)
-    async with aclosing(queue.due()) as due:
+    async with aclosing(queue.due()) as due, aclosing(connect(redis_url)) as elsewhere:
         waiting = asyncio.ensure_future(anext(due))
         await asyncio.sleep(0.2)
+        if not woken:
+            await elsewhere.client_kill_filter(_type="pubsub")
         await DelayQueue(elsewhere, "desks").schedule("now", 0)
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await waiting).id == "now"
-    await elsewhere.aclose()
-
-
-async def test_a_worker_sees_what_is_due_though_nothing_wakes_it(redis_url: str, queue: DelayQueue) -> None:
-    with SyncRedis.from_url(redis_url) as control:
-        async with aclosing(queue.due()) as due:
-            waiting = asyncio.ensure_future(anext(due))
-            await asyncio.sleep(0.2)
-            control.client_kill_filter(_type="pubsub")
-            await queue.schedule("desk", 0.1)
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                assert (await waiting).id == "desk"
 
 
 async def test_the_example_of_the_documents_holds_a_resource_for_one_worker(redis: RedisConnection) -> None:

@@ -35,3 +35,12 @@ async def leased(database: Database, owner: str, hours: int) -> bool:
         )
     except Duplicate:
         return False
+
+
+async def test_of_processes_that_start_at_once_each_gets_what_the_first_one_stored(database: Database) -> None:
+    for number in range(10):
+        values = [f"{number}.{process}" for process in range(4)]
+        stored = await asyncio.gather(*(meta.remember(database, f"fact {number}", value) for value in values))
+        assert len(set(stored)) == 1
+        assert stored[0] in values
+        assert await meta.remember(database, f"fact {number}", "later") == stored[0]

@@ -3,7 +3,8 @@
 import asyncio
 import gc
 import logging
-import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.conftest import MakeStack
+from tests.support.background import stopped, succeeds
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
-from tests.support.servers import PrivateDatabase, PrivateRedis
+from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
 from tests.support.switching import Left, switched
 from tests.support.waiting import eventually
 from uploader.database.engine import Connection, Database
@@ -23,24 +25,48 @@ from uploader.errors import Unavailable
 
 CONTENT = Content(4 * 64 * KIB)
 # Not the five seconds of the default, that the tests are short; a request waits for it once.
-PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 3.0
+# Of the 60 s that an answer may take otherwise.
+LONG_SECONDS = 50.0
+
+
+@pytest.fixture(scope="module", params=PRIVATE_DATABASES)
+def own_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDatabase]:
+    """One for all tests of this file: each leaves it running, and has a database of its own in it."""
+    server = PRIVATE_DATABASES[request.param](tmp_path_factory.mktemp("own-server")).start()
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def read_only(server: PrivateDatabase) -> AsyncIterator[None]:
+    await _executed(server.url("mysql"), "SET GLOBAL read_only = 1")
+    try:
+        yield
+    finally:
+        await _executed(server.url("mysql"), "SET GLOBAL read_only = 0")
+
+
+def url_of_her(port: int) -> str:
+    return f"mysql+asyncmy://hers:opensesame@127.0.0.1:{port}/uploader?charset=utf8mb4"
+
+
+@pytest.fixture
+async def her_server(own_server: PrivateDatabase, own_server_url: str) -> PrivateDatabase:
+    """One of whose users `hers` is held to what is read-only."""
+    create = "CREATE USER IF NOT EXISTS hers IDENTIFIED BY 'opensesame'"
+    await _executed(own_server_url, create, "GRANT ALL ON uploader.* TO hers")
+    return own_server
 
 
 async def test_a_redis_that_hangs_is_given_up_within_its_time(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
     async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=PATIENCE_SECONDS) as stack:
         await stack.open(CONTENT)
         await stack.put(CONTENT, 0)
-        own_redis.send_signal(signal.SIGSTOP)
-        try:
-            async with asyncio.timeout(2.5 * PATIENCE_SECONDS):  # three tries would take longer
+        with stopped(own_redis):
+            async with asyncio.timeout(LONG_SECONDS):
                 problem(await stack.put(CONTENT, 1), 503, "unavailable")
-        finally:
-            own_redis.send_signal(signal.SIGCONT)
-
-        async def taken() -> bool:
-            return (await stack.put(CONTENT, 1)).status_code == 200
-
-        await eventually(taken)
+        await succeeds(lambda: stack.put(CONTENT, 1))
 
 
 async def test_a_database_that_hangs_is_given_up_within_its_time(
@@ -48,28 +74,20 @@ async def test_a_database_that_hangs_is_given_up_within_its_time(
 ) -> None:
     async with make_stack(database_url=own_server_url, database_timeout_seconds=PATIENCE_SECONDS) as stack:
         assert (await stack.client.get("/me/usage")).status_code == 200
-        own_server.send_signal(signal.SIGSTOP)
-        try:
-            async with asyncio.timeout(20):  # of the 60 s that an answer may take
-                responses = await asyncio.gather(*(stack.client.get("/me/usage") for _ in range(30)))
-                for response in responses:
+        with stopped(own_server):
+            async with asyncio.timeout(LONG_SECONDS):
+                for response in await asyncio.gather(*(stack.client.get("/me/usage") for _ in range(30))):
                     problem(response, 503, "unavailable")
                 assert (await stack.anonymous().get("/readyz")).status_code == 503
-        finally:
-            own_server.send_signal(signal.SIGCONT)
-
-        async def answered() -> bool:
-            return (await stack.client.get("/me/usage")).status_code == 200
-
-        await eventually(answered)
+        await succeeds(lambda: stack.client.get("/me/usage"))
 
 
 async def test_a_statement_that_takes_longer_than_that_is_waited_for(
     served_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="asyncmy")
-    database = Database(served_url, timeout_seconds=0.4)
-    slept = await database.read(lambda connection: connection.scalar(text("SELECT SLEEP(1.5)")))
+    database = Database(served_url, timeout_seconds=1.5)
+    slept = await database.read(lambda connection: connection.scalar(text("SELECT SLEEP(4)")))
     assert slept == 0
     assert caplog.messages == [], "it was asked for several hellos meanwhile, and nobody need know"
     await database.close()
@@ -80,15 +98,12 @@ async def test_whoever_waits_for_a_database_that_hangs_may_give_up(
 ) -> None:
     database = Database(own_server_url, timeout_seconds=30)
     await database.check_writable()
-    own_server.send_signal(signal.SIGSTOP)
-    try:
+    with stopped(own_server):
         waiting = asyncio.create_task(database.check_writable())
         await asyncio.sleep(0.2)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    finally:
-        own_server.send_signal(signal.SIGCONT)
     await database.check_writable()
     await database.close()
 
@@ -158,26 +173,23 @@ async def test_a_redis_that_was_demoted_is_left_for_the_one_that_took_its_place(
 
 
 async def test_a_database_that_was_demoted_is_left_for_the_one_that_took_its_place(
-    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
+    make_stack: MakeStack, her_server: PrivateDatabase
 ) -> None:
     """The same server plays both: what counts is that no connection from before is used again."""
-    maker = own_server.url("mysql")
-    await _executed(maker, "CREATE USER hers IDENTIFIED BY 'opensesame'", "GRANT ALL ON uploader.* TO hers")
-    async with switched(own_server.port) as switch:
-        url = f"mysql+asyncmy://hers:opensesame@127.0.0.1:{switch.port}/uploader?charset=utf8mb4"
-        async with make_stack(database_url=url) as stack:
-            assert (await stack.open(CONTENT)).status_code == 201
-            before = await _connections(own_server)
-            await _executed(maker, "SET GLOBAL read_only = 1")
+    async with (
+        switched(her_server.port) as switch,
+        make_stack(database_url=url_of_her(switch.port)) as stack,
+    ):
+        assert (await stack.open(CONTENT)).status_code == 201
+        before, other = await _connections(her_server), Content(64 * KIB, name="other")
+        async with read_only(her_server):
             ready = await stack.anonymous().get("/readyz")
             assert ready.status_code == 503
             assert "read-only" in ready.json()["checks"]["database"]["reason"]
-            other = Content(64 * KIB, name="other")
             problem(await stack.open(other), 503, "unavailable")
-            await _executed(maker, "SET GLOBAL read_only = 0")
-            assert (await stack.open(other)).status_code == 201
-            assert (await stack.anonymous().get("/readyz")).status_code == 200
-            assert not before & await _connections(own_server)
+        assert (await stack.open(other)).status_code == 201
+        assert (await stack.anonymous().get("/readyz")).status_code == 200
+        assert not before & await _connections(her_server)
 
 
 async def test_a_database_that_is_gone_is_given_up_once_its_address_leads_to_one_that_answers(mariadb_url: str) -> None:
@@ -189,7 +201,7 @@ async def test_a_database_that_is_gone_is_given_up_once_its_address_leads_to_one
         database = Database(url, timeout_seconds=PATIENCE_SECONDS)
         await asyncio.gather(*(database.read(_connection) for _ in range(4)))
         switch.lead_to(port, Left.SILENT)
-        async with asyncio.timeout(20):  # of the 60 s that an answer may take
+        async with asyncio.timeout(LONG_SECONDS):
             with pytest.raises(Unavailable, match="away"):
                 await database.read(_connection)
             await database.read(_connection)  # none of the other silent ones is tried
@@ -201,30 +213,19 @@ async def test_nothing_is_read_by_a_connection_to_a_database_that_was_demoted(
 ) -> None:
     """A replica is behind, and what it has may be less than was acknowledged."""
     database = Database(own_server_url)
+    await database.check_writable()
     before = await database.read(_connection)
     assert await database.read(_connection) == before
-    await _executed(own_server.url("mysql"), "SET GLOBAL read_only = 1")
-    assert await database.read(_connection) != before
+    async with read_only(own_server):
+        assert await database.read(_connection) != before
+        with pytest.raises(Unavailable, match="read-only"):
+            await database.check_writable()
     await database.close()
 
 
-async def test_only_one_that_is_read_only_is_called_so(own_server: PrivateDatabase, own_server_url: str) -> None:
-    database = Database(own_server_url)
-    await database.check_writable()
-    await _executed(own_server.url("mysql"), "SET GLOBAL read_only = 1")
-    with pytest.raises(Unavailable, match="read-only"):
-        await database.check_writable()
-    await database.close()
-
-
-async def test_transactions_that_wait_for_one_another_do_not_hold_up_a_failover(
-    own_server: PrivateDatabase, own_server_url: str
-) -> None:
+async def test_transactions_that_wait_for_one_another_do_not_hold_up_a_failover(her_server: PrivateDatabase) -> None:
     """Whoever sets `read_only` waits for the second, who waits for a row of the first, who waits for that setting."""
-    maker = own_server.url("mysql")
-    await _executed(maker, "CREATE USER hers IDENTIFIED BY 'opensesame'", "GRANT ALL ON uploader.* TO hers")
-    url = make_url(own_server_url).set(username="hers", password="opensesame").render_as_string(hide_password=False)
-    database = Database(url, timeout_seconds=PATIENCE_SECONDS)
+    maker, database = her_server.url("mysql"), Database(url_of_her(her_server.port), timeout_seconds=PATIENCE_SECONDS)
     await database.transact(lambda connection: _write(connection, "one"))
     await database.transact(lambda connection: _write(connection, "another"))
     has_it, goes_on = asyncio.Event(), asyncio.Event()
@@ -238,13 +239,14 @@ async def test_transactions_that_wait_for_one_another_do_not_hold_up_a_failover(
     first = asyncio.create_task(database.transact(hold_one_and_write_another))
     await has_it.wait()
     second = asyncio.create_task(database.transact(lambda connection: _write(connection, "one")))
-    await eventually(lambda: _is_anybody(own_server, "command = 'Query' AND info LIKE 'UPDATE%'"))
+    await eventually(lambda: _is_anybody(her_server, "command = 'Query' AND info LIKE 'UPDATE%'"))
     demoting = asyncio.create_task(_executed(maker, "SET GLOBAL read_only = 1"))
-    await eventually(lambda: _is_anybody(own_server, "info LIKE 'SET GLOBAL read_only%'"))
+    await eventually(lambda: _is_anybody(her_server, "info LIKE 'SET GLOBAL read_only%'"))
     goes_on.set()
-    async with asyncio.timeout(20):  # of the 50 s that a row is waited for without being told otherwise
+    async with asyncio.timeout(45):  # of the 50 s that a row is waited for without being told otherwise
         results = await asyncio.gather(first, second, demoting, return_exceptions=True)
     assert [type(result) for result in results] == [Unavailable, Unavailable, type(None)], results
+    await _executed(maker, "SET GLOBAL read_only = 0")
     await database.close()
 
 

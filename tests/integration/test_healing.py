@@ -4,10 +4,11 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -36,6 +37,10 @@ def _cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
+def _grow(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 1)
+
+
 def _zero(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
@@ -44,11 +49,30 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "flipped": flip_bit,
     "zeroed": _zero,
     "cut": _cut,
+    "grown": _grow,
     "missing": Path.unlink,
     **NO_FILES,
 }
 WITHOUT_BYTES = ("missing", *NO_FILES)
-LOST = {name: DAMAGES[name] for name in ("cut", *WITHOUT_BYTES)}
+LOST = {name: DAMAGES[name] for name in ("cut", "grown", *WITHOUT_BYTES)}
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Of the stack, if a test says otherwise."""
+    return {}
+
+
+@pytest.fixture
+async def stack(make_stack: MakeStack, clock: ManualClock, settings: dict[str, Any]) -> AsyncIterator[Stack]:
+    """Alice has the content."""
+    async with make_stack(clock=clock, **settings) as made:
+        assert (await made.upload(CONTENT)).status_code == 201
+        yield made
+
+
+def with_settings(**settings: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("settings", [settings], ids=[""])
 
 
 def _blob(stack: Stack) -> Path:
@@ -80,47 +104,43 @@ async def _scrub(stack: Stack) -> list[tuple[str, BlobProblem, bool]]:
     ]
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_what_the_scrub_finds_is_given_to_nobody_until_somebody_sends_it_again(
-    make_stack: MakeStack, damage: str
-) -> None:
-    async with make_stack(trash_retention_seconds=0) as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        bob = await _bobs(stack)
-        DAMAGES[damage](_blob(stack))
-        ((sha256, _, healed),) = await _scrub(stack)
-        assert (sha256, healed) == (CONTENT.sha256, False)
+@with_settings(trash_retention_seconds=0)
+async def test_what_the_scrub_finds_is_given_to_nobody_until_somebody_sends_it_again(stack: Stack, damage: str) -> None:
+    bob = await _bobs(stack)
+    DAMAGES[damage](_blob(stack))
+    what = BlobProblem.MISSING if damage in WITHOUT_BYTES else BlobProblem.ALTERED
+    assert await _scrub(stack) == [(CONTENT.sha256, what, False)]
 
-        for client in (stack.client, bob):
-            file_id = await _file_id(stack, client)
-            assert (await client.get(f"/me/files/{file_id}")).json()["damaged"] is True
-            for more in ({}, {"Range": "bytes=0-9"}):
-                response = await client.get(f"/me/files/{file_id}/content", headers=more)
-                assert not problem(response, 500, "content-damaged")["retryable"]
-        absent = await bob.post("/files/status", json={"md5s": [CONTENT.md5]})
-        assert absent.json() == {CONTENT.md5: {"state": "absent"}}
-        assert "uploader_damaged_blobs 1.0" in await stack.metrics()
-        ready = await stack.client.get("/readyz")
-        assert (ready.status_code, "damaged contents: 1," in ready.json()["checks"]["content"]["reason"]) == (
-            200,
-            True,
-        )
+    for client in (stack.client, bob):
+        file_id = await _file_id(stack, client)
+        assert (await client.get(f"/me/files/{file_id}")).json()["damaged"] is True
+        for more in ({}, {"Range": "bytes=0-9"}):
+            response = await client.get(f"/me/files/{file_id}/content", headers=more)
+            assert not problem(response, 500, "content-damaged")["retryable"]
+    absent = await bob.post("/files/status", json={"md5s": [CONTENT.md5]})
+    assert absent.json() == {CONTENT.md5: {"state": "absent"}}
+    assert "uploader_damaged_blobs 1.0" in await stack.metrics()
+    ready = await stack.client.get("/readyz")
+    assert ready.status_code == 200
+    assert "damaged contents: 1," in ready.json()["checks"]["content"]["reason"]
 
-        carol = await stack.client_of("carol", total_space=10 * MIB)
-        assert (await stack.open(CONTENT, carol, sha256=CONTENT.sha256)).json()["state"] == "uploading"
-        assert (await stack.upload(CONTENT, carol)).status_code == 201
-        for client in (stack.client, bob, carol):
-            file = (await client.get(f"/me/files/{await _file_id(stack, client)}")).json()
-            assert "damaged" not in file
-            assert (await _download(stack, client)).content == CONTENT.data
-        assert await _scrub(stack) == []
-        assert await checked_accounts(stack.services.database)
+    carol = await stack.client_of("carol", total_space=10 * MIB)
+    assert (await stack.open(CONTENT, carol, sha256=CONTENT.sha256)).json()["state"] == "uploading"
+    assert (await stack.upload(CONTENT, carol)).status_code == 201
+    for client in (stack.client, bob, carol):
+        file = (await client.get(f"/me/files/{await _file_id(stack, client)}")).json()
+        assert "damaged" not in file
+        assert (await _download(stack, client)).content == CONTENT.data
+    assert await _scrub(stack) == []
+    assert await checked_accounts(stack.services.database)
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_bytes_that_were_just_verified_win_over_those_that_are_there(stack: Stack, damage: str) -> None:
     """Nobody has noticed yet that they went bad."""
-    assert (await stack.upload(CONTENT)).status_code == 201
     DAMAGES[damage](_blob(stack))
     bob = await stack.client_of("bob", total_space=10 * MIB)
     assert (await stack.upload(CONTENT, bob, instant=False)).status_code == 201
@@ -130,6 +150,7 @@ async def test_bytes_that_were_just_verified_win_over_those_that_are_there(stack
     assert left == ([] if damage in WITHOUT_BYTES else [CONTENT.sha256])
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("mode", ["own", "proof", "trust"])
 @pytest.mark.parametrize("damage", LOST)
 async def test_instant_upload_asks_for_bytes_that_are_not_whole(make_stack: MakeStack, damage: str, mode: str) -> None:
@@ -148,9 +169,9 @@ async def test_instant_upload_asks_for_bytes_that_are_not_whole(make_stack: Make
         assert (await _download(stack)).content == CONTENT.data
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("damage", LOST)
 async def test_a_download_of_bytes_that_are_not_whole_says_so_before_the_first_byte(stack: Stack, damage: str) -> None:
-    assert (await stack.upload(CONTENT)).status_code == 201
     LOST[damage](_blob(stack))
     problem(await _download(stack), 500, "content-damaged")
     assert (await stack.client.get("/me/files")).json()["files"][0]["damaged"] is True
@@ -160,41 +181,37 @@ async def test_a_download_of_bytes_that_are_not_whole_says_so_before_the_first_b
 
 async def _with_a_copy_in_the_trash(stack: Stack) -> Path:
     """Bob's bytes have taken the place of Alice's, which are as good."""
-    assert (await stack.upload(CONTENT)).status_code == 201
     await _bobs(stack)
     (copy,) = await stack.services.trash.entries()
     return stack.data / copy.place
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_good_copy_of_the_trash_takes_the_place_of_what_went_bad(make_stack: MakeStack, damage: str) -> None:
-    async with make_stack(instant="off") as stack:
-        copy = await _with_a_copy_in_the_trash(stack)
-        DAMAGES[damage](_blob(stack))
-        ((sha256, _, healed),) = await _scrub(stack)
-        assert (sha256, healed) == (CONTENT.sha256, True)
-        assert (await _download(stack)).content == CONTENT.data
-        assert not copy.exists()
-        bad = [found.name for found in await stack.services.trash.entries()]
-        assert bad == ([] if damage in WITHOUT_BYTES else [CONTENT.sha256]), "what went bad may be looked at"
-        assert await _scrub(stack) == []
+@with_settings(instant="off")
+async def test_a_good_copy_of_the_trash_takes_the_place_of_what_went_bad(stack: Stack, damage: str) -> None:
+    copy = await _with_a_copy_in_the_trash(stack)
+    DAMAGES[damage](_blob(stack))
+    ((sha256, _, healed),) = await _scrub(stack)
+    assert (sha256, healed) == (CONTENT.sha256, True)
+    assert (await _download(stack)).content == CONTENT.data
+    assert not copy.exists()
+    bad = [found.name for found in await stack.services.trash.entries()]
+    assert bad == ([] if damage in WITHOUT_BYTES else [CONTENT.sha256]), "what went bad may be looked at"
+    assert await _scrub(stack) == []
 
 
-async def test_a_download_takes_a_good_copy_from_the_trash(make_stack: MakeStack) -> None:
-    async with make_stack(instant="off") as stack:
-        await _with_a_copy_in_the_trash(stack)
-        _blob(stack).unlink()
-        assert (await _download(stack)).content == CONTENT.data
-
-
-async def test_a_bad_copy_of_the_trash_heals_nothing(make_stack: MakeStack) -> None:
-    async with make_stack(instant="off") as stack:
-        copy = await _with_a_copy_in_the_trash(stack)
-        flip_bit(copy, 5)
-        flip_bit(_blob(stack), 6)
-        assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.ALTERED, False)]
-        assert copy.exists()
-        problem(await _download(stack), 500, "content-damaged")
+@with_settings(instant="off")
+async def test_a_bad_copy_of_the_trash_heals_nothing_and_a_good_one_is_downloaded(stack: Stack) -> None:
+    copy = await _with_a_copy_in_the_trash(stack)
+    flip_bit(copy, 5)
+    flip_bit(_blob(stack), 6)
+    assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.ALTERED, False)]
+    assert copy.exists()
+    problem(await _download(stack), 500, "content-damaged")
+    flip_bit(copy, 5)
+    _blob(stack).unlink()
+    assert (await _download(stack)).content == CONTENT.data
 
 
 # What can only not be read
@@ -218,39 +235,35 @@ async def _reason(stack: Stack) -> str | None:
 
 @pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT])
 async def test_what_can_only_not_be_read_is_not_damaged(
-    make_stack: MakeStack, clock: ManualClock, caplog: pytest.LogCaptureFixture, error_number: int
+    stack: Stack, clock: ManualClock, caplog: pytest.LogCaptureFixture, error_number: int
 ) -> None:
-    async with make_stack(clock=clock) as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        file_id = await _file_id(stack)
-        with _unreadable(stack, error_number):
-            assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, False)]
-            for more in ({}, {"Range": "bytes=70000-70009"}):
-                response = await stack.client.get(f"/me/files/{file_id}/content", headers=more)
-                assert problem(response, 503, "unavailable")["retryable"]
-        assert "damaged" not in (await stack.client.get(f"/me/files/{file_id}")).json()
-        assert await _reason(stack) == "contents that can't be read: 1, see the log"
-        assert [vars(record)["sha256"] for record in caplog.records if record.message == "a content can't be read"] == [
-            CONTENT.sha256
-        ]
-        assert (await _download(stack)).content == CONTENT.data, "as soon as it can be read"
-        clock.advance(30)
-        read: list[int] = []
-        await stack.services.scrubbing.scrub_due(read.append)
-        assert (sum(read), await _reason(stack)) == (CONTENT.size, None)
+    file_id = await _file_id(stack)
+    with _unreadable(stack, error_number):
+        assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, False)]
+        for more in ({}, {"Range": "bytes=70000-70009"}):
+            response = await stack.client.get(f"/me/files/{file_id}/content", headers=more)
+            assert problem(response, 503, "unavailable")["retryable"]
+    assert "damaged" not in (await stack.client.get(f"/me/files/{file_id}")).json()
+    assert await _reason(stack) == "contents that can't be read: 1, see the log"
+    assert [vars(record)["sha256"] for record in caplog.records if record.message == "a content can't be read"] == [
+        CONTENT.sha256
+    ]
+    assert (await _download(stack)).content == CONTENT.data, "as soon as it can be read"
+    clock.advance(30)
+    read: list[int] = []
+    await stack.services.scrubbing.scrub_due(read.append)
+    assert (sum(read), await _reason(stack)) == (CONTENT.size, None)
 
 
-async def test_what_a_download_can_not_read_is_looked_at_soon(make_stack: MakeStack, clock: ManualClock) -> None:
-    async with make_stack(clock=clock) as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        with _unreadable(stack):
-            for _ in range(2):
-                problem(await _download(stack), 503, "unavailable")
-        assert await _reason(stack) == "contents that can't be read: 1, see the log"
-        flip_bit(_blob(stack))
-        clock.advance(30)
-        await stack.services.scrubbing.scrub_due(lambda _: None)
-        problem(await _download(stack), 500, "content-damaged")
+async def test_what_a_download_can_not_read_is_looked_at_soon(stack: Stack, clock: ManualClock) -> None:
+    with _unreadable(stack):
+        for _ in range(2):
+            problem(await _download(stack), 503, "unavailable")
+    assert await _reason(stack) == "contents that can't be read: 1, see the log"
+    flip_bit(_blob(stack))
+    clock.advance(30)
+    await stack.services.scrubbing.scrub_due(lambda _: None)
+    problem(await _download(stack), 500, "content-damaged")
 
 
 @pytest.mark.parametrize("scrub", ["all", "sample"])
@@ -274,22 +287,20 @@ async def test_what_can_not_be_read_is_tried_less_and_less_often(
         assert await _reason(stack) is not None
 
 
-async def test_what_can_not_be_read_is_sent_again(make_stack: MakeStack) -> None:
+@with_settings(instant="own")
+async def test_what_can_not_be_read_is_sent_again(stack: Stack) -> None:
     """And is as it was with that."""
-    async with make_stack(instant="own") as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        with _unreadable(stack):
-            await _scrub(stack)
-        absent = await stack.client.post("/files/status", json={"md5s": [CONTENT.md5]})
-        assert absent.json() == {CONTENT.md5: {"state": "absent"}}
-        assert (await stack.upload(CONTENT)).status_code == 201
-        assert (await _download(stack)).content == CONTENT.data
-        assert await _reason(stack) is None
-        assert await checked_accounts(stack.services.database)
+    with _unreadable(stack):
+        await _scrub(stack)
+    absent = await stack.client.post("/files/status", json={"md5s": [CONTENT.md5]})
+    assert absent.json() == {CONTENT.md5: {"state": "absent"}}
+    assert (await stack.upload(CONTENT)).status_code == 201
+    assert (await _download(stack)).content == CONTENT.data
+    assert await _reason(stack) is None
+    assert await checked_accounts(stack.services.database)
 
 
 async def test_a_disk_that_does_not_even_tell_of_a_content_says_nothing_of_its_bytes(stack: Stack) -> None:
-    assert (await stack.upload(CONTENT)).status_code == 201
     blob = _blob(stack)
     with failing(lambda call: call.name in ("stat", "open") and call.path == blob, errno.EIO, times=None):
         assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, False)]
@@ -299,8 +310,6 @@ async def test_a_disk_that_does_not_even_tell_of_a_content_says_nothing_of_its_b
 
 
 async def test_an_error_of_the_pace_is_none_of_the_disk(stack: Stack) -> None:
-    assert (await stack.upload(CONTENT)).status_code == 201
-
     def pace(_: int) -> None:
         raise OSError(errno.EINTR, "no sleep")
 
@@ -310,33 +319,28 @@ async def test_an_error_of_the_pace_is_none_of_the_disk(stack: Stack) -> None:
     assert (await _download(stack)).content == CONTENT.data
 
 
-async def test_a_good_copy_takes_the_place_of_what_can_not_be_read(make_stack: MakeStack) -> None:
-    async with make_stack(instant="off") as stack:
-        await _with_a_copy_in_the_trash(stack)
-        with _unreadable(stack):
-            assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, True)]
-        assert (await _download(stack)).content == CONTENT.data
-        assert await _reason(stack) is None
+@with_settings(instant="off")
+async def test_a_good_copy_takes_the_place_of_what_can_not_be_read(stack: Stack) -> None:
+    await _with_a_copy_in_the_trash(stack)
+    with _unreadable(stack):
+        assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, True)]
+    assert (await _download(stack)).content == CONTENT.data
+    assert await _reason(stack) is None
 
 
 async def test_what_was_called_damaged_and_can_be_read_is_unmarked_when_it_is_looked_at_again(
-    make_stack: MakeStack, clock: ManualClock
+    stack: Stack, clock: ManualClock
 ) -> None:
     """By a version before, which did not tell one from the other."""
-    async with make_stack(clock=clock) as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        marked = {"damaged": True, "scrubbed_at": clock.now(), "reread_at": clock.now()}
-        await stack.services.database.transact(
-            lambda connection: connection.execute(update(models.blob).values(marked))
-        )
-        problem(await _download(stack), 500, "content-damaged")
-        await stack.services.scrubbing.scrub_due(lambda _: None)
-        assert (await _download(stack)).content == CONTENT.data
+    marked = {"damaged": True, "scrubbed_at": clock.now(), "reread_at": clock.now()}
+    await stack.services.database.transact(lambda connection: connection.execute(update(models.blob).values(marked)))
+    problem(await _download(stack), 500, "content-damaged")
+    await stack.services.scrubbing.scrub_due(lambda _: None)
+    assert (await _download(stack)).content == CONTENT.data
 
 
 async def test_only_the_bytes_that_were_read_are_called_damaged(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others took their place meanwhile."""
-    assert (await stack.upload(CONTENT)).status_code == 201
     blob = _blob(stack)
     flip_bit(blob)
     storage = stack.services.storage
@@ -355,7 +359,6 @@ async def test_only_the_bytes_that_were_read_are_called_damaged(stack: Stack, mo
 
 
 async def test_a_damaged_content_that_nobody_has_any_more_is_no_damage(stack: Stack) -> None:
-    assert (await stack.upload(CONTENT)).status_code == 201
     flip_bit(_blob(stack))
     assert len(await _scrub(stack)) == 1
     assert (await stack.client.delete(f"/me/files/{await _file_id(stack)}")).status_code == 204
@@ -409,18 +412,15 @@ async def _download_of(stack: Stack, name: str) -> httpx2.Response:
     return await stack.client.get(f"/me/files/{file_id}/content")
 
 
-async def test_bytes_that_took_the_place_of_others_are_read_back_anew(
-    make_stack: MakeStack, clock: ManualClock
-) -> None:
-    async with make_stack(clock=clock, instant="off") as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        clock.advance(DAY)
-        read: list[int] = []
-        await stack.services.scrubbing.scrub_due(read.append)
-        await _bobs(stack)
-        clock.advance(DAY)
-        await stack.services.scrubbing.scrub_due(read.append)
-        assert sum(read) == 2 * CONTENT.size
+@with_settings(instant="off")
+async def test_bytes_that_took_the_place_of_others_are_read_back_anew(stack: Stack, clock: ManualClock) -> None:
+    clock.advance(DAY)
+    read: list[int] = []
+    await stack.services.scrubbing.scrub_due(read.append)
+    await _bobs(stack)
+    clock.advance(DAY)
+    await stack.services.scrubbing.scrub_due(read.append)
+    assert sum(read) == 2 * CONTENT.size
 
 
 async def test_one_of_several_workers_reads_at_a_time(make_stack_on: MakeStack, clock: ManualClock) -> None:
@@ -437,28 +437,24 @@ async def test_one_of_several_workers_reads_at_a_time(make_stack_on: MakeStack, 
         assert (read, flags) == (["one", "one", "two"], {False})
 
 
-async def test_a_sample_is_one_content_an_hour_and_no_age_is_too_high(
-    make_stack: MakeStack, clock: ManualClock
-) -> None:
-    async with make_stack(clock=clock, scrub="sample") as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        read: list[int] = []
-        for hours, read_bytes in ((0, CONTENT.size), (0.9, CONTENT.size), (0.2, 2 * CONTENT.size)):
-            clock.advance(timedelta(hours=hours).total_seconds())
-            assert not await stack.services.scrubbing.scrub_due(read.append)
-            assert sum(read) == read_bytes
-        clock.advance(365 * DAY)
-        assert (await stack.services.scrubbing.age()).within_goal
-        flip_bit(_blob(stack))
+@with_settings(scrub="sample")
+async def test_a_sample_is_one_content_an_hour_and_no_age_is_too_high(stack: Stack, clock: ManualClock) -> None:
+    read: list[int] = []
+    for hours, read_bytes in ((0, CONTENT.size), (0.9, CONTENT.size), (0.2, 2 * CONTENT.size)):
+        clock.advance(timedelta(hours=hours).total_seconds())
         assert not await stack.services.scrubbing.scrub_due(read.append)
-        problem(await _download(stack), 500, "content-damaged")
+        assert sum(read) == read_bytes
+    clock.advance(365 * DAY)
+    assert (await stack.services.scrubbing.age()).within_goal
+    flip_bit(_blob(stack))
+    assert not await stack.services.scrubbing.scrub_due(read.append)
+    problem(await _download(stack), 500, "content-damaged")
 
 
-async def test_the_job_reads_at_its_rate_and_goes_on_after_a_stop(make_stack: MakeStack, clock: ManualClock) -> None:
-    async with make_stack(clock=clock, scrub_first_seconds=40) as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        flip_bit(_blob(stack))
-        clock.advance(timedelta(seconds=31).total_seconds())
-        scrubber = Scrubber(stack.services.scrubbing, rate_bytes_per_second=0)
-        assert await scrubber.run_once() == 4.0, "ten looks within the goal"
-        problem(await _download(stack), 500, "content-damaged")
+@with_settings(scrub_first_seconds=40)
+async def test_the_job_reads_at_its_rate_and_goes_on_after_a_stop(stack: Stack, clock: ManualClock) -> None:
+    flip_bit(_blob(stack))
+    clock.advance(timedelta(seconds=31).total_seconds())
+    scrubber = Scrubber(stack.services.scrubbing, rate_bytes_per_second=0)
+    assert await scrubber.run_once() == 4.0, "ten looks within the goal"
+    problem(await _download(stack), 500, "content-damaged")

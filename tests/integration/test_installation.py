@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeStack
+from tests.support.background import until
 from tests.support.content import KIB, Content
 from tests.support.faults import recorded_calls
 from tests.support.problems import problem
@@ -75,16 +76,6 @@ async def test_the_first_start_makes_an_id_and_every_other_finds_it(make_stack_o
         assert await said(stack) == {first}
 
 
-async def test_a_start_marks_what_an_older_version_left_before_that_could_misread_it(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        (mine,) = await said(stack)
-        mark = stack.data / "installation"
-        mark.write_text(json.dumps({"format": FORMAT - 1, "id": mine}))
-    async with make_stack_on():
-        assert json.loads(mark.read_text()) == {"format": FORMAT, "id": mine}
-        assert [path.name for path in mark.parent.glob("installation*")] == ["installation"]
-
-
 async def test_an_empty_database_stops_and_gets_nothing(make_stack: MakeStack, empty_url: str) -> None:
     async with make_stack() as stack:
         (mine,) = await said(stack)
@@ -95,21 +86,33 @@ async def test_an_empty_database_stops_and_gets_nothing(make_stack: MakeStack, e
     assert detail == await refusal(make_stack, database_url=empty_url), "nothing was written"
 
 
-async def test_the_database_of_another_installation_stops(make_stack: MakeStack) -> None:
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("database", "belongs to installation {mine}, the database to {other}"),
+        ("redis", "Redis belongs to installation {other}, the data directory and the database to {mine}"),
+        ("data", "the database belongs to installation {mine}, the data directory to none: is it mounted?"),
+        ("newer disk", f"format {FORMAT + 1}, newer than this version's {FORMAT}"),
+        ("newer redis", f"format {keys.FORMAT + 1}, newer than this version's {keys.FORMAT}"),
+    ],
+)
+async def test_what_is_of_another_installation_or_version_stops(make_stack: MakeStack, place: str, told: str) -> None:
     async with make_stack() as stack:
         (mine,) = await said(stack)
-        await set_fact(stack, OTHER)
-    assert f"belongs to installation {mine}, the database to {OTHER}" in await refusal(make_stack)
-
-
-async def test_a_data_directory_that_is_not_there_stops(make_stack: MakeStack) -> None:
-    async with make_stack() as stack:
-        (mine,) = await said(stack)
-        data = stack.data
-    data.rename(data.with_name("elsewhere"))
-    detail = await refusal(make_stack)
-    assert f"the database belongs to installation {mine}, the data directory to none: is it mounted?" in detail
-    assert not (data / "installation").exists()
+        redis, mark = stack.services.redis, stack.data / "installation"
+        match place:
+            case "database":
+                await set_fact(stack, OTHER)
+            case "redis":
+                await redis.set(INSTALLATION, f"1 {OTHER}")
+            case "newer disk":
+                mark.write_text(json.dumps({"format": FORMAT + 1, "id": mine}))
+            case "newer redis":
+                await redis.set(INSTALLATION, f"{keys.FORMAT + 1} {mine}")
+    if place == "data":
+        stack.data.rename(stack.data.with_name("elsewhere"))
+    assert told.format(mine=mine, other=OTHER) in await refusal(make_stack)
+    assert mark.exists() == (place != "data")
 
 
 async def test_a_redis_that_was_lost_is_told_again(make_stack: MakeStack) -> None:
@@ -123,35 +126,29 @@ async def test_a_redis_that_was_lost_is_told_again(make_stack: MakeStack) -> Non
         assert await said(stack) == {mine}
 
 
-async def test_the_redis_of_another_installation_stops(make_stack: MakeStack) -> None:
+async def test_a_reset_spares_the_redis_of_another_installation(stack: Stack) -> None:
+    (mine,) = await said(stack)
+    redis = stack.services.redis
+    await stack.open(CONTENT)
+    await redis.set(INSTALLATION, f"1 {OTHER}")
+    before = sorted(await redis.keys())
+    with pytest.raises(ConfigurationError, match=OTHER):
+        await reset_redis(stack.services)
+    assert sorted(await redis.keys()) == before
+    assert await stack.services.installation.adopt() == mine
+    assert await reset_redis(stack.services) == len(before)
+    assert await redis.keys() == []
+
+
+async def test_an_installation_without_ids_gets_one(make_stack: MakeStack) -> None:
+    """As 0.1.0 left it: a file and an open upload, and the rows that name them."""
+    opened = Content(CONTENT.size, seed=1)
     async with make_stack() as stack:
-        (mine,) = await said(stack)
-        await stack.services.redis.set(INSTALLATION, f"1 {OTHER}")
-    detail = await refusal(make_stack)
-    assert f"Redis belongs to installation {OTHER}, the data directory and the database to {mine}" in detail
-
-
-async def test_a_reset_spares_the_redis_of_another_installation(make_stack: MakeStack) -> None:
-    async with make_stack() as stack:
-        (mine,) = await said(stack)
-        redis = stack.services.redis
-        await stack.open(CONTENT)
-        await redis.set(INSTALLATION, f"1 {OTHER}")
-        before = sorted(await redis.keys())
-        with pytest.raises(ConfigurationError, match=OTHER):
-            await reset_redis(stack.services)
-        assert sorted(await redis.keys()) == before
-        assert await stack.services.installation.adopt() == mine
-        assert await reset_redis(stack.services) == len(before)
-        assert await redis.keys() == []
-
-
-async def test_an_installation_without_ids_gets_one(make_stack_on: MakeStack) -> None:
-    """As 0.1.0 left it: content, and the rows that name it."""
-    async with make_stack_on() as stack:
         assert (await stack.upload(CONTENT)).status_code == 201
+        await stack.open(opened)
+        await stack.put(opened, 0)
         await forget_ids(stack)
-    async with make_stack_on() as stack:
+    async with make_stack() as stack:
         (made,) = await said(stack)
         assert made is not None
         assert len((await stack.client.get("/me/files")).json()["files"]) == 1
@@ -172,26 +169,6 @@ async def test_content_that_an_empty_database_does_not_name_stops(
         assert (await stack.client.get(f"/files/{CONTENT.md5}")).status_code == 200
 
 
-async def test_an_open_upload_that_has_a_row_is_content_that_is_named(make_stack: MakeStack) -> None:
-    async with make_stack() as stack:
-        await stack.open(CONTENT)
-        await stack.put(CONTENT, 0)
-        await forget_ids(stack)
-    async with make_stack() as stack:
-        assert None not in await said(stack)
-
-
-@pytest.mark.parametrize(("place", "newer"), [("disk", FORMAT + 1), ("redis", keys.FORMAT + 1)])
-async def test_what_a_newer_version_wrote_is_refused(make_stack: MakeStack, place: str, newer: int) -> None:
-    async with make_stack() as stack:
-        (mine,) = await said(stack)
-        if place == "disk":
-            (stack.data / "installation").write_text(json.dumps({"format": newer, "id": mine}))
-        else:
-            await stack.services.redis.set(INSTALLATION, f"{newer} {mine}")
-    assert f"format {newer}, newer than this version's {newer - 1}" in await refusal(make_stack)
-
-
 async def test_what_an_older_version_marked_is_marked_anew_and_only_if_it_belongs_here(make_stack: MakeStack) -> None:
     """So that the older one refuses it from now on."""
     async with make_stack() as stack:
@@ -203,13 +180,20 @@ async def test_what_an_older_version_marked_is_marked_anew_and_only_if_it_belong
         with pytest.raises(ConfigurationError, match=OTHER):
             await stack.services.installation.check()
         assert await stack.services.redis.get(INSTALLATION) == f"1 {OTHER}".encode()
+        await stack.services.redis.delete(INSTALLATION)
+        mark = stack.data / "installation"
+        mark.write_text(json.dumps({"format": FORMAT - 1, "id": mine}))
+    async with make_stack():
+        assert json.loads(mark.read_text()) == {"format": FORMAT, "id": mine}
+        assert [path.name for path in mark.parent.glob("installation*")] == ["installation"]
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 1, "id": "x"}', '{"format": "x", "id": 1}'])
-async def test_a_damaged_mark_stops(make_stack: MakeStack, content: str) -> None:
+async def test_a_damaged_mark_stops(make_stack: MakeStack) -> None:
     async with make_stack() as stack:
-        (stack.data / "installation").write_text(content)
-    assert "the file installation in it is damaged" in await refusal(make_stack)
+        mark = stack.data / "installation"
+    for content in ("", "{}", "[1]", '{"format": 1, "id": "x"}', '{"format": "x", "id": 1}'):
+        mark.write_text(content)
+        assert "the file installation in it is damaged" in await refusal(make_stack), content
 
 
 @pytest.fixture
@@ -273,7 +257,7 @@ async def test_a_mark_whose_maker_died_is_made_durable_by_the_next_start(racers:
 
 
 async def test_a_server_whose_redis_is_another_ones_is_not_ready_and_runs_no_job_that_removes(
-    make_stack: MakeStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = 0
     purge = Cleanup.purge_closed
@@ -284,32 +268,31 @@ async def test_a_server_whose_redis_is_another_ones_is_not_ready_and_runs_no_job
         return await purge(*arguments)
 
     monkeypatch.setattr(Cleanup, "purge_closed", counted)
-    async with make_stack() as stack:
-        mine = json.loads((stack.data / "installation").read_text())["id"]
-        await stack.services.redis.set(INSTALLATION, f"1 {OTHER}")
-        ready = await stack.anonymous().get("/readyz")
-        checks = ready.json()["checks"]
-        assert (ready.status_code, [name for name in checks if not checks[name]["ok"]]) == (503, ["redis"])
-        assert OTHER in checks["redis"]["reason"]
-        await stack.services.redis.delete(INSTALLATION)
-        await set_fact(stack, OTHER)
-        checks = (await stack.anonymous().get("/readyz")).json()["checks"]
-        assert [name for name in checks if not checks[name]["ok"]] == ["database"]
+    mine = json.loads((stack.data / "installation").read_text())["id"]
+    await stack.services.redis.set(INSTALLATION, f"1 {OTHER}")
+    ready = await stack.anonymous().get("/readyz")
+    checks = ready.json()["checks"]
+    assert (ready.status_code, [name for name in checks if not checks[name]["ok"]]) == (503, ["redis"])
+    assert OTHER in checks["redis"]["reason"]
+    await stack.services.redis.delete(INSTALLATION)
+    await set_fact(stack, OTHER)
+    checks = (await stack.anonymous().get("/readyz")).json()["checks"]
+    assert [name for name in checks if not checks[name]["ok"]] == ["database"]
 
-        def refusals() -> list[logging.LogRecord]:
-            return [each for each in caplog.records if "put right" in each.message and each.job == "collector"]  # type: ignore[attr-defined]
+    def refusals() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if "put right" in each.message and each.job == "collector"]  # type: ignore[attr-defined]
 
-        async def refused() -> bool:
-            return bool(refusals())
+    async def refused() -> bool:
+        return bool(refusals())
 
-        async def collected() -> bool:
-            return runs > 0
+    async def collected() -> bool:
+        return runs > 0
 
-        async with _jobs(stack.services):
-            await eventually(refused)
-            assert (len(refusals()), runs) == (1, 0)
-            await set_fact(stack, mine)
-            await eventually(collected)
+    async with _jobs(stack.services):
+        await eventually(refused)
+        assert (len(refusals()), runs) == (1, 0)
+        await set_fact(stack, mine)
+        await eventually(collected)
 
 
 async def test_without_redis_at_the_start_the_server_serves(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
@@ -361,10 +344,6 @@ async def test_a_database_file_that_goes_is_seen_without_any_commit(make_stack: 
     async with make_stack(database_url=sqlite_url) as stack:
         await stack.open(CONTENT)
         away = path_of(stack).rename(path_of(stack).with_name("away.db"))
-
-        async def seen() -> bool:
-            return stack.services.database.is_lost
-
-        await eventually(seen)
+        await until(lambda: stack.services.database.is_lost)
         problem(await stack.put(CONTENT, 0), 503, "unavailable")
         away.rename(path_of(stack))

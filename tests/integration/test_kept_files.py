@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.background import reached, still_waits, until
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, left_open, open_files_under, paused_call, recorded_calls
 from tests.support.rows import upload_row
 from tests.support.storing import running_storage
-from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull, Unverified
 from uploader.storage.base import Gone, HeldChunk
@@ -85,10 +85,7 @@ def files_of(upload: Upload, root: Path, pairs: int = 1) -> list[str]:
 
 
 async def soon_open(root: Path, count: int) -> None:
-    async def are_open() -> bool:
-        return len(open_files_under(root)) == count
-
-    await eventually(are_open)
+    await until(lambda: len(open_files_under(root)) == count)
 
 
 async def test_the_next_chunk_opens_nothing(storage: Store, tmp_path: Path, upload: Upload) -> None:
@@ -117,8 +114,7 @@ async def test_a_chunk_that_was_released_is_not_locked(storage: Store, another: 
     await put(storage, upload, 0)
     async with another.closing(upload):
         waiting = hold(storage, upload, 1)
-        await asyncio.wait({waiting}, timeout=0.03)
-        assert not waiting.done(), "it looks at the gate as ever"
+        assert await still_waits(waiting), "it looks at the gate as ever"
     (await waiting).release()
     assert await present(another, upload) == [0, 1]
 
@@ -239,7 +235,7 @@ async def test_callers_that_are_cancelled_leave_no_lock_and_no_descriptor(
     with paused_call("pread", only=lambda path: path.name == "map") as pause:
         task = hold(storage, upload, 1)
         if begun:
-            assert await asyncio.to_thread(pause.reached.wait, 10)
+            await reached(pause)
         else:
             await asyncio.sleep(0)
         task.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.support.process import run_cli
 from tests.support.rows import NOW, Transactions, digests, upload_row
+from tests.support.waiting import SERVER_SECONDS
 from uploader.database import migrate, models
 from uploader.database.engine import Database, Duplicate
 from uploader.errors import ConfigurationError
@@ -35,8 +37,22 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def blank_stack_url(request: pytest.FixtureRequest, stack_url: str, stack_kind: str, tmp_path: Path) -> str:
+    """One of the kind that is chosen for a whole server."""
+    if stack_kind == "sqlite":
+        return f"sqlite:///{tmp_path / 'empty.db'}"
+    url: str = request.getfixturevalue(f"blank_{stack_kind}_url")
+    return url
+
+
+def patiently(url: str) -> Database:
+    """A database that may have to be made, and is waited for as long as it takes."""
+    return Database(url, creates=True, read_timeout_seconds=None, timeout_seconds=SERVER_SECONDS)
+
+
+@pytest.fixture
 async def empty(empty_url: str) -> AsyncIterator[Database]:
-    database = Database(empty_url, creates=True)
+    database = patiently(empty_url)
     yield database
     await database.close()
 
@@ -80,12 +96,8 @@ async def test_a_token_for_the_metrics_does_not_become_one_for_everything(empty:
         assert (await connection.execute(text("SELECT user_id, admin FROM token"))).all() == [(b"u", 0)]
 
 
-async def test_the_migrated_schema_is_that_of_the_models(empty: Database) -> None:
-    await migrate.upgrade(empty)
-    assert await ask(empty, differences) == []
-
-
 async def test_the_comparison_with_the_models_sees_a_difference(empty: Database) -> None:
+    """That there is none is told by the upgrades below."""
     await migrate.upgrade(empty)
     async with empty.engine.begin() as connection:
         await connection.execute(text("ALTER TABLE meta ADD COLUMN extra BIGINT"))
@@ -110,13 +122,9 @@ async def test_the_unique_keys_and_indexes_are_there(empty: Database) -> None:
             assert (key.name, *(column.name for column in key.columns)) in found[table.name]
 
 
-def test_every_figure_is_checked_by_the_models() -> None:
+async def test_no_figure_becomes_negative(database: Database) -> None:
     assert ("user_info", "reserved") in BYTE_COLUMNS
     assert len(BYTE_COLUMNS) == 21
-
-
-@pytest.mark.parametrize(("table", "column"), BYTE_COLUMNS)
-async def test_no_figure_becomes_negative(database: Database, table: str, column: str) -> None:
     rows: dict[str, dict[str, Any]] = {
         "user_info": {"user_id": "u"},
         "upload": {"id": "i", "user_id": "u", "name": "n", "state": "OPEN", "temp_path": "t"},
@@ -124,15 +132,18 @@ async def test_no_figure_becomes_negative(database: Database, table: str, column
         "file": {"id": "i", "user_id": "u", "name": "n", "instant": False, "created_at": NOW, **digests("")},
         "usage_daily": {"day": NOW.date(), "taken_at": NOW},
     }
-    values = rows[table] | ({"created_at": NOW, "updated_at": NOW} if table == "upload" else {})
-    with pytest.raises(DBAPIError, match=r"(?i)check|constraint"):
+    for name, column in BYTE_COLUMNS:
+        table = models.metadata.tables[name]
+        values = rows[name] | ({"created_at": NOW, "updated_at": NOW} if name == "upload" else {})
+        with pytest.raises(DBAPIError, match=r"(?i)check|constraint"):
+            async with database.engine.begin() as connection:
+                await connection.execute(insert(table).values(**values, **{column: -1}))
         async with database.engine.begin() as connection:
-            await connection.execute(insert(models.metadata.tables[table]).values(**values, **{column: -1}))
-    async with database.engine.begin() as connection:
-        await connection.execute(insert(models.metadata.tables[table]).values(**values, **{column: 2**63 - 1}))
+            await connection.execute(insert(table).values(**values, **{column: 2**63 - 1}))
+            await connection.execute(table.delete())
 
 
-async def test_times_come_back_in_utc_to_the_microsecond(database: Database) -> None:
+async def test_times_come_back_in_utc_to_the_microsecond_and_a_taken_key_is_a_duplicate(database: Database) -> None:
     act = Transactions(database)
     await act.create_user()
     closed = await act.close(await act.open(upload_row()))
@@ -140,20 +151,18 @@ async def test_times_come_back_in_utc_to_the_microsecond(database: Database) -> 
         row = (await connection.execute(models.upload.select())).mappings().one()
     assert row["id"] == closed.id
     assert (row["created_at"], row["closed_at"]) == (NOW, NOW)
-
-
-async def test_a_unique_key_that_is_taken_is_a_duplicate(database: Database) -> None:
-    act = Transactions(database)
-    await act.create_user()
     with pytest.raises(Duplicate):
         await act.create_user()
+    await migrate.upgrade(database)
+    async with database.engine.connect() as connection:
+        assert (await connection.execute(models.user_info.select())).mappings().one()["user_id"] == "alice"
 
 
 # Twice at once, too new, from elsewhere
 
 
 async def test_upgrading_several_times_at_once_is_safe(empty_url: str) -> None:
-    databases = [Database(empty_url, creates=True) for _ in range(5)]
+    databases = [patiently(empty_url) for _ in range(5)]
     await asyncio.gather(*(migrate.upgrade(database) for database in databases))
     for database in databases:
         await migrate.check(database)
@@ -162,20 +171,22 @@ async def test_upgrading_several_times_at_once_is_safe(empty_url: str) -> None:
         await database.close()
 
 
-async def test_two_upgrade_commands_at_once_are_safe(empty_url: str, tmp_path: Path) -> None:
-    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": empty_url}
-    results = await asyncio.gather(*(asyncio.to_thread(run_cli, settings, "db", "upgrade") for _ in range(2)))
-    for result in results:
+@pytest.mark.parametrize("embedded", [True, False])
+async def test_upgrade_commands_at_once_are_safe_from_any_directory(
+    blank_stack_url: str, tmp_path: Path, embedded: bool
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    settings = {"DATA": str(tmp_path / "data")} | ({} if embedded else {"DATABASE_URL": blank_stack_url})
+    upgrade = partial(run_cli, settings, "db", "upgrade", cwd=elsewhere)
+    results = await asyncio.gather(*(asyncio.to_thread(upgrade) for _ in range(2)))
+    for result in (*results, await asyncio.to_thread(upgrade)):
         assert (result.returncode, result.stderr) == (0, "")
         assert result.stdout == f"the database is at revision {migrate.head_revision()}\n"
-
-
-async def test_upgrading_what_is_up_to_date_changes_nothing(database: Database) -> None:
-    act = Transactions(database)
-    await act.create_user("somebody")
-    await migrate.upgrade(database)
-    async with database.engine.connect() as connection:
-        assert (await connection.execute(models.user_info.select())).mappings().one()["user_id"] == "somebody"
+    database = Database(f"sqlite:///{tmp_path / 'data' / 'uploader.db'}" if embedded else blank_stack_url)
+    await migrate.check(database)
+    await database.close()
+    assert list(elsewhere.iterdir()) == []
 
 
 async def test_a_database_that_was_not_migrated_is_refused(empty: Database) -> None:
@@ -194,37 +205,14 @@ async def test_a_database_newer_than_the_code_is_refused(empty: Database) -> Non
     assert await migrate.current_revision(empty) == "9999"
 
 
-async def test_the_command_upgrades_from_any_directory(empty_url: str, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": empty_url}
-    for _ in range(2):
-        result = await asyncio.to_thread(run_cli, settings, "db", "upgrade", cwd=elsewhere)
-        assert (result.returncode, result.stderr) == (0, "")
-        assert result.stdout == f"the database is at revision {migrate.head_revision()}\n"
-    database = Database(empty_url, creates=True)
-    await migrate.check(database)
-    await database.close()
-    assert list(elsewhere.iterdir()) == []
-
-
-async def test_the_command_makes_the_embedded_database(tmp_path: Path) -> None:
-    result = await asyncio.to_thread(run_cli, {"DATA": str(tmp_path / "data")}, "db", "upgrade", cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (0, "")
-    database = Database(f"sqlite:///{tmp_path / 'data' / 'uploader.db'}")
-    await migrate.check(database)
-    await database.close()
-
-
-async def test_the_command_says_in_one_line_that_the_database_is_too_new(empty_url: str, tmp_path: Path) -> None:
-    database = Database(empty_url, creates=True)
-    await migrate.upgrade(database)
+async def test_commands_say_in_one_line_that_the_database_is_too_new(sqlite_url: str, tmp_path: Path) -> None:
+    database = Database(sqlite_url)
     async with database.engine.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     await database.close()
-    for file in tmp_path.glob("empty.db"):
+    for file in tmp_path.glob("test.db*"):
         file.chmod(0o600)  # as our commands make it
-    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": empty_url}
+    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": sqlite_url}
     head = migrate.head_revision()
     for command in (("db", "upgrade"), ("token", "list"), ("serve",)):
         result = await asyncio.to_thread(run_cli, settings, *command)

@@ -2,10 +2,10 @@
 
 import asyncio
 import math
-import signal
 from pathlib import Path
 
 from tests.conftest import MakeStack
+from tests.support.background import stopped, until
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import left_open, open_files_under
@@ -28,16 +28,9 @@ async def test_while_redis_hangs_bodies_wait_on_disk_beyond_the_memory_they_may_
         await stack.open(CONTENT)
         await stack.put(CONTENT, 32)
         await stack.services.storage.drain()  # or the digests still keep that body in memory
-        own_redis.send_signal(signal.SIGSTOP)
-        try:
+        with stopped(own_redis):
             sending = [asyncio.create_task(stack.put(CONTENT, number)) for number in range(32)]
-
-            async def the_rest_is_on_disk() -> bool:
-                return len(_spooled(stack.data)) == 32 - in_memory
-
-            await eventually(the_rest_is_on_disk)
-        finally:
-            own_redis.send_signal(signal.SIGCONT)
+            await until(lambda: len(_spooled(stack.data)) == 32 - in_memory)
         responses = await asyncio.gather(*sending)
         assert _spooled(stack.data) == []
         # Some may have been told to try again by then.

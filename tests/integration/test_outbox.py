@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -14,6 +15,7 @@ from tests.support.lost_commits import LostCommit
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
 from tests.support.telling import Woken, Written, outbox_of, written
+from tests.support.waiting import SERVER_SECONDS
 from uploader.database import models, queries, recount, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import rows
@@ -32,9 +34,22 @@ def woken() -> Woken:
 
 
 @pytest.fixture
-async def act(database_url: str, woken: Woken) -> AsyncIterator[Transactions]:
+async def act(stack_url: str, woken: Woken) -> AsyncIterator[Transactions]:
     """The transactions on a database where `alice` has 10,000 bytes, and one sink is told of everything."""
-    database = Database(database_url, outbox=outbox_of(ALL, woken))
+    async with transactions_on(stack_url, woken) as made:
+        yield made
+
+
+@pytest.fixture
+async def act_on(database_url: str, woken: Woken) -> AsyncIterator[Transactions]:
+    """The same once on each kind of database."""
+    async with transactions_on(database_url, woken) as made:
+        yield made
+
+
+@asynccontextmanager
+async def transactions_on(url: str, woken: Woken) -> AsyncIterator[Transactions]:
+    database = Database(url, outbox=outbox_of(ALL, woken), timeout_seconds=SERVER_SECONDS)
     made = Transactions(database)
     await made.create_user()
     yield made
@@ -55,13 +70,13 @@ def as_told(file: File, **more: Any) -> dict[str, Any]:
     return {**fields, "created_at": moment(file.created_at), "modified_at": None, **more}
 
 
-async def test_an_upload_is_told_of_from_its_opening_to_its_file(act: Transactions, woken: Woken) -> None:
-    upload = await act.open(upload_row(size=1000, seed="content"))
-    await act.flush((upload, 0, 1000))
+async def test_an_upload_is_told_of_from_its_opening_to_its_file(act_on: Transactions, woken: Woken) -> None:
+    upload = await act_on.open(upload_row(size=1000, seed="content"))
+    await act_on.flush((upload, 0, 1000))
     assert woken.times == 1
-    file = await act.merge(upload, "content")
+    file = await act_on.merge(upload, "content")
     assert woken.times == 2
-    created, finished = await written(act.database)
+    created, finished = await written(act_on.database)
     said = {
         **{name: getattr(upload, name) for name in ("id", "md5", "name", "size", "chunk_size")},
         "chunk_count": 1,
@@ -79,27 +94,23 @@ async def test_an_upload_is_told_of_from_its_opening_to_its_file(act: Transactio
     )
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind", "state"),
-    [
-        (Reason.CANCELLED, "upload.cancelled", "cancelled"),
-        (Reason.EXPIRED, "upload.expired", "expired"),
-        (Reason.MD5_MISMATCH, "upload.failed", "failed"),
-        (Reason.SHA256_MISMATCH, "upload.failed", "failed"),
-        (Reason.NAME_TAKEN, "upload.failed", "failed"),
-    ],
-)
-async def test_an_upload_that_ends_without_a_file_is_told_of_with_its_reason(
-    act: Transactions, reason: Reason, kind: str, state: str
-) -> None:
-    upload = await act.open(upload_row(size=1000))
-    await act.flush((upload, 0, 700))
-    await act.close(upload, reason)
-    with pytest.raises(NotOpen):
+async def test_an_upload_that_ends_without_a_file_is_told_of_with_its_reason(act: Transactions) -> None:
+    ends = {
+        Reason.CANCELLED: ("upload.cancelled", "cancelled"),
+        Reason.EXPIRED: ("upload.expired", "expired"),
+        Reason.MD5_MISMATCH: ("upload.failed", "failed"),
+        Reason.SHA256_MISMATCH: ("upload.failed", "failed"),
+        Reason.NAME_TAKEN: ("upload.failed", "failed"),
+    }
+    for reason, (kind, state) in ends.items():
+        upload = await act.open(upload_row(size=1000))
+        await act.flush((upload, 0, 700))
         await act.close(upload, reason)
-    _, closed = await written(act.database)
-    assert (closed.type, closed.subject, closed.data["reason"]) == (kind, upload.id, reason.value)
-    assert (closed.data["upload"]["state"], closed.data["upload"]["received_bytes"]) == (state, 700)
+        with pytest.raises(NotOpen):
+            await act.close(upload, reason)
+        created, closed = [event for event in await written(act.database) if event.subject == upload.id]
+        assert (created.type, closed.type, closed.data["reason"]) == ("upload.created", kind, reason.value)
+        assert (closed.data["upload"]["state"], closed.data["upload"]["received_bytes"]) == (state, 700)
 
 
 async def test_files_that_come_at_once_replace_and_go_are_told_of(act: Transactions) -> None:
@@ -138,30 +149,30 @@ async def test_an_upload_that_ends_in_a_file_that_is_there_is_told_of_as_finishe
     assert (await told(act))[1:] == [("upload.created", upload.id), ("file.finished", there.id)]
 
 
-async def test_of_a_batch_what_was_made_is_told_of(act: Transactions) -> None:
-    taken = (await act.whole(file_row(seed="taken", name="taken"))).file
+async def test_of_a_batch_what_was_made_is_told_of(act_on: Transactions) -> None:
+    taken = (await act_on.whole(file_row(seed="taken", name="taken"))).file
     files = [
         file_row(seed="a", name="a"),
         file_row(seed="b", name="taken"),
         file_row(seed="c", name="c", size=20_000),
         file_row(seed="d", name="d"),
     ]
-    verdicts = await act.batch(files, IfExists.FAIL)
+    verdicts = await act_on.batch(files, IfExists.FAIL)
     assert [type(verdict) for verdict in verdicts] == [
         *(transactions.files.Added, NameTaken, QuotaExceeded, transactions.files.Added)
     ]
-    assert await told(act) == [("file.finished", file.id) for file in (taken, files[0], files[3])]
+    assert await told(act_on) == [("file.finished", file.id) for file in (taken, files[0], files[3])]
 
 
-async def test_folders_that_go_and_move_are_told_of_file_by_file(act: Transactions) -> None:
-    files = [(await act.whole(file_row(seed=name, name=f"from/{name}", size=1))).file for name in "ab"]
-    twin = (await act.whole(file_row(seed="a", name="to/a", size=1))).file
+async def test_folders_that_go_and_move_are_told_of_file_by_file(act_on: Transactions) -> None:
+    files = [(await act_on.whole(file_row(seed=name, name=f"from/{name}", size=1))).file for name in "ab"]
+    twin = (await act_on.whole(file_row(seed="a", name="to/a", size=1))).file
     names = {file.id: file.name.replace("from/", "to/") for file in files}
-    transact = act.database.transact
+    transact = act_on.database.transact
     assert await transact(lambda connection: move_files(connection, files, names)) == 2
     moved = replace(files[1], name="to/b")
     assert await transact(lambda connection: delete_files(connection, [twin, moved, files[0]])) == 2
-    events = (await written(act.database))[3:]
+    events = (await written(act_on.database))[3:]
     assert [(event.type, event.subject, event.data.get("reason")) for event in events] == [
         ("file.deleted", files[0].id, "replaced"),
         ("file.deleted", twin.id, None),
@@ -197,40 +208,40 @@ async def test_damage_is_told_of_to_each_who_has_the_content_once(act: Transacti
 
 
 async def test_of_a_content_that_very_many_have_not_all_are_told(
-    act: Transactions, monkeypatch: pytest.MonkeyPatch
+    act_on: Transactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "_MOST_TOLD", 2)
-    files = [(await act.whole(file_row(seed="content", name=name))).file for name in "abc"]
+    files = [(await act_on.whole(file_row(seed="content", name=name))).file for name in "abc"]
     sha256 = digests("content")["sha256"]
     for damaged in (True, False):
-        await act.database.transact(partial(note_scrub, sha256=sha256, damaged=damaged, now=NOW))
-    events = (await written(act.database))[len(files) :]
+        await act_on.database.transact(partial(note_scrub, sha256=sha256, damaged=damaged, now=NOW))
+    events = (await written(act_on.database))[len(files) :]
     assert [(event.type, event.subject, event.data["more_files"]) for event in events] == [
         (kind, file.id, True) for kind in ("content.damaged", "content.healed") for file in files[:2]
     ]
 
 
-async def test_what_is_rolled_back_is_not_told_of(act: Transactions) -> None:
+async def test_what_is_rolled_back_is_not_told_of(act_on: Transactions) -> None:
     """Openings that race for one quota: of those that are committed together some fail, and go without the others."""
-    upload = await act.open(upload_row(size=1, seed="content"))
-    file = (await act.whole(file_row(seed="taken", size=1, name="taken"))).file
-    before = await told(act)
+    upload = await act_on.open(upload_row(size=1, seed="content"))
+    file = (await act_on.whole(file_row(seed="taken", size=1, name="taken"))).file
+    before = await told(act_on)
     with pytest.raises(QuotaExceeded):
-        await act.whole(file_row(seed="huge", size=20_000))
+        await act_on.whole(file_row(seed="huge", size=20_000))
     with pytest.raises(TooManyUploads):
-        await act.open(upload_row(size=1), max_open_uploads=1)
+        await act_on.open(upload_row(size=1), max_open_uploads=1)
     with pytest.raises(NameTaken):
-        await act.whole(file_row(seed="other", name="taken"), IfExists.FAIL)
+        await act_on.whole(file_row(seed="other", name="taken"), IfExists.FAIL)
     with pytest.raises(BlobLost):
-        await act.instant(file_row(seed="none"))
+        await act_on.instant(file_row(seed="none"))
     with pytest.raises(ZeroDivisionError):
-        await act.whole(replace(file, md5="0" * 32, sha256="0" * 64), place=failing)
-    assert await told(act) == before
+        await act_on.whole(replace(file, md5="0" * 32, sha256="0" * 64), place=failing)
+    assert await told(act_on) == before
     uploads = [upload_row(size=1_500) for _ in range(10)]
-    results = await asyncio.gather(*(act.open(each) for each in uploads), return_exceptions=True)
+    results = await asyncio.gather(*(act_on.open(each) for each in uploads), return_exceptions=True)
     opened = {result.id for result in results if isinstance(result, Upload)}
     assert len(opened) == 6
-    assert {subject for _, subject in (await told(act))[len(before) :]} == opened
+    assert {subject for _, subject in (await told(act_on))[len(before) :]} == opened
     assert upload.id not in opened
 
 
@@ -285,9 +296,7 @@ async def test_each_sink_is_told_of_its_own_types(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("types", [None, (EventType.CONTENT_DAMAGED,)])
-async def test_what_nobody_is_told_of_costs_no_statement(
-    database_url: str, types: tuple[EventType, ...] | None
-) -> None:
+async def test_what_nobody_is_told_of_costs_no_statement(stack_url: str, types: tuple[EventType, ...] | None) -> None:
     async def run(database: Database) -> list[str]:
         act = Transactions(database)
         user_id = f"user {database is silent}"
@@ -298,8 +307,8 @@ async def test_what_nobody_is_told_of_costs_no_statement(
             await act.delete((await act.whole(file_row(user_id, seed=f"other of {user_id}"))).file)
         return [each.split(" ")[0] for each in sent]
 
-    silent = Database(database_url)
-    other = silent if types is None else Database(database_url, outbox=outbox_of({"one": types}))
+    silent = Database(stack_url)
+    other = silent if types is None else Database(stack_url, outbox=outbox_of({"one": types}))
     counted = len(await run(silent))
     if types is not None:
         assert len(await run(other)) == counted

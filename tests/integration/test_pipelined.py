@@ -14,10 +14,11 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, OutOfMemoryError, RedisError
 
+from tests.support.background import stopped, until
 from tests.support.certificates import self_signed
 from tests.support.crowds import many_of_whom_some_give_up
 from tests.support.servers import PrivateRedis
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Pending
 from uploader.accounting.redis import Script, connect
@@ -47,13 +48,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateRedis]:
 async def client(server: PrivateRedis, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     """A client, after which no connection and no task is left; a parameter is its time-out in seconds."""
     before = _sockets()
-    async with aclosing(connect(server.url, timeout_seconds=getattr(request, "param", 20))) as connected:
+    async with aclosing(connect(server.url, timeout_seconds=getattr(request, "param", 60))) as connected:
         yield connected
-
-    async def nothing_is_left() -> bool:
-        return _sockets() == before and "connecting to redis" not in {task.get_name() for task in asyncio.all_tasks()}
-
-    await eventually(nothing_is_left)
+    await until(
+        lambda: _sockets() == before and "connecting to redis" not in {task.get_name() for task in asyncio.all_tasks()}
+    )
 
 
 impatient = pytest.mark.parametrize("client", [0.3], indirect=True, ids=["impatient"])
@@ -144,9 +143,8 @@ async def test_a_server_that_hangs_is_given_up_in_bounded_time_and_its_late_repl
 ) -> None:
     echo = await Echo.of(client)
     await echo("before")
-    server.send_signal(signal.SIGSTOP)
-    try:
-        async with asyncio.timeout(30):  # 0.3 s, if the machine is not busy
+    with stopped(server):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             results = await asyncio.gather(*(echo(n) for n in range(50)), return_exceptions=True)
         assert all(isinstance(result, RedisError) for result in results), results
         hopeless = [asyncio.create_task(echo(n)) for n in range(50)]
@@ -154,8 +152,6 @@ async def test_a_server_that_hangs_is_given_up_in_bounded_time_and_its_late_repl
         for call in hopeless:
             call.cancel()
         await asyncio.gather(*hopeless, return_exceptions=True)
-    finally:
-        server.send_signal(signal.SIGCONT)
     await asyncio.gather(*(echo(f"after {n}") for n in range(50)))
 
 
@@ -203,43 +199,34 @@ async def test_whoever_waits_when_it_is_closed_is_told_and_nobody_is_let_in_afte
 ) -> None:
     echo = await Echo.of(client)
     await echo("before")
-    server.send_signal(signal.SIGSTOP)
-    try:
+    with stopped(server):
         calls = [asyncio.create_task(echo(n)) for n in range(10)]
         await asyncio.sleep(0)
         await client.aclose()
         results = await asyncio.gather(*calls, return_exceptions=True)
-    finally:
-        server.send_signal(signal.SIGCONT)
     assert {type(result) for result in results} == {RedisConnectionError}
     with pytest.raises(RedisConnectionError):
         await echo("after")
 
 
-async def test_one_that_nobody_used_lets_nobody_in_after_it_is_closed(client: Any) -> None:
-    await client.aclose()
-    with pytest.raises(RedisConnectionError):
-        await client.evalsha("0" * 40, 0)
-
-
-async def test_it_may_be_closed_while_it_connects(client: Any, server: PrivateRedis) -> None:
-    server.send_signal(signal.SIGSTOP)  # so that nobody answers the log-in
-    try:
-        call = asyncio.create_task(client.evalsha("0" * 40, 0))
+@pytest.mark.parametrize("connects", [True, False])
+async def test_one_that_nobody_used_or_that_connects_lets_nobody_in_after_it_is_closed(
+    client: Any, server: PrivateRedis, connects: bool
+) -> None:
+    with stopped(server):  # so that nobody answers the log-in
+        call = asyncio.create_task(client.evalsha("0" * 40, 0)) if connects else client.evalsha("0" * 40, 0)
         await asyncio.sleep(0.05)
         await client.aclose()
         with pytest.raises(RedisConnectionError):
             await call
-    finally:
-        server.send_signal(signal.SIGCONT)
 
 
 @asynccontextmanager
-async def relay(port: int, *, at_once: int = 1 << 16, **listening: Any) -> AsyncIterator[int]:
-    """A port from which everything is passed on to another and back, `at_once` bytes at a time."""
+async def relay(port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """A port that speaks TLS, from which every byte is passed on to another and back for itself."""
 
     async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while content := await source.read(at_once):
+        while content := await source.read(1):
             target.write(content)
             await target.drain()
         target.close()
@@ -248,25 +235,19 @@ async def relay(port: int, *, at_once: int = 1 << 16, **listening: Any) -> Async
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(pass_on(reader, server_writer), pass_on(server_reader, writer), return_exceptions=True)
 
-    async with await asyncio.start_server(accept, "127.0.0.1", 0, **listening) as listener:
+    async with await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context) as listener:
         yield listener.sockets[0].getsockname()[1]
 
 
-async def test_it_speaks_tls(server: PrivateRedis, tmp_path: Path) -> None:
+async def test_it_speaks_tls_and_replies_may_come_byte_by_byte(server: PrivateRedis, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    async with relay(server.port, ssl=context) as port:
+    async with relay(server.port, context) as port:
         url = f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}"
         async with aclosing(connect(url)) as client:
             echo = await Echo.of(client)
-            await asyncio.gather(*(echo(n) for n in range(100)))
-
-
-async def test_replies_may_come_byte_by_byte(server: PrivateRedis) -> None:
-    async with relay(server.port, at_once=1) as port, aclosing(connect(f"redis://127.0.0.1:{port}")) as client:
-        echo = await Echo.of(client)
-        await asyncio.gather(*(echo(n) for n in range(20)))
+            await asyncio.gather(*(echo(n) for n in range(50)))
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ async def _arrive(stack: Stack) -> tuple[str, str]:
     return hers, his
 
 
-async def test_what_waits_is_told_until_it_is_accounted(make_stack_on: MakeStack) -> None:
-    async with make_stack_on(quiet_interval_seconds=600.0, max_delay_seconds=600.0) as stack:
+async def test_what_waits_is_told_until_it_is_accounted(make_stack: MakeStack) -> None:
+    async with make_stack(quiet_interval_seconds=600.0, max_delay_seconds=600.0) as stack:
         hers, _ = await _arrive(stack)
         root = await stack.client_of("root", admin=True)
         body = (await root.get("/admin/queue")).json()

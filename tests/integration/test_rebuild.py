@@ -7,9 +7,10 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.conftest import MakeStack
+from tests.support.background import becomes, flush_due, succeeds
 from tests.support.content import KIB, Content
 from tests.support.process import run_cli
-from tests.support.servers import PrivateCluster, PrivateRedis, PrivateSentinel
+from tests.support.servers import PrivateCluster, PrivateSentinel
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.accounting.keys import tag_of
@@ -35,28 +36,19 @@ async def _flush_redis(stack: Stack) -> None:
     await stack.services.redis.flushall()
 
 
-async def test_the_sweeper_rebuilds_an_upload_that_nobody_touches(stack: Stack) -> None:
-    upload_id = await _half_sent(stack)
-    await _flush_redis(stack)
-    assert await stack.services.sweeping.sweep(0) == 1
-    known = await stack.services.pending.read(upload_id)
-    assert (known.state, known.received, known.chunks) == ("open", HELD, 2)
-    assert await stack.services.sweeping.sweep(0) == 0, "once an era"
-
-
-async def test_a_sweep_leaves_what_was_touched_in_this_era(stack: Stack) -> None:
-    await _half_sent(stack)
-    await _flush_redis(stack)
-    assert (await stack.put(CONTENT, 2)).status_code == 200
-    assert await stack.services.sweeping.sweep(0) == 0
-
-
-async def test_only_one_of_several_workers_sweeps(make_stack: MakeStack) -> None:
+async def test_one_of_several_workers_rebuilds_an_upload_that_nobody_touches_once_an_era(
+    make_stack: MakeStack,
+) -> None:
     async with make_stack() as one, make_stack() as two:
-        await _half_sent(one)
+        upload_id, touched = await _half_sent(one), Content(CONTENT.size, seed=1)
+        await one.open(touched)
         await _flush_redis(one)
+        assert (await one.put(touched, 2)).status_code == 200
         rebuilt = await asyncio.gather(one.services.sweeping.sweep(0), two.services.sweeping.sweep(0))
         assert sorted(rebuilt) == [0, 1]
+        known = await two.services.pending.read(upload_id)
+        assert (known.state, known.received, known.chunks) == ("open", HELD, 2)
+        assert await one.services.sweeping.sweep(0) == 0
 
 
 async def test_another_worker_takes_over_a_sweep_whose_worker_died(make_stack: MakeStack) -> None:
@@ -65,11 +57,7 @@ async def test_another_worker_takes_over_a_sweep_whose_worker_died(make_stack: M
         await _flush_redis(one)
         assert await one.services.pending.claim_sweep(0) is not None
         assert await two.services.sweeping.sweep(0) == 0
-
-        async def taken_over() -> bool:
-            return await two.services.sweeping.sweep(0) == 1
-
-        await eventually(taken_over)
+        await becomes(lambda: two.services.sweeping.sweep(0), 1)
 
 
 async def test_a_loss_in_the_middle_of_a_sweep_is_swept_again(stack: Stack) -> None:
@@ -80,28 +68,6 @@ async def test_a_loss_in_the_middle_of_a_sweep_is_swept_again(stack: Stack) -> N
     await stack.services.pending.end_sweep(0, era)
     assert await stack.services.sweeping.sweep(0) == 1
     assert (await stack.services.pending.read(upload_id)).received == HELD
-
-
-@pytest.mark.parametrize("append_only", [True, False])
-async def test_what_was_pending_is_accounted_for_after_redis_was_killed(
-    make_stack: MakeStack, own_redis: PrivateRedis, append_only: bool
-) -> None:
-    own_redis.stop()
-    own_redis.append_only = append_only
-    own_redis.start()
-    async with make_stack(redis_url=own_redis.url, jobs=True, quiet_interval_seconds=0.3) as stack:
-        await _half_sent(stack)
-        own_redis.kill()
-        own_redis.start()
-
-        async def accounted_for() -> bool:
-            return (await stack.usage("alice"))["unfinished"] == HELD
-
-        await eventually(accounted_for)
-        for number in range(2, CONTENT.chunk_count):
-            response = await stack.put(CONTENT, number)
-        assert response.status_code == 201
-        assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
 
 
 async def test_another_number_of_shards_is_refused_until_redis_is_reset(make_stack: MakeStack) -> None:
@@ -125,6 +91,8 @@ async def test_another_number_of_shards_is_refused_until_redis_is_reset(make_sta
         for number in range(2, CONTENT.chunk_count):
             response = await stack.put(CONTENT, number)
         assert response.status_code == 201
+    async with make_stack(shards=4, jobs=True, quiet_interval_seconds=0.2) as stack:
+        await check_that_all_is_accounted_for(stack, 12)
 
 
 async def test_an_installation_keeps_the_tags_that_it_has_until_redis_is_reset(make_stack: MakeStack) -> None:
@@ -146,6 +114,7 @@ async def test_an_installation_keeps_the_tags_that_it_has_until_redis_is_reset(m
 
 async def check_that_all_is_accounted_for(stack: Stack, count: int) -> None:
     """So many uploads of two chunks, half-way and in the end."""
+    before = (await stack.usage("alice"))["finished"]
     contents = [Content(100 * KIB, seed=seed, name=f"{seed}.bin") for seed in range(count)]
     for content in contents:
         await stack.open(content)
@@ -159,12 +128,7 @@ async def check_that_all_is_accounted_for(stack: Stack, count: int) -> None:
     for content in contents:
         assert (await stack.put(content, 1)).status_code == 201
     total = sum(content.size for content in contents)
-    assert await stack.usage("alice") == {"finished": total, "unfinished": 0, "reserved": 0}
-
-
-async def test_everything_works_on_several_shards(make_stack: MakeStack) -> None:
-    async with make_stack(shards=8, jobs=True, quiet_interval_seconds=0.2) as stack:
-        await check_that_all_is_accounted_for(stack, 12)
+    assert await stack.usage("alice") == {"finished": before + total, "unfinished": 0, "reserved": 0}
 
 
 async def test_everything_works_on_a_cluster_of_three_masters(make_stack: MakeStack, tmp_path: Path) -> None:
@@ -189,11 +153,7 @@ async def test_a_failover_to_a_replica_loses_no_chunk(make_stack: MakeStack, tmp
             await _half_sent(stack)
             sentinel.master.kill()
             sentinel.wait_for_failover()
-
-            async def sent() -> bool:
-                return (await stack.put(CONTENT, 2)).status_code == 200
-
-            await eventually(sent)
+            await succeeds(lambda: stack.put(CONTENT, 2))
 
             async def accounted_for() -> bool:
                 return (await stack.usage("alice"))["unfinished"] == HELD + CONTENT.chunk_size
@@ -214,7 +174,7 @@ async def test_a_closed_upload_that_a_rollback_opened_again_in_redis_is_forgotte
     upload_id = await _half_sent(stack)
     redis = stack.services.redis
     assert isinstance(redis, Redis)
-    await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
+    await flush_due(stack)
     older = {key: await redis.dump(key) or b"" for key in await redis.keys("[^e]*")}
     await stack.client.delete(f"/files/{CONTENT.md5}")
     await redis.flushall()

@@ -17,13 +17,14 @@ import httpx2
 import pytest
 
 from tests.conftest import MakeStack
+from tests.support.background import is_in_state
 from tests.support.content import KIB, Content
 from tests.support.merging import merge_held_up
 from tests.support.problems import problem
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from tests.support.streams import Sending
-from tests.support.waiting import eventually
+from tests.support.waiting import SERVER_SECONDS, eventually
 from uploader.errors import OffsetMismatch, Unavailable, UploadBusy
 from uploader.http.resumable.request import CheckedBody, Checksum
 from uploader.service import chunk
@@ -179,7 +180,7 @@ async def clients(servers: list[Server]) -> AsyncIterator[list[httpx2.AsyncClien
                 httpx2.AsyncClient(
                     base_url=server.url,
                     headers={"Authorization": server.stack.client.headers["authorization"]},
-                    timeout=60,
+                    timeout=SERVER_SECONDS,
                 )
             )
             for server in servers
@@ -189,7 +190,7 @@ async def clients(servers: list[Server]) -> AsyncIterator[list[httpx2.AsyncClien
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest) -> int:
     """A bucket takes longer."""
-    return 4 if "s3" in request.node.name else 12
+    return 3 if "s3" in request.node.name else 8
 
 
 async def race(
@@ -218,17 +219,14 @@ def claims_its_bytes(response: httpx2.Response) -> bool:
 async def stored_at(client: httpx2.AsyncClient, place: str) -> bytes:
     """The content of a file, or of what an upload becomes."""
     if place.startswith("/uploads/"):
-
-        async def is_complete() -> bool:
-            return bool((await client.get(place)).json()["state"] == "complete")
-
-        await eventually(is_complete)
+        await is_in_state(lambda: client.get(place), "complete")
         place = f"/me/files/{(await client.get(place)).json()['file']['id']}"
     response = await client.get(f"{place}/content")
     assert response.status_code == 200, response.text
     return response.content
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("ways", FOR_ONE_UPLOAD)
 async def test_who_races_for_one_upload_is_told_of_its_own_bytes(
     clients: list[httpx2.AsyncClient], rounds: int, ways: str
@@ -393,11 +391,7 @@ async def test_bytes_that_are_dropped_for_others_make_no_file(make_stack: MakeSt
                 lying = asyncio.create_task(stack.client.put(f"/uploads/{upload['id']}/chunks/0", content=lie))
             else:
                 lying = asyncio.create_task(patched(stack, f"/resumable/{upload['id']}", 0, lie))
-
-            async def is_stored() -> bool:
-                return bool((await stack.client.get(f"/uploads/{upload['id']}")).json()["state"] == "merging")
-
-            await eventually(is_stored)
+            await is_in_state(lambda: stack.client.get(f"/uploads/{upload['id']}"), "merging")
             whole = await stack.client.put(f"/files/{content.md5}?name=other", content=content.data)
             assert whole.status_code == 201
         response = await lying
@@ -447,7 +441,7 @@ async def test_what_a_newer_request_displaced_at_its_last_byte_is_merged_at_once
         assert disk.try_lock(chunk_map.fileno(), chunks.CLAIM_OFFSET, 1)
         with pytest.raises(UploadBusy):
             await last
-    await eventually(partial(is_file, stack, upload.id), seconds=10)
+    await eventually(partial(is_file, stack, upload.id), seconds=60)
     assert await content_of(stack, path) == content.data
 
 
@@ -472,5 +466,5 @@ async def test_what_a_client_left_at_its_last_byte_is_merged_at_once(
     sending.append(asyncio.create_task(call))
     with pytest.raises(asyncio.CancelledError):
         await sending[0]
-    await eventually(partial(is_file, stack, target_of(path).upload_id or ""), seconds=10)
+    await eventually(partial(is_file, stack, target_of(path).upload_id or ""), seconds=60)
     assert await content_of(stack, path) == content.data

@@ -3,6 +3,9 @@
 import asyncio
 import re
 from collections import Counter
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from tests.support.content import KIB
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
-from uploader.database import meta, models, queries, transactions
+from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import users
 from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
@@ -52,41 +55,23 @@ async def refs_of(act: Transactions, seed: str = "content") -> int | None:
 # Opening
 
 
-async def test_opening_reserves_the_size(act: Transactions) -> None:
-    upload = await act.open(upload_row(size=700))
-    assert await account_of(act) == Account(reserved=700)
-    assert await row_of(act, upload) == upload
-
-
 async def test_the_last_byte_of_a_quota_can_be_reserved_and_not_one_more(act: Transactions) -> None:
-    await act.open(upload_row(size=9_999))
+    await act.upload_and_merge(size=2_000)
+    upload = await act.open(upload_row(size=7_999))
+    assert await row_of(act, upload) == upload
+    refused_upload = upload_row(size=2)
     with pytest.raises(QuotaExceeded) as refused:
-        await act.open(upload_row(size=2))
+        await act.open(refused_upload)
     assert refused.value.fields == {
         "total_space": 10_000,
-        "use_space_finished": 0,
+        "use_space_finished": 2_000,
         "use_space_unfinished": 0,
-        "reserved": 9_999,
+        "reserved": 7_999,
         "requested": 2,
     }
+    assert await act.database.read(lambda connection: queries.upload_by_id(connection, refused_upload.id)) is None
     await act.open(upload_row(size=1))
-    assert await account_of(act) == Account(reserved=10_000)
-
-
-async def test_a_refused_opening_leaves_no_row(act: Transactions) -> None:
-    upload = upload_row(size=10_001)
-    with pytest.raises(QuotaExceeded):
-        await act.open(upload)
-    assert await act.database.read(lambda connection: queries.upload_by_id(connection, upload.id)) is None
-    assert await account_of(act) == Account()
-
-
-async def test_finished_files_take_from_what_can_be_reserved(act: Transactions) -> None:
-    await act.upload_and_merge(size=6_000)
-    with pytest.raises(QuotaExceeded):
-        await act.open(upload_row(size=4_001))
-    await act.open(upload_row(size=4_000))
-    assert await account_of(act) == Account(finished=6_000, reserved=4_000)
+    assert await account_of(act) == Account(finished=2_000, reserved=8_000)
 
 
 async def test_a_lowered_quota_refuses_and_takes_nothing(act: Transactions) -> None:
@@ -115,39 +100,27 @@ async def test_the_number_of_open_uploads_is_limited(act: Transactions) -> None:
     assert await account_of(act) == Account(reserved=2)
 
 
-async def test_a_user_has_one_open_upload_of_an_md5(act: Transactions) -> None:
+async def test_a_user_has_one_open_upload_of_an_md5_and_of_a_key(act: Transactions) -> None:
     await act.create_user("bob")
     await act.open(upload_row(seed="same"))
     with pytest.raises(Duplicate):
         await act.open(upload_row(seed="same"))
     await act.open(upload_row("bob", seed="same"))
-    assert await checked_accounts(act.database) == {"alice": Account(reserved=1000), "bob": Account(reserved=1000)}
-
-
-@pytest.mark.parametrize("reason", list(Reason))
-async def test_a_closed_row_frees_its_md5_again_and_again(act: Transactions, reason: Reason) -> None:
-    for _ in range(3):
-        await act.close(await act.open(upload_row(seed="same")), reason)
-    await act.open(upload_row(seed="same"))
-    assert await account_of(act) == Account(reserved=1000)
-
-
-async def test_uploads_without_an_md5_do_not_collide_but_their_keys_do(act: Transactions) -> None:
     for key in ("one", "two", None, None):
         await act.open(upload_row(md5=None, idempotency_key=key))
     with pytest.raises(Duplicate):
         await act.open(upload_row(md5=None, idempotency_key="one"))
-    assert await account_of(act) == Account(reserved=4000)
+    assert await checked_accounts(act.database) == {"alice": Account(reserved=5000), "bob": Account(reserved=1000)}
 
 
-async def test_two_hundred_openings_at_once_do_not_reserve_one_byte_too_many(act: Transactions) -> None:
-    uploads = [upload_row(size=149) for _ in range(200)]
+async def test_a_hundred_openings_at_once_do_not_reserve_one_byte_too_many(act: Transactions) -> None:
+    uploads = [upload_row(size=149) for _ in range(100)]
     results = await asyncio.gather(*(act.open(upload) for upload in uploads), return_exceptions=True)
-    assert Counter(type(result) for result in results) == {Upload: 10_000 // 149, QuotaExceeded: 200 - 10_000 // 149}
+    assert Counter(type(result) for result in results) == {Upload: 10_000 // 149, QuotaExceeded: 100 - 10_000 // 149}
     assert await account_of(act) == Account(reserved=10_000 // 149 * 149)
 
 
-async def test_two_hundred_openings_through_the_service_do_not_reserve_one_byte_too_many(
+async def test_fifty_openings_through_the_service_leave_no_directory_but_their_own(
     make_stack_on: MakeStack,
 ) -> None:
     fitting, size = 20, 100 * KIB
@@ -162,17 +135,15 @@ async def test_two_hundred_openings_through_the_service_do_not_reserve_one_byte_
             assert isinstance(opened, UploadStatus)
             return opened
 
-        results = await asyncio.gather(*(open_one(number) for number in range(200)), return_exceptions=True)
-        assert Counter(type(result) for result in results) == {UploadStatus: fitting, QuotaExceeded: 200 - fitting}
+        results = await asyncio.gather(*(open_one(number) for number in range(50)), return_exceptions=True)
+        assert Counter(type(result) for result in results) == {UploadStatus: fitting, QuotaExceeded: 50 - fitting}
         assert (await checked_accounts(services.database))["alice"] == Account(reserved=fitting * size)
         directories = {path.parent.name for path in stack.bytes_on_disk()}
         assert directories == {result.upload.id for result in results if isinstance(result, UploadStatus)}
 
 
-# Telling digests
-
-
 async def test_told_digests_are_stored_once_and_stand(act: Transactions) -> None:
+    await act.open(upload_row(seed="same"))
     upload = await act.open(upload_row(md5=None))
 
     async def tell(seed: str) -> Upload:
@@ -181,6 +152,9 @@ async def test_told_digests_are_stored_once_and_stand(act: Transactions) -> None
             lambda connection: transactions.uploads.tell_digests(connection, upload.id, md5, sha256)
         )
 
+    with pytest.raises(Duplicate):
+        await tell("same")
+    assert (await row_of(act, upload)).md5 is None
     for seed in ("first", "second"):
         told = await tell(seed)
         assert {"md5": told.md5, "sha256": told.sha256} == digests("first")
@@ -189,27 +163,27 @@ async def test_told_digests_are_stored_once_and_stand(act: Transactions) -> None
         await tell("first")
 
 
-async def test_an_md5_is_not_told_twice_by_one_user(act: Transactions) -> None:
-    await act.open(upload_row(seed="same"))
-    second = await act.open(upload_row(md5=None))
-    with pytest.raises(Duplicate):
-        await act.database.transact(
-            lambda connection: transactions.uploads.tell_digests(connection, second.id, digests("same")["md5"], None)
-        )
-    assert (await row_of(act, second)).md5 is None
-
-
 # Flushing
 
 
-async def test_a_flush_sets_the_absolute_figure_and_adds_the_difference(act: Transactions) -> None:
+async def test_a_flush_sets_the_absolute_figure_unless_it_is_replayed_late_or_of_an_older_generation(
+    act: Transactions,
+) -> None:
     upload = await act.open(upload_row())
-    for received in (300, 999):
-        flushed = await act.flush((upload, 0, received))
-        assert (flushed.changed, flushed.open_ids) == (1, frozenset({upload.id}))
-        assert await account_of(act) == Account(unfinished=received, reserved=1000)
+    steps = [
+        *((0, 300, 300), (0, 900, 900)),
+        *((0, 900, None), (0, 300, None), (0, 0, None)),
+        *((1, 400, 400), (0, 500, None), (0, 1000, None)),
+    ]
+    flushed_bytes = 0
+    for generation, received, expected in steps:
+        flushed = await act.flush((upload, generation, received))
+        assert flushed.changed == (expected is not None)
+        assert (upload.id in flushed.open_ids) == (generation == 1 or flushed_bytes != 400)
+        flushed_bytes = flushed_bytes if expected is None else expected
+        assert await account_of(act) == Account(unfinished=flushed_bytes, reserved=1000)
     row = await row_of(act, upload)
-    assert (row.flushed_bytes, row.flushed_generation, row.updated_at) == (999, 0, NOW)
+    assert (row.flushed_bytes, row.flushed_generation, row.updated_at) == (400, 1, NOW)
 
 
 async def test_what_is_flushed_when_it_is_whole_has_to_be_looked_at(act: Transactions) -> None:
@@ -291,16 +265,16 @@ async def test_flushers_that_race_in_any_order_leave_the_newest_figures(act: Tra
 # Ending without a file
 
 
-@pytest.mark.parametrize("reason", list(Reason))
-@pytest.mark.parametrize("flushed_bytes", [0, 400, 1000])
-async def test_closing_gives_back_by_the_rows_own_figure(act: Transactions, reason: Reason, flushed_bytes: int) -> None:
+async def test_closing_gives_back_by_the_rows_own_figure_and_frees_the_md5(act: Transactions) -> None:
     other = await act.open(upload_row(size=77))
-    upload = await act.open(upload_row())
-    await act.flush((upload, 0, flushed_bytes), (other, 0, 11))
-    await act.close(upload, reason)
-    assert await account_of(act) == Account(unfinished=11, reserved=77)
-    row = await row_of(act, upload)
-    assert (row.state, row.close_reason, row.closed_at) == (STATE_OF_REASON[reason], reason.value, NOW)
+    await act.flush((other, 0, 11))
+    for reason, flushed_bytes in product(Reason, (0, 400, 1000)):
+        upload = await act.open(upload_row(seed="same"))
+        await act.flush((upload, 0, flushed_bytes))
+        await act.close(upload, reason)
+        assert await account_of(act) == Account(unfinished=11, reserved=77)
+        row = await row_of(act, upload)
+        assert (row.state, row.close_reason, row.closed_at) == (STATE_OF_REASON[reason], reason.value, NOW)
 
 
 async def test_an_upload_is_closed_once(act: Transactions) -> None:
@@ -324,25 +298,19 @@ async def test_of_a_cancel_and_a_merge_that_race_one_wins(act: Transactions) -> 
 # Merging
 
 
-@pytest.mark.parametrize("flushed_bytes", [0, 400, 1000])
-async def test_a_merge_compensates_by_the_rows_own_figure(act: Transactions, flushed_bytes: int) -> None:
+async def test_a_merge_compensates_by_the_rows_own_figure(act: Transactions) -> None:
     other = await act.open(upload_row(size=77))
-    upload = await act.open(upload_row(seed="content"))
-    await act.flush((upload, 0, flushed_bytes), (other, 0, 11))
-    file = await act.merge(upload, "content")
-    assert await account_of(act) == Account(finished=1000, unfinished=11, reserved=77)
-    assert (file.name, file.size, file.instant, file.sha256) == (upload.name, 1000, False, digests("content")["sha256"])
-    row = await row_of(act, upload)
-    assert (row.state, row.file_id, row.close_reason, row.closed_at) == (State.DONE, file.id, None, NOW)
-    assert await refs_of(act) == 1
-
-
-async def test_a_flush_that_comes_after_the_merge_changes_nothing(act: Transactions) -> None:
-    upload = await act.open(upload_row())
-    await act.flush((upload, 0, 400))
-    await act.merge(upload, upload.id)
-    assert (await act.flush((upload, 0, 1000))).changed == 0
-    assert await account_of(act) == Account(finished=1000)
+    await act.flush((other, 0, 11))
+    for number, flushed_bytes in enumerate((0, 400, 1000), start=1):
+        upload = await act.open(upload_row(seed="content", name=f"file-{number}"))
+        await act.flush((upload, 0, flushed_bytes))
+        file = await act.merge(upload, "content")
+        assert await account_of(act) == Account(finished=number * 1000, unfinished=11, reserved=77)
+        sha256 = digests("content")["sha256"]
+        assert (file.name, file.size, file.instant, file.sha256) == (upload.name, 1000, False, sha256)
+        row = await row_of(act, upload)
+        assert (row.state, row.file_id, row.close_reason, row.closed_at) == (State.DONE, file.id, None, NOW)
+        assert await refs_of(act) == number
 
 
 async def test_content_of_two_users_is_one_blob_and_each_is_charged(act: Transactions) -> None:
@@ -363,33 +331,21 @@ async def test_a_merge_of_what_the_user_has_under_this_name_gives_that_file_and_
     assert (await row_of(act, again)).file_id == file.id
 
 
-async def test_a_merge_under_another_name_is_another_file_of_the_same_blob(act: Transactions) -> None:
-    first = await act.upload_and_merge()
-    second = await act.merge(await act.open(upload_row(seed="content", name="other")), "content")
-    assert second.id != first.id
-    assert await refs_of(act) == 2
-    assert await account_of(act) == Account(finished=2000)
-
-
 async def test_a_merge_learns_the_md5_of_an_upload_that_had_none(act: Transactions) -> None:
     upload = await act.open(upload_row(md5=None))
     await act.merge(upload, "content")
     assert (await row_of(act, upload)).md5 == digests("content")["md5"]
 
 
-@pytest.mark.parametrize("claim", ["md5", "sha256"])
-async def test_a_merge_against_the_claims_of_the_row_is_refused(act: Transactions, claim: str) -> None:
-    claims: dict[str, Any] = {"md5": None, "sha256": None, claim: digests("something else")[claim]}
-    upload = await act.open(upload_row(**claims))
-    with pytest.raises(ClaimsChanged):
-        await act.merge(upload, "content")
-    assert (await row_of(act, upload)).state is State.OPEN
-    assert await account_of(act) == Account(reserved=1000)
-    assert await refs_of(act) is None
-
-
-async def test_bytes_that_can_not_be_placed_leave_everything_as_it_was(act: Transactions) -> None:
-    upload = await act.open(upload_row(seed="content"))
+async def test_a_merge_that_is_refused_leaves_everything_as_it_was(act: Transactions) -> None:
+    """Because of what the row claims, and because the bytes can't be placed."""
+    refused = []
+    for claim in ("md5", "sha256"):
+        claims: dict[str, Any] = {"md5": None, "sha256": None, claim: digests("something else")[claim]}
+        refused.append(await act.open(upload_row(**claims)))
+        with pytest.raises(ClaimsChanged):
+            await act.merge(refused[-1], "content")
+    refused.append(await act.open(upload_row(seed="content")))
 
     async def fail() -> None:
         raise OSError("the disk is full")
@@ -397,11 +353,11 @@ async def test_bytes_that_can_not_be_placed_leave_everything_as_it_was(act: Tran
     with pytest.raises(UploaderError):
         await act.database.transact(
             lambda connection: transactions.uploads.merge(
-                connection, upload_id=upload.id, file_id="f", place_blob=fail, now=NOW, **digests("content")
+                connection, upload_id=refused[-1].id, file_id="f", place_blob=fail, now=NOW, **digests("content")
             )
         )
-    assert (await row_of(act, upload)).state is State.OPEN
-    assert await account_of(act) == Account(reserved=1000)
+    assert {(await row_of(act, upload)).state for upload in refused} == {State.OPEN}
+    assert await account_of(act) == Account(reserved=3000)
     assert await refs_of(act) is None
 
 
@@ -427,39 +383,24 @@ async def test_merges_of_one_user_and_name_that_race_make_one_file(act: Transact
 # Instant files
 
 
-async def test_an_instant_file_takes_a_ref_and_is_charged(act: Transactions) -> None:
-    await act.create_user("bob")
-    await act.upload_and_merge()
-    file, is_new = await act.instant(file_row("bob"))
-    assert is_new
-    assert file.instant
-    assert await refs_of(act) == 2
-    assert (await account_of(act, "bob")) == Account(finished=1000)
-
-
-async def test_the_same_instant_file_twice_is_one_file(act: Transactions) -> None:
+async def test_an_instant_file_takes_a_ref_and_is_charged_once(act: Transactions) -> None:
+    await act.create_user("bob", total_space=1000)
     original = await act.upload_and_merge()
+    file, is_new = await act.instant(file_row("bob"))
+    assert (is_new, file.instant) == (True, True)
     assert await act.instant(file_row()) == (original, False)
-    assert await refs_of(act) == 1
-    assert await account_of(act) == Account(finished=1000)
+    with pytest.raises(QuotaExceeded):
+        await act.instant(file_row("bob", name="other"))
+    assert await refs_of(act) == 2
+    assert await checked_accounts(act.database) == {"alice": Account(finished=1000), "bob": Account(finished=1000)}
 
 
 async def test_no_instant_file_is_made_of_a_tombstone_or_of_nothing(act: Transactions) -> None:
+    await act.delete(await act.upload_and_merge())
     for seed in ("content", "unknown"):
-        if seed == "content":
-            await act.delete(await act.upload_and_merge())
         with pytest.raises(BlobLost):
             await act.instant(file_row(seed=seed))
     assert await account_of(act) == Account()
-
-
-async def test_an_instant_file_beyond_the_quota_is_refused_and_takes_no_ref(act: Transactions) -> None:
-    await act.create_user("bob", total_space=999)
-    await act.upload_and_merge()
-    with pytest.raises(QuotaExceeded):
-        await act.instant(file_row("bob"))
-    assert await refs_of(act) == 1
-    assert await account_of(act, "bob") == Account()
 
 
 async def test_an_instant_file_fits_at_the_edge_by_the_reservation_of_the_upload_it_ends(act: Transactions) -> None:
@@ -489,10 +430,10 @@ async def test_an_instant_file_does_not_end_an_upload_that_is_closed(act: Transa
 # Deleting and collecting
 
 
-async def test_deleting_gives_back_a_ref_and_the_size(act: Transactions) -> None:
+async def test_a_file_is_deleted_once_and_gives_back_a_ref_and_the_size(act: Transactions) -> None:
     file = await act.upload_and_merge()
     other, _ = await act.instant(file_row(name="other"))
-    assert await act.delete(file)
+    assert (await asyncio.gather(*(act.delete(file) for _ in range(5)))).count(True) == 1
     assert await refs_of(act) == 1
     assert await account_of(act) == Account(finished=1000)
     assert await act.delete(other)
@@ -500,35 +441,10 @@ async def test_deleting_gives_back_a_ref_and_the_size(act: Transactions) -> None
     assert await account_of(act) == Account()
 
 
-async def test_a_file_is_deleted_once_by_however_many(act: Transactions) -> None:
-    file = await act.upload_and_merge()
-    results = await asyncio.gather(*(act.delete(file) for _ in range(5)))
-    assert results.count(True) == 1
-    assert await refs_of(act) == 0
-    assert await account_of(act) == Account()
-
-
-async def test_a_blob_in_use_is_not_collected_and_one_without_refs_is_once(act: Transactions) -> None:
+async def test_a_blob_is_collected_once_when_nobody_uses_it_and_its_bytes_can_be_removed(act: Transactions) -> None:
     file = await act.upload_and_merge()
     removed: list[str] = []
     assert not await act.collect(file.sha256, removed)
-    await act.delete(file)
-    assert await act.collect(file.sha256, removed)
-    assert not await act.collect(file.sha256, removed)
-    assert removed == [file.sha256]
-    assert await refs_of(act) is None
-
-
-async def test_a_merge_that_meets_a_tombstone_takes_its_row(act: Transactions) -> None:
-    await act.delete(await act.upload_and_merge())
-    assert await refs_of(act) == 0
-    await act.merge(await act.open(upload_row(seed="content")), "content")
-    assert await refs_of(act) == 1
-    assert await account_of(act) == Account(finished=1000)
-
-
-async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Transactions) -> None:
-    file = await act.upload_and_merge()
     await act.delete(file)
 
     async def fail() -> None:
@@ -541,7 +457,18 @@ async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Tran
             )
         )
     assert await act.database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [file.sha256]
-    assert await act.collect(file.sha256)
+    assert await act.collect(file.sha256, removed)
+    assert not await act.collect(file.sha256, removed)
+    assert removed == [file.sha256]
+    assert await refs_of(act) is None
+
+
+async def test_a_merge_that_meets_a_tombstone_takes_its_row(act: Transactions) -> None:
+    await act.delete(await act.upload_and_merge())
+    assert await refs_of(act) == 0
+    await act.merge(await act.open(upload_row(seed="content")), "content")
+    assert await refs_of(act) == 1
+    assert await account_of(act) == Account(finished=1000)
 
 
 async def test_merges_deletes_and_collections_of_one_content_that_race_keep_the_refs(act: Transactions) -> None:
@@ -559,17 +486,11 @@ async def test_merges_deletes_and_collections_of_one_content_that_race_keep_the_
 async def test_a_name_that_the_content_has_already_can_not_be_taken(act: Transactions) -> None:
     file = await act.upload_and_merge()
     other, _ = await act.instant(file_row(name="other"))
-
-    async def rename(user_id: str, name: str) -> bool:
-        return await act.database.transact(
-            lambda connection: transactions.files.rename_file(connection, user_id, file.id, name)
-        )
-
     with pytest.raises(Duplicate):
-        await rename("alice", other.name)
-    assert not await rename("bob", "free")
-    assert await rename("alice", "free")
-    assert await rename("alice", "free"), "to rename to the same name is no miss"
+        await act.rename(file, other.name)
+    assert not await act.rename(replace(file, user_id="bob"), "free")
+    assert await act.rename(file, "free")
+    assert await act.rename(file, "free"), "to rename to the same name is no miss"
 
 
 # Byte by byte
@@ -587,26 +508,20 @@ async def test_users_differ_by_every_byte(act: Transactions) -> None:
     assert await act.database.read(lambda connection: queries.usage(connection, "Á")) is None
 
 
-async def test_names_differ_by_every_byte(act: Transactions) -> None:
+async def test_names_and_idempotency_keys_differ_by_every_byte(act: Transactions) -> None:
     names = ["A", "a", "a ", "a  ", "á", "a\u0301", "ä" * 512]
-    await act.upload_and_merge()
+    sha256 = (await act.upload_and_merge()).sha256
     for name in names:
         assert (await act.instant(file_row(name=name, size=1)))[1]
     assert await refs_of(act) == 1 + len(names)
     for name in names:
-        found = await act.database.read(
-            lambda connection, name=name: queries.file_by_content(  # type: ignore[misc]
-                connection, "alice", digests("content")["sha256"], name
-            )
-        )
+        by_content = partial(queries.file_by_content, user_id="alice", sha256=sha256, name=name)
+        found = await act.database.read(by_content)
         assert found is not None
         assert found.name == name
-
-
-async def test_idempotency_keys_differ_by_every_byte(act: Transactions) -> None:
     for key in ("K", "k", "k ", "k  "):
         await act.open(upload_row(md5=None, size=1, idempotency_key=key))
-    assert await account_of(act) == Account(reserved=4)
+    assert (await account_of(act)).reserved == 4
 
 
 # The rest
@@ -627,19 +542,6 @@ async def test_only_uploads_closed_long_ago_are_purged(act: Transactions) -> Non
     assert (await row_of(act, is_open)).state is State.OPEN
     assert await act.database.read(lambda connection: queries.upload_by_id(connection, closed[0].id)) is None
     assert await account_of(act) == Account(reserved=1000)
-
-
-async def test_a_fact_about_the_installation_is_stored_once(act: Transactions) -> None:
-    for value in ("1", "2"):
-        assert await meta.remember(act.database, "shards", value) == "1"
-
-
-async def test_of_processes_that_start_at_once_each_gets_what_the_first_one_stored(act: Transactions) -> None:
-    for number in range(30):
-        values = [f"{number}.{process}" for process in range(4)]
-        stored = await asyncio.gather(*(meta.remember(act.database, f"fact {number}", value) for value in values))
-        assert len(set(stored)) == 1
-        assert stored[0] in values
 
 
 async def test_the_contents_of_a_users_own_files_are_found_by_md5(act: Transactions) -> None:

@@ -2,7 +2,7 @@
 lost and came after all. No bytes may go for the word of either."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -11,13 +11,14 @@ import pytest
 from sqlalchemy import Table, make_url, select, text, update
 
 from tests.conftest import MakeStack
+from tests.support.background import flush_due, open_with_chunks, reached
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import paused_call
 from tests.support.invariants import Account, checked_accounts
 from tests.support.lost_commits import LostCommit
 from tests.support.rows import Transactions
-from tests.support.servers import PrivateDatabase
+from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase
 from tests.support.stack import Stack
 from uploader.database import meta, models, queries
 from uploader.database.engine import Connection, Database
@@ -31,6 +32,14 @@ CONTENT = Content(3 * CHUNK - 7)
 _ATTEMPTS = 8
 # So much later nothing is on its way any more, by the rules of the cleanup.
 _SETTLED_SECONDS = 2 * 3600.0
+
+
+@pytest.fixture(scope="module", params=PRIVATE_DATABASES)
+def own_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDatabase]:
+    """One for all tests of this file: each leaves it running, and has a database of its own in it."""
+    server = PRIVATE_DATABASES[request.param](tmp_path_factory.mktemp("own-server")).start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture
@@ -95,7 +104,7 @@ async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
         call = "unlink" if deleted == "just now" else "stat"
         with paused_call(call, only=lambda path: path.name == CONTENT.sha256) as pause:
             collecting = asyncio.create_task(services.files.collect(CONTENT.sha256))
-            assert await asyncio.to_thread(pause.reached.wait, 30)
+            await reached(pause)
             crash(own_server)
         with pytest.raises(Unavailable):  # from its commit, or from the statement
             await collecting
@@ -117,25 +126,21 @@ async def test_forty_contents_are_collected_at_once_over_fewer_connections(make_
         assert stack.bytes_on_disk() == []
 
 
-async def open_with_a_chunk(stack: Stack) -> Upload:
-    assert (await stack.open(CONTENT)).status_code == 201
-    assert (await stack.put(CONTENT, 0)).status_code == 200
-    upload = await stack.services.database.read(
-        lambda connection: queries.open_upload_by_md5(connection, "alice", CONTENT.md5)
-    )
-    assert upload is not None
-    return upload
+async def row_of(stack: Stack, upload: Upload) -> Upload:
+    row = await stack.services.database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+    assert row is not None
+    return row
 
 
 async def test_an_upload_whose_close_was_undone_keeps_its_bytes(make_stack_on: MakeStack) -> None:
     """A visitor reads that it is closed. Until the visitor has the locks, the commit of the closer has failed."""
     async with make_stack_on() as stack:
-        upload, database = await open_with_a_chunk(stack), stack.services.database
+        upload, database = await open_with_chunks(stack, CONTENT, 0), stack.services.database
         before = await database.read(rows_before)
         await Transactions(database).close(upload)
         with paused_call("open", only=lambda path: path.name == "map") as pause:
             visit = asyncio.create_task(stack.services.closers.tidy(upload.id))
-            assert await asyncio.to_thread(pause.reached.wait, 30)
+            await reached(pause)
             await database.transact(lambda connection: write_back(connection, before))
         assert not await visit
         assert await checked_accounts(database) == {"alice": Account(reserved=CONTENT.size)}
@@ -146,17 +151,15 @@ async def test_the_bytes_of_an_upload_go_only_when_no_crash_opens_it_again(
     make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
 ) -> None:
     async with make_stack(database_url=own_server_url) as stack:
-        upload, database = await open_with_a_chunk(stack), stack.services.database
+        upload, database = await open_with_chunks(stack, CONTENT, 0), stack.services.database
         async with commits_under_way(database):
             await Transactions(database).close(upload)
         with paused_call("unlink") as pause:
             visit = asyncio.create_task(stack.services.closers.tidy(upload.id))
-            assert await asyncio.to_thread(pause.reached.wait, 30)
+            await reached(pause)
             crash(own_server)
         assert await visit
-        row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
-        assert row is not None
-        assert row.state is State.CANCELLED
+        assert (await row_of(stack, upload)).state is State.CANCELLED
 
 
 async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_again(
@@ -164,7 +167,7 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
 ) -> None:
     clock = ManualClock()
     async with make_stack(database_url=own_server_url, clock=clock) as stack:
-        upload, database = await open_with_a_chunk(stack), stack.services.database
+        upload, database = await open_with_chunks(stack, CONTENT, 0), stack.services.database
         clock.advance(_SETTLED_SECONDS)
         async with commits_under_way(database):
             await Transactions(database).close(upload)
@@ -172,12 +175,10 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
             cleaning = asyncio.create_task(
                 stack.services.cleanup.clean(opened_before=datetime(9999, 12, 1, tzinfo=UTC))
             )
-            assert await asyncio.to_thread(pause.reached.wait, 30)
+            await reached(pause)
             crash(own_server)
         await cleaning
-        row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
-        assert row is not None
-        assert row.state is State.CANCELLED
+        assert (await row_of(stack, upload)).state is State.CANCELLED
         assert not (stack.data / upload.place).exists()
 
 
@@ -187,18 +188,16 @@ async def test_redis_takes_for_flushed_what_no_crash_takes_back(
 ) -> None:
     """One worker has flushed, and its commit is under way; another one looks what there is to flush."""
     async with make_stack(database_url=own_server_url, max_pending_bytes=1) as stack:
-        upload, services = await open_with_a_chunk(stack), stack.services
+        upload, services = await open_with_chunks(stack, CONTENT, 0), stack.services
         async with commits_under_way(services.database):
             await Transactions(services.database).flush((upload, 0, CHUNK))
         if visitor == "closer":
             await services.closers.hydrate(upload)
         else:
-            assert await services.flushing.flush_due(services.pending.flush_queues[0]) == FlushedBatch(1, more=False)
+            assert await flush_due(stack) == FlushedBatch(1, more=False)
         assert await services.pending.flush_queues[0].next_due() is None
         crash(own_server)
-        row = await services.database.read(lambda connection: queries.upload_by_id(connection, upload.id))
-        assert row is not None
-        assert row.flushed_bytes == CHUNK
+        assert (await row_of(stack, upload)).flushed_bytes == CHUNK
 
 
 async def rows_before(connection: Connection) -> list[tuple[Table, dict[str, Any]]]:
@@ -211,24 +210,18 @@ async def write_back(connection: Connection, rows: list[tuple[Table, dict[str, A
         await connection.execute(update(table).values(row))
 
 
-async def test_an_opening_whose_commit_arrives_after_its_connection_was_lost_has_a_place_for_its_bytes(
-    make_stack: MakeStack, mariadb_url: str
+@pytest.mark.parametrize("comes", [True, False])
+async def test_an_opening_whose_commit_was_lost_has_a_place_for_its_bytes_if_it_arrives(
+    make_stack: MakeStack, mariadb_url: str, comes: bool
 ) -> None:
-    late = LostCommit(make_url(mariadb_url), comes=True)
-    async with late.listening() as url, make_stack(database_url=url) as stack:
-        late.arm()
-        assert (await stack.open(CONTENT)).status_code == 503
-        assert stack.bytes_on_disk() != [], "made anew it would be an upload that lost its files"
-        late.arrives.set()
-        assert (await stack.open(CONTENT)).status_code == 200  # it waits for the row that is on its way
-        assert (await stack.upload(CONTENT)).status_code == 201
-
-
-async def test_an_opening_whose_commit_never_arrives_leaves_nothing(make_stack: MakeStack, mariadb_url: str) -> None:
-    lost = LostCommit(make_url(mariadb_url), comes=False)
+    lost = LostCommit(make_url(mariadb_url), comes=comes)
     async with lost.listening() as url, make_stack(database_url=url) as stack:
         lost.arm()
         assert (await stack.open(CONTENT)).status_code == 503
-        assert stack.bytes_on_disk() == []
-        assert await checked_accounts(stack.services.database) == {"alice": Account()}
-        assert (await stack.open(CONTENT)).status_code == 201
+        assert bool(stack.bytes_on_disk()) == comes, "made anew it would be an upload that lost its files"
+        if not comes:
+            assert await checked_accounts(stack.services.database) == {"alice": Account()}
+        lost.arrives.set()
+        # It waits for the row that is on its way.
+        assert (await stack.open(CONTENT)).status_code == (200 if comes else 201)
+        assert (await stack.upload(CONTENT)).status_code == 201
