@@ -2,13 +2,7 @@
 
 # They speak to the server as clients do.
 MODULES = frozenset(
-    {
-        "test_concatenation",
-        "test_http_chunks",
-        "test_http_delta",
-        "test_http_status_merge_cancel",
-        "test_http_whole",
-    }
+    {"test_concatenation", "test_http_chunks", "test_http_delta", "test_http_status_merge_cancel", "test_http_whole"}
 )
 # But these look at files, cut or lock them, or have the disk fail; and the last one says that who came first fills, which is
 # whoever came last where nothing is locked.

@@ -27,14 +27,7 @@ WITHOUT_CODE = {
     "Unverified",
     "UploadBusy",
 }
-RETRYABLE = {
-    "body-timeout",
-    "digest-mismatch",
-    "storage-full",
-    "too-many-requests",
-    "too-many-uploads",
-    "unavailable",
-}
+RETRYABLE = {"body-timeout", "digest-mismatch", "storage-full", "too-many-requests", "too-many-uploads", "unavailable"}
 
 
 def test_every_error_has_a_code_of_its_own_except_those_that_only_group() -> None:

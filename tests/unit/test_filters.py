@@ -74,10 +74,7 @@ def test_a_list_names_files_and_folders() -> None:
     ]
     assert [
         folder for folder in ("docs/", "docs/drafts/", "docs/else/", "node_modules/") if filters.leave_out(folder)
-    ] == [
-        "docs/else/",
-        "node_modules/",
-    ]
+    ] == ["docs/else/", "node_modules/"]
     assert not Filters().only([]).take("a.jpg")
 
 
