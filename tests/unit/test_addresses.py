@@ -109,9 +109,9 @@ def test_what_is_wrong_with_a_url_of_mysql_is_one_line(more: str, reason: str) -
     assert line.startswith(f"UPLOADER_DATABASE_URL: {reason}")
 
 
-@pytest.mark.parametrize("url", ["mysql+asyncmy://host", "mysql+asyncmy://a,b/name", "mysql+asyncmy://host:port/name"])
-def test_a_url_of_mysql_that_leads_nowhere_is_refused(url: str) -> None:
-    assert complaint(database_url=url).startswith("UPLOADER_DATABASE_URL: ")
+def test_a_url_of_mysql_that_leads_nowhere_is_refused() -> None:
+    for url in ("mysql+asyncmy://host", "mysql+asyncmy://a,b/name", "mysql+asyncmy://host:port/name"):
+        assert complaint(database_url=url).startswith("UPLOADER_DATABASE_URL: ")
 
 
 def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
@@ -137,65 +137,43 @@ def test_the_names_of_files_are_the_same_for_both_and_those_of_0_1_0_are_known(t
     assert parse_redis_url(f"rediss://cache?{before.replace('ssl_key=', 'ssl_keyfile=')}").tls == tls
 
 
-# Buckets
+def test_the_storage_is_a_bucket_and_what_its_keys_begin_with_and_an_endpoint_a_host_and_a_port() -> None:
+    assert parse_storage_url("s3://bucket") == parse_storage_url("s3://bucket/") == ("bucket", "")
+    assert parse_storage_url("s3://my-bucket-1/uploads") == ("my-bucket-1", "uploads")
+    assert parse_storage_url("s3://bucket/a/B_2/c.d/") == ("bucket", "a/B_2/c.d")
+    for url in ("http://127.0.0.1:9000", "https://store.example", "http://[::1]:80"):
+        assert parse_endpoint(url) == parse_endpoint(f"{url}/") == url
+
+
+NO_PREFIX, NO_BUCKET = "a prefix has letters", "a bucket has 3 to 63 lower-case letters"
 
 
 @pytest.mark.parametrize(
-    ("url", "bucket", "prefix"),
+    ("storage", "endpoint", "reason"),
     [
-        ("s3://bucket", "bucket", ""),
-        ("s3://bucket/", "bucket", ""),
-        ("s3://my-bucket-1/uploads", "my-bucket-1", "uploads"),
-        ("s3://bucket/a/B_2/c.d/", "bucket", "a/B_2/c.d"),
+        ("/srv/data", None, "STORAGE: does not start with s3://"),
+        ("https://bucket.s3.amazonaws.com", None, "STORAGE: does not start with s3://"),
+        ("s3://", None, f"STORAGE: {NO_BUCKET}"),
+        ("s3://me:hidden@bucket", None, f"STORAGE: {NO_BUCKET}"),
+        ("s3://Bucket", None, f"STORAGE: {NO_BUCKET}"),
+        *(
+            (f"s3://bucket/{prefix}", None, f"STORAGE: {NO_PREFIX}")
+            for prefix in ("/a", "a//b", "a b", "a/../b", "a?b=x")
+        ),
+        ("s3://bucket", "store:9000", "S3_ENDPOINT: does not start with http:// or https://"),
+        ("s3://bucket", "https://me:hidden@store", "S3_ENDPOINT: has a user or a password"),
+        ("s3://bucket", "https://store/bucket", "S3_ENDPOINT: has more than a host and a port"),
+        ("s3://bucket", "https://store?hidden=1", "S3_ENDPOINT: has more than a host and a port"),
+        ("s3://bucket", "https://a,b", "S3_ENDPOINT: names more than one host"),
+        *(
+            ("s3://bucket", f"https://{host}", "S3_ENDPOINT: is no address of the form host:port")
+            for host in ("", "store:port", "my_store", "a..b")
+        ),
     ],
 )
-def test_the_storage_is_a_bucket_and_what_its_keys_begin_with(url: str, bucket: str, prefix: str) -> None:
-    assert parse_storage_url(url) == (bucket, prefix)
-
-
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("/srv/data", "does not start with s3://"),
-        ("https://bucket.s3.amazonaws.com", "does not start with s3://"),
-        ("s3://", "a bucket has 3 to 63 lower-case letters"),
-        ("s3://me:hidden@bucket", "a bucket has 3 to 63 lower-case letters"),
-        ("s3://Bucket", "a bucket has 3 to 63 lower-case letters"),
-        ("s3://bucket//a", "a prefix has letters"),
-        ("s3://bucket/a//b", "a prefix has letters"),
-        ("s3://bucket/a b", "a prefix has letters"),
-        ("s3://bucket/a/../b", "a prefix has letters"),
-        ("s3://bucket/a?region=x", "a prefix has letters"),
-    ],
-)
-def test_what_is_wrong_with_a_storage_is_told(url: str, reason: str) -> None:
-    line = complaint(storage=url)
-    assert line.startswith(f"UPLOADER_STORAGE: {reason}")
-    assert "hidden" not in line
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9000", "https://store.example", "http://[::1]:80"])
-def test_an_endpoint_is_a_host_and_a_port(url: str) -> None:
-    assert parse_endpoint(url) == parse_endpoint(f"{url}/") == url
-
-
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("store:9000", "does not start with http:// or https://"),
-        ("https://", "is no address of the form host:port"),
-        ("https://me:hidden@store", "has a user or a password"),
-        ("https://store/bucket", "has more than a host and a port"),
-        ("https://store?hidden=1", "has more than a host and a port"),
-        ("https://store:port", "is no address of the form host:port"),
-        ("https://my_store", "is no address of the form host:port"),
-        ("https://a..b", "is no address of the form host:port"),
-        ("https://a,b", "names more than one host"),
-    ],
-)
-def test_what_is_wrong_with_an_endpoint_is_told(url: str, reason: str) -> None:
-    line = complaint(storage="s3://bucket", s3_endpoint=url)
-    assert line.startswith(f"UPLOADER_S3_ENDPOINT: {reason}")
+def test_what_is_wrong_with_a_storage_or_its_endpoint_is_told(storage: str, endpoint: str | None, reason: str) -> None:
+    line = complaint(storage=storage, **({} if endpoint is None else {"s3_endpoint": endpoint}))
+    assert line.startswith(f"UPLOADER_{reason}")
     assert "hidden" not in line
 
 
@@ -220,8 +198,5 @@ def test_the_address_of_a_bucket_is_what_the_settings_say_and_does_not_show_its_
         path_style=True,
     )
     assert "hidden" not in repr(address)
-
-
-def test_without_a_storage_there_is_no_bucket() -> None:
     assert Settings().bucket() is None
     assert Settings(storage="s3://bucket").bucket() == BucketAddress(bucket="bucket")

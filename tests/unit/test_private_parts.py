@@ -6,7 +6,6 @@ import inspect
 import re
 import signal
 from collections import deque
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,33 +33,32 @@ REQUEST = b"POST /path HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\nExpect: 10
 
 def as_used(package: str, part: str, there: bool, used_in: str) -> None:
     """Say which package changed what, and which module of this server has to follow."""
-    assert there, (
-        f"{package} {version(package)} has changed {part}: adapt {used_in} before you raise the pin in pyproject.toml."
-    )
+    raised = "before you raise the pin in pyproject.toml."
+    assert there, f"{package} {version(package)} has changed {part}: adapt {used_in} {raised}"
 
 
-def parameters(function: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "self"]
-
-
-# redis-py
-
-PIPELINE = "uploader/accounting/redis.py"
+def takes(owner: object, name: str, *parameters: str) -> bool:
+    """Whether it has a function of this name with these parameters."""
+    function: Any = getattr(owner, name, None)
+    return function is not None and [each for each in inspect.signature(function).parameters if each != "self"] == [
+        *parameters
+    ]
 
 
 def as_redis_has_it(part: str, there: bool) -> None:
-    as_used("redis", part, there, PIPELINE)
+    as_used("redis", part, there, "uploader/accounting/redis.py")
 
 
-def test_redis_names_the_errors_of_replies() -> None:
+def test_redis_has_the_methods_that_are_called_or_overridden() -> None:
     parse: Any = getattr(DefaultParser, "parse_error", None)
     found = parse is not None and isinstance(parse("NOSCRIPT no such script"), NoScriptError)
     as_redis_has_it("DefaultParser.parse_error", found)
+    as_redis_has_it("Redis.evalsha", takes(Redis, "evalsha", "sha", "numkeys", "keys_and_args"))
+    as_redis_has_it("Redis.aclose", takes(Redis, "aclose", "close_connection_pool"))
+    as_redis_has_it("Redis.from_pool", takes(Redis, "from_pool", "connection_pool"))
 
 
 async def test_redis_retries_what_it_is_given() -> None:
-    call: Any = getattr(Retry, "call_with_retry", None)
-    as_redis_has_it("Retry.call_with_retry", call is not None and parameters(call)[:2] == ["do", "fail"])
     attempts, failures = 0, 0
 
     async def fail_once() -> str:
@@ -88,8 +86,8 @@ async def test_redis_makes_connections_from_what_its_pool_keeps() -> None:
     connection = kind(**{**kwargs, "retry": Retry(NoBackoff(), 0), "protocol": 2})
     as_redis_has_it("AbstractConnection._writer", getattr(connection, "_writer", "absent") is None)
     as_redis_has_it("AbstractConnection.socket_timeout", getattr(connection, "socket_timeout", None) == 5)
-    as_redis_has_it("AbstractConnection.connect", parameters(connection.connect) == [])
-    as_redis_has_it("AbstractConnection.disconnect", "nowait" in parameters(connection.disconnect))
+    as_redis_has_it("AbstractConnection.connect", takes(connection, "connect"))
+    as_redis_has_it("AbstractConnection.disconnect", "nowait" in inspect.signature(connection.disconnect).parameters)
 
 
 async def test_redis_keeps_the_stream_of_a_connection_where_it_is_taken_from() -> None:
@@ -109,33 +107,14 @@ async def test_redis_keeps_the_stream_of_a_connection_where_it_is_taken_from() -
         await writer.wait_closed()
 
 
-def test_redis_runs_scripts_by_a_method_that_may_be_overridden() -> None:
-    as_redis_has_it("Redis.evalsha", parameters(Redis.evalsha) == ["sha", "numkeys", "keys_and_args"])
-    as_redis_has_it("Redis.aclose", parameters(Redis.aclose) == ["close_connection_pool"])
-    as_redis_has_it("Redis.from_pool", parameters(Redis.from_pool) == ["connection_pool"])
-
-
-# uvicorn
-
 SERVER = "uploader/http/server/http11.py"
 # Each method that is overridden or called, with its parameters.
-METHODS: dict[str, list[str]] = {
-    "connection_made": ["transport"],
-    "connection_lost": ["exc"],
-    "data_received": ["data"],
-    "eof_received": [],
-    "pause_writing": [],
-    "resume_writing": [],
-    "on_message_begin": [],
-    "on_url": ["url"],
-    "on_header": ["name", "value"],
-    "on_headers_complete": [],
-    "on_body": ["body"],
-    "on_message_complete": [],
-    "on_response_complete": [],
-    "_start_asgi_task": ["cycle", "app"],
-    "_unset_keepalive_if_required": [],
-}
+METHODS = (
+    *("connection_made(transport)", "connection_lost(exc)", "data_received(data)", "eof_received()"),
+    *("pause_writing()", "resume_writing()", "on_message_begin()", "on_url(url)", "on_header(name, value)"),
+    *("on_headers_complete()", "on_body(body)", "on_message_complete()", "on_response_complete()"),
+    *("_start_asgi_task(cycle, app)", "_unset_keepalive_if_required()"),
+)
 OF_CONNECTION: dict[str, object] = {
     "app_state": dict,
     "connections": set,
@@ -211,23 +190,25 @@ async def connection() -> Started:
     return made
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_uvicorn_has_the_method(name: str) -> None:
-    method: Any = getattr(HttpToolsProtocol, name, None)
-    as_uvicorn_has_it(f"HttpToolsProtocol.{name}()", method is not None and parameters(method) == METHODS[name])
+@pytest.mark.parametrize("method", METHODS)
+def test_uvicorn_has_the_method(method: str) -> None:
+    name, *parameters = re.findall(r"\w+", method)
+    as_uvicorn_has_it(f"HttpToolsProtocol.{name}()", takes(HttpToolsProtocol, name, *parameters))
+
+
+def is_as(found: object, expected: object) -> bool:
+    return isinstance(found, expected) if isinstance(expected, type) else found == expected
 
 
 @pytest.mark.parametrize("name", OF_CONNECTION)
 async def test_uvicorn_keeps_of_a_connection(name: str, connection: Started) -> None:
-    kind: Any = OF_CONNECTION[name]
-    as_uvicorn_has_it(f"HttpToolsProtocol.{name}", isinstance(getattr(connection, name, None), kind))
+    as_uvicorn_has_it(f"HttpToolsProtocol.{name}", is_as(getattr(connection, name, None), OF_CONNECTION[name]))
 
 
 @pytest.mark.parametrize("name", OF_CYCLE)
 async def test_uvicorn_keeps_of_a_request(name: str, connection: Started) -> None:
-    expected, found = OF_CYCLE[name], getattr(connection.cycle, name, "absent")
-    there = isinstance(found, expected) if isinstance(expected, type) else found == expected
-    as_uvicorn_has_it(f"RequestResponseCycle.{name}", there)
+    found = getattr(connection.cycle, name, "absent")
+    as_uvicorn_has_it(f"RequestResponseCycle.{name}", is_as(found, OF_CYCLE[name]))
 
 
 async def test_uvicorn_starts_a_request_and_queues_the_next(connection: Started) -> None:
@@ -246,19 +227,12 @@ async def test_uvicorn_gathers_a_body_in_the_cycle(connection: Started) -> None:
     as_uvicorn_has_it("the end of a body", (bytes(cycle.body), cycle.more_body) == (b"ab", False))
 
 
-@pytest.mark.parametrize("name", ["drain", "pause_reading", "resume_reading"])
-def test_uvicorn_controls_the_flow(name: str) -> None:
-    method: Any = getattr(flow_control.FlowControl, name, None)
-    as_uvicorn_has_it(f"FlowControl.{name}()", method is not None and parameters(method) == [])
-
-
-def test_uvicorn_pauses_above_a_mark() -> None:
+def test_uvicorn_controls_the_flow_and_names_the_types_of_asgi() -> None:
+    for name in ("drain", "pause_reading", "resume_reading"):
+        as_uvicorn_has_it(f"FlowControl.{name}()", takes(flow_control.FlowControl, name))
     as_uvicorn_has_it("HIGH_WATER_LIMIT", isinstance(getattr(flow_control, "HIGH_WATER_LIMIT", None), int))
-
-
-@pytest.mark.parametrize("name", ["ASGI3Application", "ASGIReceiveCallable", "ASGISendCallable", "Scope"])
-def test_uvicorn_names_the_types_of_asgi(name: str) -> None:
-    as_uvicorn_has_it(f"uvicorn._types.{name}", hasattr(uvicorn._types, name))
+    for name in ("ASGI3Application", "ASGIReceiveCallable", "ASGISendCallable", "Scope"):
+        as_uvicorn_has_it(f"uvicorn._types.{name}", hasattr(uvicorn._types, name))
 
 
 def test_uvicorn_leaves_the_signals_of_several_processes_to_methods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,6 +240,5 @@ def test_uvicorn_leaves_the_signals_of_several_processes_to_methods(monkeypatch:
     supervisor = Multiprocess(uvicorn.Config("none"), [])
     there = getattr(supervisor, "processes", None) == []
     for name in ("handle_hup", "handle_term", "init_processes", "keep_subprocess_alive"):
-        method: Any = getattr(supervisor, name, None)
-        there = there and method is not None and parameters(method) == []
+        there = there and takes(supervisor, name)
     as_used("uvicorn", "Multiprocess.processes, or a method of it", there, SUPERVISOR)

@@ -1,12 +1,13 @@
 """Errors as problem documents (RFC 9457)."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
-from uploader.errors import NotFound, QuotaExceeded, UploaderError
+from uploader.errors import NotFound, QuotaExceeded, UploaderError, message_of
 from uploader.http.shared.problem import ERRORS, STATUS, explain, problem_response, title_of
 from uploader.observability import request_id
 
@@ -21,9 +22,6 @@ def page_of(code: str) -> Request:
 
 def test_every_code_has_a_status_and_every_status_an_error() -> None:
     assert {error.code for error in all_errors()} == set(STATUS) == set(ERRORS)
-
-
-def test_the_error_that_stands_for_a_code_has_it() -> None:
     assert {code: error.code for code, error in ERRORS.items()} == {code: code for code in STATUS}
     assert ERRORS["internal-error"] is UploaderError
     assert ERRORS["not-found"] is NotFound
@@ -65,12 +63,9 @@ def test_the_fields_of_an_error_are_members_and_headers_are_added() -> None:
     assert response.headers["allow"] == "GET"
 
 
-@pytest.mark.parametrize(
-    ("code", "title"),
-    [("md5-mismatch", "MD5 mismatch"), ("sha256-conflict", "SHA-256 conflict"), ("upload-gone", "Upload gone")],
-)
-def test_a_title_is_the_code_in_words(code: str, title: str) -> None:
-    assert title_of(code) == title
+def test_a_title_is_the_code_in_words() -> None:
+    titles = {"md5-mismatch": "MD5 mismatch", "sha256-conflict": "SHA-256 conflict", "upload-gone": "Upload gone"}
+    assert {code: title_of(code) for code in titles} == titles
 
 
 @pytest.mark.parametrize("code", sorted(STATUS))
@@ -78,6 +73,7 @@ async def test_every_code_has_a_page_for_a_person(code: str) -> None:
     page = bytes((await explain(page_of(code))).body).decode()
     assert f"<h1>{title_of(code)}</h1>" in page
     assert f"HTTP status {STATUS[code]}" in page
+    assert re.fullmatch(r"[A-Z`].*[.:]", message_of(ERRORS[code])), f"{code} is not explained in a sentence"
     assert ("Trying again later may help" in page) == ERRORS[code].retryable
 
 

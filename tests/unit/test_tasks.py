@@ -3,12 +3,14 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader import tasks as threads
 from uploader.tasks import Batches, OnePerKey, ended, give_way, run_in, uninterrupted
 
@@ -37,45 +39,33 @@ async def let_all_run() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_result_is_given() -> None:
+async def test_the_result_is_given_and_the_error_raised() -> None:
     work = Work()
     work.go_on.set()
     assert await uninterrupted(work.run()) == "done"
-
-
-async def test_the_error_is_raised() -> None:
-    work = Work()
-    work.go_on.set()
     with pytest.raises(ValueError, match="broken"):
         await uninterrupted(work.fail())
 
 
-async def test_a_cancelled_caller_ends_only_after_its_work_and_then_as_cancelled() -> None:
-    work = Work()
-    caller = asyncio.create_task(uninterrupted(work.run()))
+async def cancelled(caller: Coroutine[Any, Any, object], work: Work, times: int = 1) -> None:
+    """Cancel it in the middle of its work, which then ends, and it with that."""
+    task = asyncio.create_task(caller)
     await work.started.wait()
-    caller.cancel()
-    await let_all_run()
-    assert not caller.done()
-    work.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    assert work.ended
-    assert caller.cancelled()
-
-
-async def test_a_caller_that_is_cancelled_again_and_again_still_waits() -> None:
-    work = Work()
-    caller = asyncio.create_task(uninterrupted(work.run()))
-    await work.started.wait()
-    for _ in range(3):
-        caller.cancel()
+    for _ in range(times):
+        task.cancel()
         await let_all_run()
-    assert not caller.done()
+        assert not task.done()
     work.go_on.set()
     with pytest.raises(asyncio.CancelledError):
-        await caller
+        await task
+    assert task.cancelled()
     assert work.ended
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_cancelled_caller_ends_only_after_its_work_and_then_as_cancelled(times: int) -> None:
+    work = Work()
+    await cancelled(uninterrupted(work.run()), work, times)
 
 
 async def test_nested_work_is_not_interrupted_either() -> None:
@@ -88,14 +78,7 @@ async def test_nested_work_is_not_interrupted_either() -> None:
         await asyncio.sleep(0)
         outer_ended = True
 
-    caller = asyncio.create_task(uninterrupted(outer()))
-    await work.started.wait()
-    caller.cancel()
-    await let_all_run()
-    work.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    assert work.ended
+    await cancelled(uninterrupted(outer()), work)
     assert outer_ended
 
 
@@ -103,17 +86,9 @@ async def test_the_error_of_abandoned_work_is_not_reported_as_never_retrieved() 
     reports: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     work = Work()
-    caller = asyncio.create_task(uninterrupted(work.fail()))
-    await work.started.wait()
-    caller.cancel()
-    await let_all_run()
-    work.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    del caller
+    await cancelled(uninterrupted(work.fail()), work)
     await let_all_run()
     asyncio.get_running_loop().set_exception_handler(None)
-    assert work.ended
     assert reports == []
 
 
@@ -128,16 +103,11 @@ async def test_work_that_cancels_itself_cancels_its_caller() -> None:
 async def test_a_timeout_around_it_waits_and_is_still_a_timeout() -> None:
     work = Work()
 
-    async def release() -> None:
-        await work.started.wait()
-        await asyncio.sleep(0.05)
-        work.go_on.set()
-
-    releasing = asyncio.create_task(release())
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
+        async with asyncio.timeout(None) as limit:
+            limit.reschedule(0)
+            asyncio.get_running_loop().call_later(0.01, work.go_on.set)
             await uninterrupted(work.run())
-    await releasing
     assert work.ended
 
 
@@ -194,9 +164,6 @@ async def test_work_of_one_key_fails_for_all_who_wait() -> None:
     assert [str(outcome) for outcome in outcomes] == ["broken"] * 2
 
 
-# Work in threads: its result or error comes back, and a caller that is gone harms nobody.
-
-
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as made:
@@ -209,7 +176,7 @@ def test_a_thread_that_gives_way_does_so_alone() -> None:
 
     before = niceness()
     with ThreadPoolExecutor(1, initializer=give_way) as patient:
-        assert patient.submit(niceness).result(30) > before
+        assert patient.submit(niceness).result(PATIENCE_SECONDS) > before
     assert niceness() == before
 
 
@@ -225,13 +192,13 @@ async def test_what_is_given_up_is_left_undone_or_goes_on_unheard(pool: ThreadPo
 
     def work(name: str) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_SECONDS)
         done.append(name)
         if fails:
             raise ValueError
 
     under_way, waiting = run_in(pool, work, "under way"), run_in(pool, work, "waiting")
-    assert await asyncio.to_thread(begun.wait, 30)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
     under_way.cancel()
     waiting.cancel()
     go_on.set()
@@ -249,15 +216,6 @@ async def test_threads_work_in_the_context_of_who_asked(pool: ThreadPoolExecutor
     names = ["alice", "bob", "carol"]
     assert await asyncio.gather(*map(ask, names)) == [[name, name] for name in names]
     assert await run_in(pool, asked_by.get) == "nobody"
-
-
-async def test_a_pool_that_is_shut_down_refuses_work(pool: ThreadPoolExecutor) -> None:
-    pool.shutdown()
-    with pytest.raises(RuntimeError):
-        run_in(pool, list)
-
-
-# Batches
 
 
 async def test_what_comes_in_one_turn_shares_a_hop_and_each_has_its_own_outcome(pool: ThreadPoolExecutor) -> None:
@@ -279,10 +237,10 @@ async def test_what_comes_while_a_batch_is_under_way_is_the_next_one(
 
     def work() -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_SECONDS)
 
     first = batches.run(work)
-    assert await asyncio.to_thread(begun.wait, 30)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
     rest = [batches.run(done.append, number) for number in range(5)]
     rest[1].cancel()
     first.cancel()
@@ -292,9 +250,11 @@ async def test_what_comes_while_a_batch_is_under_way_is_the_next_one(
     assert len(hops) == 3, "of three at most"
 
 
-async def test_a_pool_that_is_shut_down_refuses_every_batch(pool: ThreadPoolExecutor) -> None:
+async def test_a_pool_that_is_shut_down_refuses_work_and_every_batch(pool: ThreadPoolExecutor) -> None:
     batches = Batches(pool)
     pool.shutdown()
+    with pytest.raises(RuntimeError):
+        run_in(pool, list)
     for _ in range(2):
         outcomes = await asyncio.gather(batches.run(str), batches.run(str), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [RuntimeError] * 2
