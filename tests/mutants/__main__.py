@@ -27,7 +27,6 @@ _BROKEN = re.compile(
     r"\b(NameError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError|UnboundLocalError|ResponseError)\b"
     r"|AttributeError: '(?!NoneType)\w+' object has no attribute"
 )
-_NONE = Mutant("none", (), " ".join({mutant.tests: None for mutant in MUTANTS}))
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,11 @@ def main() -> int:
     parser.add_argument("name", nargs="*", help="only mutants whose name contains one of these")
     names = parser.parse_args().name
     chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
+    none = Mutant("none", (), " ".join({mutant.tests: None for mutant in chosen}))
     started, verdicts = time.monotonic(), []
     print(f"| {'mutant':<56} | caught by | seconds |\n|---|---|---|", flush=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for verdict in pool.map(judge, [_NONE, *chosen]):
+        for verdict in pool.map(judge, [none, *chosen]):
             verdicts.append(verdict)
             print(f"| {verdict.mutant.name:<56} | {verdict.by} | {verdict.seconds:.0f} |", flush=True)
     wrong = [verdict.mutant.name for verdict in verdicts if not verdict.fine]

@@ -45,10 +45,11 @@ def test_a_record_never_straddles_a_sector_and_leaves_header_and_gate_alone(numb
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_a_packed_record_is_present_and_holds_its_checksum(checksum: int) -> None:
+def test_a_packed_record_is_present_and_holds_its_checksum_and_anything_else_is_absent(checksum: int) -> None:
     record = chunks.map_record(checksum)
     assert chunks.is_present(record)
     assert int.from_bytes(record[4:], "little") == checksum
+    assert not any(map(chunks.is_present, (b"", bytes(8), b"\x01" + bytes(7), b"\xff" * 8)))
 
 
 @given(st.lists(st.booleans(), max_size=20))
@@ -58,20 +59,11 @@ def test_checksums_lead_up_to_the_first_chunk_that_is_not_there(present: list[bo
     assert chunks.leading_checksums(records) == chunks.leading_checksums(records + b"\xc1") == [0xC1] * count
 
 
-@pytest.mark.parametrize("record", [b"", bytes(8), b"\x01" + bytes(7), b"\xff" * 8])
-def test_anything_but_the_mark_is_absent(record: bytes) -> None:
-    assert not chunks.is_present(record)
-
-
 @given(st.sets(st.integers(0, 19)), st.binary(max_size=chunks.MAP_RECORDS_OFFSET))
 def test_chunks_are_seen_whatever_the_header_says(present: set[int], damage: bytes) -> None:
     content = damage + a_map(20, present, checksum=0xC1C1C1C1)[len(damage) :]
     assert chunks.holds_chunks(content) == bool(present)
-
-
-@pytest.mark.parametrize("content", [b"", bytes(8192), b"orphan", b"\xc1" * chunks.MAP_RECORDS_OFFSET])
-def test_what_is_no_map_holds_no_chunks(content: bytes) -> None:
-    assert not chunks.holds_chunks(content)
+    assert not any(map(chunks.holds_chunks, (b"", bytes(8192), b"orphan", b"\xc1" * chunks.MAP_RECORDS_OFFSET)))
 
 
 def test_a_record_that_the_disk_refused_is_that_of_no_chunk() -> None:
@@ -87,20 +79,22 @@ def test_a_record_that_the_disk_refused_is_that_of_no_chunk() -> None:
     assert (list(parsed.present), parsed.checksums, parsed.defect) == ([0], [None], None)
 
 
-@pytest.mark.parametrize("place", range(chunks.MAP_RECORDS_OFFSET))
+def defect_of(content: bytes, data_bytes: int | None = 300) -> Defect | None:
+    return chunks.parse_map(content, shape(3), data_bytes).defect
+
+
 @pytest.mark.parametrize("boot_id", ["", BOOT_ID])
-def test_a_flipped_byte_of_the_header_shows(boot_id: str, place: int) -> None:
-    content = bytearray(chunks.new_map(boot_id, shape(3)))
-    content[place] ^= 0x80
-    defect = chunks.parse_map(bytes(content), shape(3), 300).defect
-    assert defect is not None
-    assert defect.part == "map"
-
-
-# Tails: of three chunks of 100 bytes
+def test_a_flipped_byte_of_the_header_shows(boot_id: str) -> None:
+    for place in range(chunks.MAP_RECORDS_OFFSET):
+        content = bytearray(chunks.new_map(boot_id, shape(3)))
+        content[place] ^= 0x80
+        defect = defect_of(bytes(content))
+        assert defect is not None, place
+        assert defect.part == "map", place
 
 
 def with_tail(number: int, length: int, present: Collection[int] = ()) -> bytearray:
+    """A map of three chunks of 100 bytes."""
     content = bytearray(a_map(3, present))
     record = chunks.tail_record(chunks.TailRecord(number, length, 77))
     content[chunks.TAIL_OFFSET : chunks.TAIL_OFFSET + chunks.TAIL_LENGTH] = record
@@ -134,21 +128,15 @@ def test_what_can_be_no_tail_of_an_upload_shows(number: int, length: int) -> Non
     assert parsed.defect is not None
 
 
-@pytest.mark.parametrize("place", range(chunks.TAIL_OFFSET, chunks.TAIL_OFFSET + chunks.TAIL_LENGTH))
-def test_a_flipped_byte_of_a_tail_shows(place: int) -> None:
-    content = with_tail(0, 40)
-    assert chunks.holds_chunks(bytes(content))
-    content[place] ^= 0x80
-    parsed = chunks.parse_map(bytes(content), shape(3), 300)
-    assert parsed.tail is None
-    assert parsed.defect is not None
-    assert not chunks.holds_chunks(bytes(content))
-
-
-def test_data_ends_no_earlier_than_its_tail() -> None:
-    content = bytes(with_tail(1, 40, {0}))
-    assert chunks.parse_map(content, shape(3), 140).defect is None
-    assert chunks.parse_map(content, shape(3), 139).defect == Defect("data", 140, 139)
+def test_a_flipped_byte_of_a_tail_shows() -> None:
+    assert chunks.holds_chunks(bytes(with_tail(0, 40)))
+    for place in range(chunks.TAIL_OFFSET, chunks.TAIL_OFFSET + chunks.TAIL_LENGTH):
+        content = with_tail(0, 40)
+        content[place] ^= 0x80
+        parsed = chunks.parse_map(bytes(content), shape(3), 300)
+        assert parsed.tail is None, place
+        assert parsed.defect is not None, place
+        assert not chunks.holds_chunks(bytes(content)), place
 
 
 def test_a_tail_lies_in_the_sector_of_the_header_and_no_byte_is_used_twice() -> None:
@@ -179,19 +167,20 @@ def test_of_a_damaged_map_the_records_that_are_there_count(damage: Callable[[byt
 
 
 @pytest.mark.parametrize(
-    ("present", "data_bytes", "expected"),
+    ("content", "data_bytes", "expected"),
     [
-        ({0, 1, 2}, 300, None),
-        ({0, 1, 2}, 299, 300),
-        ({0, 1}, 200, None),
-        ({0, 1}, 199, 200),
-        ((), 0, None),
-        ((), None, 300),
-        ({1}, 301, 300),
+        (a_map(3, {0, 1, 2}), 300, None),
+        (a_map(3, {0, 1, 2}), 299, 300),
+        (a_map(3, {0, 1}), 200, None),
+        (a_map(3, {0, 1}), 199, 200),
+        (a_map(3, ()), 0, None),
+        (a_map(3, ()), None, 300),
+        (a_map(3, {1}), 301, 300),
+        (with_tail(1, 40, {0}), 140, None),
+        (with_tail(1, 40, {0}), 139, 140),
     ],
 )
-def test_data_ends_no_earlier_than_its_chunks(
-    present: Collection[int], data_bytes: int | None, expected: int | None
+def test_data_ends_no_earlier_than_its_chunks_and_its_tail(
+    content: bytes, data_bytes: int | None, expected: int | None
 ) -> None:
-    damage = chunks.parse_map(a_map(3, present), shape(3), data_bytes).defect
-    assert damage == (None if expected is None else Defect("data", expected, data_bytes))
+    assert defect_of(bytes(content), data_bytes) == (None if expected is None else Defect("data", expected, data_bytes))

@@ -47,12 +47,9 @@ def test_what_is_not_that_many_hexadecimal_digits_is_refused(text: str) -> None:
         parse_hex(text, 32)
 
 
-def test_content_md5_is_base64() -> None:
-    assert parse_content_md5(f" {MD5_BASE64} ") == MD5
-
-
 @pytest.mark.parametrize("header", ["", MD5.hex(), "not base64!", MD5_BASE64[:-1], SHA256_BASE64, "é" * 24])
 def test_a_malformed_content_md5_is_refused(header: str) -> None:
+    assert parse_content_md5(f" {MD5_BASE64} ") == MD5
     with pytest.raises(ValueError, match=r"base64|bytes|ASCII"):
         parse_content_md5(header)
 
@@ -71,28 +68,16 @@ def test_content_digest_gives_the_known_digests(header: str) -> None:
     assert parse_content_digest(header) == {"md5": MD5, "sha-256": SHA256}
 
 
-def test_unknown_algorithms_are_left_out() -> None:
-    assert parse_content_digest("sha-512=:AAAA:, unixsum=:AAAA:") == {}
-
-
 @pytest.mark.parametrize(
     "header",
     [
-        "",
-        "md5",
-        f"md5={MD5_BASE64}",
-        f"md5=:{MD5_BASE64}",
-        "md5=:",
-        "md5=::",
-        "md5=:AAAA:",
-        "md5=:!!!!:",
-        f"sha-256=:{MD5_BASE64}:",
-        f"MD5=:{MD5_BASE64}:",
-        f"md5=:{MD5_BASE64}:,",
+        *("", "md5", "md5=:", "md5=::", "md5=:AAAA:", "md5=:!!!!:", f"md5={MD5_BASE64}", f"md5=:{MD5_BASE64}"),
+        *(f"sha-256=:{MD5_BASE64}:", f"MD5=:{MD5_BASE64}:", f"md5=:{MD5_BASE64}:,"),
         f"md5=:{MD5_BASE64}: sha-256=:{SHA256_BASE64}:",
     ],
 )
 def test_a_malformed_content_digest_is_refused(header: str) -> None:
+    assert parse_content_digest("sha-512=:AAAA:, unixsum=:AAAA:") == {}, "unknown algorithms are left out"
     with pytest.raises(ValueError, match=r"dictionary|byte sequence|base64|bytes"):
         parse_content_digest(header)
 
@@ -105,9 +90,6 @@ def test_any_header_is_parsed_or_refused(header: str) -> None:
         except ValueError:
             continue
         assert isinstance(parsed, dict) or len(parsed) == 16
-
-
-# Which ranges a challenge asks for, and what a holder of a part gets away with.
 
 
 COUNT = 64
@@ -128,20 +110,14 @@ def test_ranges_lie_within_the_content_in_order_and_are_not_more_than_asked_for(
     assert sum(length for _, length in ranges) == min(size, count * RANGE_BYTES)
 
 
-@pytest.mark.parametrize("size", [1, RANGE_BYTES, WHOLE])
-def test_of_small_content_the_whole_is_asked_for(size: int) -> None:
-    assert drawn(size, 0) == [(0, size)]
-
-
-def test_of_large_content_64_ranges_of_4_kib_are_asked_for_each_from_a_stretch_of_its_own() -> None:
-    size = 64 * MIB
-    ranges = drawn(size, 0)
+def test_of_small_content_the_whole_is_asked_for_and_of_large_64_ranges_of_4_kib_each_from_a_stretch_of_its_own() -> (
+    None
+):
+    assert [drawn(size, 0) for size in (1, RANGE_BYTES, WHOLE)] == [[(0, 1)], [(0, RANGE_BYTES)], [(0, WHOLE)]]
+    ranges = drawn(64 * MIB, 0)
     assert [length for _, length in ranges] == [4 * KIB] * 64
     assert [offset // MIB for offset, _ in ranges] == list(range(64))
-
-
-def test_ranges_are_drawn_anew_each_time() -> None:
-    assert len({tuple(drawn(MIB, seed)) for seed in range(100)}) == 100
+    assert len({tuple(drawn(MIB, seed)) for seed in range(100)}) == 100, "they are drawn anew each time"
 
 
 @given(st.integers(WHOLE + 1, 2**40), st.integers(0, 2**32), st.data())
@@ -154,7 +130,7 @@ def test_who_lacks_two_stretches_in_a_row_always_lacks_a_range(size: int, seed: 
 @pytest.mark.parametrize("percent", [50, 75, 90])
 def test_who_lacks_pieces_here_and_there_is_found_out_as_often_as_the_documents_say(percent: int) -> None:
     """The bound is (share held) ** 64: with 4 KiB pieces drawn at random, a range touches up to two of them."""
-    size, tries, passed = 4 * MIB, 1000, 0
+    size, tries, passed = MIB, 1000, 0
     for seed in range(tries):
         generator = random.Random(seed)
         held = [generator.randrange(100) < percent for _ in range(size // RANGE_BYTES)]
@@ -187,7 +163,7 @@ def test_the_proof_is_the_one_of_the_contract() -> None:
     assert proof.hex() == proof_by(content.data, sent, content.sha256)
 
 
-def test_ten_thousand_tries_with_less_than_the_content_succeed_never() -> None:
+def test_a_thousand_tries_with_less_than_the_content_succeed_never() -> None:
     """A try succeeds if all bytes that are asked for are right; nothing but the MAC over them is sent."""
     content, generator = Content(MIB), random.Random(0)
     half = MIB // 2
@@ -198,7 +174,7 @@ def test_ten_thousand_tries_with_less_than_the_content_succeed_never() -> None:
         b"".join(content.data[at : at + 4096] if at & 4096 else bytes(4096) for at in range(0, MIB, 4096)),
     ]
     successes = 0
-    for number in range(10_000):
+    for number in range(1000):
         ranges = draw_ranges(MIB, COUNT, generator.randrange)
         held, right = memoryview(held_by[number % len(held_by)]), memoryview(content.data)
         successes += all(held[at : at + length] == right[at : at + length] for at, length in ranges)

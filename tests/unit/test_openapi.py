@@ -27,14 +27,19 @@ async def application(tmp_path: Path) -> AsyncIterator[Application]:
 
 @pytest.fixture
 async def document(application: Application) -> dict[str, Any]:
-    return await fetch(application, "/openapi.json")
+    return await fetch(application)
 
 
-async def fetch(application: Application, path: str) -> dict[str, Any]:
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://test") as client:
-        response = await client.get(path)
+def client_of(application: Application) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://test")
+
+
+async def fetch(application: Application) -> dict[str, Any]:
+    async with client_of(application) as client:
+        response = await client.get("/openapi.json")
     assert response.status_code == 200
     body: dict[str, Any] = response.json()
+    assert json.loads(json.dumps(body, allow_nan=False)) == body, "JSON without surprises"
     return body
 
 
@@ -64,21 +69,13 @@ def resolve(document: dict[str, Any], reference: str) -> Any:
     return found
 
 
-async def test_the_document_is_openapi_3_1_with_the_license(document: dict[str, Any]) -> None:
+async def test_every_reference_resolves_and_no_schema_is_left_over(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1.")
     assert {"title", "version", "license"} <= set(document["info"])
-
-
-async def test_every_reference_resolves(document: dict[str, Any]) -> None:
     references = set(references_in(document))
     assert references
-    for reference in references:
-        assert isinstance(resolve(document, reference), dict)
-
-
-async def test_no_schema_is_left_over(document: dict[str, Any]) -> None:
-    used = {reference.rsplit("/", 1)[-1] for reference in references_in(document)}
-    assert set(document["components"]["schemas"]) == used
+    assert all(isinstance(resolve(document, reference), dict) for reference in references)
+    assert set(document["components"]["schemas"]) == {reference.rsplit("/", 1)[-1] for reference in references}
 
 
 async def test_every_operation_has_a_summary_a_tag_and_an_id_of_its_own(document: dict[str, Any]) -> None:
@@ -89,30 +86,20 @@ async def test_every_operation_has_a_summary_a_tag_and_an_id_of_its_own(document
     assert all(operation["summary"] and operation["tags"] for operation in operations)
 
 
-async def test_every_parameter_of_a_path_is_described_and_required(document: dict[str, Any]) -> None:
+async def test_every_parameter_of_a_path_is_described_and_required_and_none_twice(document: dict[str, Any]) -> None:
     for path, _, operation in operations_of(document):
-        described = [entry for entry in operation.get("parameters", []) if entry["in"] == "path"]
+        parameters = operation.get("parameters", [])
+        described = [entry for entry in parameters if entry["in"] == "path"]
         assert [entry["name"] for entry in described] == re.findall(r"\{(\w+)\}", path)
         assert all(entry["required"] and entry["schema"] for entry in described)
+        assert len({(entry["in"], entry["name"].lower()) for entry in parameters}) == len(parameters)
 
 
-async def test_parameters_are_not_described_twice(document: dict[str, Any]) -> None:
-    for _, _, operation in operations_of(document):
-        keys = [(entry["in"], entry["name"].lower()) for entry in operation.get("parameters", [])]
-        assert len(set(keys)) == len(keys)
-
-
-async def test_every_route_is_in_the_document_and_nothing_else(
+async def test_every_route_and_method_that_is_served_is_in_the_document_and_nothing_else(
     application: Application, document: dict[str, Any]
 ) -> None:
-    routes = {path.replace(":path}", "}") for path in application.routing.paths}
-    assert set(document["paths"]) == routes
-
-
-async def test_every_method_that_is_served_is_in_the_document(
-    application: Application, document: dict[str, Any]
-) -> None:
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://test") as client:
+    assert set(document["paths"]) == {path.replace(":path}", "}") for path in application.routing.paths}
+    async with client_of(application) as client:
         for path, item in document["paths"].items():
             tus = {"Tus-Resumable": "1.0.0"}  # what is asked without it is not looked at
             response = await client.request("TRACE", re.sub(r"\{\w+\}", "x", path), headers=tus)
@@ -143,16 +130,10 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
         # A token that is good for something else alone is refused everywhere.
         assert ("forbidden" in codes_of(operation, 403)) == (path not in is_open)
     # Where an upload or a file begins, somebody may be asked.
-    assert {
-        (method, path) for path, method, operation in operations_of(document) if "refused" in codes_of(operation, 403)
-    } == {
-        ("post", "/files/{md5}"),
-        ("put", "/files/{md5}"),
-        ("post", "/me/files"),
-        ("post", "/uploads"),
-        ("post", "/resumable"),
-        ("post", "/files/{md5}/proof"),
-        ("post", "/uploads/{id}/proof"),
+    asking = {f"{method} {path}" for path, method, each in operations_of(document) if "refused" in codes_of(each, 403)}
+    assert asking == {
+        *("post /files/{md5}", "put /files/{md5}", "post /me/files", "post /uploads", "post /resumable"),
+        *("post /files/{md5}/proof", "post /uploads/{id}/proof"),
     }
 
 
@@ -164,11 +145,7 @@ def codes_of(operation: dict[str, Any], status: int) -> list[str]:
 async def test_metrics_can_be_opened(tmp_path: Path) -> None:
     services = Services(Settings(data=tmp_path, metrics="open"))
     try:
-        described = await fetch(build_application(services), "/openapi.json")
+        described = await fetch(build_application(services))
     finally:
         await services.close()
     assert "security" not in described["paths"]["/metrics"]["get"]
-
-
-async def test_the_document_is_json_without_surprises(document: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
