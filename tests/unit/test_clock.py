@@ -1,11 +1,10 @@
-"""The clock is in UTC, and the one of the tests stands still."""
+"""The clock is in UTC."""
 
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tests.support.clock import ManualClock
 from tests.support.process import environment
 from uploader.clock import Clock
 
@@ -27,10 +26,3 @@ def test_the_clock_of_a_whole_process_can_be_turned_in_tests(tmp_path: Path) -> 
     )
     past = datetime.now(UTC) - timedelta(days=10)
     assert abs(float(told.stdout) - past.timestamp()) < 3600
-
-
-def test_the_clock_of_the_tests_moves_only_when_it_is_turned(clock: ManualClock) -> None:
-    start = clock.now()
-    assert clock.now() == start
-    clock.advance(90)
-    assert clock.now() - start == timedelta(seconds=90)

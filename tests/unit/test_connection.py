@@ -61,16 +61,13 @@ def test_what_was_kept_is_found_again(environment: dict[str, str]) -> None:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_the_environment_goes_before_it(environment: dict[str, str]) -> None:
+def test_the_environment_goes_before_what_was_kept(environment: dict[str, str]) -> None:
     save_profile(Profile("http://kept", "kept"), environment)
+    # A kept token is never shown to another server.
+    assert load_profile(environment | {"UPLOADER_URL": "http://other"}) == Profile("http://other", None)
     named = environment | {"UPLOADER_URL": "http://kept/", "UPLOADER_TOKEN": "named"}
     assert load_profile(named) == Profile("http://kept/", "named")
     assert load_profile(environment | {"UPLOADER_URL": "http://kept/"}) == Profile("http://kept/", "kept")
-
-
-def test_a_kept_token_is_never_shown_to_another_server(environment: dict[str, str]) -> None:
-    save_profile(Profile("http://kept", "kept"), environment)
-    assert load_profile(environment | {"UPLOADER_URL": "http://other"}) == Profile("http://other", None)
 
 
 def test_a_relative_directory_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,40 +28,24 @@ a line of a kernel to come
 """.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/data", "ext4"),
-        ("/srv", "xfs"),
-        ("/srv/database", "xfs"),
-        ("/srv/data/uploader", "nfs4"),
-        ("/srv/data two/uploader", "fuse.juicefs"),
-        ("/twice/data", "ceph"),
-        ("/proc/self", "proc"),
-    ],
-)
-def test_the_filesystem_of_a_path_is_that_of_the_deepest_mount(path: str, kind: str) -> None:
-    assert filesystem_of(Path(path), MOUNTS) == kind
-
-
-def test_no_mounts_tell_nothing() -> None:
+def test_the_filesystem_of_a_path_is_that_of_the_deepest_mount() -> None:
+    kinds = {"/home/data": "ext4", "/srv": "xfs", "/srv/database": "xfs", "/srv/data/uploader": "nfs4"}
+    kinds |= {"/srv/data two/uploader": "fuse.juicefs", "/twice/data": "ceph", "/proc/self": "proc"}
+    assert {path: filesystem_of(Path(path), MOUNTS) for path in kinds} == kinds
     assert filesystem_of(Path("/data"), ["", "1 2 3"]) is None
 
 
-@pytest.mark.parametrize(
-    "kind", ["nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"]
-)
-def test_a_shared_filesystem_is_doubted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda *_args, **_more: f"1 0 0:1 / / rw - {kind} somewhere rw\n")
-    doubt = doubt_about(Path("/data"))
-    assert doubt is not None
-    assert f"lies on {kind}: " in doubt
-
-
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"])
-def test_a_local_filesystem_is_not_doubted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda *_args, **_more: f"1 0 0:1 / / rw - {kind} somewhere rw\n")
-    assert doubt_about(Path("/data")) is None
+def test_a_shared_filesystem_is_doubted_and_a_local_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = ["nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"]
+    local = ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"]
+    for kind in shared + local:
+        mount = f"1 0 0:1 / / rw - {kind} somewhere rw\n"
+        monkeypatch.setattr(Path, "read_text", lambda *_args, mount=mount, **_more: mount)
+        doubt = doubt_about(Path("/data"))
+        if kind in local:
+            assert doubt is None, kind
+        else:
+            assert f"lies on {kind}: " in str(doubt)
 
 
 async def refusal_of(path: Path) -> str:

@@ -7,11 +7,14 @@ from uploader.storage.local import digests
 from uploader.storage.local.digests import Follower
 
 GATHERED = digests.GATHERED_BYTES
-UPLOAD = upload_row()
 
 
-def test_small_chunks_are_gathered_until_there_are_enough_of_them() -> None:
-    follower = Follower(UPLOAD)
+@pytest.fixture
+def follower() -> Follower:
+    return Follower(upload_row())
+
+
+def test_small_chunks_are_gathered_until_there_are_enough_of_them(follower: Follower) -> None:
     follower.grow(GATHERED - 1)
     assert not follower.has_enough()
     follower.grow(1)
@@ -20,44 +23,33 @@ def test_small_chunks_are_gathered_until_there_are_enough_of_them() -> None:
     assert not follower.has_enough()
 
 
-def test_a_follower_that_the_merge_waits_for_has_always_enough() -> None:
-    follower = Follower(UPLOAD)
+def test_a_follower_that_the_merge_waits_for_has_always_enough_and_does_not_watch_for_long(follower: Follower) -> None:
     follower.hurry()
     assert follower.has_enough()
     follower.begin_round()
     assert follower.has_enough()
+    assert not follower.look(1)
 
 
-def test_digests_of_another_process_are_watched_until_they_stand_still() -> None:
-    follower = Follower(UPLOAD)
+def test_digests_of_another_process_are_watched_until_they_stand_still(follower: Follower) -> None:
     looks = [follower.look(position) for position in (0, 5, *[5] * digests.LOOKS_IN_VAIN)]
     assert looks == [True] * (len(looks) - 1) + [False]
     assert follower.look(6), "they move again"
 
 
-def test_a_follower_that_the_merge_waits_for_does_not_watch_for_long() -> None:
-    follower = Follower(UPLOAD)
-    follower.hurry()
-    assert not follower.look(1)
-
-
 @pytest.mark.parametrize(
-    ("position", "waits"),
+    ("position", "offset", "begun", "waits"),
     [
-        (None, False),  # nothing brings them there
-        (0, True),
-        (digests.NEARER_BYTES - 1, True),
-        (digests.NEARER_BYTES, False),
+        (None, 1 << 40, 0, False),  # nothing brings them there
+        (0, 1 << 40, 0, True),
+        (digests.NEARER_BYTES - 1, 1 << 40, 0, True),
+        (digests.NEARER_BYTES, 1 << 40, 0, False),
+        (7, 7 + digests.NEAR_BYTES, 7, False),
+        (7, 8 + digests.NEAR_BYTES, 7, True),
     ],
 )
-def test_a_sender_waits_until_the_digests_are_much_nearer(position: int | None, waits: bool) -> None:
-    follower = Follower(UPLOAD)
+def test_a_sender_waits_until_the_digests_are_near_or_much_nearer(
+    follower: Follower, position: int | None, offset: int, begun: int, waits: bool
+) -> None:
     follower.position = position
-    assert follower.keeps_waiting(offset=1 << 40, begun=0) == waits
-
-
-@pytest.mark.parametrize(("ahead", "waits"), [(0, False), (1, True)])
-def test_a_sender_waits_until_the_digests_are_near(ahead: int, waits: bool) -> None:
-    follower = Follower(UPLOAD)
-    follower.position = 7
-    assert follower.keeps_waiting(offset=7 + digests.NEAR_BYTES + ahead, begun=7) == waits
+    assert follower.keeps_waiting(offset=offset, begun=begun) == waits

@@ -11,15 +11,12 @@ from uploader.domain.names import CONTROL, check_user_id, normalise_name
 BIDI_CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
-def test_a_name_comes_out_in_nfc() -> None:
-    assert normalise_name("Cafe\u0301/\u212b.txt") == "Caf\u00e9/\u00c5.txt"
-
-
 @pytest.mark.parametrize(
     "name", ["a", "docs/a.iso", " a ", "...", ".hidden", "a/..b/c", "文件/ファイル", "👩‍👩‍👧", 'a"b:c*?', "~"]
 )
-def test_an_ordinary_name_is_taken_as_it_is(name: str) -> None:
+def test_an_ordinary_name_is_taken_as_it_is_in_nfc(name: str) -> None:
     assert normalise_name(name) == name
+    assert normalise_name("Cafe\u0301/\u212b.txt") == "Caf\u00e9/\u00c5.txt"
 
 
 @pytest.mark.parametrize("name", ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/.", "./a"])
@@ -40,21 +37,20 @@ def test_control_and_direction_characters_are_refused(character: str) -> None:
 
 def test_every_control_character_is_one() -> None:
     controls = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp")}
-    for character in map(chr, range(0x110000)):
-        assert bool(CONTROL.search(character)) == (character in controls or character in BIDI_CONTROLS)
+    found = set(CONTROL.findall("".join(map(chr, range(0x110000)))))
+    assert found == controls | set(BIDI_CONTROLS)
 
 
-def test_a_backslash_is_refused() -> None:
-    with pytest.raises(ValueError, match="backslash"):
-        normalise_name("a\\b")
-
-
-@pytest.mark.parametrize("name", ["\ud800", "a\udfff", "\udcff/b"])
-def test_a_lone_surrogate_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="Unicode"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("a\\b", "backslash"), *((name, "Unicode") for name in ("\ud800", "a\udfff", "\udcff/b"))],
+)
+def test_a_backslash_and_a_lone_surrogate_are_refused(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         normalise_name(name)
-    with pytest.raises(ValueError, match="Unicode"):
-        check_user_id(name.replace("/", ""))
+    if reason == "Unicode":
+        with pytest.raises(ValueError, match=reason):
+            check_user_id(name.replace("/", ""))
 
 
 def test_the_limits_of_a_name_are_in_bytes_of_utf_8() -> None:
@@ -66,10 +62,6 @@ def test_the_limits_of_a_name_are_in_bytes_of_utf_8() -> None:
         normalise_name(segment + "x")
     with pytest.raises(ValueError, match="longer than 1024"):
         normalise_name(f"{whole}/x")
-    assert len(f"{whole}/x".encode()) == 1025
-
-
-def test_a_name_is_measured_in_the_form_that_is_stored() -> None:
     decomposed = "e\u0301" * 127  # 381 bytes as sent, 254 in NFC
     assert len(normalise_name(decomposed).encode()) == 254
 

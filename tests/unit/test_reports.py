@@ -1,4 +1,4 @@
-"""The formula of the quota."""
+"""The formula of the quota; growth, and room on the disk; CSV that is opened in a spreadsheet."""
 
 import csv
 import io
@@ -16,21 +16,15 @@ sizes = st.integers(0, 2**40)
 
 
 def usage(total: int, finished: int, reserved: int, unfinished: int = 0) -> Usage:
-    return Usage(
-        user_id="alice",
-        total_space=total,
-        use_space_finished=finished,
-        use_space_unfinished=unfinished,
-        reserved=reserved,
-    )
+    figures = {"use_space_finished": finished, "use_space_unfinished": unfinished, "reserved": reserved}
+    return Usage(user_id="alice", total_space=total, **figures)
 
 
 def test_available_is_what_files_and_promises_leave() -> None:
     assert usage(100, 30, 50).available == 20
-
-
-def test_bytes_that_have_arrived_count_once_as_part_of_what_is_reserved() -> None:
-    assert usage(100, 30, 50, unfinished=50).available == 20
+    assert usage(100, 30, 50, unfinished=50).available == 20, "what has arrived is a part of what is reserved"
+    over = usage(10, 30, 0)
+    assert (over.available, over.fits(0)) == (0, False)
 
 
 @given(sizes, sizes, sizes)
@@ -39,15 +33,6 @@ def test_what_is_available_fits_and_one_byte_more_does_not(total: int, finished:
     assert account.available >= 0
     assert not account.fits(account.available + 1)
     assert account.fits(account.available) == (finished + reserved <= total)
-
-
-def test_over_a_lowered_total_nothing_fits() -> None:
-    account = usage(10, 30, 0)
-    assert account.available == 0
-    assert not account.fits(0)
-
-
-# Growth, and room on the disk: the formulas by which reports tell when the disk is full.
 
 
 GIB = 1 << 30
@@ -62,23 +47,14 @@ def moment(days_ago: float, finished: int, physical: int) -> Day:
 
 def test_growth_is_told_by_the_day_over_the_time_that_has_passed() -> None:
     found = growth(7, moment(0, 500, 300), moment(8, 100, 220), available_bytes=1000)
-    assert found == Growth(
-        days=7,
-        since=NOW - timedelta(days=8),
-        use_space_finished=400,
-        physical_bytes=80,
-        physical_bytes_per_day=10.0,
-        days_until_full=100.0,
-    )
+    assert found == Growth(7, NOW - timedelta(days=8), 400, 80, 10.0, 100.0)
 
 
 @pytest.mark.parametrize(("physical", "per_day"), [(100, 0.0), (80, -2.0)])
 def test_a_disk_that_does_not_fill_up_has_no_last_day(physical: int, per_day: float) -> None:
     found = growth(7, moment(0, 500, physical), moment(10, 500, 100), available_bytes=1000)
     assert (found.physical_bytes_per_day, found.days_until_full) == (per_day, None)
-
-
-def test_a_disk_that_is_full_is_full_today() -> None:
+    # One that is full is full today.
     assert growth(7, moment(0, 2, 2), moment(7, 1, 1), available_bytes=0).days_until_full == 0.0
 
 
@@ -105,9 +81,6 @@ def test_the_floor_is_as_it_is_set_or_a_share_of_the_disk() -> None:
     assert floor_of(100 * GIB, 0) == 0
     assert floor_of(100 * GIB, None) == 5 * GIB
     assert floor_of(10 * GIB, None) == GIB
-
-
-# CSV that is opened in a spreadsheet: no cell is run, and every figure stays as it is.
 
 
 def read(lines: str) -> list[list[str]]:

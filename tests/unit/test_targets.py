@@ -62,20 +62,18 @@ def test_what_several_files_would_become_is_refused_once_with_their_ids() -> Non
     )
 
 
-def test_names_that_are_the_same_letters_are_the_same_path() -> None:
-    kept, [(_, error)] = sorted_out(wanted(("1", "é"), ("2", "e\u0301")))
-    assert (kept, type(error)) == ([], AmbiguousName)
-
-
-def test_a_file_where_others_need_a_folder_is_refused_and_they_are_not() -> None:
-    kept, [(refused, error)] = sorted_out(wanted(("1", "a"), ("2", "a/b/c"), ("3", "ab")))
-    assert [each.path for each in kept] == ["a/b/c", "ab"]
-    assert (refused.path, type(error)) == ("a", AmbiguousName)
-
-
-def test_the_same_file_twice_is_one() -> None:
-    kept, refused = sorted_out(wanted(("1", "a"), ("1", "a")))
-    assert ([each.path for each in kept], refused) == (["a"], [])
+@pytest.mark.parametrize(
+    ("names", "kept", "refused"),
+    [
+        ([("1", "é"), ("2", "e\u0301")], [], ["é"]),  # the same letters
+        ([("1", "a"), ("2", "a/b/c"), ("3", "ab")], ["a/b/c", "ab"], ["a"]),  # where others need a folder
+        ([("1", "a"), ("1", "a")], ["a"], []),  # the same file twice is one
+    ],
+)
+def test_two_names_that_are_one_path(names: list[tuple[str, str]], kept: list[str], refused: list[str]) -> None:
+    taken, left_out = sorted_out(wanted(*names))
+    assert [each.path for each in taken] == kept
+    assert [(each.path, type(error)) for each, error in left_out] == [(path, AmbiguousName) for path in refused]
 
 
 def test_no_symbolic_link_below_the_root_is_followed(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_each_fault_is_told_with_its_setting_and_its_file(settings: Settings, tm
     certificate, key = settings.tls_certificate, settings.tls_key
     assert certificate is not None
     assert key is not None
-    read_certificate(settings)
+    context = read_certificate(settings).context
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
     right, other = key.read_bytes(), key_of(tmp_path / "other").read_bytes()
     for content, what in (
         (other, f"is not the key of {certificate}"),
@@ -58,12 +60,6 @@ def test_each_fault_is_told_with_its_setting_and_its_file(settings: Settings, tm
     certificate.unlink()
     certificate.mkdir()
     assert problem_of(settings) == f"UPLOADER_TLS_CERTIFICATE: {certificate}: Is a directory"
-
-
-def test_no_old_tls_is_spoken(settings: Settings) -> None:
-    context = read_certificate(settings).context
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert context.options & ssl.OP_NO_RENEGOTIATION
 
 
 def test_one_that_is_not_valid_is_told_of(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:

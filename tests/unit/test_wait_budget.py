@@ -34,43 +34,26 @@ def silent_for(seconds: float, time: ManualTime) -> WaitBudget:
     return worn
 
 
-def test_the_first_store_has_all_its_time() -> None:
-    assert WaitBudget().left("redis", 5) == 5
+@pytest.mark.parametrize(
+    ("silent", "left"),
+    [(0, 5), (0.5, 5), (2, 3), (100, 5 * LEAST)],  # a short wait does not count; each one has some time
+)
+def test_the_next_store_has_what_is_left(time: ManualTime, silent: float, left: float) -> None:
+    assert silent_for(silent, time).left("redis", 5) == left
 
 
-def test_the_next_one_has_what_is_left(time: ManualTime) -> None:
-    assert silent_for(2, time).left("redis", 5) == 3
-
-
-def test_each_one_has_some_time(time: ManualTime) -> None:
-    assert silent_for(100, time).left("redis", 5) == 5 * LEAST
-
-
-def test_a_short_wait_does_not_count(time: ManualTime) -> None:
-    assert silent_for(0.5, time).left("redis", 5) == 5
-
-
-def test_what_is_waited_for_side_by_side_counts_once(time: ManualTime) -> None:
+def test_what_is_waited_for_side_by_side_counts_once_and_what_goes_on_in_between_not(time: ManualTime) -> None:
     worn = silent_for(2, time)
     worn.note(time.seconds - 2, 1)
     assert worn.left("redis", 5) == 3
-
-
-def test_what_goes_on_in_between_does_not_count(time: ManualTime) -> None:
-    worn = silent_for(2, time)
     time.seconds += 4
     assert worn.left("redis", 5) == 3
 
 
-def test_a_store_that_was_given_up_is_not_asked_again_and_others_are(time: ManualTime) -> None:
+def test_a_store_that_was_given_up_is_not_asked_again_and_others_are_until_it_is_forgotten(time: ManualTime) -> None:
     worn = silent_for(5, time)
     worn.give_up("database")
     assert (worn.left("database", 5), worn.left("redis", 5)) == (0, 5 * LEAST)
-
-
-def test_a_silence_of_long_ago_is_forgotten(time: ManualTime) -> None:
-    worn = silent_for(5, time)
-    worn.give_up("database")
     time.seconds += 5.5
     assert (worn.left("database", 5), worn.left("redis", 5)) == (5, 5)
 
