@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import event
 
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database.engine import Database
 from uploader.storage import disk
 from uploader.storage.store import Store
@@ -259,7 +260,7 @@ def paused_call(name: str, *, only: Callable[[Path], bool] = lambda _: True) -> 
         if call.name != name or not only(call.path):
             return call.make()
         pause.reached.set()
-        assert pause.go_on.wait(30), f"{name} was never let go on"
+        assert pause.go_on.wait(PATIENCE_SECONDS), f"{name} was never let go on"
         try:
             return call.make()
         finally:
@@ -306,7 +307,7 @@ def cancelling(task: "asyncio.Task[Any]", *, at: int, only: Callable[[Call], boo
             if threading.current_thread() is threading.main_thread():
                 task.cancel()
             else:
-                asyncio.run_coroutine_threadsafe(cancel(), loop).result(30)
+                asyncio.run_coroutine_threadsafe(cancel(), loop).result(PATIENCE_SECONDS)
             if then:
                 raise OSError(then, os.strerror(then))
         return call.make()

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sqlalchemy import text
@@ -13,15 +11,13 @@ from sqlalchemy import text
 from tests.support.gateways import Gateway
 from tests.support.process import Server, ended, owner_token, run_cli
 from tests.support.servers import PrivateMariaDB, PrivateRedis
-from uploader.database.engine import Database
+from tests.support.stack import patient
 
 
 class Fleet:
     """They run until this is left."""
 
-    def __init__(
-        self, directory: Path, gateway: Gateway, prefix: str, count: int, settings: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, directory: Path, gateway: Gateway, prefix: str, count: int) -> None:
         self._directory = directory
         self._count = count
         self._redis = PrivateRedis(directory / "redis")
@@ -29,7 +25,6 @@ class Fleet:
         self._settings = gateway.environment(prefix) | {
             "DATABASE_URL": self._database.url("uploader"),
             "REDIS_URL": self._redis.url,
-            **(settings or {}),
         }
         self._running = ExitStack()
         self.servers: list[Server] = []
@@ -48,13 +43,11 @@ class Fleet:
             self._running = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._running.close()
 
     async def _create_database(self) -> None:
-        database = Database(self._database.url("mysql"))
+        database = patient(self._database.url("mysql"))
         async with database.engine.connect() as connection:
             await connection.execute(text("CREATE DATABASE uploader"))
         await database.close()

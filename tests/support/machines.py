@@ -16,6 +16,7 @@ from tests.support.dying import Death, dying
 from tests.support.faults import sync_nothing
 from tests.support.rows import Transactions
 from tests.support.servers import PrivateRedis
+from tests.support.stack import STORES_TIME
 from uploader.bootstrap import Services
 from uploader.settings import Settings
 
@@ -56,7 +57,8 @@ class Machine(RuleBasedStateMachine):
         root = self.directory / str(next(self._examples))
         root.mkdir()
         shutil.copy(self.template, root / "uploader.db")
-        self.services = Services(Settings(data=root, redis_url=self.server.url, free_space_floor_bytes=0, **more))
+        how = STORES_TIME | {"free_space_floor_bytes": 0} | more
+        self.services = Services(Settings(data=root, redis_url=self.server.url, **how))
         self.database, self.pending = self.services.database, self.services.pending
         self.redis: Any = self.services.redis
         sync_nothing(self.database)

@@ -16,6 +16,7 @@ from tests.support.clock import ManualClock
 from tests.support.content import Content
 from tests.support.gateways import PART_BYTES
 from tests.support.rows import NOW, upload_row
+from tests.support.stack import patient
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
 from uploader.database import models
@@ -131,7 +132,7 @@ async def making_processes(
     async with AsyncExitStack() as stack:
 
         def make() -> Process:
-            database = Database(database_url)
+            database = patient(database_url)
             store = _new_store(kind, root, database, address)
 
             async def end() -> None:

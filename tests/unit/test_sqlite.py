@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tests.conftest import MakeStack
 from tests.support.content import Content
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
+from tests.support.stack import patient
 from tests.support.statements import statements
 from tests.support.twin_statements import compare_statements
 from uploader.database import models, queries, transactions
@@ -221,7 +222,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
 
 @pytest.fixture
 async def act(sqlite_url: str) -> AsyncIterator[Transactions]:
-    database = Database(sqlite_url)
+    database = patient(sqlite_url)
     yield Transactions(database)
     await database.close()
 
