@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,26 +25,21 @@ from uploader.storage import disk
 from uploader.storage.store import Store
 
 # The calls that take part; the rest of `os` is constants.
-CALLS = frozenset(
-    {
-        *("open", "close", "pwrite", "pread", "preadv", "ftruncate", "posix_fadvise"),
-        *("fsync", "fdatasync", "syncfs"),
-        *("link", "rename", "unlink", "mkdir", "rmdir", "stat", "fstat", "statvfs", "listdir", "scandir"),
-    }
-)
-# Those that may find the disk full.
 SYNCS = frozenset({"fsync", "fdatasync", "syncfs"})
+CALLS = SYNCS | {"open", "close", "pwrite", "pread", "preadv", "ftruncate", "posix_fadvise", "link", "rename", "unlink"}
+CALLS |= {"mkdir", "rmdir", "stat", "fstat", "statvfs", "listdir", "scandir"}
+# Those that may find the disk full.
 NEEDING_ROOM = frozenset({"mkdir", "pwrite", "ftruncate", *SYNCS, "link", "rename"})
 
 
+@dataclass(frozen=True)
 class Call:
     """One call that the storage is about to make."""
 
-    def __init__(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]):
-        self.name = name
-        self.real = real
-        self.arguments = arguments
-        self.options = options
+    name: str
+    real: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
 
     def make(self) -> Any:
         return self.real(*self.arguments, **self.options)
@@ -108,12 +104,12 @@ def intercepting(around: Callable[[Call], Any]) -> Iterator[None]:
         seen.update(real)
 
 
+@dataclass
 class Fault:
     """Counts the calls that might have failed, and those that were made to fail."""
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.hits = 0
+    calls: int = 0
+    hits: int = 0
 
 
 def failing_call(
@@ -242,13 +238,13 @@ def sync_nothing(database: Database, *, at: str = "connect") -> None:
     event.listen(database.engine.sync_engine, at, lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
 
 
+@dataclass(frozen=True)
 class Pause:
     """One use of a function that waits in the middle of a test."""
 
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.go_on = threading.Event()
-        self.ended = threading.Event()
+    reached: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager

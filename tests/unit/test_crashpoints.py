@@ -33,14 +33,15 @@ async def test_each_crash_point_is_passed_at_exactly_one_place_in_the_source() -
 
 
 @pytest.mark.parametrize(
-    ("armed", "survived"),
-    [("flush.after_ack", ["open.after_mkdir"]), ("flush.after_ack:2", ["open.after_mkdir", "flush.after_ack"])],
+    ("armed", "names", "code", "survived"),
+    [
+        ("flush.after_ack", ("open.after_mkdir", "flush.after_ack"), -signal.SIGKILL, 1),
+        ("flush.after_ack:2", ("open.after_mkdir", "flush.after_ack", "flush.after_ack"), -signal.SIGKILL, 2),
+        ("", NAMES, 0, len(NAMES)),
+    ],
 )
-async def test_a_process_kills_itself_at_the_point_that_is_armed(armed: str, survived: list[str]) -> None:
-    ended = passing(armed, "open.after_mkdir", "flush.after_ack", "flush.after_ack")
-    assert (ended.returncode, ended.stdout.split()) == (-signal.SIGKILL, survived)
-
-
-async def test_points_that_are_not_armed_do_nothing() -> None:
-    ended = passing("", *NAMES)
-    assert (ended.returncode, tuple(ended.stdout.split())) == (0, NAMES)
+async def test_a_process_kills_itself_at_the_point_that_is_armed(
+    armed: str, names: tuple[str, ...], code: int, survived: int
+) -> None:
+    ended = passing(armed, *names)
+    assert (ended.returncode, ended.stdout.split()) == (code, [*names[:survived]])

@@ -141,7 +141,7 @@ def log(stream: Stream) -> logging.Logger:
     return log
 
 
-async def test_the_lines_of_one_turn_are_written_together_and_a_warning_at_once_after_them(
+async def test_the_lines_of_one_turn_are_written_together_and_what_is_urgent_or_in_threads_at_once_after_them(
     stream: Stream, log: logging.Logger
 ) -> None:
     log.info("one")
@@ -151,14 +151,12 @@ async def test_the_lines_of_one_turn_are_written_together_and_a_warning_at_once_
     log.info("three")
     log.warning("four")
     assert stream.writes == ["one\ntwo\n", "three\nfour\n"]
+    log.info("five")
+    await asyncio.to_thread(log.info, "six")
+    assert stream.getvalue() == "one\ntwo\nthree\nfour\nfive\nsix\n"
+    written = len(stream.writes)
     await asyncio.sleep(0)
-    assert len(stream.writes) == 2
-
-
-async def test_threads_write_at_once_and_in_order(stream: Stream, log: logging.Logger) -> None:
-    log.info("one")
-    await asyncio.to_thread(log.info, "two")
-    assert stream.getvalue() == "one\ntwo\n"
+    assert len(stream.writes) == written
 
 
 def test_without_a_loop_and_at_the_end_nothing_is_left(stream: Stream, log: logging.Logger) -> None:
@@ -249,13 +247,10 @@ async def test_no_counter_falls_when_a_process_ends_or_is_replaced(tmp_path: Pat
 
 
 async def test_a_process_that_was_killed_is_counted_as_far_as_it_was_shown(tmp_path: Path) -> None:
-    killed = Metrics(tmp_path)
-    await killed.exposition.__aenter__()
-    killed.chunks.labels("recorded").inc(5)
-    shown = (await killed.values())[RECORDED]
-    async with process(tmp_path) as other:
+    async with process(tmp_path) as killed, process(tmp_path) as other:  # both slots are held
+        killed.chunks.labels("recorded").inc(5)
+        shown = (await killed.values())[RECORDED]
         assert (await other.values())[RECORDED] == shown == 5
-    await killed.exposition.__aexit__(None, None, None)
 
 
 async def test_of_a_gauge_that_some_process_sets_the_largest_counts_while_that_process_lives(tmp_path: Path) -> None:
