@@ -151,7 +151,8 @@ class AccountingMachine(Machine):
         """Invariant 7: once all is swept, merged and flushed, disk, Redis and database say the same."""
         await self.services.sweeping.sweep(0)
         for transfer in self.all:
-            if transfer.is_open and self._has_more_on_disk(transfer):
+            disk = self._disk(transfer) if transfer.is_open else None
+            if disk and (disk.present - transfer.acknowledged or disk.leading > transfer.appended):
                 await self._hydrate(transfer)  # as its client's question would: a worker died before Redis knew
         rounds = 0
         while (waits := await self._next_due()) is not None:
@@ -171,10 +172,6 @@ class AccountingMachine(Machine):
             elif not transfer.may_be_left:
                 state = await self.redis.hget(up, "state")
                 assert state is None or state.decode() not in OPEN_STATES, f"{transfer} is left in Redis"
-
-    def _has_more_on_disk(self, transfer: Transfer) -> bool:
-        disk = self._disk(transfer)
-        return bool(disk.present - transfer.acknowledged) or disk.leading > transfer.appended
 
     async def _do_what_is_due(self) -> None:
         await self.services.flushing.flush_due(_held(await self.queue.claim(300, self.now_ms)))
@@ -202,10 +199,7 @@ class AccountingMachine(Machine):
     def record_at_once(self, transfer: Transfer, numbers: list[int], dies_at: int | None) -> None:
         """Several workers take chunks of an upload at one moment, perhaps the same chunk."""
 
-        async def all_of_them() -> None:
-            await asyncio.gather(*(self._store(transfer, number) for number in numbers), return_exceptions=True)
-
-        self.run(all_of_them(), dies_at)
+        self.run(_together(*(self._store(transfer, number) for number in numbers), died=True), dies_at)
 
     @rule(transfer=transfers, length=st.sampled_from([1, 30, CHUNK, 3 * CHUNK - 50]), dies_at=_deaths(15))
     def append(self, transfer: Transfer, length: int, dies_at: int | None) -> None:
@@ -221,12 +215,9 @@ class AccountingMachine(Machine):
     def append_at_once(self, transfer: Transfer, lengths: list[int], number: int) -> None:
         """Several streams on one upload, of which the newest wins, beside a chunk of it."""
         transfer = self._unfinished(transfer)
-
-        async def all_of_them() -> None:
-            streams = (self._append(transfer, length) for length in lengths)
-            await asyncio.gather(*streams, self._store(transfer, number))
-
-        self.runner.run(all_of_them())
+        self.runner.run(
+            _together(*(self._append(transfer, length) for length in lengths), self._store(transfer, number))
+        )
 
     @rule(transfer=transfers, dies_at=_deaths(40))
     def append_all(self, transfer: Transfer, dies_at: int | None) -> None:
@@ -251,15 +242,14 @@ class AccountingMachine(Machine):
     async def _append_from_the_offset(self, transfer: Transfer, length: int, up_to: int) -> object:
         """As a client that lost the answer: it asks first."""
         target = Target(transfer.upload.user_id, upload_id=transfer.upload.id)
-        match await self.services.appends.status(target):
-            case Appended(offset=offset):
-                data = transfer.content[offset : min(offset + length, up_to)]
-                told = await self.services.appends.append(target, offset, Arrived(data))
-                if isinstance(told, Appended):
-                    transfer.appended = max(told.offset, transfer.appended)
-                return told
-            case complete:
-                return complete
+        stands = await self.services.appends.status(target)
+        told: object = stands
+        if isinstance(stands, Appended):
+            data = transfer.content[stands.offset : min(stands.offset + length, up_to)]
+            told = await self.services.appends.append(target, stands.offset, Arrived(data))
+            if isinstance(told, Appended):
+                transfer.appended = max(told.offset, transfer.appended)
+        return told
 
     @rule(
         user_id=st.sampled_from(USERS),
@@ -324,7 +314,8 @@ class AccountingMachine(Machine):
         if transfer.may_be_old:
             return  # until somebody ends the withdrawal
         disk = self._disk(transfer)
-        assert _bytes_of(transfer.acknowledged) <= figures.received <= disk.received
+        acknowledged = sum(chunk_length(number, SHAPE.size, CHUNK) for number in transfer.acknowledged)
+        assert acknowledged <= figures.received <= disk.received
         assert len(transfer.acknowledged) <= figures.chunks <= len(disk.present)
         assert figures.settled == (figures.chunks == CHUNK_COUNT)
 
@@ -414,10 +405,11 @@ class AccountingMachine(Machine):
             self.runner.run(deed)
             self._go_on(claims, None)
 
-    @rule(transfer=transfers, number=CHUNKS)
-    def acknowledge_what_was_healed(self, transfer: Transfer, number: int) -> None:
-        """The ack of a chunk comes when it was withdrawn and sent again: as many bytes, of another generation."""
-        self.flush_while(transfer, number, Meanwhile.HEAL, number, True)
+    @rule(transfer=transfers, number=CHUNKS, committed=st.booleans())
+    def flush_what_was_healed(self, transfer: Transfer, number: int, committed: bool) -> None:
+        """The commit, or the ack, of a chunk comes when it was withdrawn and sent again: as many bytes, of another
+        generation."""
+        self.flush_while(transfer, number, Meanwhile.HEAL, number, committed)
 
     @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(1, 3))
     def die_flushing(self, transfer: Transfer, number: int, dies_at: int) -> None:
@@ -523,10 +515,6 @@ class AccountingMachine(Machine):
         }
         return deeds[meanwhile]()
 
-    async def _heal(self, transfer: Transfer, number: int) -> None:
-        await self._withdraw(transfer, [number])
-        await self._store(transfer, number)
-
     async def _flush_after_the_lease(self, transfer: Transfer, number: int) -> None:
         """Another worker takes over what one had claimed that stood still, with a chunk more."""
         await self._store(transfer, number)
@@ -575,6 +563,10 @@ class AccountingMachine(Machine):
             other.leased_at_ms = self.now_ms
         self.runner.run(self._do_what_is_due())
         transfer.may_be_old = False
+
+    async def _heal(self, transfer: Transfer, number: int) -> None:
+        await self._withdraw(transfer, [number])
+        await self._store(transfer, number)
 
     async def _withdraw(self, transfer: Transfer, numbers: list[int]) -> None:
         transfer.acknowledged -= set(numbers)
@@ -750,12 +742,13 @@ def _held(claims: list[Claim]) -> UploadQueue:
     return cast(UploadQueue, SimpleNamespace(claim_many=claim_many, shard=0))
 
 
+async def _together(*works: Awaitable[object], died: bool = False) -> None:
+    """`died`: one of them may."""
+    await asyncio.gather(*works, return_exceptions=died)
+
+
 async def _rows(connection: Connection) -> dict[str, Any]:
     return {row.id: row for row in await connection.execute(select(models.upload))}
-
-
-def _bytes_of(numbers: set[int]) -> int:
-    return sum(chunk_length(number, SHAPE.size, SHAPE.chunk_size) for number in numbers)
 
 
 def test_no_order_of_events_makes_the_accounts_wrong(

@@ -52,10 +52,7 @@ async def written(database: Database) -> list[Written]:
         assert {event_id for event_id, _ in deliveries} == {row["id"] for row in rows}
         return [
             Written(
-                row["type"],
-                row["subject"],
-                row["user_id"],
-                json.loads(row["data"]),
+                *(row["type"], row["subject"], row["user_id"], json.loads(row["data"])),
                 frozenset(sink for event_id, sink in deliveries if event_id == row["id"]),
             )
             for row in rows
