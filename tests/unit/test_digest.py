@@ -30,8 +30,7 @@ SHA256_BASE64 = base64.b64encode(SHA256).decode()
 
 
 def test_the_digests_of_nothing_are_right() -> None:
-    assert hashlib.md5(b"").hexdigest() == EMPTY_MD5
-    assert hashlib.sha256(b"").hexdigest() == EMPTY_SHA256
+    assert (hashlib.md5(b"").hexdigest(), hashlib.sha256(b"").hexdigest()) == (EMPTY_MD5, EMPTY_SHA256)
 
 
 @given(st.binary(min_size=16, max_size=16))
@@ -39,12 +38,11 @@ def test_hexadecimal_in_either_case_is_folded_to_lower_case(digest: bytes) -> No
     assert parse_hex(digest.hex().upper(), 32) == parse_hex(digest.hex(), 32) == digest.hex()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0" * 31, "0" * 33, "g" + "0" * 31, "0" * 31 + "\n", "0" * 32 + "\n", " " + "0" * 31, "٠" * 32]
-)
-def test_what_is_not_that_many_hexadecimal_digits_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="32 hexadecimal digits"):
-        parse_hex(text, 32)
+def test_what_is_not_that_many_hexadecimal_digits_is_refused() -> None:
+    zeros = "0" * 31
+    for text in ("", zeros, f"{zeros}00", f"g{zeros}", f"{zeros}\n", f"{zeros}0\n", f" {zeros}", "٠" * 32):
+        with pytest.raises(ValueError, match="32 hexadecimal digits"):
+            parse_hex(text, 32)
 
 
 @pytest.mark.parametrize("header", ["", MD5.hex(), "not base64!", MD5_BASE64[:-1], SHA256_BASE64, "é" * 24])

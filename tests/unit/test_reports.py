@@ -48,13 +48,9 @@ def moment(days_ago: float, finished: int, physical: int) -> Day:
 def test_growth_is_told_by_the_day_over_the_time_that_has_passed() -> None:
     found = growth(7, moment(0, 500, 300), moment(8, 100, 220), available_bytes=1000)
     assert found == Growth(7, NOW - timedelta(days=8), 400, 80, 10.0, 100.0)
-
-
-@pytest.mark.parametrize(("physical", "per_day"), [(100, 0.0), (80, -2.0)])
-def test_a_disk_that_does_not_fill_up_has_no_last_day(physical: int, per_day: float) -> None:
-    found = growth(7, moment(0, 500, physical), moment(10, 500, 100), available_bytes=1000)
-    assert (found.physical_bytes_per_day, found.days_until_full) == (per_day, None)
-    # One that is full is full today.
+    for physical, per_day in ((100, 0.0), (80, -2.0)):
+        found = growth(7, moment(0, 500, physical), moment(10, 500, 100), available_bytes=1000)
+        assert (found.physical_bytes_per_day, found.days_until_full) == (per_day, None), "it does not fill up"
     assert growth(7, moment(0, 2, 2), moment(7, 1, 1), available_bytes=0).days_until_full == 0.0
 
 
@@ -64,38 +60,23 @@ def test_without_an_earlier_moment_nothing_is_told(earlier: Day | None) -> None:
     assert astuple(found) == (30, None, None, None, None, None)
 
 
-def room(free: int, promised: int, floor: int) -> Room:
-    return Room(total_bytes=1000, free_bytes=free, trash_bytes=0, promised_bytes=promised, floor_bytes=floor)
-
-
-@pytest.mark.parametrize(
-    ("found", "available"), [(room(100, 20, 30), 50), (room(100, 70, 30), 0), (room(10, 70, 30), 0)]
-)
-def test_what_is_available_is_what_fits(found: Room, available: int) -> None:
-    assert found.available_bytes == available
-    assert not found.fits(available + 1)
-    assert found.fits(available) == (found.free_bytes >= 100)
-
-
-def test_the_floor_is_as_it_is_set_or_a_share_of_the_disk() -> None:
-    assert floor_of(100 * GIB, 0) == 0
-    assert floor_of(100 * GIB, None) == 5 * GIB
-    assert floor_of(10 * GIB, None) == GIB
+def test_what_is_available_on_the_disk_is_what_fits_above_the_floor() -> None:
+    for free, promised, available in ((100, 20, 50), (100, 70, 0), (10, 70, 0)):
+        found = Room(total_bytes=1000, free_bytes=free, trash_bytes=0, promised_bytes=promised, floor_bytes=30)
+        assert found.available_bytes == available
+        assert not found.fits(available + 1)
+        assert found.fits(available) == (free >= 100)
+    floors = [floor_of(100 * GIB, 0), floor_of(100 * GIB, None), floor_of(10 * GIB, None)]
+    assert floors == [0, 5 * GIB, GIB], "as it is set, or a share of the disk"
 
 
 def read(lines: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(lines)))
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum", "\t=1", "\r=1", "＝1", "＋1", "－1", "＠sum", "="])
-def test_text_that_begins_like_a_formula_is_put_behind_an_apostrophe(text: str) -> None:
-    assert read(csv_lines([[text, "x"]])) == [[f"'{text}", "x"]]
-
-
-@pytest.mark.parametrize("text", ["", "a=1", "'=1", 'quo"ted', "a,b", "名", " =1"])
-def test_any_other_text_stays_as_it_is(text: str) -> None:
-    assert read(csv_lines([["x", text]])) == [["x", text]]
-
-
-def test_figures_stay_as_they_are() -> None:
+def test_text_that_begins_like_a_formula_is_put_behind_an_apostrophe_and_nothing_else() -> None:
+    for text in ("=1+1", "+1", "-1", "@sum", "\t=1", "\r=1", "＝1", "＋1", "－1", "＠sum", "="):
+        assert read(csv_lines([[text, "x"]])) == [[f"'{text}", "x"]]
+    for text in ("", "a=1", "'=1", 'quo"ted', "a,b", "名", " =1"):
+        assert read(csv_lines([["x", text]])) == [["x", text]]
     assert read(csv_lines([[-1, 2**63, 0.5, None]])) == [["-1", str(2**63), "0.5", ""]]

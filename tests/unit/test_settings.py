@@ -57,7 +57,10 @@ def test_a_formatted_size_or_duration_is_parsed_back_exactly(size: int, seconds:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
-def test_a_rate_is_a_size_with_or_without_per_second() -> None:
+@pytest.mark.parametrize("text", ["", "-5s", "5 weeks", "5S", "1e3s", "s", "5s5s", "inf", "nan", "36501d", "9" * 400])
+def test_what_is_no_duration_or_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"duration|longer"):
+        parse_duration(text)
     assert parse_rate("1KiB/s") == parse_rate("1 KiB") == parse_rate("1024") == 1024
     with pytest.raises(ValueError, match="size"):
         parse_rate("1KiB/m")
@@ -69,12 +72,6 @@ def test_a_rate_is_a_size_with_or_without_per_second() -> None:
 )
 def test_a_duration_is_seconds_or_a_number_with_a_unit(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "-5s", "5 weeks", "5S", "1e3s", "s", "5s5s", "inf", "nan", "36501d", "9" * 400])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"duration|longer"):
-        parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +157,6 @@ def test_an_unknown_name_stops_the_start() -> None:
     names = ("UPLOADER_PROT", "UPLOADER_", "UPLOADER_port", "UPLOADER_TESTING", "UPLOADER_X_FILE", "UPLOADER_PORT_FILE")
     for name in names:
         assert problems_of({name: "1"}) == [f"{name}: no such setting"]
-
-
-def test_several_problems_are_one_line_each() -> None:
     lines = problems_of({"UPLOADER_PORT": "high", "UPLOADER_PROT": "1", "UPLOADER_JOBS": "maybe\nnot"})
     assert [line.split(":")[0] for line in lines] == ["UPLOADER_JOBS", "UPLOADER_PORT", "UPLOADER_PROT"]
 
@@ -211,18 +205,13 @@ def test_a_password_in_a_url_is_masked_and_the_rest_is_shown(url: str, shown: st
     assert Settings(redis_url=url).shown()["UPLOADER_REDIS_URL"] == shown
 
 
-_BUCKET = {"storage": "s3://bucket", "s3_access_key_id": "x" * 20, "s3_secret_access_key": "x" * 40}
-
-
-@pytest.mark.parametrize(
-    "field", ["jwt_secret", "jwt_public_key", "link_secret", "s3_access_key_id", "s3_secret_access_key"]
-)
-def test_a_secret_that_is_no_url_is_masked_whole(field: str) -> None:
-    values: dict[str, Any] = _BUCKET if field.startswith("s3_") else {field: "x" * 40}
-    assert Settings(**values).shown()[f"UPLOADER_{field.upper()}"] == "***"
-
-
-def test_a_bad_secret_is_not_repeated_in_the_complaint() -> None:
+def test_a_secret_that_is_no_url_is_masked_whole_and_a_bad_one_not_repeated_in_the_complaint() -> None:
+    bucket: dict[str, Any] = {"storage": "s3://bbb", "s3_access_key_id": "x" * 20, "s3_secret_access_key": "x" * 40}
+    shown = Settings(jwt_secret="x" * 40, link_secret="x" * 40, **bucket).shown() | {
+        "UPLOADER_JWT_PUBLIC_KEY": Settings(jwt_public_key="x" * 40).shown()["UPLOADER_JWT_PUBLIC_KEY"]
+    }
+    secret = ("JWT_SECRET", "JWT_PUBLIC_KEY", "LINK_SECRET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY")
+    assert {shown[f"UPLOADER_{name}"] for name in secret} == {"***"}
     (line,) = problems_of({"UPLOADER_DATABASE_URL": "postgresql://user:hidden@host/name"})
     assert line.startswith("UPLOADER_DATABASE_URL: ")
     assert "hidden" not in line
