@@ -121,9 +121,6 @@ def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
         shown = "unset" if default is None else f"`{default}`"
         expected.append([f"`{variable_of(setting)}`", shown, setting.metadata["about"]])
     assert table(ROOT / "README.md", "## Configuration") == expected
-
-
-def test_the_readme_names_the_file_variant_of_every_secret_setting_and_of_no_other() -> None:
     assert set(re.findall(r"UPLOADER_\w+_FILE\b", (ROOT / "README.md").read_text())) == SECRET_FILES
 
 
@@ -181,13 +178,6 @@ def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document:
     assert set(re.findall(r"\buploader_[a-z]+_\w+", text)) <= set(metrics())
 
 
-def test_the_architecture_page_names_every_module_of_the_package() -> None:
-    modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    layers = re.search(r"^## Layers$.*?^```$(.*?)^```$", ARCHITECTURE, flags=re.DOTALL | re.MULTILINE)
-    assert layers is not None
-    assert modules - {"__init__"} <= set(re.findall(r"\w+", layers[1]))
-
-
 def test_the_tree_of_the_architecture_page_has_every_module_in_its_folder() -> None:
     tree = re.sub(r" *\(.*?\)|:.*", "", ARCHITECTURE.split("\n## Layers\n", 1)[1].split("```")[1])
     found: dict[str, set[str]] = {}
@@ -204,6 +194,10 @@ def test_the_tree_of_the_architecture_page_has_every_module_in_its_folder() -> N
         if path.stem != "__init__":
             modules.setdefault(str(path.parent.relative_to(PACKAGE)), set()).add(path.stem)
     assert found == modules
+    top_level = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    layers = re.search(r"^## Layers$.*?^```$(.*?)^```$", ARCHITECTURE, flags=re.DOTALL | re.MULTILINE)
+    assert layers is not None
+    assert top_level - {"__init__"} <= set(re.findall(r"\w+", layers[1]))
 
 
 def test_the_glossary_has_each_word_once_and_does_not_rule_out_the_word_it_explains() -> None:
@@ -220,12 +214,9 @@ def test_the_glossary_has_each_word_once_and_does_not_rule_out_the_word_it_expla
 def test_a_decision_is_short_and_has_its_three_parts(decision: Path) -> None:
     text = decision.read_text()
     assert text.startswith(f"# {decision.name[:4]}: ")
+    assert int(decision.name[:4]) == DECISIONS.index(decision) + 1, "they are numbered without gaps"
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == ["Context", "Decision", "Consequences"]
     assert len(text.splitlines()) <= 40
-
-
-def test_the_decisions_are_numbered_without_gaps() -> None:
-    assert [int(decision.name[:4]) for decision in DECISIONS] == list(range(1, len(DECISIONS) + 1))
 
 
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:
@@ -266,10 +257,7 @@ def test_nothing_installs_the_program_of_others_that_has_the_name_of_the_package
     texts += [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".service", ".json", ".yml", ".toml")]
     texts += [path for suffix in ("py", "html", "js") for path in PACKAGE.rglob(f"*.{suffix}")]
     found = {str(path.relative_to(ROOT)): _STRANGER.findall(path.read_text()) for path in texts}
-    assert {name: wrong for name, wrong in found.items() if wrong} == {}
-
-
-def test_what_would_install_it_is_seen() -> None:
+    assert {name: strangers for name, strangers in found.items() if strangers} == {}
     wrong = ["pip install 'uploader[s3]'", "pip install pyjwt uploader", "python3 -m pip install -U uploader"]
     wrong += ["uvx uploader serve", "needs uploader>=0.3", "uploader == 0.3.0", "`uploader[kafka]`"]
     right = ["pip install 'uploader-kit[s3]'", "pip install -q '.[s3]' && .venv/bin/uploader serve"]
@@ -292,7 +280,11 @@ def test_every_script_has_a_header_that_names_its_keys_arguments_and_results(scr
         assert used <= set(listed), f"{name} are used that the header does not list"
 
 
-def test_the_architecture_page_names_functions_that_exist() -> None:
+def test_the_architecture_page_names_functions_that_exist_and_at_most_ten_stops() -> None:
+    section = ARCHITECTURE.split("\n## The path of a chunk\n", 1)[1].split("\n## ", 1)[0]
+    stops = [int(number) for number in re.findall(r"^(\d+)\. `", section, flags=re.MULTILINE)]
+    assert stops == list(range(1, len(stops) + 1))
+    assert 5 <= len(stops) <= 10
     named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", ARCHITECTURE))
     assert len(named) > 10
     found: dict[str, set[str]] = {}
@@ -302,13 +294,6 @@ def test_the_architecture_page_names_functions_that_exist() -> None:
                 members = (each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
                 found.setdefault(node.name, set()).update(members)
     assert {f"{name}.{member}" for name, member in named if member not in found.get(name, set())} == set()
-
-
-def test_the_path_of_a_chunk_has_at_most_ten_stops() -> None:
-    section = ARCHITECTURE.split("\n## The path of a chunk\n", 1)[1].split("\n## ", 1)[0]
-    stops = [int(number) for number in re.findall(r"^(\d+)\. `", section, flags=re.MULTILINE)]
-    assert stops == list(range(1, len(stops) + 1))
-    assert 5 <= len(stops) <= 10
 
 
 def test_git_keeps_nothing_that_it_is_told_to_ignore() -> None:
@@ -363,12 +348,6 @@ def test_every_event_is_as_the_schema_says(news: News) -> None:
             VALIDATOR.validate(broken)
 
 
-def test_the_page_names_every_type_and_no_other() -> None:
-    table = PAGE.split("| type | when |", 1)[1].split("\n\n", 1)[0]
-    assert re.findall(r"^\| `([a-z.]+)`", table, flags=re.MULTILINE) == [kind.value for kind in EventType]
-    assert {news.type for news in NEWS} == set(EventType)
-
-
 def test_the_examples_of_an_event_of_a_file_and_of_a_secret_are_what_they_are_called(tmp_path: Path) -> None:
     VALIDATOR.validate(json.loads(block("json", "file.finished")))
     path = events_file(tmp_path, block("toml", "[sinks.scan]"))
@@ -376,6 +355,9 @@ def test_the_examples_of_an_event_of_a_file_and_of_a_secret_are_what_they_are_ca
     assert len(parse_secret((tmp_path / "scan.secret").read_text().strip())) == 32
     (tmp_path / "lake.password").write_text("x")
     assert list(load_events(path).sinks) == ["scan", "log", "lake"]
+    types = PAGE.split("| type | when |", 1)[1].split("\n\n", 1)[0]
+    assert re.findall(r"^\| `([a-z.]+)`", types, flags=re.MULTILINE) == [kind.value for kind in EventType]
+    assert {news.type for news in NEWS} == set(EventType)
 
 
 def test_the_plan_of_the_retries_is_that_of_the_page() -> None:

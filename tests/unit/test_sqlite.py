@@ -321,33 +321,26 @@ async def test_a_small_file_takes_nothing_of_sqlalchemy(make_stack: MakeStack, s
         assert run == []
 
 
-async def test_one_statement_with_many_values(compared: list[Executable], act: Transactions) -> None:
+async def test_one_statement_with_many_values_and_with_others_than_before(
+    compared: list[Executable], act: Transactions
+) -> None:
     rows = [_columns(file_row(seed=str(number), name=name)) for number, name in enumerate(NAMES)]
-    counts = []
+    counts, user = [], insert(models.user_info)
 
     async def write(connection: AsyncConnection) -> None:
+        await connection.execute(user, {"user_id": "alice", "total_space": 5})
+        await connection.execute(user, {"user_id": "bob"})
         counts.append((await connection.execute(insert(models.file), rows)).rowcount)
         named = [{"file_id": row["id"], "new_name": "same"} for row in rows[:3]]
         counts.append((await connection.execute(RENAME, named)).rowcount)
 
     await act.database.transact(write)
     assert counts == [4, 3]
-    assert len(compared) == 2
-    found = await act.database.read(lambda c: queries.files(c, "alice", limit=10, after=None, prefix=None, part=None))
-    assert sorted(file.name for file in found) == sorted(["same"] * 3 + [NAMES[3]])
-
-
-async def test_one_statement_with_other_values_than_before(compared: list[Executable], act: Transactions) -> None:
-    user = insert(models.user_info)
-
-    async def write(connection: AsyncConnection) -> None:
-        await connection.execute(user, {"user_id": "alice", "total_space": 5})
-        await connection.execute(user, {"user_id": "bob"})
-
-    await act.database.transact(write)
+    assert len(compared) == 4
     usages = [await act.database.read(lambda c, name=name: queries.usage(c, name)) for name in ("alice", "bob")]  # type: ignore[misc]
     assert [usage and usage.total_space for usage in usages] == [5, 0]
-    assert len(compared) == 4
+    found = await act.database.read(lambda c: queries.files(c, "alice", limit=10, after=None, prefix=None, part=None))
+    assert sorted(file.name for file in found) == sorted(["same"] * 3 + [NAMES[3]])
 
 
 async def test_a_list_that_is_expanded_stays_with_sqlalchemy(act: Transactions) -> None:

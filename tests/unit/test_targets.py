@@ -10,22 +10,6 @@ from hypothesis import strategies as st
 from uploader.client import AmbiguousName, File, InvalidName, LeadsOutside, Wanted
 from uploader.client.download import placed, sorted_out
 
-HOSTILE = [
-    "../a",
-    "a/../../b",
-    "/etc/passwd",
-    "..",
-    ".",
-    "",
-    "a//b",
-    "a/./b",
-    "a\0b",
-    "a\nb",
-    "..\\a",
-    "a/\x1b[2J",
-    "a/",
-]
-
 
 def file(file_id: str, name: str) -> File:
     return File(file_id, name, None, "0" * 64, 3, datetime(2026, 11, 22, 10, tzinfo=UTC), instant=False)
@@ -35,11 +19,12 @@ def wanted(*pairs: tuple[str, str]) -> list[Wanted]:
     return [Wanted(file(file_id, path), path) for file_id, path in pairs]
 
 
-@pytest.mark.parametrize("path", HOSTILE)
-def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
-    kept, [(refused, error)] = sorted_out(wanted(("1", path), ("2", "good")))
-    assert [each.path for each in kept] == ["good"]
-    assert (refused.path, type(error)) == (path, InvalidName)
+def test_a_path_that_leads_elsewhere_is_refused() -> None:
+    hostile = ("../a", "a/../../b", "/etc/passwd", "..", ".", "", "a//b", "a/./b", "a\0b", "a\nb", "..\\a", "a/\x1b[2J")
+    for path in (*hostile, "a/"):
+        kept, [(refused, error)] = sorted_out(wanted(("1", path), ("2", "good")))
+        assert [each.path for each in kept] == ["good"]
+        assert (refused.path, type(error)) == (path, InvalidName)
 
 
 @given(st.lists(st.text(alphabet="a./\\\0~é", max_size=8), max_size=4))

@@ -46,6 +46,12 @@ async def test_the_result_is_given_and_the_error_raised() -> None:
     with pytest.raises(ValueError, match="broken"):
         await uninterrupted(work.fail())
 
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await uninterrupted(give_up())
+
 
 async def cancelled(caller: Coroutine[Any, Any, object], work: Work, times: int = 1) -> None:
     """Cancel it in the middle of its work, which then ends, and it with that."""
@@ -92,14 +98,6 @@ async def test_the_error_of_abandoned_work_is_not_reported_as_never_retrieved() 
     assert reports == []
 
 
-async def test_work_that_cancels_itself_cancels_its_caller() -> None:
-    async def give_up() -> None:
-        raise asyncio.CancelledError
-
-    with pytest.raises(asyncio.CancelledError):
-        await uninterrupted(give_up())
-
-
 async def test_a_timeout_around_it_waits_and_is_still_a_timeout() -> None:
     work = Work()
 
@@ -129,18 +127,17 @@ async def test_a_task_that_misses_a_cancellation_is_ended_all_the_same() -> None
     assert missed.is_set()
     assert task.cancelled()
 
+    async def fail() -> None:
+        raise ValueError
 
-async def test_the_end_of_a_task_that_failed_raises_nothing() -> None:
-    work = Work()
-    work.go_on.set()
-    task = asyncio.create_task(work.fail())
+    failed = asyncio.create_task(fail())
     await let_all_run()
-    await ended(task)
-    assert isinstance(task.exception(), ValueError)
+    await ended(failed)
+    assert isinstance(failed.exception(), ValueError)
 
 
 async def test_work_of_one_key_is_done_once_at_a_time() -> None:
-    works, begun = OnePerKey[str](), [Work(), Work(), Work()]
+    works, begun = OnePerKey[str | None](), [Work(), Work(), Work()]
     unused = iter(begun)
     callers = [asyncio.create_task(works.run(key, lambda: next(unused).run())) for key in ("a", "a", "b", "a")]
     await let_all_run()
@@ -153,15 +150,10 @@ async def test_work_of_one_key_is_done_once_at_a_time() -> None:
     assert await asyncio.gather(*callers[1:]) == ["done"] * 3
     assert await works.run("a", lambda: next(unused).run()) == "done"
     assert begun[2].ended, "what comes later is work of its own"
-
-
-async def test_work_of_one_key_fails_for_all_who_wait() -> None:
-    works, work = OnePerKey[None](), Work()
-    callers = [asyncio.create_task(works.run("a", work.fail)) for _ in range(2)]
-    await let_all_run()
-    work.go_on.set()
-    outcomes = await asyncio.gather(*callers, return_exceptions=True)
-    assert [str(outcome) for outcome in outcomes] == ["broken"] * 2
+    failing = Work()
+    failing.go_on.set()
+    alike = (works.run("a", failing.fail) for _ in range(2))
+    assert [str(outcome) for outcome in await asyncio.gather(*alike, return_exceptions=True)] == ["broken"] * 2
 
 
 @pytest.fixture
@@ -180,12 +172,6 @@ def test_a_thread_that_gives_way_does_so_alone() -> None:
     assert niceness() == before
 
 
-async def test_the_result_and_the_error_come_back(pool: ThreadPoolExecutor) -> None:
-    assert await run_in(pool, divmod, 7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        await run_in(pool, divmod, 7, 0)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 async def test_what_is_given_up_is_left_undone_or_goes_on_unheard(pool: ThreadPoolExecutor, fails: bool) -> None:
     begun, go_on, done = threading.Event(), threading.Event(), []
@@ -202,8 +188,11 @@ async def test_what_is_given_up_is_left_undone_or_goes_on_unheard(pool: ThreadPo
     under_way.cancel()
     waiting.cancel()
     go_on.set()
-    assert await run_in(pool, list, done) == ["under way"]
-    assert await run_in(pool, list, done) == ["under way"]
+    for _ in range(2):
+        assert await run_in(pool, list, done) == ["under way"]
+    assert await run_in(pool, divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await run_in(pool, divmod, 7, 0)
 
 
 async def test_threads_work_in_the_context_of_who_asked(pool: ThreadPoolExecutor) -> None:
