@@ -88,12 +88,6 @@ def test_a_copy_goes_its_own_way(states: bool, with_md5: bool, request: pytest.F
         assert (each.position, each.digests()) == (length, known if with_md5 else Digests(None, known.sha256))
 
 
-def test_megabytes_at_once_give_what_hashlib_gives() -> None:
-    hashed = carried_on(hashed_of(bytearray(CONTENT)))
-    hashed.update(memoryview(CONTENT))
-    assert hashed.digests() == expected(CONTENT + CONTENT)
-
-
 def test_a_state_goes_on_in_another_process() -> None:
     hashed = hashed_of(CONTENT[:1001])
     program = (
@@ -104,16 +98,19 @@ def test_a_state_goes_on_in_another_process() -> None:
     command = [sys.executable, "-c", program, hashed.state().hex()]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert Digests(*printed) == expected(CONTENT[:1001] + b"the rest")
+    # Megabytes at once.
+    hashed = carried_on(hashed_of(bytearray(CONTENT)))
+    hashed.update(memoryview(CONTENT))
+    assert hashed.digests() == expected(CONTENT + CONTENT)
 
 
-def test_two_that_go_on_from_one_state_do_not_touch_each_other() -> None:
+def test_two_that_go_on_from_one_state_do_not_touch_each_other_and_from_no_state_nobody_goes_on() -> None:
     hashed = hashed_of(CONTENT[:100])
     first, second = carried_on(hashed), carried_on(hashed)
     first.update(memoryview(CONTENT)[100:200])
     second.update(memoryview(b"else"))
-    assert first.digests() == expected(CONTENT[:200])
-    assert second.digests() == expected(CONTENT[:100] + b"else")
-    assert hashed.digests() == expected(CONTENT[:100])
+    contents = [CONTENT[:200], CONTENT[:100] + b"else", CONTENT[:100]]
+    assert [each.digests() for each in (first, second, hashed)] == [expected(content) for content in contents]
     for state in (b"", b"short", bytes(STATE_BYTES + 1)):
         assert PrefixHashes.restore(1, state) is None
 
