@@ -110,6 +110,15 @@ class Fault:
 
     calls: int = 0
     hits: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, call: Call, chosen: Callable[[Call], bool]) -> int:
+        """Which of those that are `chosen` it is, from 1; 0: none of them."""
+        with self._lock:
+            if not chosen(call):
+                return 0
+            self.calls += 1
+            return self.calls
 
 
 def failing_call(
@@ -129,15 +138,13 @@ def failing(
     chosen: Callable[[Call], bool], error_number: int, *, at: int = 1, times: int | None = 1
 ) -> Iterator[Fault]:
     """Let the `at`th call that is `chosen` raise OSError, `times` times (None: from then on always)."""
-    fault, lock = Fault(), threading.Lock()
+    fault = Fault()
 
     def around(call: Call) -> Any:
-        with lock:
-            if chosen(call):
-                fault.calls += 1
-                if fault.calls >= at and (times is None or fault.calls < at + times):
-                    fault.hits += 1
-                    raise OSError(error_number, os.strerror(error_number))
+        number = fault.count(call, chosen)
+        if number >= at and (times is None or number < at + times):
+            fault.hits += 1
+            raise OSError(error_number, os.strerror(error_number))
         return call.make()
 
     with intercepting(around):
@@ -195,17 +202,16 @@ def _lines_of_the_server() -> tuple[tuple[str, int], ...]:
 @contextmanager
 def short_writes(limit_bytes: int, chosen: Callable[[Call], bool] = lambda _: True) -> Iterator[Fault]:
     """Let writes that are `chosen` stop after `limit_bytes`, as a disk that is nearly full or a signal may do."""
-    fault, lock = Fault(), threading.Lock()
+    fault = Fault()
 
     def around(call: Call) -> Any:
-        if call.name != "pwrite":
+        if not fault.count(call, lambda each: each.name == "pwrite"):
             return call.make()
         descriptor, buffer, offset = call.arguments
-        with lock:
-            fault.calls += 1
-            stops = len(buffer) > limit_bytes and chosen(call)
-            fault.hits += stops
-        return call.real(descriptor, memoryview(buffer)[:limit_bytes], offset) if stops else call.make()
+        if len(buffer) <= limit_bytes or not chosen(call):
+            return call.make()
+        fault.hits += 1
+        return call.real(descriptor, memoryview(buffer)[:limit_bytes], offset)
 
     with intercepting(around):
         yield fault
@@ -287,7 +293,7 @@ async def left_open(storage: Store, directory: Path) -> list[str]:
 @contextmanager
 def cancelling(task: "asyncio.Task[Any]", *, at: int, only: Callable[[Call], bool], then: int = 0) -> Iterator[Fault]:
     """Cancel a task of this loop in the middle of the `at`th call that `only` accepts, which fails with `then`, if told."""
-    fault, lock, loop = Fault(), threading.Lock(), asyncio.get_running_loop()
+    fault, loop = Fault(), asyncio.get_running_loop()
 
     async def cancel() -> None:
         task.cancel()
@@ -295,10 +301,7 @@ def cancelling(task: "asyncio.Task[Any]", *, at: int, only: Callable[[Call], boo
             await asyncio.sleep(0)  # whoever it waits for has seen it
 
     def around(call: Call) -> Any:
-        with lock:
-            fault.calls += 1 if (chosen := only(call)) else 0
-            hits = chosen and fault.calls == at
-        if hits:
+        if fault.count(call, only) == at:
             fault.hits += 1
             if threading.current_thread() is threading.main_thread():
                 task.cancel()

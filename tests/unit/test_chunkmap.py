@@ -121,11 +121,11 @@ def test_a_tail_is_in_force_while_its_chunk_is_the_first_that_is_not_there(
     assert parsed.received_bytes == 100 * len(present) + (40 if in_force else 0)
 
 
-@pytest.mark.parametrize(("number", "length"), [(0, 0), (0, 100), (3, 1), (2**63, 1), (0, 2**63)])
-def test_what_can_be_no_tail_of_an_upload_shows(number: int, length: int) -> None:
-    parsed = chunks.parse_map(bytes(with_tail(number, length)), shape(3), 300)
-    assert parsed.tail is None
-    assert parsed.defect is not None
+def test_what_can_be_no_tail_of_an_upload_shows() -> None:
+    for number, length in ((0, 0), (0, 100), (3, 1), (2**63, 1), (0, 2**63)):
+        parsed = chunks.parse_map(bytes(with_tail(number, length)), shape(3), 300)
+        assert parsed.tail is None
+        assert parsed.defect is not None
 
 
 def test_a_flipped_byte_of_a_tail_shows() -> None:

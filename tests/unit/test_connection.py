@@ -12,11 +12,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"XDG_CONFIG_HOME": str(tmp_path / "config")}
 
 
-def test_without_a_server_nobody_is_logged_in(environment: dict[str, str]) -> None:
-    assert load_profile(environment) is None
-    assert load_profile(environment | {"UPLOADER_TOKEN": "token"}) is None
-
-
 @pytest.mark.parametrize(
     ("link", "profile"),
     [
@@ -51,6 +46,7 @@ def test_a_token_is_readable_on_the_way_to_another_machine_without_tls(
 
 
 def test_what_was_kept_is_found_again(environment: dict[str, str]) -> None:
+    assert load_profile(environment | {"UPLOADER_TOKEN": "token"}) is load_profile(environment) is None
     profile = Profile('https://h\u00f6st.example:8443/up?"', "a.b-c\\d")
     path = save_profile(profile, environment)
     assert load_profile(environment) == profile
@@ -70,13 +66,11 @@ def test_the_environment_goes_before_what_was_kept(environment: dict[str, str]) 
     assert load_profile(environment | {"UPLOADER_URL": "http://kept/"}) == Profile("http://kept/", "kept")
 
 
-def test_a_relative_directory_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_directory_is_ignored_and_a_file_that_can_not_be_read_named(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert profile_path({"XDG_CONFIG_HOME": "here"}) == tmp_path / ".config" / "uploader" / "client.toml"
-
-
-def test_a_file_that_can_not_be_read_is_named(environment: dict[str, str]) -> None:
-    path = save_profile(Profile("http://kept", None), environment)
-    path.write_text("url = nothing")
+    save_profile(Profile("http://kept", None), environment).write_text("url = nothing")
     with pytest.raises(ValueError, match=r"client\.toml"):
         load_profile(environment)

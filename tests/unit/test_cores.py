@@ -28,20 +28,9 @@ def in_a_thread(work: Callable[[], int | None]) -> tuple[int | None, set[int], s
         return thread.submit(run).result()
 
 
-@pytest.mark.parametrize(
-    ("allowed", "shared", "core"),
-    [
-        ({0, 1}, [], 0),
-        ({5, 3}, [], 3),
-        ({0, 1}, [0], 1),
-        ({0, 1}, [1], 0),
-        ({0, 1}, [0, 1], 0),
-        ({0, 1}, [0, 0, 1], 1),
-        ({2, 3}, [0, 0, 1, 2], 3),
-    ],
-)
-def test_the_core_is_the_first_of_those_that_the_fewest_share(allowed: set[int], shared: list[int], core: int) -> None:
-    assert least_shared(allowed, shared) == core
+@pytest.mark.parametrize(("shared", "core"), [([], 2), ([2], 3), ([3], 2), ([2, 3], 2), ([2, 2, 3], 3), ([0, 0, 2], 3)])
+def test_the_core_is_the_first_of_those_that_the_fewest_share(shared: list[int], core: int) -> None:
+    assert least_shared({3, 2}, shared) == core
 
 
 def test_a_thread_that_shares_a_core_can_run_anywhere_again(tmp_path: Path, two_cores: set[int]) -> None:

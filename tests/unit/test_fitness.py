@@ -59,7 +59,9 @@ async def refusal_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("target", ["blobs", "trash"])
-async def test_directories_between_which_nothing_can_be_linked_are_refused(tmp_path: Path, target: str) -> None:
+async def test_directories_between_which_nothing_can_be_linked_or_that_can_only_be_read_are_refused(
+    tmp_path: Path, target: str
+) -> None:
     """As a mount of the same filesystem in the place of one of them has it: the device is the same."""
 
     def into_target(call: Call) -> bool:
@@ -75,6 +77,8 @@ async def test_directories_between_which_nothing_can_be_linked_are_refused(tmp_p
     storage = new_storage(tmp_path, durable=True)
     await storage.prepare()
     storage.close()
+    with failing_call("open", errno.EROFS, times=None, only=lambda path: path.name.startswith("probe.")):
+        assert "cannot be written: Read-only file system" in await refusal_of(tmp_path)
 
 
 def is_unnamed(call: Call) -> bool:
@@ -115,11 +119,3 @@ async def test_a_filesystem_whose_locks_keep_nobody_out_is_refused(
 ) -> None:
     monkeypatch.setattr(disk, "fcntl", WithoutLocks(answer))
     assert "F_OFD_SETLK" in await refusal_of(tmp_path)
-
-
-async def test_a_disk_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
-    storage = new_storage(tmp_path, durable=True)
-    await storage.prepare()
-    storage.close()
-    with failing_call("open", errno.EROFS, times=None, only=lambda path: path.name.startswith("probe.")):
-        assert "cannot be written: Read-only file system" in await refusal_of(tmp_path)
