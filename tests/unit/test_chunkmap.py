@@ -112,7 +112,7 @@ def with_tail(number: int, length: int, present: Collection[int] = ()) -> bytear
         (1, (), False, 0),  # a chunk before it went bad
     ],
 )
-def test_a_tail_is_in_force_while_its_chunk_is_the_first_that_is_not_there(
+def test_a_tail_is_in_force_at_the_first_gap(
     number: int, present: Collection[int], in_force: bool, leading: int
 ) -> None:
     parsed = chunks.parse_map(bytes(with_tail(number, 40, present)), shape(3), 300)
@@ -180,7 +180,7 @@ def test_of_a_damaged_map_the_records_that_are_there_count(damage: Callable[[byt
         (with_tail(1, 40, {0}), 139, 140),
     ],
 )
-def test_data_ends_no_earlier_than_its_chunks_and_its_tail(
+def test_data_ends_no_earlier_than_its_chunks_and_tail(
     content: bytes, data_bytes: int | None, expected: int | None
 ) -> None:
     assert defect_of(bytes(content), data_bytes) == (None if expected is None else Defect("data", expected, data_bytes))

@@ -39,9 +39,7 @@ def test_a_link_that_signs_in_has_a_server_and_a_token(link: str, profile: Profi
         ("http://[::1]:8000", "token", False),
     ],
 )
-def test_a_token_is_readable_on_the_way_to_another_machine_without_tls(
-    url: str, token: str | None, is_readable: bool
-) -> None:
+def test_a_token_is_readable_on_the_way_without_tls(url: str, token: str | None, is_readable: bool) -> None:
     assert Profile(url, token).is_readable_on_the_way == is_readable
 
 

@@ -40,7 +40,7 @@ async def test_each_crash_point_is_passed_at_exactly_one_place_in_the_source() -
         ("", NAMES, 0, len(NAMES)),
     ],
 )
-async def test_a_process_kills_itself_at_the_point_that_is_armed(
+async def test_a_process_ends_at_the_point_that_is_armed(
     armed: str, names: tuple[str, ...], code: int, survived: int
 ) -> None:
     ended = passing(armed, *names)

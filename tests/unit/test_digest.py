@@ -99,18 +99,14 @@ def drawn(size: int, seed: int, count: int = COUNT) -> list[tuple[int, int]]:
 
 
 @given(st.integers(1, 2**63 - 1), st.integers(0, 2**32), st.integers(1, 1024))
-def test_ranges_lie_within_the_content_in_order_and_are_not_more_than_asked_for(
-    size: int, seed: int, count: int
-) -> None:
+def test_ranges_lie_within_the_content_in_order_and_as_many_as_asked_for(size: int, seed: int, count: int) -> None:
     ranges = drawn(size, seed, count)
     assert ranges == sorted(ranges)
     assert all(offset >= 0 and length > 0 and offset + length <= size for offset, length in ranges)
     assert sum(length for _, length in ranges) == min(size, count * RANGE_BYTES)
 
 
-def test_of_small_content_the_whole_is_asked_for_and_of_large_64_ranges_of_4_kib_each_from_a_stretch_of_its_own() -> (
-    None
-):
+def test_of_small_content_the_whole_is_asked_for_and_of_large_64_ranges_of_4_kib() -> None:
     assert [drawn(size, 0) for size in (1, RANGE_BYTES, WHOLE)] == [[(0, 1)], [(0, RANGE_BYTES)], [(0, WHOLE)]]
     ranges = drawn(64 * MIB, 0)
     assert [length for _, length in ranges] == [4 * KIB] * 64

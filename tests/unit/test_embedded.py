@@ -122,9 +122,7 @@ def answers(directory: Path) -> bool:
         return False
 
 
-def test_without_the_wheel_a_server_on_path_is_taken_valkey_first_and_without_any_one_is_told_what_to_do(
-    path_only: Path,
-) -> None:
+def test_without_the_wheel_a_server_on_path_is_taken_valkey_first_or_one_is_told(path_only: Path) -> None:
     with pytest.raises(ConfigurationError, match="UPLOADER_REDIS_URL"):
         find_binary()
     for name in ("redis-server", "valkey-server"):
@@ -159,7 +157,7 @@ def test_files_of_a_newer_server_are_refused_and_left_as_they_are(tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", damages.WRONG, ids=lambda damage: damage.__name__)
-def test_what_the_server_cannot_load_is_set_aside_and_it_starts_empty(
+def test_what_can_not_be_loaded_is_set_aside_and_it_starts_empty(
     tmp_path: Path, ready: Make, damage: damages.Damage
 ) -> None:
     directory = a_stopped_one(tmp_path / "redis", ready)
@@ -233,7 +231,7 @@ def test_the_last_three_that_were_set_aside_are_kept(tmp_path: Path, ready: Make
 
 
 @pytest.mark.parametrize("limits", ["ulimit -f 0", "ulimit -v 30000"], ids=["no space", "no memory"])
-def test_a_server_that_the_machine_does_not_let_start_is_told_and_its_files_stay(
+def test_what_the_machine_does_not_let_start_keeps_its_files(
     tmp_path: Path, make: Make, path_only: Path, limits: str
 ) -> None:
     """The server's limits stand for those of the machine."""
@@ -300,9 +298,7 @@ def test_a_server_that_is_killed_or_stopped_is_started_again_with_what_it_held(t
     assert kept(tmp_path) == b"kept"
 
 
-def test_a_second_owner_stands_by_and_takes_over_and_a_third_ends_without_ending_the_server(
-    tmp_path: Path, ready: Make
-) -> None:
+def test_a_second_owner_stands_by_and_takes_over_and_a_third_just_ends(tmp_path: Path, ready: Make) -> None:
     first, second, third = (ready(tmp_path) for _ in range(3))
     owned = server_in(tmp_path)
     keep(tmp_path)

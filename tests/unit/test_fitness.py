@@ -59,9 +59,7 @@ async def refusal_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("target", ["blobs", "trash"])
-async def test_directories_between_which_nothing_can_be_linked_or_that_can_only_be_read_are_refused(
-    tmp_path: Path, target: str
-) -> None:
+async def test_directories_where_nothing_can_be_linked_or_written_are_refused(tmp_path: Path, target: str) -> None:
     """As a mount of the same filesystem in the place of one of them has it: the device is the same."""
 
     def into_target(call: Call) -> bool:
@@ -114,7 +112,7 @@ def lock_nothing(_descriptor: int, command: int, lock: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("answer", [refuse, lock_nothing])
-async def test_a_filesystem_whose_locks_keep_nobody_out_is_refused(
+async def test_locks_that_keep_nobody_out_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(disk, "fcntl", WithoutLocks(answer))

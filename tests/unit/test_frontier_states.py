@@ -48,7 +48,7 @@ def test_digests_of_another_process_are_watched_until_they_stand_still(follower:
         (7, 8 + digests.NEAR_BYTES, 7, True),
     ],
 )
-def test_a_sender_waits_until_the_digests_are_near_or_much_nearer(
+def test_a_sender_waits_for_near_digests(
     follower: Follower, position: int | None, offset: int, begun: int, waits: bool
 ) -> None:
     follower.position = position

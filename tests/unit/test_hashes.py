@@ -46,9 +46,7 @@ def carried_on(hashed: PrefixHashes) -> PrefixHashes:
 
 
 @given(cuts=st.lists(st.tuples(st.integers(0, 1000), st.booleans()), max_size=12), writable=st.booleans())
-def test_any_cuts_and_any_changes_of_hands_give_what_hashlib_gives(
-    cuts: list[tuple[int, bool]], writable: bool
-) -> None:
+def test_any_cuts_and_changes_of_hands_give_what_hashlib_gives(cuts: list[tuple[int, bool]], writable: bool) -> None:
     content = memoryview(bytearray(CONTENT[:6000]) if writable else CONTENT[:6000])
     hashed, start = PrefixHashes(), 0
     for length, changes_hands in cuts:
@@ -155,7 +153,7 @@ def _init_of_another_layout(context: ctypes.Array[ctypes.c_char]) -> int:
     ],
     ids=lambda functions: next(iter(functions)),
 )
-def test_a_library_that_does_something_else_is_not_believed(
+def test_a_library_that_does_other_things_is_not_believed(
     functions: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impostor = Impostor(**functions)

@@ -54,9 +54,7 @@ def test_a_look_sees_the_locks_of_others_only_and_takes_nothing(open_file: Open)
     assert not is_locked(second, 8, 1)
 
 
-def test_closing_the_descriptor_gives_up_everything_and_closing_another_of_the_file_nothing(
-    tmp_path: Path, open_file: Open
-) -> None:
+def test_closing_the_descriptor_gives_up_all_and_closing_another_nothing(tmp_path: Path, open_file: Open) -> None:
     own, other = os.open(tmp_path / "file", os.O_RDWR), open_file()
     assert try_lock(own, 0, 8)
     assert try_lock(own, 100, 8)

@@ -71,9 +71,7 @@ def changed(name: str, source: str, *edit: str) -> str:
 @pytest.mark.parametrize("name", ["a/box.py", "a/b/renamed.py"])
 @pytest.mark.parametrize("where", ["Box.put", "put"])
 @pytest.mark.parametrize("source", [PLAIN, FORMATTED], ids=["plain", "formatted"])
-def test_a_place_is_found_wherever_its_function_went_and_however_it_is_formatted(
-    name: str, where: str, source: str
-) -> None:
+def test_a_place_is_found_wherever_it_went_and_however_it_is_formatted(name: str, where: str, source: str) -> None:
     assert "self._store(None)" in changed(
         name, source, where, "self._store(thing, at=len(self._things))", "self._store(None)"
     )

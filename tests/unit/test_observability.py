@@ -100,9 +100,7 @@ def test_an_exception_is_told_with_its_traceback() -> None:
     assert text.endswith("    ValueError: broken")
 
 
-def test_logs_go_to_standard_error_in_the_format_and_from_the_level_that_are_set(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_logs_go_to_standard_error_as_format_and_level_are_set(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -141,7 +139,7 @@ def log(stream: Stream) -> logging.Logger:
     return log
 
 
-async def test_the_lines_of_one_turn_are_written_together_and_what_is_urgent_or_in_threads_at_once_after_them(
+async def test_the_lines_of_one_turn_are_written_together_and_others_at_once(
     stream: Stream, log: logging.Logger
 ) -> None:
     log.info("one")
@@ -225,9 +223,7 @@ async def test_whoever_is_asked_answers_for_all(tmp_path: Path) -> None:
             assert buckets == [0, 1, 2, 2]
 
 
-async def test_what_is_counted_is_published_without_being_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_counted_is_published_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PUBLISH_SECONDS", 0.01)
     async with process(tmp_path) as a, process(tmp_path) as b:
         a.chunks.labels("recorded").inc()

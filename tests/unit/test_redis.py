@@ -20,7 +20,7 @@ DELAYS = Settings(quiet_interval_seconds=5, max_delay_seconds=60, max_pending_by
     [RedisConnectionError("reset"), ConnectionResetError(), TimeoutError(), RuntimeError("the handler is closed")],
     ids=repr,
 )
-async def test_a_connection_that_is_lost_in_the_middle_of_a_script_is_unavailable(
+async def test_a_connection_lost_within_a_script_is_unavailable(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def evalsha(*_arguments: object) -> NoReturn:
@@ -34,9 +34,7 @@ async def test_a_connection_that_is_lost_in_the_middle_of_a_script_is_unavailabl
 
 
 @pytest.mark.parametrize("losses", [1, 3, 1000])
-async def test_a_call_whose_connection_to_the_cluster_was_closed_under_it_is_made_again_but_not_for_ever(
-    losses: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_to_a_cluster_is_made_again_but_not_for_ever(losses: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
     async def execute_command(_self: RedisCluster, *command: Any, **_options: Any) -> str:

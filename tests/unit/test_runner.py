@@ -22,9 +22,7 @@ def pause(clock: ManualClock) -> Pause:
     return Pause("expiry", clock, grace_seconds=600, interval_seconds=60)
 
 
-def test_it_pauses_after_the_start_for_the_grace_and_goes_on_while_time_passes_as_it_should(
-    pause: Pause, clock: ManualClock
-) -> None:
+def test_it_pauses_for_the_grace_and_goes_on_while_time_passes_as_it_should(pause: Pause, clock: ManualClock) -> None:
     assert pause.active()
     assert run_for(pause, clock, 540)
     assert not run_for(pause, clock, 60)

@@ -228,9 +228,7 @@ async def act(sqlite_url: str) -> AsyncIterator[Transactions]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_file_becomes_and_goes_as_by_sqlalchemy(
-    compared: list[Executable], act: Transactions, name: str
-) -> None:
+async def test_a_file_comes_and_goes_as_by_sqlalchemy(compared: list[Executable], act: Transactions, name: str) -> None:
     moment = datetime(2030, 2, 28, 23, 59, 59, 1, tzinfo=ELSEWHERE)
     opened = upload_row(
         name, LARGEST - 5, "content", name=name, idempotency_key=name, created_at=moment, updated_at=moment
@@ -294,7 +292,7 @@ async def test_an_upload_ends_as_by_sqlalchemy(compared: list[Executable], act: 
     assert compared
 
 
-async def test_what_http_asks_is_answered_as_by_sqlalchemy(
+async def test_http_is_answered_as_by_sqlalchemy(
     make_stack: MakeStack, sqlite_url: str, compared: list[Executable]
 ) -> None:
     content, cancelled = Content(3000, seed=1), Content(3000, seed=2)
@@ -321,9 +319,7 @@ async def test_a_small_file_takes_nothing_of_sqlalchemy(make_stack: MakeStack, s
         assert run == []
 
 
-async def test_one_statement_with_many_values_and_with_others_than_before(
-    compared: list[Executable], act: Transactions
-) -> None:
+async def test_one_statement_with_many_and_with_other_values(compared: list[Executable], act: Transactions) -> None:
     rows = [_columns(file_row(seed=str(number), name=name)) for number, name in enumerate(NAMES)]
     counts, user = [], insert(models.user_info)
 
@@ -371,9 +367,7 @@ async def test_texts_and_what_sqlalchemy_runs_are_of_one_transaction(act: Transa
         assert await act.database.read(lambda c, name=name: queries.usage(c, name)) is None  # type: ignore[misc]
 
 
-async def test_what_a_constraint_refuses_is_refused_as_by_sqlalchemy(
-    compared: list[Executable], act: Transactions
-) -> None:
+async def test_a_constraint_refuses_as_by_sqlalchemy(compared: list[Executable], act: Transactions) -> None:
     await act.create_user()
     user = insert(models.user_info)
 

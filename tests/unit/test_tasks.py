@@ -216,7 +216,7 @@ async def test_what_comes_in_one_turn_shares_a_hop_and_each_has_its_own_outcome(
     assert len(hops) == 2
 
 
-async def test_what_comes_while_a_batch_is_under_way_is_the_next_one(
+async def test_what_comes_during_a_batch_is_the_next_one(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "_MAX_BATCH", 3)

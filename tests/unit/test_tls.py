@@ -71,7 +71,7 @@ def test_one_that_is_not_valid_is_told_of(settings: Settings, caplog: pytest.Log
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
 
 
-async def test_what_is_not_fit_leaves_the_old_one_in_force(
+async def test_what_is_unfit_leaves_the_old_one(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     in_force, now = CertificateInForce(settings), datetime.now(UTC)

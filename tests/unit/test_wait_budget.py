@@ -46,9 +46,7 @@ def test_what_is_waited_for_side_by_side_counts_once_and_what_goes_on_in_between
     assert worn.left("redis", 5) == 3
 
 
-def test_a_store_that_was_given_up_is_not_asked_again_and_others_are_until_it_is_forgotten(
-    time: SimpleNamespace,
-) -> None:
+def test_a_store_that_was_given_up_is_not_asked_again_until_it_is_forgotten(time: SimpleNamespace) -> None:
     worn = silent_for(5, time)
     worn.give_up("database")
     assert (worn.left("database", 5), worn.left("redis", 5)) == (0, 5 * LEAST)

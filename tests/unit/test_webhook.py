@@ -113,9 +113,7 @@ async def test_what_is_no_answer(raw: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_over_tls_only_who_is_trusted_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
-) -> None:
+async def test_only_who_is_trusted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
     certificate, key = self_signed(tmp_path, "127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -187,9 +185,7 @@ async def is_closed(wire: Any) -> bool:
     return not wire.is_open
 
 
-async def test_who_is_cancelled_at_the_moment_of_the_answer_leaves_no_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_is_cancelled_as_the_answer_comes_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Scripted(GOOD)
     async with posting(server) as poster:
         succeed = webhook._Wire._succeed
