@@ -1,5 +1,6 @@
-"""The format of the chunk map."""
+"""The formats of the chunk map, and of the record of a digest file: read as they were written, or not at all."""
 
+import random
 from collections.abc import Callable, Collection
 from itertools import pairwise
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.storage.base import Defect
+from uploader.storage.hashes import STATE_BYTES
 from uploader.storage.local import chunks
 
 BOOT_ID = "0f7b0c3e-5a39-4d57-9f7e-0d8f3c2b1a00"
@@ -184,3 +186,46 @@ def test_data_ends_no_earlier_than_its_chunks_and_tail(
     content: bytes, data_bytes: int | None, expected: int | None
 ) -> None:
     assert defect_of(bytes(content), data_bytes) == (None if expected is None else Defect("data", expected, data_bytes))
+
+
+LONGEST = chunks.SavedProgress(generation=2**31, boot_id="f" * 36, position=2**63 - 1, state=b"\xff" * STATE_BYTES)
+FINISHED = chunks.Finished(generation=1, md5="a" * 32, sha256="b" * 64)
+
+records = st.one_of(
+    st.builds(
+        chunks.SavedProgress,
+        generation=st.integers(0, 2**31),
+        boot_id=st.uuids().map(str),
+        position=st.integers(0, 2**63 - 1),
+        state=st.one_of(st.just(b""), st.binary(min_size=STATE_BYTES, max_size=STATE_BYTES)),
+    ),
+    st.just(FINISHED),
+    st.just(chunks.Finished(generation=1, md5=None, sha256="b" * 64)),
+    st.just(chunks.DataLost()),
+)
+
+
+@given(records)
+def test_every_record_has_one_length_and_is_read_as_it_was_written(record: chunks.DigestRecord) -> None:
+    assert len(chunks.digest_record(record)) == chunks.DIGEST_RECORD_LENGTH
+    assert chunks.parse_digest_record(chunks.digest_record(record)) == record
+    for none in (b"", b" ", b"\0" * chunks.DIGEST_RECORD_LENGTH, b"{}", b"00000000 ", b"lost"):
+        assert chunks.parse_digest_record(none) is None
+
+
+@pytest.mark.parametrize("record", [LONGEST, FINISHED, chunks.DataLost()])
+def test_any_flipped_bit_makes_it_none(record: chunks.DigestRecord) -> None:
+    packed = chunks.digest_record(record)
+    generator = random.Random(0)
+    for position in range(len(packed.rstrip())):
+        flipped = bytearray(packed)
+        flipped[position] ^= 1 << generator.randrange(8)
+        assert chunks.parse_digest_record(bytes(flipped)) != record
+        assert chunks.parse_digest_record(bytes(flipped)) is None
+
+
+@given(cut=st.integers(0, chunks.DIGEST_RECORD_LENGTH - 1))
+def test_a_record_that_was_overwritten_in_part_is_none(cut: int) -> None:
+    before, after = chunks.digest_record(LONGEST), chunks.digest_record(FINISHED)
+    assert chunks.parse_digest_record(after[:cut] + before[cut:]) in (None, LONGEST, FINISHED)
+    assert chunks.parse_digest_record(after[:cut]) in (None, FINISHED)

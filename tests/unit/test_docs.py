@@ -24,10 +24,12 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import uploader
 from tests.mutants.places import parsed
+from tests.support.audited import COMMANDS, server_commands
 from tests.support.consumer import SECRETS, events_file
 from tests.support.rows import NOW, file_row, upload_row
 from uploader import cli, observability
 from uploader.domain import events
+from uploader.domain.audit_log import Action
 from uploader.domain.events import EventType, Message, News
 from uploader.domain.upload import Reason
 from uploader.service.events import RETRY_SECONDS
@@ -393,3 +395,9 @@ def test_the_code_of_the_page_tells_what_is_genuine(is_genuine: Callable[[dict[s
     assert not is_genuine(headers | {"webhook-id": "2"}, body)
     assert not is_genuine(signed_headers(keys[1:], "1", datetime.now(UTC), body), body)
     assert not is_genuine(signed_headers(keys, "1", NOW, body), body)
+
+
+def test_of_every_command_and_action_it_is_said_what_the_trail_tells() -> None:
+    assert set(COMMANDS) == set(server_commands())
+    words = (PACKAGE / "web" / "pages" / "admin" / "audit" / "words.js").read_text()
+    assert [action for action in Action if words.count(f'"audit.{action.value}":') != 2] == [], "in both languages"

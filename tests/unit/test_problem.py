@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457)."""
+"""Errors: every one has a code and a message, and is a problem document (RFC 9457)."""
 
 import json
 import re
@@ -7,13 +7,23 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from uploader import errors
 from uploader.errors import NotFound, QuotaExceeded, UploaderError, message_of
 from uploader.http.shared.problem import ERRORS, STATUS, explain, problem_response, title_of
 from uploader.observability import request_id
 
 
-def all_errors(error: type[UploaderError] = UploaderError) -> list[type[UploaderError]]:
-    return [error, *(below for child in error.__subclasses__() for below in all_errors(child))]
+def below(error: type[UploaderError]) -> list[type[UploaderError]]:
+    return [error, *(each for child in error.__subclasses__() for each in below(child))]
+
+
+ALL = [error for error in below(UploaderError) if error.__module__ == errors.__name__]
+# Two that group others, one that never reaches a client, and those that are to a client what their parent is.
+WITHOUT_CODE = {
+    *("DatabaseDamaged", "LengthExceeded", "ConfigurationError", "Conflict", "Refused", "StorageAway"),
+    *("StorageFailed", "StorageTooSmall", "Unverified", "UploadBusy"),
+}
+RETRYABLE = {"body-timeout", "digest-mismatch", "storage-full", "too-many-requests", "too-many-uploads", "unavailable"}
 
 
 def page_of(code: str) -> Request:
@@ -21,7 +31,7 @@ def page_of(code: str) -> Request:
 
 
 def test_every_code_has_a_status_and_every_status_an_error() -> None:
-    assert {error.code for error in all_errors()} == set(STATUS) == set(ERRORS)
+    assert {error.code for error in below(UploaderError)} == set(STATUS) == set(ERRORS)
     assert {code: error.code for code, error in ERRORS.items()} == {code: code for code in STATUS}
     assert ERRORS["internal-error"] is UploaderError
     assert ERRORS["not-found"] is NotFound
@@ -74,3 +84,26 @@ async def test_an_unknown_code_has_no_page() -> None:
     for code in ("", "no-such-code", "<script>", "404"):
         with pytest.raises(NotFound):
             await explain(page_of(code))
+
+
+def test_every_error_has_a_code_of_its_own_except_those_that_only_group() -> None:
+    own = {error.__name__: error.code for error in ALL if error.__name__ not in WITHOUT_CODE}
+    assert len(set(own.values())) == len(own)
+    assert {error.code for error in ALL} == set(own.values())
+    codes = [own[name] for name in ("InvalidMd5", "NotAllowed", "Sha256Conflict")]
+    assert codes == ["invalid-md5", "refused", "sha256-conflict"], "a code is the name of its error"
+    assert {error.code for error in ALL if error.retryable} == RETRYABLE
+
+
+@pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
+def test_the_first_line_of_the_docstring_is_the_message(error: type[UploaderError]) -> None:
+    raised = error()
+    assert raised.detail == str(raised) == message_of(error)
+    assert raised.detail.endswith((".", "`."))
+
+
+def test_a_precise_detail_and_fields_are_kept() -> None:
+    error = errors.FileTooLarge("Too large by far.", limit=5)
+    assert (error.detail, str(error), error.fields) == ("Too large by far.", "Too large by far.", {"limit": 5})
+    bad = errors.InvalidRequest.field("size", "is missing")
+    assert (bad.detail, bad.fields["errors"]) == ("size: is missing", [{"field": "size", "reason": "is missing"}])
