@@ -98,6 +98,12 @@ def test_there_is_no_secret_in_the_file() -> None:
     assert not re.search(r"://[^:/\s]+:(?!%s@)[^@\s]+@", TEXT), "a URL holds a password"
 
 
+def test_whatever_the_image_copies_is_in_the_repository() -> None:
+    lines = [line.split() for line in SERVICES["api"]["build"]["dockerfile_inline"].splitlines()]
+    copied = [source for line in lines if line[:1] == ["COPY"] and "--from" not in line[1] for source in line[1:-1]]
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+
+
 def test_the_comments_say_how_to_make_every_secret_and_the_readme_says_the_same() -> None:
     comments = [line.removeprefix("#   ") for line in TEXT.splitlines() if line.startswith("#   ")]
     made = "\n".join(comments)
@@ -173,10 +179,3 @@ def test_the_image_runs_as_an_ordinary_user_who_owns_the_data_volume(service: st
     assert final.index(made) < final.index(f"USER {user}")
     assert SERVICES[service]["cap_drop"] == ["ALL"]
     assert SERVICES[service]["read_only"] is True
-
-
-def test_whatever_the_image_copies_is_in_the_repository() -> None:
-    for line in SERVICES["api"]["build"]["dockerfile_inline"].splitlines():
-        if line.startswith("COPY ") and "--from" not in line:
-            for source in line.split()[1:-1]:
-                assert (ROOT / source).exists(), f"{source} is not there to be copied"

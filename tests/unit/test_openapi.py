@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,18 @@ from uploader.settings import Settings
 METHODS = {"get", "head", "post", "put", "patch", "delete"}
 
 
-@pytest.fixture
-async def application(tmp_path: Path) -> AsyncIterator[Application]:
+@asynccontextmanager
+async def running(data: Path, **settings: Any) -> AsyncIterator[Application]:
     """The application over services that are connected to nothing."""
-    services = Services(Settings(data=tmp_path))
+    services = Services(Settings(data=data, **settings))
     yield build_application(services)
     await services.close()
+
+
+@pytest.fixture
+async def application(tmp_path: Path) -> AsyncIterator[Application]:
+    async with running(tmp_path) as application:
+        yield application
 
 
 @pytest.fixture
@@ -119,7 +126,9 @@ async def test_every_answer_has_a_description_and_errors_are_problems(document: 
                 assert resolve(document, schema["$ref"])["title"] == "Problem"
 
 
-async def test_only_what_needs_no_token_is_without_security(document: dict[str, Any]) -> None:
+async def test_only_what_needs_no_token_is_without_security(document: dict[str, Any], tmp_path: Path) -> None:
+    async with running(tmp_path, metrics="open") as opened:
+        assert "security" not in (await fetch(opened))["paths"]["/metrics"]["get"]
     is_open = {path for path, _, operation in operations_of(document) if "security" not in operation}
     assert is_open == {
         *("/", "/admin/", "/livez", "/readyz", "/config", "/docs", "/openapi.json"),
@@ -140,12 +149,3 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
 def codes_of(operation: dict[str, Any], status: int) -> list[str]:
     """Those of the problems that it says may be answered with a status."""
     return re.findall(r"`([\w-]+)`", operation["responses"].get(str(status), {}).get("description", ""))
-
-
-async def test_metrics_can_be_opened(tmp_path: Path) -> None:
-    services = Services(Settings(data=tmp_path, metrics="open"))
-    try:
-        described = await fetch(build_application(services))
-    finally:
-        await services.close()
-    assert "security" not in described["paths"]["/metrics"]["get"]
