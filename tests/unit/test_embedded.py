@@ -191,14 +191,16 @@ def test_what_another_account_keeps_to_itself_is_left_alone(tmp_path: Path, read
     assert (refused.returncode, list_aside(directory)) == (1, [])
 
 
+RUN = (
+    "import sys, time; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
+    "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready();"
+)
+
+
 def started_as_others_are(directory: Path) -> "subprocess.CompletedProcess[str]":
     """A process that may read what its account may, and no more."""
-    program = (
-        "import sys; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
-        "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready(); engine.stop()"
-    )
     bound = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
-    command = [*bound, sys.executable, "-c", program, str(directory)]
+    command = [*bound, sys.executable, "-c", f"{RUN} engine.stop()", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -313,11 +315,7 @@ def test_a_second_owner_stands_by_and_takes_over_and_a_third_just_ends(tmp_path:
 
 
 def test_a_server_ends_with_its_killed_owner_and_the_next_one_serves_its_data(tmp_path: Path, ready: Make) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
-        "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready();"
-        "print('ready', flush=True); time.sleep(3600)"
-    )
+    program = f"{RUN} print('ready', flush=True); time.sleep(3600)"
     directory = tmp_path / "redis"
     owner = subprocess.Popen([sys.executable, "-c", program, str(directory)], stdout=subprocess.PIPE)
     with owner:

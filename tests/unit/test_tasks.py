@@ -72,20 +72,15 @@ async def cancelled(caller: Coroutine[Any, Any, object], work: Work, times: int 
 async def test_a_cancelled_caller_ends_only_after_its_work_and_then_as_cancelled(times: int) -> None:
     work = Work()
     await cancelled(uninterrupted(work.run()), work, times)
-
-
-async def test_nested_work_is_not_interrupted_either() -> None:
-    work = Work()
-    outer_ended = False
+    nested, steps = Work(), list[str]()
 
     async def outer() -> None:
-        nonlocal outer_ended
-        assert await uninterrupted(work.run()) == "done"
+        steps.append(await uninterrupted(nested.run()))
         await asyncio.sleep(0)
-        outer_ended = True
+        steps.append("outer")
 
-    await cancelled(uninterrupted(outer()), work)
-    assert outer_ended
+    await cancelled(uninterrupted(outer()), nested, times)
+    assert steps == ["done", "outer"]
 
 
 async def test_the_error_of_abandoned_work_is_not_reported_as_never_retrieved() -> None:

@@ -20,15 +20,14 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(tls_certificate=certificate, tls_key=key)
 
 
-def key_of(directory: Path) -> Path:
-    directory.mkdir()
-    return self_signed(directory, "127.0.0.1")[1]
-
-
-def encrypted(key: Path) -> bytes:
-    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-    password = serialization.BestAvailableEncryption(b"secret")
-    return loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, password)
+def key_of(directory: Path, password: bytes | None = None) -> bytes:
+    """Another one."""
+    directory.mkdir(exist_ok=True)
+    key = self_signed(directory, "127.0.0.1")[1].read_bytes()
+    if password is None:
+        return key
+    how = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(password)
+    return serialization.load_pem_private_key(key, None).private_bytes(serialization.Encoding.PEM, *how)
 
 
 def problem_of(settings: Settings) -> str:
@@ -44,10 +43,10 @@ def test_each_fault_is_told_with_its_setting_and_its_file(settings: Settings, tm
     context = read_certificate(settings).context
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_RENEGOTIATION
-    right, other = key.read_bytes(), key_of(tmp_path / "other").read_bytes()
+    right, other = key.read_bytes(), tmp_path / "other"
     for content, what in (
-        (other, f"is not the key of {certificate}"),
-        (encrypted(key), "is no key in PEM without a password"),
+        (key_of(other), f"is not the key of {certificate}"),
+        (key_of(other, b"secret"), "is no key in PEM without a password"),
         (b"none", "is no key in PEM without a password"),
     ):
         key.write_bytes(content)
@@ -77,7 +76,7 @@ async def test_what_is_unfit_leaves_the_old_one(
     in_force, now = CertificateInForce(settings), datetime.now(UTC)
     before = in_force.context
     assert settings.tls_key is not None
-    settings.tls_key.write_bytes(key_of(tmp_path / "other").read_bytes())
+    settings.tls_key.write_bytes(key_of(tmp_path / "other"))
     await in_force.reload(now)
     assert in_force.context is before
     assert "is not the key of" in caplog.records[-1].reason  # type: ignore[attr-defined]
