@@ -1,5 +1,6 @@
 """The file that `UPLOADER_EVENTS` names, as it is read, and the signatures made with its secrets."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,29 +21,9 @@ from uploader.sinks.configuration import (
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 
-EXAMPLE = """
-[sinks.scan]
-type = "webhook"
-url = "http://127.0.0.1:9000/hook"
-secret_file = "scan.secret"
-types = ["file.finished"]
-
-[sinks.log]
-type = "redis"
-stream = "uploader:events"
-maxlen = 1_000_000
-
-[sinks.lake]
-type = "kafka"
-servers = "127.0.0.1:9092"
-topic = "uploads"
-option_files = { "sasl.password" = "lake.password" }
-
-[pre_create]
-url = "http://127.0.0.1:9000/may"
-secret_file = ["may.secret", "old.secret"]
-on_failure = "allow"
-"""
+# As docs/events.md has it, but for comments.
+_PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
+EXAMPLE = "\n".join(re.findall(r"^```toml\n(.*?)^```$", _PAGE, flags=re.DOTALL | re.MULTILINE))
 
 
 @pytest.fixture
@@ -68,22 +49,24 @@ def test_without_a_file_nobody_is_told_and_nobody_asked() -> None:
         load_events(Path("/nowhere/none.toml"))
 
 
-def test_the_example_of_the_contract(directory: Path) -> None:
+def test_the_example_of_the_page(directory: Path) -> None:
     settings = load(directory, EXAMPLE)
     scan, log, lake = (settings.sinks[name] for name in ("scan", "log", "lake"))
     assert isinstance(scan, WebhookSettings)
     assert scan.to.secrets == (parse_secret(SECRET),)
-    assert log == StreamSettings(None, "uploader:events", 1_000_000, tuple(EventType))
+    assert log == StreamSettings(None, "uploader:events", 20_000, tuple(EventType))
     assert isinstance(lake, KafkaSettings)
-    assert lake.options == {"bootstrap.servers": "127.0.0.1:9092", "sasl.password": "open sesame"}
+    assert lake.options["bootstrap.servers"] == "127.0.0.1:9092"
+    assert (lake.options["sasl.mechanism"], lake.options["sasl.password"]) == ("PLAIN", "open sesame")
     assert settings.pre_create is not None
-    assert settings.pre_create.to.secrets == (parse_secret(SECRET), parse_secret(OTHER))
-    assert settings.pre_create.allows_on_failure
+    assert not settings.pre_create.allows_on_failure
     assert settings.sinks_of(EventType.FILE_FINISHED) == ("scan", "log", "lake")
     assert settings.sinks_of(EventType.FILE_DELETED) == ("log", "lake")
-    shown = repr(settings)
-    assert "sesame" not in shown
-    assert repr(parse_secret(SECRET)) not in shown
+    assert not [hidden for hidden in ("sesame", repr(parse_secret(SECRET))) if hidden in repr(settings)]
+    rotated = EXAMPLE.replace('= "may.secret"', '= ["may.secret", "old.secret"]').replace('"refuse"', '"allow"')
+    pre_create = load(directory, rotated).pre_create
+    assert pre_create is not None
+    assert (pre_create.to.secrets, pre_create.allows_on_failure) == ((parse_secret(SECRET), parse_secret(OTHER)), True)
 
 
 def test_a_stream_in_the_redis_of_the_server_is_shorter(directory: Path) -> None:
