@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import event
@@ -61,11 +62,11 @@ def _told_by_sqlalchemy(engine: Any, sent: list[str]) -> Iterator[None]:
             event.remove(engine, name, listener)
 
 
+@dataclass
 class Steps:
     """How many instructions SQLite has run, to the ten."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    count: int = 0
 
     def add(self) -> None:
         self.count += 10

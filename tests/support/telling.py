@@ -26,11 +26,11 @@ class Written:
     sinks: frozenset[str]
 
 
+@dataclass
 class Woken:
     """Counts who was woken."""
 
-    def __init__(self) -> None:
-        self.times = 0
+    times: int = 0
 
     def __call__(self) -> None:
         self.times += 1

@@ -76,10 +76,8 @@ class Scene:
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     async def words(self) -> set[str]:
-        async def read(connection: AsyncConnection) -> set[str]:
-            return set((await connection.execute(text("SELECT word FROM word"))).scalars())
-
-        return await self.database.read(read)
+        found = await self.database.read(lambda connection: connection.execute(text("SELECT word FROM word")))
+        return set(found.scalars())
 
 
 @pytest.fixture
