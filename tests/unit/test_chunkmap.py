@@ -1,7 +1,7 @@
 """The formats of the chunk map, and of the record of a digest file: read as they were written, or not at all."""
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import pairwise
 
 import pytest
@@ -147,25 +147,14 @@ def test_a_tail_lies_in_the_sector_of_the_header_and_no_byte_is_used_twice() -> 
     assert all(first + length <= start for (first, length), (start, _) in pairwise(fields))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda _: b"",
-        lambda content: content[:100],
-        lambda content: content[:-1],
-        lambda content: content[: chunks.map_record_offset(1)],
-        lambda content: content + b"\0",
-        lambda content: bytes(len(content)),
-        lambda content: b"\x00" + content[1:],
-    ],
-)
-def test_of_a_damaged_map_the_records_that_are_there_count(damage: Callable[[bytes], bytes]) -> None:
+def test_of_a_damaged_map_the_records_that_are_there_count() -> None:
     whole = a_map(3, {0, 2}, checksum=7)
-    content = damage(whole)
-    parsed = chunks.parse_map(content, shape(3), 300)
-    assert parsed.defect is not None
-    there = [offset < len(content) and content[offset] == whole[offset] for offset in (128, 136, 144)]
-    assert list(parsed.present) == [int(there[0]), 0, int(there[2])]
+    cut_short = (b"", whole[:100], whole[:-1], whole[: chunks.map_record_offset(1)])
+    for content in (*cut_short, whole + b"\0", bytes(len(whole)), b"\x00" + whole[1:]):
+        parsed = chunks.parse_map(content, shape(3), 300)
+        assert parsed.defect is not None
+        there = [offset < len(content) and content[offset] == whole[offset] for offset in (128, 136, 144)]
+        assert list(parsed.present) == [int(there[0]), 0, int(there[2])]
 
 
 @pytest.mark.parametrize(

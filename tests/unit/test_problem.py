@@ -74,8 +74,8 @@ def test_the_fields_of_an_error_are_members_headers_are_added_and_a_title_is_the
 @pytest.mark.parametrize("code", sorted(STATUS))
 async def test_every_code_has_a_page_for_a_person(code: str) -> None:
     page = bytes((await explain(page_of(code))).body).decode()
-    assert f"<h1>{title_of(code)}</h1>" in page
-    assert f"HTTP status {STATUS[code]}" in page
+    for said in (f"<h1>{title_of(code)}</h1>", f"HTTP status {STATUS[code]}"):
+        assert said in page
     assert re.fullmatch(r"[A-Z`].*[.:]", message_of(ERRORS[code])), f"{code} is not explained in a sentence"
     assert ("Trying again later may help" in page) == ERRORS[code].retryable
 
