@@ -4,6 +4,7 @@ import base64
 import hashlib
 import random
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -135,25 +136,18 @@ def test_who_lacks_pieces_here_and_there_is_found_out_as_often_as_the_documents_
     assert passed <= tries * (percent / 100) ** COUNT + 5
 
 
-def challenge_for(content: Content, nonce: bytes, ranges: list[tuple[int, int]]) -> Challenge:
-    return Challenge(
-        id="c",
-        nonce=nonce,
-        user_id="alice",
-        md5=content.md5,
-        sha256=content.sha256,
-        size=content.size,
-        ranges=ranges,
-        expires_at=datetime.now(UTC),
-    )
-
-
 def test_the_proof_is_the_one_of_the_contract() -> None:
     content = Content(MIB)
     ranges = drawn(content.size, 7)
     sent = {"nonce": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "user_id": "alice", "ranges": ranges}
-    contents = [content.data[offset : offset + length] for offset, length in ranges]
-    proof = proof_of(challenge_for(content, bytes(range(32)), ranges), contents)
+    facts: dict[str, Any] = {
+        "md5": content.md5,
+        "sha256": content.sha256,
+        "size": content.size,
+        "expires_at": datetime.now(UTC),
+    }
+    challenge = Challenge(id="c", nonce=bytes(range(32)), user_id="alice", ranges=ranges, **facts)
+    proof = proof_of(challenge, [content.data[offset : offset + length] for offset, length in ranges])
     assert proof.hex() == proof_by(content.data, sent, content.sha256)
 
 

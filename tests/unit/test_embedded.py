@@ -332,12 +332,10 @@ def test_a_server_ends_with_its_killed_owner_and_the_next_one_serves_its_data(tm
 @pytest.mark.parametrize("linked", [False, True], ids=["plain path", "path through a link"])
 def test_a_server_that_outlived_its_owner_is_ended_by_the_next(tmp_path: Path, ready: Make, linked: bool) -> None:
     directory = tmp_path / "redis"
+    (tmp_path / "link").symlink_to(tmp_path)
+    place = tmp_path / "link" / "redis" if linked else directory
     with a_leftover(directory) as leftover:
         keep(directory)
-        place = directory
-        if linked:
-            (tmp_path / "link").symlink_to(tmp_path)
-            place = tmp_path / "link" / "redis"
         ready(place)
         assert leftover.poll() is not None
     assert len(processes_in(directory)) == 1

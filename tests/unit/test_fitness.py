@@ -5,6 +5,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,28 +80,17 @@ async def test_directories_where_nothing_can_be_linked_or_written_are_refused(tm
         assert "cannot be written: Read-only file system" in await refusal_of(tmp_path)
 
 
-def is_unnamed(call: Call) -> bool:
-    return call.name == "open" and call.arguments[1] & os.O_TMPFILE == os.O_TMPFILE
-
-
 @pytest.mark.parametrize("error_number", [errno.EOPNOTSUPP, errno.EISDIR])
 async def test_a_filesystem_without_unnamed_files_is_refused(tmp_path: Path, error_number: int) -> None:
+    def is_unnamed(call: Call) -> bool:
+        return call.name == "open" and call.arguments[1] & os.O_TMPFILE == os.O_TMPFILE
+
     with failing(is_unnamed, error_number, times=None):
         assert "O_TMPFILE" in await refusal_of(tmp_path)
         spool = Spool(tmp_path)
         with pytest.raises(ConfigurationError, match="O_TMPFILE"):
             await spool.prepare()
         spool.close()
-
-
-class WithoutLocks:
-    """What `disk.py` sees in the place of `fcntl`, on a filesystem without locks of open files."""
-
-    def __init__(self, answer: Callable[..., Any]) -> None:
-        self.fcntl = answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(fcntl, name)
 
 
 def refuse(*_: Any) -> None:
@@ -115,5 +105,5 @@ def lock_nothing(_descriptor: int, command: int, lock: bytes) -> bytes:
 async def test_locks_that_keep_nobody_out_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(disk, "fcntl", WithoutLocks(answer))
+    monkeypatch.setattr(disk, "fcntl", SimpleNamespace(**vars(fcntl) | {"fcntl": answer}))
     assert "F_OFD_SETLK" in await refusal_of(tmp_path)

@@ -31,15 +31,11 @@ def a_record(message: str, *arguments: object, **extra: object) -> logging.LogRe
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()], ids=["json", "text"])
-@pytest.mark.parametrize(
-    "record",
-    [a_record("%s", FORGED), a_record("event", name_of_file=FORGED), a_record("event", error=[FORGED])],
-    ids=["argument", "extra", "nested"],
-)
-def test_a_forged_line_break_stays_within_one_line(formatter: logging.Formatter, record: logging.LogRecord) -> None:
-    line = formatter.format(record)
-    assert line.isprintable()
-    assert "all is well" in line
+def test_a_forged_line_break_stays_within_one_line(formatter: logging.Formatter) -> None:
+    for record in (a_record("%s", FORGED), a_record("event", name_of_file=FORGED), a_record("event", error=[FORGED])):
+        line = formatter.format(record)
+        assert line.isprintable()
+        assert "all is well" in line
 
 
 @given(st.text(), st.text())
@@ -63,21 +59,11 @@ def test_a_json_line_has_time_level_logger_event_and_extra() -> None:
     assert TextFormatter().format(a_record("merged", size=5)) == "00:00:00 warning merged size=5"
 
 
-@pytest.mark.parametrize(
-    ("value", "spelt"),
-    [
-        (Path("a/b"), "a/b"),
-        (ValueError("broken"), "broken"),
-        ({1: Path("a")}, {"1": "a"}),
-        ("\udcff", "\udcff"),
-        (1 << 70, 1 << 70),
-    ],
-    ids=["path", "error", "nested", "surrogate", "huge"],
-)
-def test_what_json_has_no_word_for_is_spelt_out(value: object, spelt: object) -> None:
-    line = JsonFormatter().format(a_record("event", value=value))
+def test_what_json_has_no_word_for_is_spelt_out() -> None:
+    values = [Path("a/b"), ValueError("broken"), {1: Path("a")}, "\udcff", 1 << 70]
+    line = JsonFormatter().format(a_record("event", values=values))
     assert line.isprintable()
-    assert json.loads(line)["value"] == spelt
+    assert json.loads(line)["values"] == ["a/b", "broken", {"1": "a"}, "\udcff", 1 << 70]
 
 
 def test_a_record_carries_the_id_of_its_request_where_there_is_one() -> None:

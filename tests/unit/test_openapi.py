@@ -85,12 +85,18 @@ async def test_every_reference_resolves_and_no_schema_is_left_over(document: dic
     assert set(document["components"]["schemas"]) == {reference.rsplit("/", 1)[-1] for reference in references}
 
 
-async def test_every_operation_has_a_summary_a_tag_and_an_id_of_its_own(document: dict[str, Any]) -> None:
+async def test_every_operation_and_answer_is_described_and_errors_are_problems(document: dict[str, Any]) -> None:
     operations = [operation for _, _, operation in operations_of(document)]
     identifiers = [operation["operationId"] for operation in operations]
     assert all(re.fullmatch(r"[a-z0-9_]+", identifier) for identifier in identifiers)
     assert len(set(identifiers)) == len(identifiers)
     assert all(operation["summary"] and operation["tags"] for operation in operations)
+    known = {str(status) for status in STATUS.values()}
+    for status, answer in (each for operation in operations for each in operation["responses"].items()):
+        assert answer["description"]
+        if status in known and "application/json" not in answer.get("content", {}):
+            schema = answer["content"]["application/problem+json"]["schema"]
+            assert resolve(document, schema["$ref"])["title"] == "Problem"
 
 
 async def test_every_parameter_of_a_path_is_described_and_required_and_none_twice(document: dict[str, Any]) -> None:
@@ -114,16 +120,6 @@ async def test_just_the_routes_and_methods_that_are_served_are_there(
             served = set(response.headers["allow"].lower().split(", "))
             assert served - {"head"} == set(item) - {"head"}
             assert ("head" in served) == ("get" in item or "head" in item)
-
-
-async def test_every_answer_has_a_description_and_errors_are_problems(document: dict[str, Any]) -> None:
-    known = {str(status) for status in STATUS.values()}
-    for _, _, operation in operations_of(document):
-        for status, answer in operation["responses"].items():
-            assert answer["description"]
-            if status in known and "application/json" not in answer.get("content", {}):
-                schema = answer["content"]["application/problem+json"]["schema"]
-                assert resolve(document, schema["$ref"])["title"] == "Problem"
 
 
 async def test_only_what_needs_no_token_is_without_security(document: dict[str, Any], tmp_path: Path) -> None:
