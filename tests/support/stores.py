@@ -95,9 +95,9 @@ class Process:
 
     async def name(self, sha256: str, size: int, place: str | None) -> None:
         """Write the row of a content, instead of the one that it has."""
+        await self.unname(sha256)
         values = {"sha256": sha256, "size": size, "refs": 1, "location": place, "created_at": NOW}
         async with self.database.engine.begin() as connection:
-            await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
             await connection.execute(insert(models.blob).values(**values))
 
     async def unname(self, sha256: str) -> None:
