@@ -95,6 +95,10 @@ BAD = {
     "UPLOAD_EXPIRY": ["99999999999999d"],
     "MAX_FILE_SIZE": ["9" * 400 + ".5"],
     "LOG_LEVEL": ["INFO"],
+    "LOG_FORMAT": ["xml"],
+    "METRICS": ["closed"],
+    "INSTANT": [""],
+    "STORAGE": [""],
     "JWT_ALGORITHMS": ["none", "HS256,", "hs256"],
     "JWT_LEEWAY": ["31s"],
     "LINK_LIFETIME": ["31d", "0"],
@@ -110,6 +114,13 @@ def test_a_bad_value_stops_the_start_with_one_line_that_names_it(name: str) -> N
     for text in BAD[name]:
         (line,) = problems_of({f"UPLOADER_{name}": text})
         assert line.startswith(f"UPLOADER_{name}: {text!r}: ")
+
+
+def test_zero_is_taken_where_it_has_a_meaning() -> None:
+    zeros = {"MERGE_WAIT": "merge_wait_seconds", "JWT_LEEWAY": "jwt_leeway_seconds"}
+    zeros |= {"DEFAULT_TOTAL_SPACE": "default_total_space_bytes", "FREE_SPACE_FLOOR": "free_space_floor_bytes"}
+    for name, field in zeros.items():
+        assert getattr(Settings.load({f"UPLOADER_{name}": "0"}), field) == 0
 
 
 def test_names_of_other_programs_are_left_alone() -> None:
