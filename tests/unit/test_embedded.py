@@ -13,7 +13,7 @@ from redis import Redis, RedisError
 
 from tests.support import damages
 from tests.support.process import processes_in, wait_for
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS
 from uploader import embedded
 from uploader.embedded import EmbeddedRedis, find_binary, list_aside, socket_path, version_of
 from uploader.errors import ConfigurationError
@@ -23,8 +23,9 @@ Make = Callable[[Path], EmbeddedRedis]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    """Makes engines that are started, and stopped with the test."""
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes engines that are started, however long that takes here, and stopped with the test."""
+    monkeypatch.setattr(embedded, "_START_TIMEOUT_SECONDS", SERVER_SECONDS)
     made: list[EmbeddedRedis] = []
 
     def started(directory: Path) -> EmbeddedRedis:
