@@ -15,11 +15,10 @@ from uploader.settings import Settings
 DELAYS = Settings(quiet_interval_seconds=5, max_delay_seconds=60, max_pending_bytes=1, claim_lease_seconds=30)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [RedisConnectionError("reset"), ConnectionResetError(), TimeoutError(), RuntimeError("the handler is closed")],
-    ids=repr,
-)
+LOST = (RedisConnectionError("reset"), ConnectionResetError(), TimeoutError(), RuntimeError("the handler is closed"))
+
+
+@pytest.mark.parametrize("error", LOST, ids=repr)
 async def test_a_connection_lost_within_a_script_is_unavailable(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
