@@ -5,6 +5,7 @@ import asyncio
 import inspect
 import re
 import signal
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,20 +30,21 @@ import uploader
 REQUEST = b"POST /path HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
 
 
-def as_used(package: str, part: str, there: bool, used_in: str) -> None:
+def as_used(package: str, used_in: str, part: str, there: bool) -> None:
     """Say which package changed what, and which module of this server has to follow."""
     raised = "before you raise the pin in pyproject.toml."
     assert there, f"{package} {version(package)} has changed {part}: adapt {used_in} {raised}"
+
+
+SERVER, SUPERVISOR = "uploader/http/server/http11.py", "uploader/bootstrap/application.py"
+as_redis_has_it = partial(as_used, "redis", "uploader/accounting/redis.py")
+as_uvicorn_has_it = partial(as_used, "uvicorn", SERVER)
 
 
 def takes(owner: object, name: str, *parameters: str) -> bool:
     """Whether it has a function of this name with these parameters."""
     function: Any = getattr(owner, name, None)
     return function is not None and (*inspect.signature(function).parameters,) in (parameters, ("self", *parameters))
-
-
-def as_redis_has_it(part: str, there: bool) -> None:
-    as_used("redis", part, there, "uploader/accounting/redis.py")
 
 
 def test_redis_has_the_methods_that_are_called_or_overridden() -> None:
@@ -100,7 +102,6 @@ async def test_redis_keeps_the_stream_of_a_connection_where_it_is_taken_from() -
         await writer.wait_closed()
 
 
-SERVER = "uploader/http/server/http11.py"
 # Each method that is overridden or called, with its parameters.
 METHODS = (
     *("connection_made(transport)", "connection_lost(exc)", "data_received(data)", "eof_received()"),
@@ -123,9 +124,6 @@ OF_CYCLE = {
 OF_CYCLE |= {"more_body": True, "response_complete": False, "response_started": False, "waiting_for_100_continue": True}
 
 
-SUPERVISOR = "uploader/bootstrap/application.py"
-
-
 def test_no_other_module_looks_into_uvicorn() -> None:
     package = Path(uploader.__file__).parent
     found = {
@@ -134,10 +132,6 @@ def test_no_other_module_looks_into_uvicorn() -> None:
         if re.search(r"(from|import) uvicorn[._]", module.read_text())
     }
     assert found == {SERVER, SUPERVISOR}
-
-
-def as_uvicorn_has_it(part: str, there: bool) -> None:
-    as_used("uvicorn", part, there, SERVER)
 
 
 class Started(HttpToolsProtocol):
@@ -206,4 +200,4 @@ def test_uvicorn_leaves_the_signals_of_several_processes_to_methods(monkeypatch:
     there = getattr(supervisor, "processes", None) == []
     for name in ("handle_hup", "handle_term", "init_processes", "keep_subprocess_alive"):
         there = there and takes(supervisor, name)
-    as_used("uvicorn", "Multiprocess.processes, or a method of it", there, SUPERVISOR)
+    as_used("uvicorn", SUPERVISOR, "Multiprocess.processes, or a method of it", there)
