@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -17,7 +18,9 @@ from tests.support.stack import patient
 class Fleet:
     """They run until this is left."""
 
-    def __init__(self, directory: Path, gateway: Gateway, prefix: str, count: int) -> None:
+    def __init__(
+        self, directory: Path, gateway: Gateway, prefix: str, count: int, settings: Mapping[str, str] | None = None
+    ) -> None:
         self._directory = directory
         self._count = count
         self._redis = PrivateRedis(directory / "redis")
@@ -25,6 +28,7 @@ class Fleet:
         self._settings = gateway.environment(prefix) | {
             "DATABASE_URL": self._database.url("uploader"),
             "REDIS_URL": self._redis.url,
+            **(settings or {}),
         }
         self._running = ExitStack()
         self.servers: list[Server] = []
