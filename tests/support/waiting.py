@@ -25,4 +25,4 @@ def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS, w
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true in time"
-        time.sleep(0.02)
+        time.sleep(0.05)
