@@ -11,13 +11,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.mutants.table import MACHINE, MUTANTS, PACKAGE, Mutant, apply
 
 _ROOT = PACKAGE.parent
-_NEEDED = ("tests", "migrations", "alembic.ini", "pyproject.toml", "README.md")
 _AT_ONCE = 2
-_TIMEOUT_SECONDS = 480.0
+_TIMEOUT_SECONDS = 1800.0  # on a busy machine; a few minutes else
 # Of the state machine: more than in the suite, so that what it sees does not hang on few choices.
 _EXAMPLES = "80"
 # What pytest exits with (https://docs.pytest.org/en/stable/reference/exit-codes.html).
@@ -27,7 +27,6 @@ _BROKEN = re.compile(
     r"\b(NameError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError|UnboundLocalError|ResponseError)\b"
     r"|AttributeError: '(?!NoneType)\w+' object has no attribute"
 )
-_NONE = Mutant("none", (), " ".join({mutant.tests: None for mutant in MUTANTS}))
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,11 @@ def main() -> int:
     parser.add_argument("name", nargs="*", help="only mutants whose name contains one of these")
     names = parser.parse_args().name
     chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
+    none = Mutant("none", (), " ".join({mutant.tests: None for mutant in chosen}))
     started, verdicts = time.monotonic(), []
     print(f"| {'mutant':<56} | caught by | seconds |\n|---|---|---|", flush=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for verdict in pool.map(judge, [_NONE, *chosen]):
+        for verdict in pool.map(judge, [none, *chosen]):
             verdicts.append(verdict)
             print(f"| {verdict.mutant.name:<56} | {verdict.by} | {verdict.seconds:.0f} |", flush=True)
     wrong = [verdict.mutant.name for verdict in verdicts if not verdict.fine]
@@ -77,8 +77,7 @@ def judge(mutant: Mutant) -> Verdict:
 
 def _copy_project(copy: Path) -> None:
     leave_out = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE, copy / PACKAGE.name, ignore=leave_out)
-    for needed in _NEEDED:
+    for needed in (PACKAGE.name, "tests", "migrations", "alembic.ini", "pyproject.toml", "README.md"):
         if (_ROOT / needed).is_dir():
             shutil.copytree(_ROOT / needed, copy / needed, ignore=leave_out)
         else:
@@ -95,16 +94,9 @@ def _test(copy: Path, tests: str) -> tuple[bool, str]:
     _check_import(copy, environment)
     options = ["-q", "-x", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider", f"--basetemp={copy / 'tmp'}"]
     command = [sys.executable, "-m", "pytest", *options, *tests.split()]
+    how: dict[str, Any] = {"cwd": copy, "env": environment, "timeout": _TIMEOUT_SECONDS}
     try:
-        ended = subprocess.run(
-            command,
-            cwd=copy,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     except subprocess.TimeoutExpired:
         return False, "NOTHING WITHIN THE TIME"
     if ended.returncode == _PASSED:

@@ -35,22 +35,10 @@ class Edit:
     new: str
 
 
-class _Place(NamedTuple):
-    """A part of a file, by offsets."""
+class _Span(NamedTuple):
+    """A token, or a function by its name with the classes and functions that it is in; by offsets."""
 
-    path: Path
-    start: int
-    end: int
-
-
-class _Token(NamedTuple):
     text: str
-    start: int
-    end: int
-
-
-class _Function(NamedTuple):
-    name: str  # with the classes and functions that it is in
     start: int
     end: int
 
@@ -62,13 +50,13 @@ def read(package: Path) -> Sources:
 
 def edited(sources: Sources, edit: Edit) -> Sources:
     """The sources with an edit made. Raises ValueError unless there is exactly one place for it."""
-    where = _only(_named(sources, edit.where), edit.where)
-    source = sources[where.path]
-    start, end = _match(source, where, edit)
+    path, where = _only(_named(sources, edit.where), edit.where)
+    source = sources[path]
+    start, end = _match(path, source, where, edit)
     line = source[source.rfind("\n", 0, start) + 1 : start]
     indent = line[: len(line) - len(line.lstrip())]
     new = edit.new.replace("\n", f"\n{indent}")
-    return {**sources, where.path: source[:start] + new + source[end:]}
+    return {**sources, path: source[:start] + new + source[end:]}
 
 
 def parsed(source: str) -> ast.Module:
@@ -83,32 +71,28 @@ def parsed(source: str) -> ast.Module:
             gc.enable()
 
 
-def _only(places: list[_Place], name: str) -> _Place:
+def _only(places: list[tuple[Path, _Span]], name: str) -> tuple[Path, _Span]:
     if not places:
         raise ValueError(f"nothing is named {name}")
     if len(places) > 1:
-        raise ValueError(f"{name} is in {' and '.join(str(place.path) for place in places)}: name its class, too")
+        raise ValueError(f"{name} is in {' and '.join(str(path) for path, _ in places)}: name its class, too")
     return places[0]
 
 
-def _named(sources: Sources, name: str) -> list[_Place]:
+def _named(sources: Sources, name: str) -> list[tuple[Path, _Span]]:
     if name.endswith(".lua"):
-        return [_Place(path, 0, len(source)) for path, source in sources.items() if path.name == name]
-    functions = [
-        (function.name, _Place(path, function.start, function.end))
-        for path, source in sources.items()
-        if path.suffix == ".py"
-        for function in _functions(source)
-    ]
-    exactly = [place for full_name, place in functions if full_name == name]
-    return exactly or [place for full_name, place in functions if full_name.endswith(f".{name}")]
+        return [(path, _Span(name, 0, len(source))) for path, source in sources.items() if path.name == name]
+    python = ((path, source) for path, source in sources.items() if path.suffix == ".py")
+    functions = [(path, function) for path, source in python for function in _functions(source)]
+    exactly = [place for place in functions if place[1].text == name]
+    return exactly or [place for place in functions if place[1].text.endswith(f".{name}")]
 
 
 @lru_cache(maxsize=1000)
-def _functions(source: str) -> tuple[_Function, ...]:
+def _functions(source: str) -> tuple[_Span, ...]:
     starts = _line_starts(source)
     return tuple(
-        _Function(name, starts[node.lineno - 1], starts[node.end_lineno or node.lineno])
+        _Span(name, starts[node.lineno - 1], starts[node.end_lineno or node.lineno])
         for name, node in _defined(parsed(source), "")
     )
 
@@ -123,36 +107,36 @@ def _defined(parent: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDe
         yield from _defined(node, f"{prefix}{node.name}.")
 
 
-def _match(source: str, where: _Place, edit: Edit) -> tuple[int, int]:
-    tokenized = _lua_tokens if where.path.suffix == ".lua" else _python_tokens
+def _match(path: Path, source: str, where: _Span, edit: Edit) -> tuple[int, int]:
+    tokenized = _lua_tokens if path.suffix == ".lua" else _python_tokens
     tokens = [token for token in _telling(tokenized(source)) if where.start <= token.start < where.end]
     wanted = [token.text for token in _telling(tokenized(edit.pattern))]
     texts = [token.text for token in tokens]
     found = [at for at in range(len(texts)) if wanted and texts[at : at + len(wanted)] == wanted]
     if len(found) != 1:
-        raise ValueError(f"{edit.where} in {where.path} has {len(found)} times {edit.pattern!r}")
+        raise ValueError(f"{edit.where} in {path} has {len(found)} times {edit.pattern!r}")
     return tokens[found[0]].start, tokens[found[0] + len(wanted) - 1].end
 
 
-def _telling(tokens: Iterator[_Token]) -> list[_Token]:
+def _telling(tokens: Iterator[_Span]) -> list[_Span]:
     """Without what a formatter may choose."""
-    end = _Token("", 0, 0)
+    end = _Span("", 0, 0)
     alike = [token._replace(text=token.text.replace('"', "'")) for token in tokens]
     return [token for token, after in pairwise([*alike, end]) if token.text != "," or after.text not in (")", "]", "}")]
 
 
-def _python_tokens(source: str) -> Iterator[_Token]:
+def _python_tokens(source: str) -> Iterator[_Span]:
     starts = _line_starts(source)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT and token.string.strip():
             (first, column), (last, end_column) = token.start, token.end
-            yield _Token(token.string, starts[first - 1] + column, starts[last - 1] + end_column)
+            yield _Span(token.string, starts[first - 1] + column, starts[last - 1] + end_column)
 
 
-def _lua_tokens(source: str) -> Iterator[_Token]:
+def _lua_tokens(source: str) -> Iterator[_Span]:
     for token in _LUA_TOKEN.finditer(source):
         if not token[0].startswith("--"):
-            yield _Token(token[0], token.start(), token.end())
+            yield _Span(token[0], token.start(), token.end())
 
 
 def _line_starts(source: str) -> list[int]:

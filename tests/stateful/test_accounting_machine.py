@@ -1,12 +1,9 @@
 """The accounting under any order of events, deaths of workers at any step, losses and rollbacks of Redis and late
-acknowledgements: the services themselves on a real disk, a real Valkey and a real SQLite."""
+acknowledgements."""
 
 import asyncio
 import functools
 import hashlib
-import itertools
-import os
-import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,50 +12,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    MultipleResults,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    multiple,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, MultipleResults, initialize, invariant, multiple, precondition, rule
 from sqlalchemy import select
 
 from tests.support.at_rest import OnDisk, read_directory
 from tests.support.bodies import Arrived, InPieces
-from tests.support.dying import Death, dying
-from tests.support.faults import sync_nothing
 from tests.support.held import held_of
 from tests.support.invariants import OPEN_STATES, Shape, check_pending, checked_accounts
-from tests.support.rows import Transactions, upload_row
+from tests.support.machines import Machine
+from tests.support.rows import upload_row
 from tests.support.servers import PrivateRedis
+from uploader import errors
 from uploader.accounting.keys import upload_keys
 from uploader.accounting.pending import Outcome, RecordResult
 from uploader.accounting.queue import Claim, UploadQueue
-from uploader.bootstrap import Services
 from uploader.database import models
 from uploader.database.engine import Connection, Duplicate
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.upload import Reason, State, Upload, chunk_length, from_bitmap
-from uploader.errors import (
-    ChunksMissing,
-    FileTooLarge,
-    OffsetMismatch,
-    QuotaExceeded,
-    SizeMismatch,
-    UploadBusy,
-    UploadGone,
-)
 from uploader.service.chunk import AlreadyComplete
 from uploader.service.results import Appended, Complete, Target
-from uploader.settings import Settings
 from uploader.storage.base import Gone
 
 T = TypeVar("T")
@@ -84,15 +58,6 @@ def _deaths(points: int) -> st.SearchStrategy[int | None]:
 
 DEATHS = _deaths(5)
 OPENING_DEATHS, WITHDRAWAL_DEATHS, MERGE_DEATHS = _deaths(8), _deaths(7), _deaths(12)
-SETTINGS = settings(
-    max_examples=int(os.environ.get("UPLOADER_TEST_EXAMPLES", "24")),
-    stateful_step_count=20,
-    derandomize=True,
-    database=None,
-    report_multiple_bugs=False,
-    phases=[Phase.generate],  # at most 20 steps are short enough to read as they are
-    suppress_health_check=list(HealthCheck),
-)
 
 
 @dataclass(eq=False)
@@ -141,19 +106,13 @@ class Meanwhile(Enum):
 WITHDRAWALS = (Meanwhile.WITHDRAW, Meanwhile.HEAL)
 
 
-class AccountingMachine(RuleBasedStateMachine):
+class AccountingMachine(Machine):
     """Any number of workers, some of which die, and uploads that come and go."""
-
-    directory: Path
-    template: Path
-    server: PrivateRedis
-    _examples = itertools.count()
 
     transfers: Bundle[Transfer] = Bundle("transfers")
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
         self.all: list[Transfer] = []
         self.grown: list[Grown] = []
         self.late: list[list[Claim]] = []
@@ -161,40 +120,22 @@ class AccountingMachine(RuleBasedStateMachine):
         self.losses = 0
         self.now_ms = 30_000_000 * 60_000
 
-    def run(self, work: Coroutine[Any, Any, T], dies_at: int | None = None) -> T | None:
-        """What `work` says, or None if its worker died."""
-        with dying(dies_at):
-            try:
-                return self.runner.run(work)
-            except Death:
-                return None
-
     @initialize(target=transfers)
     def start(self) -> MultipleResults[Transfer]:
-        root = self.directory / str(next(self._examples))
-        root.mkdir()
-        shutil.copy(self.template, root / "uploader.db")
-        in_force = Settings(
-            data=root,
-            redis_url=self.server.url,
+        self.serve(
+            USERS,
+            1 << 40,
             durability="process",
-            free_space_floor_bytes=0,
             quiet_interval_seconds=QUIET,
             max_delay_seconds=MAX_DELAY,
             max_pending_bytes=4 * CHUNK,
             claim_lease_seconds=LEASE,
         )
-        self.services = Services(in_force)
-        self.database, self.pending = self.services.database, self.services.pending
-        self.redis: Any = self.services.redis
         # Merges come where the machine expects one: whoever stored a last chunk dies before it begins.
         self.services.uploads.begin_merge = lambda _: None  # type: ignore[assignment,method-assign]
-        sync_nothing(self.database)
-        self.act = Transactions(self.database)
         self.queue = self.pending.flush_queues[0]
         for verb in ("record_chunk", "record_tail", "hydrate", "lease"):
             setattr(self.pending, verb, self._at_my_time(getattr(self.pending, verb)))
-        self.runner.run(self._prepare())
         return multiple(*(self._open(*first, None) for first in (("alice", 0), ("alice", 1), ("bob", 0))))
 
     def _at_my_time(self, verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
@@ -206,26 +147,12 @@ class AccountingMachine(RuleBasedStateMachine):
 
         return call
 
-    async def _prepare(self) -> None:
-        await self.redis.flushall()
-        await self.services.storage.prepare()
-        for user_id in USERS:
-            await self.act.create_user(user_id, 1 << 40)
-
-    def teardown(self) -> None:
-        if hasattr(self, "services"):
-            try:
-                self.runner.run(self._come_to_rest())
-            finally:
-                self.runner.run(self.services.close())
-                self.runner.close()
-                shutil.rmtree(self.services.settings.data)
-
-    async def _come_to_rest(self) -> None:
+    async def come_to_rest(self) -> None:
         """Invariant 7: once all is swept, merged and flushed, disk, Redis and database say the same."""
         await self.services.sweeping.sweep(0)
         for transfer in self.all:
-            if transfer.is_open and self._has_more_on_disk(transfer):
+            disk = self._disk(transfer) if transfer.is_open else None
+            if disk and (disk.present - transfer.acknowledged or disk.leading > transfer.appended):
                 await self._hydrate(transfer)  # as its client's question would: a worker died before Redis knew
         rounds = 0
         while (waits := await self._next_due()) is not None:
@@ -246,10 +173,6 @@ class AccountingMachine(RuleBasedStateMachine):
                 state = await self.redis.hget(up, "state")
                 assert state is None or state.decode() not in OPEN_STATES, f"{transfer} is left in Redis"
 
-    def _has_more_on_disk(self, transfer: Transfer) -> bool:
-        disk = self._disk(transfer)
-        return bool(disk.present - transfer.acknowledged) or disk.leading > transfer.appended
-
     async def _do_what_is_due(self) -> None:
         await self.services.flushing.flush_due(_held(await self.queue.claim(300, self.now_ms)))
         for claim in await self.pending.merge_queues[0].claim(300, self.now_ms):
@@ -259,8 +182,6 @@ class AccountingMachine(RuleBasedStateMachine):
         queues = (self.queue, self.pending.merge_queues[0])
         delays = [delay for queue in queues if (delay := await queue.next_due(self.now_ms)) is not None]
         return min(delays) if delays else None
-
-    # What clients do
 
     @rule(target=transfers, user_id=st.sampled_from(USERS), content=st.integers(0, 1), dies_at=OPENING_DEATHS)
     def open(self, user_id: str, content: int, dies_at: int | None) -> Transfer:
@@ -278,10 +199,7 @@ class AccountingMachine(RuleBasedStateMachine):
     def record_at_once(self, transfer: Transfer, numbers: list[int], dies_at: int | None) -> None:
         """Several workers take chunks of an upload at one moment, perhaps the same chunk."""
 
-        async def all_of_them() -> None:
-            await asyncio.gather(*(self._store(transfer, number) for number in numbers), return_exceptions=True)
-
-        self.run(all_of_them(), dies_at)
+        self.run(_together(*(self._store(transfer, number) for number in numbers), died=True), dies_at)
 
     @rule(transfer=transfers, length=st.sampled_from([1, 30, CHUNK, 3 * CHUNK - 50]), dies_at=_deaths(15))
     def append(self, transfer: Transfer, length: int, dies_at: int | None) -> None:
@@ -297,12 +215,9 @@ class AccountingMachine(RuleBasedStateMachine):
     def append_at_once(self, transfer: Transfer, lengths: list[int], number: int) -> None:
         """Several streams on one upload, of which the newest wins, beside a chunk of it."""
         transfer = self._unfinished(transfer)
-
-        async def all_of_them() -> None:
-            streams = (self._append(transfer, length) for length in lengths)
-            await asyncio.gather(*streams, self._store(transfer, number))
-
-        self.runner.run(all_of_them())
+        self.runner.run(
+            _together(*(self._append(transfer, length) for length in lengths), self._store(transfer, number))
+        )
 
     @rule(transfer=transfers, dies_at=_deaths(40))
     def append_all(self, transfer: Transfer, dies_at: int | None) -> None:
@@ -312,7 +227,7 @@ class AccountingMachine(RuleBasedStateMachine):
 
         async def to_the_end() -> object:
             for _ in range(CHUNK_COUNT):
-                with suppress(OffsetMismatch):
+                with suppress(errors.OffsetMismatch):
                     return await self._append_from_the_offset(transfer, SHAPE.size, up_to=SHAPE.size)
             return None
 
@@ -321,21 +236,20 @@ class AccountingMachine(RuleBasedStateMachine):
 
     async def _append(self, transfer: Transfer, length: int) -> None:
         """What makes it whole comes otherwise, so that a merge is where the machine expects one."""
-        with suppress(NotOpen, Gone, OffsetMismatch, UploadGone, UploadBusy):
+        with suppress(NotOpen, Gone, errors.OffsetMismatch, errors.UploadGone, errors.UploadBusy):
             await self._append_from_the_offset(transfer, length, up_to=SHAPE.size - 1)
 
     async def _append_from_the_offset(self, transfer: Transfer, length: int, up_to: int) -> object:
         """As a client that lost the answer: it asks first."""
         target = Target(transfer.upload.user_id, upload_id=transfer.upload.id)
-        match await self.services.appends.status(target):
-            case Appended(offset=offset):
-                data = transfer.content[offset : min(offset + length, up_to)]
-                told = await self.services.appends.append(target, offset, Arrived(data))
-                if isinstance(told, Appended):
-                    transfer.appended = max(told.offset, transfer.appended)
-                return told
-            case complete:
-                return complete
+        stands = await self.services.appends.status(target)
+        told: object = stands
+        if isinstance(stands, Appended):
+            data = transfer.content[stands.offset : min(stands.offset + length, up_to)]
+            told = await self.services.appends.append(target, stands.offset, Arrived(data))
+            if isinstance(told, Appended):
+                transfer.appended = max(told.offset, transfer.appended)
+        return told
 
     @rule(
         user_id=st.sampled_from(USERS),
@@ -355,7 +269,7 @@ class AccountingMachine(RuleBasedStateMachine):
 
     async def _grow(self, grown: Grown, length: int, end: str) -> None:
         target, appends = Target(grown.upload.user_id, upload_id=grown.upload.id), self.services.appends
-        with suppress(QuotaExceeded, FileTooLarge, SizeMismatch):
+        with suppress(errors.QuotaExceeded, errors.FileTooLarge, errors.SizeMismatch):
             told = await appends.status(target)
             assert isinstance(told, Appended)
             data = CONTENTS[0][told.offset : told.offset + length]
@@ -375,14 +289,14 @@ class AccountingMachine(RuleBasedStateMachine):
     def append_while(self, transfer: Transfer, length: int, number: int, meanwhile: Meanwhile) -> None:
         """A worker stands still after a tail is on disk, and records it late."""
         transfer = self._unfinished(transfer)
-        transfer.leased_at_ms = self.now_ms
         deed = self._do(meanwhile, transfer, number)
         self.runner.run(self._beside("record_tail", self._append(transfer, length), deed))
         if meanwhile in WITHDRAWALS:  # it waits for the tail, and comes after it
             transfer.appended = min(transfer.appended, number * CHUNK)
 
-    @rule(transfer=transfers, last_dies_at=st.sampled_from([None, 1, 2, 3, 4, 5]))
+    @rule(transfer=transfers, last_dies_at=st.sampled_from([None, 1, 2, 3, 4, 5, 5, 5]))
     def record_all(self, transfer: Transfer, last_dies_at: int | None) -> None:
+        """5: Redis knows of the last chunk, and nobody has begun the merge."""
         transfer = self._unfinished(transfer)
         missing = [number for number in range(CHUNK_COUNT) if number not in transfer.acknowledged]
         for number in missing[:-1]:
@@ -401,7 +315,8 @@ class AccountingMachine(RuleBasedStateMachine):
         if transfer.may_be_old:
             return  # until somebody ends the withdrawal
         disk = self._disk(transfer)
-        assert _bytes_of(transfer.acknowledged) <= figures.received <= disk.received
+        acknowledged = sum(chunk_length(number, SHAPE.size, CHUNK) for number in transfer.acknowledged)
+        assert acknowledged <= figures.received <= disk.received
         assert len(transfer.acknowledged) <= figures.chunks <= len(disk.present)
         assert figures.settled == (figures.chunks == CHUNK_COUNT)
 
@@ -412,7 +327,7 @@ class AccountingMachine(RuleBasedStateMachine):
         try:
             target = Target(upload.user_id, upload_id=upload.id)
             stored = await self.services.receiving.store(target, upload, number, body)
-        except (UploadGone, AlreadyComplete):
+        except (errors.UploadGone, AlreadyComplete):
             return None
         transfer.acknowledged.add(number)
         return stored.result
@@ -435,8 +350,6 @@ class AccountingMachine(RuleBasedStateMachine):
         if dies_at is None:
             assert expired == (transfer.is_open and idle_seconds < 0 and not complete)
 
-    # What jobs do
-
     @rule(transfer=transfers, dies_at=MERGE_DEATHS)
     def merge(self, transfer: Transfer, dies_at: int | None) -> None:
         """By any worker; one that comes late finds the upload closed and tidies, one that comes early merges nothing."""
@@ -447,7 +360,7 @@ class AccountingMachine(RuleBasedStateMachine):
             assert merged
 
     async def _merge(self, transfer: Transfer) -> bool:
-        with suppress(ChunksMissing, UploadGone):
+        with suppress(errors.ChunksMissing, errors.UploadGone):
             return await self.services.merging.wait(transfer.upload.id) is not None
         return False
 
@@ -461,9 +374,15 @@ class AccountingMachine(RuleBasedStateMachine):
         self._go_on(claims, dies_at)
 
     def _claim(self, limit: int) -> list[Claim]:
-        claims = self.runner.run(self.queue.claim(limit, self.now_ms))
-        for claim in claims:
-            self._lease(claim)
+        return self.runner.run(self._claimed(limit))
+
+    async def _claimed(self, limit: int) -> list[Claim]:
+        claims = await self.queue.claim(limit, self.now_ms)
+        of = {claim.upload_id for claim in claims}
+        leased: list[Transfer | Grown] = [*self.all, *self.grown]
+        for each in leased:
+            if each.upload.id in of:
+                each.leased_at_ms = self.now_ms
         return claims
 
     @rule(
@@ -480,7 +399,6 @@ class AccountingMachine(RuleBasedStateMachine):
         self._record(transfer, number)
         self.now_ms += QUIET * 1000
         claims = self._claim(300)
-        transfer.leased_at_ms = self.now_ms
         deed = self._do(meanwhile, transfer, number if meanwhile in WITHDRAWALS else other)
         if committed:
             self.runner.run(self._beside("ack_flush", self.services.flushing.flush_due(_held(claims)), deed))
@@ -488,10 +406,11 @@ class AccountingMachine(RuleBasedStateMachine):
             self.runner.run(deed)
             self._go_on(claims, None)
 
-    @rule(transfer=transfers, number=CHUNKS)
-    def acknowledge_what_was_healed(self, transfer: Transfer, number: int) -> None:
-        """The ack of a chunk comes when it was withdrawn and sent again: as many bytes, of another generation."""
-        self.flush_while(transfer, number, Meanwhile.HEAL, number, True)
+    @rule(transfer=transfers, number=CHUNKS, committed=st.booleans())
+    def flush_what_was_healed(self, transfer: Transfer, number: int, committed: bool) -> None:
+        """The commit, or the ack, of a chunk comes when it was withdrawn and sent again: as many bytes, of another
+        generation."""
+        self.flush_while(transfer, number, Meanwhile.HEAL, number, committed)
 
     @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(1, 3))
     def die_flushing(self, transfer: Transfer, number: int, dies_at: int) -> None:
@@ -570,7 +489,6 @@ class AccountingMachine(RuleBasedStateMachine):
     def hydrate_while(self, transfer: Transfer, meanwhile: Meanwhile, number: int) -> None:
         """A worker that hydrates stands still after it read the map, while another does something."""
         transfer = self._unfinished(transfer)
-        transfer.leased_at_ms = self.now_ms
         deed = self._do(meanwhile, transfer, number)
         self.runner.run(self._beside("hydrate", self._hydrate(transfer), deed))
 
@@ -581,11 +499,11 @@ class AccountingMachine(RuleBasedStateMachine):
         number, other = self._missing(transfer, number)[0], self._missing(transfer, other)[-1]
         if meanwhile in WITHDRAWALS:
             other = (number + 1) % CHUNK_COUNT  # of the same one, who was first would decide what was promised
-        transfer.leased_at_ms = self.now_ms
         deed = self._do(meanwhile, transfer, other)
         self.runner.run(self._beside("record_chunk", self._store(transfer, number), deed))
 
-    async def _do(self, meanwhile: Meanwhile, transfer: Transfer, number: int) -> None:
+    def _do(self, meanwhile: Meanwhile, transfer: Transfer, number: int) -> Coroutine[Any, Any, object]:
+        transfer.leased_at_ms = self.now_ms
         deeds: dict[Meanwhile, Callable[[], Coroutine[Any, Any, object]]] = {
             Meanwhile.FLUSH: lambda: self._flush_after_the_lease(transfer, number),
             Meanwhile.HYDRATE: lambda: self._hydrate(transfer),
@@ -593,27 +511,20 @@ class AccountingMachine(RuleBasedStateMachine):
             Meanwhile.WITHDRAW: lambda: self._withdraw(transfer, [number]),
             Meanwhile.HEAL: lambda: self._heal(transfer, number),
             Meanwhile.CANCEL: lambda: self._close(transfer),
-            Meanwhile.LOSE: self._flush_redis,
+            Meanwhile.LOSE: self.redis.flushall,
             Meanwhile.ROLL_BACK: self._restore,
         }
-        await deeds[meanwhile]()
-
-    async def _heal(self, transfer: Transfer, number: int) -> None:
-        await self._withdraw(transfer, [number])
-        await self._store(transfer, number)
+        return deeds[meanwhile]()
 
     async def _flush_after_the_lease(self, transfer: Transfer, number: int) -> None:
         """Another worker takes over what one had claimed that stood still, with a chunk more."""
         await self._store(transfer, number)
         self.now_ms += LEASE * 1000
-        claims = await self.queue.claim(300, self.now_ms)
-        for claim in claims:
-            self._lease(claim)
-        await self.services.flushing.flush_due(_held(claims))
+        await self.services.flushing.flush_due(_held(await self._claimed(300)))
 
-    async def _beside(self, verb: str, work: Coroutine[Any, Any, object], deed: Coroutine[Any, Any, None]) -> None:
+    async def _beside(self, verb: str, work: Coroutine[Any, Any, object], deed: Coroutine[Any, Any, object]) -> None:
         """Let whoever works stand still before `verb`, a script, while another does something."""
-        real, others = getattr(self.pending, verb), list[asyncio.Task[None]]()
+        real, others = getattr(self.pending, verb), list[asyncio.Task[object]]()
 
         async def stand_still(*arguments: Any, **options: Any) -> Any:
             if not others:
@@ -654,6 +565,10 @@ class AccountingMachine(RuleBasedStateMachine):
         self.runner.run(self._do_what_is_due())
         transfer.may_be_old = False
 
+    async def _heal(self, transfer: Transfer, number: int) -> None:
+        await self._withdraw(transfer, [number])
+        await self._store(transfer, number)
+
     async def _withdraw(self, transfer: Transfer, numbers: list[int]) -> None:
         transfer.acknowledged -= set(numbers)
         transfer.appended = min(transfer.appended, min(numbers) * CHUNK)
@@ -661,17 +576,12 @@ class AccountingMachine(RuleBasedStateMachine):
             await self.services.closers.withdraw(transfer.upload, numbers)
             transfer.may_be_old = False
 
-    # What goes wrong
-
     @precondition(lambda self: self.losses < 2)
     @rule(transfer=transfers, number=CHUNKS, dies_at=DEATHS)
     def lose_redis(self, transfer: Transfer, number: int, dies_at: int | None) -> None:
         self.losses += 1
-        self.runner.run(self._flush_redis())
+        self.runner.run(self.redis.flushall())
         self._record(transfer, number, dies_at)
-
-    async def _flush_redis(self) -> None:
-        await self.redis.flushall()
 
     @rule()
     def remember_redis(self) -> None:
@@ -705,12 +615,9 @@ class AccountingMachine(RuleBasedStateMachine):
         for transfer in self.all:
             transfer.may_be_left = True
 
-    # What holds all the time
-
     @invariant()
     def the_accounts_hold(self) -> None:
-        if hasattr(self, "services"):
-            self.runner.run(self._check())
+        self.runner.run(self._check())
 
     async def _check(self) -> None:
         await checked_accounts(self.database)
@@ -791,8 +698,6 @@ class AccountingMachine(RuleBasedStateMachine):
         if held.state in OPEN_STATES and not transfer.may_be_left:
             assert held.due_ms is not None, f"{transfer} is closed, open in Redis, and nobody will look"
 
-    # Odds and ends
-
     def _open(self, user_id: str, content: int, dies_at: int | None) -> Transfer:
         # Ids decide the order of claims that are due at one moment: the same ones in every run.
         upload_id = f"{len(self.all) + 1:032x}"
@@ -825,12 +730,6 @@ class AccountingMachine(RuleBasedStateMachine):
     def _directory(self, transfer: Transfer) -> Path:
         return self.services.settings.data / transfer.upload.place
 
-    def _lease(self, claim: Claim) -> None:
-        leased: list[Transfer | Grown] = [*self.all, *self.grown]
-        for each in leased:
-            if each.upload.id == claim.upload_id:
-                each.leased_at_ms = self.now_ms
-
     def _of(self, claim: Claim) -> Transfer:
         return next(transfer for transfer in self.all if transfer.upload.id == claim.upload_id)
 
@@ -844,18 +743,16 @@ def _held(claims: list[Claim]) -> UploadQueue:
     return cast(UploadQueue, SimpleNamespace(claim_many=claim_many, shard=0))
 
 
+async def _together(*works: Awaitable[object], died: bool = False) -> None:
+    """`died`: one of them may."""
+    await asyncio.gather(*works, return_exceptions=died)
+
+
 async def _rows(connection: Connection) -> dict[str, Any]:
     return {row.id: row for row in await connection.execute(select(models.upload))}
 
 
-def _bytes_of(numbers: set[int]) -> int:
-    return sum(chunk_length(number, SHAPE.size, SHAPE.chunk_size) for number in numbers)
-
-
 def test_no_order_of_events_makes_the_accounts_wrong(
-    anyio_backend: str, sqlite_template: Path, own_redis: PrivateRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    anyio_backend: str, sqlite_template: Path, own_redis: PrivateRedis, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("os.fsync", lambda _: None)  # nobody cuts the power here
-    AccountingMachine.directory, AccountingMachine.template = tmp_path, sqlite_template
-    AccountingMachine.server = own_redis
-    run_state_machine_as_test(AccountingMachine, settings=SETTINGS)
+    AccountingMachine.pass_examples(tmp_path, sqlite_template, own_redis)

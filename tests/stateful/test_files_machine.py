@@ -1,45 +1,33 @@
 """Files that come whole, in batches, by uploads and from others, under names that others have, at the edge of the quota, in
-any order and with workers that die at any step: the services themselves on a real disk, a real Valkey and a real SQLite,
-compared with a model of names and sizes."""
+any order and with workers that die at any step, compared with a model of names and sizes."""
 
-import asyncio
-import itertools
-import os
-import shutil
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, rule
 from sqlalchemy import select
 from starlette.requests import Request
 
 from tests.support.bodies import InPieces
 from tests.support.content import Content
 from tests.support.deltas import Edited
-from tests.support.dying import Death, dying
-from tests.support.faults import sync_nothing, without_syncs
+from tests.support.faults import without_syncs
 from tests.support.invariants import checked_accounts
 from tests.support.layout import blob_path
-from tests.support.rows import Transactions
+from tests.support.machines import Machine
 from tests.support.servers import PrivateRedis
-from uploader.bootstrap import Services
 from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import IfExists
-from uploader.errors import FileNotFound, NameTaken, QuotaExceeded, UploaderError, UploadNotFound
+from uploader.errors import FileNotFound, NameTaken, QuotaExceeded, UploaderError
 from uploader.http.bodies.delta import DeltaChunk
 from uploader.http.bodies.intake import Intake
 from uploader.service.results import Complete, NewFile, Opening, Target, UploadStatus
-from uploader.settings import Settings
 from uploader.storage.base import Body
-
-T = TypeVar("T")
 
 USERS = ("alice", "bob")
 TOTAL_SPACE = 2000
@@ -49,16 +37,6 @@ BY_SHA256 = {content.sha256: number for number, content in enumerate(CONTENTS)}
 NAMES = ("a", "b", "c")
 # At which crash point from here on the worker dies, if it does.
 DEATHS = st.one_of(st.none(), st.none(), st.integers(1, 8))
-SETTINGS = settings(
-    max_examples=int(os.environ.get("UPLOADER_TEST_EXAMPLES", "24")),
-    stateful_step_count=20,
-    derandomize=True,
-    database=None,
-    report_multiple_bugs=False,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-
 user_ids, names, numbers = st.sampled_from(USERS), st.sampled_from(NAMES), st.integers(0, len(CONTENTS) - 1)
 edited = st.sampled_from([number for number, content in enumerate(CONTENTS) if isinstance(content, Edited)])
 choices = st.sampled_from(IfExists)
@@ -109,54 +87,17 @@ class Books:
         return sum(CONTENTS[number].size for number in self.uploads if number != besides)
 
 
-class FilesMachine(RuleBasedStateMachine):
+class FilesMachine(Machine):
     """Two users, who share contents."""
-
-    directory: Path
-    template: Path
-    server: PrivateRedis
-    _examples = itertools.count()
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
         self.books = {user_id: Books() for user_id in USERS}
-        self.died = False
 
     @initialize()
     def start(self) -> None:
-        root = self.directory / str(next(self._examples))
-        root.mkdir()
-        shutil.copy(self.template, root / "uploader.db")
-        self.services = Services(Settings(data=root, redis_url=self.server.url, free_space_floor_bytes=0))
+        self.serve(USERS, TOTAL_SPACE)
         self.intake = Intake(self.services.settings, self.services.spool)
-        self.database = self.services.database
-        sync_nothing(self.database)
-        self.runner.run(self._prepare())
-
-    async def _prepare(self) -> None:
-        redis: Any = self.services.redis
-        await redis.flushall()
-        await self.services.storage.prepare()
-        for user_id in USERS:
-            await Transactions(self.database).create_user(user_id, TOTAL_SPACE)
-
-    def teardown(self) -> None:
-        if hasattr(self, "services"):
-            self.runner.run(self.services.close())
-            self.runner.close()
-            shutil.rmtree(self.services.settings.data)
-
-    def run(self, work: Coroutine[Any, Any, T], dies_at: int | None) -> T | None:
-        """None if its worker died: then what stands is what the database says."""
-        with dying(dies_at):
-            try:
-                return self.runner.run(work)
-            except Death:
-                self.died = True
-                return None
-
-    # What comes whole
 
     @rule(user_id=user_ids, name=names, number=numbers, if_exists=choices, dies_at=DEATHS)
     def send(self, user_id: str, name: str, number: int, if_exists: IfExists, dies_at: int | None) -> None:
@@ -192,8 +133,6 @@ class FilesMachine(RuleBasedStateMachine):
             return [_said(outcome) async for outcome in self.services.whole.receive_many(user_id, entries())]
         finally:
             assert all(body.keepers == 0 for body in bodies), "a body was never given up"
-
-    # What comes in chunks
 
     @rule(user_id=user_ids, name=names, number=st.integers(1, len(CONTENTS) - 1), if_exists=choices)
     def open(self, user_id: str, name: str, number: int, if_exists: IfExists) -> None:
@@ -281,13 +220,8 @@ class FilesMachine(RuleBasedStateMachine):
         books = self.books[user_id]
         if books.uploads:
             number = list(books.uploads)[which % len(books.uploads)]
-            try:
-                self.runner.run(self.services.uploads.cancel(Target(user_id, CONTENTS[number].md5)))
-            except UploadNotFound as error:
-                raise AssertionError(f"the upload of {number} is not there") from error
+            self.runner.run(self.services.uploads.cancel(Target(user_id, CONTENTS[number].md5)))
             del books.uploads[number]
-
-    # What becomes of files
 
     @rule(user_id=user_ids, which=numbers, dies_at=DEATHS)
     def delete(self, user_id: str, which: int, dies_at: int | None) -> None:
@@ -301,12 +235,9 @@ class FilesMachine(RuleBasedStateMachine):
     def collect(self, dies_at: int | None) -> None:
         self.run(self.services.files.collect_all(), dies_at)
 
-    # What holds all the time
-
     @invariant()
     def all_is_as_the_books_say(self) -> None:
-        if hasattr(self, "services"):
-            self.runner.run(self._check())
+        self.runner.run(self._check())
 
     async def _check(self) -> None:
         await checked_accounts(self.database)
@@ -361,9 +292,7 @@ async def _open_uploads(connection: Connection) -> set[tuple[str, str]]:
 
 
 def test_no_order_of_events_makes_files_or_accounts_wrong(
-    anyio_backend: str, sqlite_template: Path, own_redis: PrivateRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    anyio_backend: str, sqlite_template: Path, own_redis: PrivateRedis, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("os.fsync", lambda _: None)  # nobody cuts the power here
-    FilesMachine.directory, FilesMachine.template, FilesMachine.server = tmp_path, sqlite_template, own_redis
     with without_syncs():
-        run_state_machine_as_test(FilesMachine, settings=SETTINGS)
+        FilesMachine.pass_examples(tmp_path, sqlite_template, own_redis)

@@ -35,11 +35,8 @@ class Authority:
     def issue(self, name: str, address: str = "127.0.0.1") -> Certified:
         """For a server at an IP address or a host's name, or for a client, of which nobody asks the address."""
         key = ec.generate_private_key(ec.SECP256R1())
-        is_name = address[-1:].isalpha()
-        known = x509.DNSName(address) if is_name else x509.IPAddress(ipaddress.ip_address(address))
-        addresses = x509.SubjectAlternativeName([known])
         files = Certified(self._directory / f"{name}.pem", self._directory / f"{name}.key")
-        _write(files.certificate, _issued(_named(name), key, self._name, self._key, addresses))
+        _write(files.certificate, _issued(_named(name), key, self._name, self._key, _known_by(address)))
         _write_key(files.key, key)
         return files
 
@@ -54,11 +51,16 @@ class Authority:
 def self_signed(directory: Path, address: str) -> tuple[Path, Path]:
     """The files of a certificate for an IP address, which vouches for itself, and of its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
     files = directory / "certificate.pem", directory / "key.pem"
-    _write(files[0], _issued(_named(address), key, _named(address), key, addresses))
+    _write(files[0], _issued(_named(address), key, _named(address), key, _known_by(address)))
     _write_key(files[1], key)
     return files
+
+
+def _known_by(address: str) -> x509.SubjectAlternativeName:
+    is_name = address[-1:].isalpha()
+    known = x509.DNSName(address) if is_name else x509.IPAddress(ipaddress.ip_address(address))
+    return x509.SubjectAlternativeName([known])
 
 
 def _named(name: str) -> x509.Name:

@@ -46,9 +46,6 @@ class Consumer:
     going_on: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
 
-    def __post_init__(self) -> None:
-        self.going_on.set()
-
     @property
     def events(self) -> list[Any]:
         return [request.event for request in self.requests]
@@ -74,6 +71,7 @@ class Consumer:
 async def consuming(ssl: SSLContext | None = None, port: int = 0) -> AsyncIterator[Consumer]:
     """A server that runs meanwhile."""
     consumer = Consumer()
+    consumer.going_on.set()
     server = await asyncio.start_server(consumer.serve, "127.0.0.1", port, ssl=ssl)
     consumer.url = f"{'http' if ssl is None else 'https'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
     try:

@@ -12,37 +12,34 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from sqlalchemy import event
 
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database.engine import Database
 from uploader.storage import disk
 from uploader.storage.store import Store
 
 # The calls that take part; the rest of `os` is constants.
-CALLS = frozenset(
-    {
-        *("open", "close", "pwrite", "pread", "preadv", "ftruncate", "posix_fadvise"),
-        *("fsync", "fdatasync", "syncfs"),
-        *("link", "rename", "unlink", "mkdir", "rmdir", "stat", "fstat", "statvfs", "listdir", "scandir"),
-    }
-)
-# Those that may find the disk full.
 SYNCS = frozenset({"fsync", "fdatasync", "syncfs"})
+CALLS = SYNCS | {"open", "close", "pwrite", "pread", "preadv", "ftruncate", "posix_fadvise", "link", "rename", "unlink"}
+CALLS |= {"mkdir", "rmdir", "stat", "fstat", "statvfs", "listdir", "scandir"}
+# Those that may find the disk full.
 NEEDING_ROOM = frozenset({"mkdir", "pwrite", "ftruncate", *SYNCS, "link", "rename"})
 
 
+@dataclass(frozen=True)
 class Call:
     """One call that the storage is about to make."""
 
-    def __init__(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]):
-        self.name = name
-        self.real = real
-        self.arguments = arguments
-        self.options = options
+    name: str
+    real: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
 
     def make(self) -> Any:
         return self.real(*self.arguments, **self.options)
@@ -107,12 +104,21 @@ def intercepting(around: Callable[[Call], Any]) -> Iterator[None]:
         seen.update(real)
 
 
+@dataclass
 class Fault:
     """Counts the calls that might have failed, and those that were made to fail."""
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.hits = 0
+    calls: int = 0
+    hits: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, call: Call, chosen: Callable[[Call], bool]) -> int:
+        """Which of those that are `chosen` it is, from 1; 0: none of them."""
+        with self._lock:
+            if not chosen(call):
+                return 0
+            self.calls += 1
+            return self.calls
 
 
 def failing_call(
@@ -132,15 +138,13 @@ def failing(
     chosen: Callable[[Call], bool], error_number: int, *, at: int = 1, times: int | None = 1
 ) -> Iterator[Fault]:
     """Let the `at`th call that is `chosen` raise OSError, `times` times (None: from then on always)."""
-    fault, lock = Fault(), threading.Lock()
+    fault = Fault()
 
     def around(call: Call) -> Any:
-        with lock:
-            if chosen(call):
-                fault.calls += 1
-                if fault.calls >= at and (times is None or fault.calls < at + times):
-                    fault.hits += 1
-                    raise OSError(error_number, os.strerror(error_number))
+        number = fault.count(call, chosen)
+        if number >= at and (times is None or number < at + times):
+            fault.hits += 1
+            raise OSError(error_number, os.strerror(error_number))
         return call.make()
 
     with intercepting(around):
@@ -198,17 +202,16 @@ def _lines_of_the_server() -> tuple[tuple[str, int], ...]:
 @contextmanager
 def short_writes(limit_bytes: int, chosen: Callable[[Call], bool] = lambda _: True) -> Iterator[Fault]:
     """Let writes that are `chosen` stop after `limit_bytes`, as a disk that is nearly full or a signal may do."""
-    fault, lock = Fault(), threading.Lock()
+    fault = Fault()
 
     def around(call: Call) -> Any:
-        if call.name != "pwrite":
+        if not fault.count(call, lambda each: each.name == "pwrite"):
             return call.make()
         descriptor, buffer, offset = call.arguments
-        with lock:
-            fault.calls += 1
-            stops = len(buffer) > limit_bytes and chosen(call)
-            fault.hits += stops
-        return call.real(descriptor, memoryview(buffer)[:limit_bytes], offset) if stops else call.make()
+        if len(buffer) <= limit_bytes or not chosen(call):
+            return call.make()
+        fault.hits += 1
+        return call.real(descriptor, memoryview(buffer)[:limit_bytes], offset)
 
     with intercepting(around):
         yield fault
@@ -241,13 +244,13 @@ def sync_nothing(database: Database, *, at: str = "connect") -> None:
     event.listen(database.engine.sync_engine, at, lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
 
 
+@dataclass(frozen=True)
 class Pause:
     """One use of a function that waits in the middle of a test."""
 
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.go_on = threading.Event()
-        self.ended = threading.Event()
+    reached: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 @contextmanager
@@ -259,7 +262,7 @@ def paused_call(name: str, *, only: Callable[[Path], bool] = lambda _: True) -> 
         if call.name != name or not only(call.path):
             return call.make()
         pause.reached.set()
-        assert pause.go_on.wait(30), f"{name} was never let go on"
+        assert pause.go_on.wait(PATIENCE_SECONDS), f"{name} was never let go on"
         try:
             return call.make()
         finally:
@@ -290,7 +293,7 @@ async def left_open(storage: Store, directory: Path) -> list[str]:
 @contextmanager
 def cancelling(task: "asyncio.Task[Any]", *, at: int, only: Callable[[Call], bool], then: int = 0) -> Iterator[Fault]:
     """Cancel a task of this loop in the middle of the `at`th call that `only` accepts, which fails with `then`, if told."""
-    fault, lock, loop = Fault(), threading.Lock(), asyncio.get_running_loop()
+    fault, loop = Fault(), asyncio.get_running_loop()
 
     async def cancel() -> None:
         task.cancel()
@@ -298,15 +301,12 @@ def cancelling(task: "asyncio.Task[Any]", *, at: int, only: Callable[[Call], boo
             await asyncio.sleep(0)  # whoever it waits for has seen it
 
     def around(call: Call) -> Any:
-        with lock:
-            fault.calls += 1 if (chosen := only(call)) else 0
-            hits = chosen and fault.calls == at
-        if hits:
+        if fault.count(call, only) == at:
             fault.hits += 1
             if threading.current_thread() is threading.main_thread():
                 task.cancel()
             else:
-                asyncio.run_coroutine_threadsafe(cancel(), loop).result(30)
+                asyncio.run_coroutine_threadsafe(cancel(), loop).result(PATIENCE_SECONDS)
             if then:
                 raise OSError(then, os.strerror(then))
         return call.make()

@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sqlalchemy import text
@@ -13,7 +12,7 @@ from sqlalchemy import text
 from tests.support.gateways import Gateway
 from tests.support.process import Server, ended, owner_token, run_cli
 from tests.support.servers import PrivateMariaDB, PrivateRedis
-from uploader.database.engine import Database
+from tests.support.stack import patient
 
 
 class Fleet:
@@ -48,13 +47,11 @@ class Fleet:
             self._running = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._running.close()
 
     async def _create_database(self) -> None:
-        database = Database(self._database.url("mysql"))
+        database = patient(self._database.url("mysql"))
         async with database.engine.connect() as connection:
             await connection.execute(text("CREATE DATABASE uploader"))
         await database.close()

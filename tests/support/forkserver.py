@@ -26,15 +26,10 @@ from typing import IO, Any
 _ROOT = Path(__file__).parents[2]
 # What servers, workers, commands and racers import sooner or later.
 _IMPORTED = (
-    *(
-        "uploader.bootstrap",
-        *("uploader.cli.shell", "uploader.cli.client.put", "uploader.cli.client.get", "uploader.cli.client.sync"),
-        *("uploader.cli.client.files", "uploader.cli.client.display", "uploader.cli.server.serve"),
-        *("uploader.client", "uploader.client.many", "uploader.client.download", "uploader.client.transport"),
-        "uploader.http.server.http11",
-        "uploader.cli.server.services",
-        "uploader.database.migrate",
-    ),
+    *("uploader.bootstrap", "uploader.http.server.http11", "uploader.database.migrate", "uploader.cli.shell"),
+    *("uploader.cli.client.put", "uploader.cli.client.get", "uploader.cli.client.sync", "uploader.cli.client.files"),
+    *("uploader.cli.client.display", "uploader.cli.server.serve", "uploader.cli.server.services"),
+    *("uploader.client", "uploader.client.many", "uploader.client.download", "uploader.client.transport"),
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
     *("uvicorn.loops.auto", "h11", "httpcore2", "truststore", "anyio._backends._asyncio", "encodings.idna"),
     *("alembic.command", "alembic.config", "asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "hiredis"),
@@ -55,24 +50,20 @@ class Forked:
         self._status = status
         self._close = weakref.finalize(self, os.close, status)
 
-    def poll(self) -> int | None:
-        return self._look(0.0)
-
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
-        code = self._look(timeout)
+        code = self.poll(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
         return code
 
-    def _look(self, timeout_seconds: float | None) -> int | None:
-        if self.returncode is not None:
-            return self.returncode
-        told = select.poll()
-        told.register(self._status, select.POLLIN)
-        if told.poll(None if timeout_seconds is None else timeout_seconds * 1000):
-            self.returncode = os.waitstatus_to_exitcode(int(os.read(self._status, 16)))
-            self._close()
+    def poll(self, timeout_seconds: float | None = 0.0) -> int | None:
+        if self.returncode is None:
+            told = select.poll()
+            told.register(self._status, select.POLLIN)
+            if told.poll(None if timeout_seconds is None else timeout_seconds * 1000):
+                self.returncode = os.waitstatus_to_exitcode(int(os.read(self._status, 16)))
+                self._close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -127,11 +118,7 @@ def start(
     cwd: Path | None = None,
 ) -> Forked:
     """Start a script, or `-m` and a module, in a session of its own, with three standard files."""
-    order = {
-        "arguments": [str(argument) for argument in arguments],
-        "environment": dict(environment),
-        "cwd": str(cwd or Path.cwd()),
-    }
+    order = {"arguments": [*map(str, arguments)], "environment": dict(environment), "cwd": str(cwd or Path.cwd())}
     return _server().start(order, [file.fileno() for file in standard])
 
 

@@ -32,10 +32,9 @@ async def checked_accounts(database: Database, *, lowered: bool = False) -> dict
 
 async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[str, Account]:
     uploads, files, blobs = models.upload.c, models.file.c, models.blob.c
-    unfinished = func.coalesce(func.sum(uploads.flushed_bytes), 0)
-    reserved = func.coalesce(func.sum(uploads.size), 0)
-    sums = select(uploads.user_id, unfinished, reserved).where(uploads.state == "OPEN").group_by(uploads.user_id)
-    open_sums = {row[0]: (int(row[1]), int(row[2])) for row in await connection.execute(sums)}
+    sums = select(uploads.user_id, func.sum(uploads.flushed_bytes), func.sum(uploads.size))
+    found = await connection.execute(sums.where(uploads.state == "OPEN").group_by(uploads.user_id))
+    open_sums = {user_id: (int(unfinished), int(reserved)) for user_id, unfinished, reserved in found}
     finished = select(files.user_id, func.sum(files.size)).group_by(files.user_id)
     file_sums = {row[0]: int(row[1]) for row in await connection.execute(finished)}
 
@@ -53,9 +52,7 @@ async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[
     assert not open_sums, f"uploads without a user: {open_sums}"
     assert not file_sums, f"files without a user: {file_sums}"
     promised = sum(account.reserved - account.unfinished for account in accounts.values())
-    assert await queries.promised_bytes(connection) == promised, (
-        "what was promised is not what the uploads may still write"
-    )
+    assert await queries.promised_bytes(connection) == promised, "what uploads may still write is something else"
 
     counted = select(files.sha256, func.count()).group_by(files.sha256)
     refs_expected = {row[0]: int(row[1]) for row in await connection.execute(counted)}
@@ -109,7 +106,8 @@ async def check_pending(redis: Redis, shapes: Mapping[str, Shape]) -> None:
         _, bits = snapshot.get(key.replace("up:", "chunks:", 1), (-1, b""))
         in_tail = 0
         if facts.tail is not None:
-            assert facts.tail.number == _first_gap(bits), f"invariant 4: {upload_id} has {facts.tail} somewhere else"
+            first_gap = from_bitmap(bits, len(bits) * 8 + 1).find(0)
+            assert facts.tail.number == first_gap, f"invariant 4: {upload_id} has {facts.tail} somewhere else"
             in_tail = facts.tail.length
         assert facts.received == _bytes_of(bits, shapes[upload_id]) + in_tail, f"invariant 4: {upload_id} has {facts}"
         assert facts.chunks == sum(byte.bit_count() for byte in bits)
@@ -149,12 +147,8 @@ def _pairs(flat: list[bytes]) -> list[tuple[str, bytes]]:
     return [(name.decode(), value) for name, value in zip(flat[::2], flat[1::2], strict=True)]
 
 
-def _first_gap(bits: bytes) -> int:
-    return from_bitmap(bits, len(bits) * 8 + 1).find(0)
-
-
 def _bytes_of(bits: bytes, shape: Shape) -> int:
+    present = [number for number, there in enumerate(from_bitmap(bits, len(bits) * 8)) if there]
     count = chunk_count(shape.size, shape.chunk_size)
-    present = [number for number in range(len(bits) * 8) if bits[number >> 3] & (0x80 >> (number & 7))]
     assert all(number < count for number in present), f"bits beyond the last chunk: {present}"
     return sum(chunk_length(number, shape.size, shape.chunk_size) for number in present)

@@ -30,22 +30,18 @@ class Liar:
         path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
         if method != "GET":
             return 405, b""
+        listed = [{name: value for name, value in file.items() if name != "content"} for file in self.files]
         if path == "/me/files":
             prefix = query.get("prefix", [""])[0] if self.old else ""
-            files = [_listed(file) for file in self.files if file["name"].startswith(prefix)]
+            files = [file for file in listed if file["name"].startswith(prefix)]
             folders: dict[str, Any] = {"folders": []} if "delimiter" in query and not self.old else {}
             return 200, json.dumps({"files": files, "next": None} | folders).encode()
-        for file in self.files:
+        for file, told in zip(self.files, listed, strict=True):
             if path == f"/me/files/{file['id']}":
-                return 200, json.dumps(_listed(file)).encode()
+                return 200, json.dumps(told).encode()
             if path == f"/me/files/{file['id']}/content":
-                content: bytes = file["content"]
-                return 200, content
+                return 200, file["content"]
         return 404, b""
-
-
-def _listed(file: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in file.items() if name != "content"}
 
 
 # Status, headers and body of the answer to a target; the connection ends with it.

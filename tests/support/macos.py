@@ -21,12 +21,7 @@ _ONLY_LINUX: dict[ModuleType, tuple[str, ...]] = {
     select: ("epoll",),
     signal: ("pidfd_send_signal", "sigtimedwait", "sigwaitinfo", "SIGRTMIN", "SIGPWR"),
     socket: (
-        "SO_PEERCRED",
-        "SO_BINDTODEVICE",
-        "TCP_CORK",
-        "TCP_INFO",
-        "TCP_KEEPIDLE",
-        "TCP_QUICKACK",
+        *("SO_PEERCRED", "SO_BINDTODEVICE", "TCP_CORK", "TCP_INFO", "TCP_KEEPIDLE", "TCP_QUICKACK"),
         "TCP_USER_TIMEOUT",
     ),
 }

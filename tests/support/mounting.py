@@ -4,6 +4,7 @@ import shlex
 import subprocess
 
 from tests.support.process import UPLOADER, environment
+from tests.support.waiting import SERVER_SECONDS
 
 
 def can_mount() -> bool:
@@ -15,4 +16,6 @@ def run_mounted(mounts: str, settings: dict[str, str], *command: str) -> "subpro
     """A command that sees what a shell has mounted for it alone."""
     script = f"{mounts} && exec {shlex.join([str(UPLOADER), *command])}"
     program = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
-    return subprocess.run(program, env=environment(settings), capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        program, env=environment(settings), capture_output=True, text=True, check=False, timeout=SERVER_SECONDS
+    )

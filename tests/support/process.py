@@ -7,20 +7,19 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO, Any
 
 import httpx2
 
-from tests.support import forkserver
+from tests.support import forkserver, waiting
 from tests.support.servers import free_port
-from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS
+from tests.support.waiting import SERVER_SECONDS
 
 UPLOADER = Path(sys.executable).with_name("uploader")
-
-
+wait_for = waiting.wait_for
 Settings = Mapping[str, str]
 # Where silence is tried, a test says how long it is waited for.
 _STORES_TIME = {"DATABASE_TIMEOUT": "60s", "REDIS_TIMEOUT": "60s"}
@@ -49,7 +48,7 @@ def run_on_macos(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SERVER_SECONDS,
         check=False,
     )
 
@@ -87,19 +86,13 @@ class Process:
         self.log = log
         self.process: subprocess.Popen[bytes] | forkserver.Forked
         with log.open("ab") as output, Path(os.devnull).open() as nothing:
+            standard: list[IO[Any]] = [nothing, output, output]
+            env = environment(settings)
             if program is None:
-                self.process = forkserver.start(
-                    [UPLOADER, *arguments], environment(settings), [nothing, output, output]
-                )
+                self.process = forkserver.start([UPLOADER, *arguments], env, standard)
             else:
-                self.process = subprocess.Popen(
-                    [*program, *arguments],
-                    env=environment(settings),
-                    stdin=nothing,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+                how: dict[str, Any] = dict(zip(("stdin", "stdout", "stderr"), standard, strict=True))
+                self.process = subprocess.Popen([*program, *arguments], env=env, start_new_session=True, **how)
 
     def kill(self) -> None:
         """SIGKILL to this process alone; what it started has to notice by itself."""
@@ -117,11 +110,11 @@ class Process:
 
 def answers(port: int, *, secure: bool = False) -> bool:
     """Whether the server on this port is ready, whatever its certificate."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SERVER_SECONDS)
     if secure:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=SERVER_SECONDS, context=context)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
@@ -146,16 +139,11 @@ class Server(Process):
         self._is_secure = "TLS_CERTIFICATE" in settings
         self.url = f"{'https' if self._is_secure else 'http'}://127.0.0.1:{self.port}"
         super().__init__(log, settings, "serve", "--port", str(self.port), *arguments, program=program)
-        self._wait_until_ready()
+        wait_for(self._is_ready, SERVER_SECONDS, "the server")
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + SERVER_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, self.output()
-            if answers(self.port, secure=self._is_secure):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"the server did not become ready: {self.output()}")
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.output()
+        return answers(self.port, secure=self._is_secure)
 
 
 def owner_token(data: Path) -> str:
@@ -200,13 +188,3 @@ def processes_in(directory: Path) -> list[int]:
             if (process / "cwd").readlink() == directory.absolute():
                 found.append(int(process.name))
     return found
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    """Poll until `condition()` holds; fail if it does not in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come true in time")

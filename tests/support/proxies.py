@@ -2,28 +2,21 @@
 
 import os
 import re
-import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support import servers
 from tests.support.certificates import Certified
 from tests.support.process import wait_for
-from tests.support.servers import free_port
 from uploader.embedded import end_with_parent
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 HOST = "files.example"
 PROXIES = ("nginx", "caddy")
+program_of = servers.program_of
 _LANGUAGES = {"nginx": "nginx", "caddy": "caddyfile"}
-_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"
-
-
-def program_of(proxy: str) -> str | None:
-    """Where it is installed, if it is."""
-    return shutil.which(proxy, path=_PATH)
 
 
 def printed(proxy: str) -> str:
@@ -36,7 +29,7 @@ def printed(proxy: str) -> str:
 def running_proxy(proxy: str, directory: Path, certified: Certified, upstream_port: int) -> Iterator[int]:
     """One before the server on this port; the port on which it listens."""
     directory.mkdir()
-    port, configuration = free_port(), printed(proxy)
+    port, configuration = servers.free_port(), printed(proxy)
     places = {
         "/etc/ssl/files.example.pem": str(certified.certificate),
         "/etc/ssl/private/files.example.key": str(certified.key),
@@ -55,38 +48,25 @@ def running_proxy(proxy: str, directory: Path, certified: Certified, upstream_po
 def running_nginx(configuration: str, directory: Path) -> Iterator[int]:
     """nginx with what belongs into `http` beside a server that has `listen PORT`; the port."""
     directory.mkdir()
-    port = free_port()
+    port = servers.free_port()
     with _running("nginx", _nginx(directory, configuration.replace("PORT", str(port))), directory, port):
         yield port
 
 
 @contextmanager
 def _running(proxy: str, command: list[str], directory: Path, port: int) -> Iterator[None]:
-    environment = os.environ | {
-        "HOME": str(directory),
-        "XDG_DATA_HOME": str(directory),
-        "XDG_CONFIG_HOME": str(directory),
-    }
+    environment = os.environ | dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(directory))
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [str(program_of(proxy)), *command], env=environment, stdout=log, stderr=log, preexec_fn=end_with_parent
         )
     try:
-        wait_for(lambda: _accepts(port) or process.poll() is not None)
+        wait_for(lambda: servers.accepts(port) or process.poll() is not None)
         assert process.poll() is None, (directory / "log").read_text()
         yield
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=20)
         process.kill()
         process.wait()
-
-
-def _accepts(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 def _nginx(directory: Path, configuration: str) -> list[str]:

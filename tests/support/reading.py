@@ -4,15 +4,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 
+@dataclass
 class Read:
     """Bytes that were read."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    bytes: int = 0
 
 
 @contextmanager
@@ -31,10 +33,5 @@ def counted_reads(name: str) -> Iterator[Read]:
 
         return counted
 
-    for call in real:
-        setattr(os, call, counter(call))
-    try:
+    with patch.object(os, "pread", counter("pread")), patch.object(os, "preadv", counter("preadv")):
         yield read
-    finally:
-        for call, function in real.items():
-            setattr(os, call, function)

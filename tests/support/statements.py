@@ -2,7 +2,8 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import event
@@ -20,22 +21,29 @@ def statements(database: Database) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _told_by_sqlite(engine: Any, sent: list[str]) -> Iterator[None]:
-    """Whoever runs them: SQLite itself says what it is about to run."""
+def _watching(engine: Any, watch: Callable[[Any], None], leave: Callable[[Any], None]) -> Iterator[None]:
+    """Have each connection of a SQLite that is taken meanwhile watched."""
     watched = set()
 
-    def watch(connection: Any, *_: Any) -> None:
+    def begin(connection: Any, *_: Any) -> None:
         watched.add(connection)
-        connection.set_trace_callback(sent.append)
+        watch(connection)
 
-    event.listen(engine, "checkout", watch)
+    event.listen(engine, "checkout", begin)
     try:
         yield
     finally:
-        event.remove(engine, "checkout", watch)
+        event.remove(engine, "checkout", begin)
         for connection in watched:
             with suppress(sqlite3.ProgrammingError):  # closed
-                connection.set_trace_callback(None)
+                leave(connection)
+
+
+def _told_by_sqlite(engine: Any, sent: list[str]) -> AbstractContextManager[None]:
+    """Whoever runs them: SQLite itself says what it is about to run."""
+    return _watching(
+        engine, lambda each: each.set_trace_callback(sent.append), lambda each: each.set_trace_callback(None)
+    )
 
 
 @contextmanager
@@ -54,11 +62,11 @@ def _told_by_sqlalchemy(engine: Any, sent: list[str]) -> Iterator[None]:
             event.remove(engine, name, listener)
 
 
+@dataclass
 class Steps:
     """How many instructions SQLite has run, to the ten."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    count: int = 0
 
     def add(self) -> None:
         self.count += 10
@@ -67,17 +75,10 @@ class Steps:
 @contextmanager
 def sqlite_steps(database: Database) -> Iterator[Steps]:
     """The work of a SQLite meanwhile, which is the same each time it is asked the same of the same rows."""
-    steps, engine, watched = Steps(), database.engine.sync_engine, set()
+    steps = Steps()
 
-    def watch(connection: Any, *_: Any) -> None:
-        watched.add(connection)
+    def watch(connection: Any) -> None:
         connection.set_progress_handler(steps.add, 10)
 
-    event.listen(engine, "checkout", watch)
-    try:
+    with _watching(database.engine.sync_engine, watch, lambda each: each.set_progress_handler(None, 10)):
         yield steps
-    finally:
-        event.remove(engine, "checkout", watch)
-        for connection in watched:
-            with suppress(sqlite3.ProgrammingError):
-                connection.set_progress_handler(None, 10)

@@ -16,6 +16,7 @@ from tests.support.clock import ManualClock
 from tests.support.content import Content
 from tests.support.gateways import PART_BYTES
 from tests.support.rows import NOW, upload_row
+from tests.support.stack import patient
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
 from uploader.database import models
@@ -125,9 +126,9 @@ class Process(Uploads):
 
     async def name(self, sha256: str, size: int, place: str | None) -> None:
         """Write the row of a content, instead of the one that it has."""
+        await self.unname(sha256)
         values = {"sha256": sha256, "size": size, "refs": 1, "location": place, "created_at": NOW}
         async with self.database.engine.begin() as connection:
-            await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
             await connection.execute(insert(models.blob).values(**values))
 
     async def unname(self, sha256: str) -> None:
@@ -166,7 +167,7 @@ async def making_processes(
     async with AsyncExitStack() as stack:
 
         def make() -> Process:
-            database = Database(database_url)
+            database = patient(database_url)
             store = _new_store(kind, root, database, address)
 
             async def end() -> None:

@@ -26,11 +26,11 @@ class Written:
     sinks: frozenset[str]
 
 
+@dataclass
 class Woken:
     """Counts who was woken."""
 
-    def __init__(self) -> None:
-        self.times = 0
+    times: int = 0
 
     def __call__(self) -> None:
         self.times += 1
@@ -52,10 +52,7 @@ async def written(database: Database) -> list[Written]:
         assert {event_id for event_id, _ in deliveries} == {row["id"] for row in rows}
         return [
             Written(
-                row["type"],
-                row["subject"],
-                row["user_id"],
-                json.loads(row["data"]),
+                *(row["type"], row["subject"], row["user_id"], json.loads(row["data"])),
                 frozenset(sink for event_id, sink in deliveries if event_id == row["id"]),
             )
             for row in rows

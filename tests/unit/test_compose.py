@@ -47,21 +47,14 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     return " ".join(path), context.params
 
 
-def test_it_runs_both_stores_the_migration_the_api_and_a_worker() -> None:
+def test_it_runs_the_migration_the_api_a_worker_and_both_stores_pinned_and_durable() -> None:
     assert set(SERVICES) == {*STORES, *OURS}
-
-
-def test_the_stores_are_pinned_and_set_up_to_be_durable() -> None:
     assert SERVICES["mysql"]["image"] == "mysql:9.7"
     assert re.fullmatch(r"valkey/valkey:\d+(\.\d+)*", SERVICES["valkey"]["image"])
-    arguments = arguments_of("valkey")
-    assert arguments[0] == "valkey-server"
-    assert dict(zip(arguments[1::2], arguments[2::2], strict=True)) == {
-        "--appendonly": "yes",
-        "--appendfsync": "everysec",
-        "--save": "",
-        "--maxmemory-policy": "noeviction",
-    }
+    program, *arguments = arguments_of("valkey")
+    assert program == "valkey-server"
+    durable = {"--appendonly": "yes", "--appendfsync": "everysec", "--save": "", "--maxmemory-policy": "noeviction"}
+    assert dict(zip(arguments[::2], arguments[1::2], strict=True)) == durable
 
 
 @pytest.mark.parametrize(
@@ -88,11 +81,8 @@ def test_every_setting_is_known_and_has_a_good_value(service: str) -> None:
     settings = Settings.load(plain)
     assert settings.redis_url is not None
     assert "UPLOADER_DATABASE_URL_FILE" in environment
-
-
-def test_no_unknown_setting_is_named_anywhere_in_the_file() -> None:
     known = {variable_of(setting) for setting in fields(Settings)} | {f"{name}_FILE" for name in _SECRET_SETTINGS}
-    assert set(re.findall(r"\bUPLOADER_\w+", TEXT)) <= known
+    assert set(re.findall(r"\bUPLOADER_\w+", TEXT)) <= known, "in a comment"
 
 
 def test_there_is_no_secret_in_the_file() -> None:
@@ -111,6 +101,12 @@ def test_there_is_no_secret_in_the_file() -> None:
     assert not re.search(r"://[^:/\s]+:(?!%s@)[^@\s]+@", TEXT), "a URL holds a password"
 
 
+def test_whatever_the_image_copies_is_in_the_repository() -> None:
+    lines = [line.split() for line in SERVICES["api"]["build"]["dockerfile_inline"].splitlines()]
+    copied = [source for line in lines if line[:1] == ["COPY"] and "--from" not in line[1] for source in line[1:-1]]
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+
+
 def test_the_comments_say_how_to_make_every_secret_and_the_readme_says_the_same() -> None:
     comments = [line.removeprefix("#   ") for line in TEXT.splitlines() if line.startswith("#   ")]
     made = "\n".join(comments)
@@ -122,35 +118,29 @@ def test_the_comments_say_how_to_make_every_secret_and_the_readme_says_the_same(
 @pytest.mark.parametrize("service", LONG_RUNNING)
 def test_whatever_runs_long_has_a_healthcheck_and_is_started_again(service: str) -> None:
     check = SERVICES[service]["healthcheck"]
-    assert check["test"][0] == "CMD"
-    assert len(check["test"]) > 1
+    assert (check["test"][0], len(check["test"]) > 1) == ("CMD", True)
     assert {"interval", "timeout", "retries", "start_period"} <= set(check)
     assert SERVICES[service]["restart"] == "unless-stopped"
 
 
-def test_the_api_is_asked_whether_it_is_ready_on_the_port_it_listens_on() -> None:
+def test_the_api_is_asked_whether_it_is_ready_on_its_port_and_the_worker_by_a_command_that_exists() -> None:
     probe = SERVICES["api"]["healthcheck"]["test"][-1]
     compile(probe, "probe", "exec")
     assert f"http://127.0.0.1:{Settings().port}/readyz" in probe
     assert SERVICES["api"]["ports"] == [f"127.0.0.1:8000:{Settings().port}"]
-
-
-def test_the_worker_is_asked_by_a_command_that_exists() -> None:
     _, program, *arguments = SERVICES["worker"]["healthcheck"]["test"]
     assert program == "uploader"
     assert parsed(arguments)[0] == "token list"
+    assert int(SERVICES["api"]["stop_grace_period"].removesuffix("s")) > Settings().shutdown_timeout_seconds
 
 
 def test_the_migration_runs_once_and_the_others_wait_for_its_success() -> None:
     assert SERVICES["migrate"]["restart"] == "no"
     assert "healthcheck" not in SERVICES["migrate"]
-    assert SERVICES["migrate"]["depends_on"] == {"mysql": {"condition": "service_healthy"}}
+    healthy, done = {"condition": "service_healthy"}, {"condition": "service_completed_successfully"}
+    assert SERVICES["migrate"]["depends_on"] == {"mysql": healthy}
     for service in ("api", "worker"):
-        assert SERVICES[service]["depends_on"] == {
-            "mysql": {"condition": "service_healthy"},
-            "valkey": {"condition": "service_healthy"},
-            "migrate": {"condition": "service_completed_successfully"},
-        }
+        assert SERVICES[service]["depends_on"] == {"mysql": healthy, "valkey": healthy, "migrate": done}
 
 
 def test_everything_that_lasts_is_in_a_named_volume_and_the_api_and_the_worker_share_theirs() -> None:
@@ -180,25 +170,17 @@ def test_the_image_runs_as_an_ordinary_user_who_owns_the_data_volume(service: st
     lines = re.sub(r"\\\n\s*", "", build["dockerfile_inline"]).splitlines()
     final = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM ")) :]
     assert re.fullmatch(r"FROM python:3\.1[1-4]-slim", final[0])
-    users = [line.split()[1] for line in final if line.startswith("USER ")]
-    assert len(users) == 1
-    user_id = int(users[0].split(":")[0])
+    (user,) = [line.split()[1] for line in final if line.startswith("USER ")]
+    user_id = int(user.split(":")[0])
     assert user_id > 0
     assert "user" not in SERVICES[service]
     (made,) = [line for line in final if line.startswith("RUN useradd")]
     name = made.split("&&")[0].split()[-1]
     assert f"--uid {user_id} " in made
     assert f"-o {name} -g {name} {SERVICES[service]['environment']['UPLOADER_DATA']}" in made
-    assert final.index(made) < final.index(f"USER {users[0]}")
+    assert final.index(made) < final.index(f"USER {user}")
     assert SERVICES[service]["cap_drop"] == ["ALL"]
     assert SERVICES[service]["read_only"] is True
-
-
-def test_whatever_the_image_copies_is_in_the_repository() -> None:
-    for line in SERVICES["api"]["build"]["dockerfile_inline"].splitlines():
-        if line.startswith("COPY ") and "--from" not in line:
-            for source in line.split()[1:-1]:
-                assert (ROOT / source).exists(), f"{source} is not there to be copied"
 
 
 def test_the_libraries_of_the_image_are_those_that_the_project_asks_for() -> None:
@@ -210,8 +192,3 @@ def test_the_libraries_of_the_image_are_those_that_the_project_asks_for() -> Non
         asked += project["optional-dependencies"][extra]
     for requirement in map(Requirement, asked):
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
-
-
-def test_a_stop_waits_for_requests_in_flight() -> None:
-    seconds = int(SERVICES["api"]["stop_grace_period"].removesuffix("s"))
-    assert seconds > Settings().shutdown_timeout_seconds

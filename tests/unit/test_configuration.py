@@ -1,5 +1,6 @@
 """The file that `UPLOADER_EVENTS` names, as it is read, and the signatures made with its secrets."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,29 +21,9 @@ from uploader.sinks.configuration import (
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 
-EXAMPLE = """
-[sinks.scan]
-type = "webhook"
-url = "http://127.0.0.1:9000/hook"
-secret_file = "scan.secret"
-types = ["file.finished"]
-
-[sinks.log]
-type = "redis"
-stream = "uploader:events"
-maxlen = 1_000_000
-
-[sinks.lake]
-type = "kafka"
-servers = "127.0.0.1:9092"
-topic = "uploads"
-option_files = { "sasl.password" = "lake.password" }
-
-[pre_create]
-url = "http://127.0.0.1:9000/may"
-secret_file = ["may.secret", "old.secret"]
-on_failure = "allow"
-"""
+# As docs/events.md has it, but for comments.
+_PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
+EXAMPLE = "\n".join(re.findall(r"^```toml\n(.*?)^```$", _PAGE, flags=re.DOTALL | re.MULTILINE))
 
 
 @pytest.fixture
@@ -64,24 +45,28 @@ def test_without_a_file_nobody_is_told_and_nobody_asked() -> None:
     settings = load_events(None)
     assert settings == EventSettings({}, None)
     assert settings.sinks_of(EventType.FILE_FINISHED) == ()
+    with pytest.raises(ConfigurationError, match="No such file or directory"):
+        load_events(Path("/nowhere/none.toml"))
 
 
-def test_the_example_of_the_contract(directory: Path) -> None:
+def test_the_example_of_the_page(directory: Path) -> None:
     settings = load(directory, EXAMPLE)
     scan, log, lake = (settings.sinks[name] for name in ("scan", "log", "lake"))
     assert isinstance(scan, WebhookSettings)
     assert scan.to.secrets == (parse_secret(SECRET),)
-    assert log == StreamSettings(None, "uploader:events", 1_000_000, tuple(EventType))
+    assert log == StreamSettings(None, "uploader:events", 20_000, tuple(EventType))
     assert isinstance(lake, KafkaSettings)
-    assert lake.options == {"bootstrap.servers": "127.0.0.1:9092", "sasl.password": "open sesame"}
+    assert lake.options["bootstrap.servers"] == "127.0.0.1:9092"
+    assert (lake.options["sasl.mechanism"], lake.options["sasl.password"]) == ("PLAIN", "open sesame")
     assert settings.pre_create is not None
-    assert settings.pre_create.to.secrets == (parse_secret(SECRET), parse_secret(OTHER))
-    assert settings.pre_create.allows_on_failure
+    assert not settings.pre_create.allows_on_failure
     assert settings.sinks_of(EventType.FILE_FINISHED) == ("scan", "log", "lake")
     assert settings.sinks_of(EventType.FILE_DELETED) == ("log", "lake")
-    shown = repr(settings)
-    assert "sesame" not in shown
-    assert repr(parse_secret(SECRET)) not in shown
+    assert not [hidden for hidden in ("sesame", repr(parse_secret(SECRET))) if hidden in repr(settings)]
+    rotated = EXAMPLE.replace('= "may.secret"', '= ["may.secret", "old.secret"]').replace('"refuse"', '"allow"')
+    pre_create = load(directory, rotated).pre_create
+    assert pre_create is not None
+    assert (pre_create.to.secrets, pre_create.allows_on_failure) == ((parse_secret(SECRET), parse_secret(OTHER)), True)
 
 
 def test_a_stream_in_the_redis_of_the_server_is_shorter(directory: Path) -> None:
@@ -90,6 +75,10 @@ def test_a_stream_in_the_redis_of_the_server_is_shorter(directory: Path) -> None
     assert isinstance(own, StreamSettings)
     assert isinstance(other, StreamSettings)
     assert (own.maxlen, other.maxlen) == (20_000, 1_000_000)
+
+
+def hook(url: str, secret_file: str = "scan.secret") -> str:
+    return f'[sinks.a]\ntype = "webhook"\nurl = "{url}"\nsecret_file = "{secret_file}"'
 
 
 @pytest.mark.parametrize(
@@ -107,24 +96,12 @@ def test_a_stream_in_the_redis_of_the_server_is_shorter(directory: Path) -> None
         ('[sinks.a]\ntype = "redis"\ntypes = []', "[sinks.a] types: Expected `array` of length >= 1"),
         ('[sinks."a b"]\ntype = "redis"', "[sinks.a b] is no name of a sink"),
         ('[sinks.a]\ntype = "webhook"\nurl = "http://a"', "[sinks.a] Object missing required field `secret_file`"),
-        ('[sinks.a]\ntype = "webhook"\nurl = "ftp://a"\nsecret_file = "scan.secret"', "[sinks.a] url: is no address"),
-        ('[sinks.a]\ntype = "webhook"\nurl = "http://[a"\nsecret_file = "scan.secret"', "[sinks.a] url: is no address"),
-        (
-            '[sinks.a]\ntype = "webhook"\nurl = "http://u:p@a"\nsecret_file = "scan.secret"',
-            "[sinks.a] url: is no address",
-        ),
-        (
-            '[sinks.a]\ntype = "webhook"\nurl = "http://:p@a"\nsecret_file = "scan.secret"',
-            "[sinks.a] url: is no address",
-        ),
-        (
-            '[sinks.a]\ntype = "webhook"\nurl = "http://a"\nsecret_file = "none"',
-            "[sinks.a] secret_file: none: No such file",
-        ),
-        (
-            '[sinks.a]\ntype = "webhook"\nurl = "http://a"\nsecret_file = "lake.password"',
-            "[sinks.a] secret_file: lake.password holds no secret",
-        ),
+        (hook("ftp://a"), "[sinks.a] url: is no address"),
+        (hook("http://[a"), "[sinks.a] url: is no address"),
+        (hook("http://u:p@a"), "[sinks.a] url: is no address"),
+        (hook("http://:p@a"), "[sinks.a] url: is no address"),
+        (hook("http://a", "none"), "[sinks.a] secret_file: none: No such file"),
+        (hook("http://a", "lake.password"), "[sinks.a] secret_file: lake.password holds no secret"),
         ('[pre_create]\nurl = "http://a"\nsecret_file = "scan.secret"\non_failure = "ask"', "[pre_create] on_failure:"),
     ],
 )
@@ -143,21 +120,13 @@ def test_every_mistake_has_a_line_of_its_own(directory: Path) -> None:
     ]
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="No such file or directory"):
-        load_events(tmp_path / "none.toml")
-
-
 def test_a_signature_is_that_of_standard_webhooks() -> None:
     """The vector that its libraries are tested with; and, while one is rotated, a signature of each secret."""
     at = datetime.fromtimestamp(1614265330.9, UTC)
     body = b'{"test": 2432232314}'
-    headers = signed_headers([parse_secret(SECRET)], "msg_p5jXN8AQM9LWM0D4loKWxJek", at, body)
-    signature = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
-    assert headers == {
-        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
-        "webhook-timestamp": "1614265330",
-        "webhook-signature": signature,
-    }
-    both = signed_headers([parse_secret(OTHER), parse_secret(SECRET)], "msg_p5jXN8AQM9LWM0D4loKWxJek", at, body)
+    message_id, signature = "msg_p5jXN8AQM9LWM0D4loKWxJek", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    headers = signed_headers([parse_secret(SECRET)], message_id, at, body)
+    assert list(headers) == ["webhook-id", "webhook-timestamp", "webhook-signature"]
+    assert list(headers.values()) == [message_id, "1614265330", signature]
+    both = signed_headers([parse_secret(OTHER), parse_secret(SECRET)], message_id, at, body)
     assert both["webhook-signature"].split()[1] == signature

@@ -1,6 +1,9 @@
-"""Which core is shared, and where none is."""
+"""What a server process takes of its machine: which core it shares, memory, and open files."""
 
+import gc
+import logging
 import os
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +12,8 @@ import pytest
 
 from uploader import cores
 from uploader.cores import least_shared, quotas, run_anywhere, share_a_core
+from uploader.http.server.connections import collect_seldom, connection_limits
+from uploader.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +33,9 @@ def in_a_thread(work: Callable[[], int | None]) -> tuple[int | None, set[int], s
         return thread.submit(run).result()
 
 
-@pytest.mark.parametrize(
-    ("allowed", "shared", "core"),
-    [
-        ({0, 1}, [], 0),
-        ({5, 3}, [], 3),
-        ({0, 1}, [0], 1),
-        ({0, 1}, [1], 0),
-        ({0, 1}, [0, 1], 0),
-        ({0, 1}, [0, 0, 1], 1),
-        ({2, 3}, [0, 0, 1, 2], 3),
-    ],
-)
-def test_the_core_is_the_first_of_those_that_the_fewest_share(allowed: set[int], shared: list[int], core: int) -> None:
-    assert least_shared(allowed, shared) == core
+@pytest.mark.parametrize(("shared", "core"), [([], 2), ([2], 3), ([3], 2), ([2, 3], 2), ([2, 2, 3], 3), ([0, 0, 2], 3)])
+def test_the_core_is_the_first_of_those_that_the_fewest_share(shared: list[int], core: int) -> None:
+    assert least_shared({3, 2}, shared) == core
 
 
 def test_a_thread_that_shares_a_core_can_run_anywhere_again(tmp_path: Path, two_cores: set[int]) -> None:
@@ -92,3 +86,50 @@ def test_the_quotas_are_those_of_the_group_and_all_above_it(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content}\n")
     assert list(quotas(tmp_path / "proc", tmp_path / "cgroups")) == found
+
+
+def test_garbage_is_looked_for_seldom_but_it_is_and_not_in_what_was_there_at_the_start() -> None:
+    before, at_start = gc.get_threshold(), gc.get_freeze_count()
+    try:
+        collect_seldom()
+        assert gc.get_freeze_count() > at_start
+        looks = gc.get_stats()[0]["collections"]
+        kept = [list[None]() for _ in range(5000)]
+        assert gc.get_stats()[0]["collections"] == looks
+        kept += [[] for _ in range(50_000)]
+        assert gc.get_stats()[0]["collections"] > looks
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+INFINITE = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("limited", "raised_to", "connections", "reserved"),
+    [
+        ((1024, 1024), None, 192, 128),
+        ((1024, 4096), 4096, 1536, 512),
+        ((1024, 524_288), 65_536, 4096, 1024),
+        ((1024, INFINITE), 65_536, 4096, 1024),
+        ((100_000, 524_288), None, 4096, 1024),
+        ((INFINITE, INFINITE), None, 4096, 1024),
+        ((100, 100), None, 1, 12),
+    ],
+)
+def test_the_limit_on_open_files_is_raised_and_kept(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limited: tuple[int, int],
+    raised_to: int | None,
+    connections: int,
+    reserved: int,
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: limited)
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, limits: asked.append(limits))
+    limits = connection_limits(Settings(max_connections=4096))
+    assert asked == ([] if raised_to is None else [(raised_to, limited[1])])
+    assert (limits.max_connections, limits.reserved_connections) == (connections, reserved)
+    assert any(record.levelno == logging.WARNING for record in caplog.records) == (connections < 4096)

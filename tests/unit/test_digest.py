@@ -4,6 +4,7 @@ import base64
 import hashlib
 import random
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,8 +31,7 @@ SHA256_BASE64 = base64.b64encode(SHA256).decode()
 
 
 def test_the_digests_of_nothing_are_right() -> None:
-    assert hashlib.md5(b"").hexdigest() == EMPTY_MD5
-    assert hashlib.sha256(b"").hexdigest() == EMPTY_SHA256
+    assert (hashlib.md5(b"").hexdigest(), hashlib.sha256(b"").hexdigest()) == (EMPTY_MD5, EMPTY_SHA256)
 
 
 @given(st.binary(min_size=16, max_size=16))
@@ -39,20 +39,16 @@ def test_hexadecimal_in_either_case_is_folded_to_lower_case(digest: bytes) -> No
     assert parse_hex(digest.hex().upper(), 32) == parse_hex(digest.hex(), 32) == digest.hex()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0" * 31, "0" * 33, "g" + "0" * 31, "0" * 31 + "\n", "0" * 32 + "\n", " " + "0" * 31, "٠" * 32]
-)
-def test_what_is_not_that_many_hexadecimal_digits_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="32 hexadecimal digits"):
-        parse_hex(text, 32)
-
-
-def test_content_md5_is_base64() -> None:
-    assert parse_content_md5(f" {MD5_BASE64} ") == MD5
+def test_what_is_not_that_many_hexadecimal_digits_is_refused() -> None:
+    zeros = "0" * 31
+    for text in ("", zeros, f"{zeros}00", f"g{zeros}", f"{zeros}\n", f"{zeros}0\n", f" {zeros}", "٠" * 32):
+        with pytest.raises(ValueError, match="32 hexadecimal digits"):
+            parse_hex(text, 32)
 
 
 @pytest.mark.parametrize("header", ["", MD5.hex(), "not base64!", MD5_BASE64[:-1], SHA256_BASE64, "é" * 24])
 def test_a_malformed_content_md5_is_refused(header: str) -> None:
+    assert parse_content_md5(f" {MD5_BASE64} ") == MD5
     with pytest.raises(ValueError, match=r"base64|bytes|ASCII"):
         parse_content_md5(header)
 
@@ -71,28 +67,16 @@ def test_content_digest_gives_the_known_digests(header: str) -> None:
     assert parse_content_digest(header) == {"md5": MD5, "sha-256": SHA256}
 
 
-def test_unknown_algorithms_are_left_out() -> None:
-    assert parse_content_digest("sha-512=:AAAA:, unixsum=:AAAA:") == {}
-
-
 @pytest.mark.parametrize(
     "header",
     [
-        "",
-        "md5",
-        f"md5={MD5_BASE64}",
-        f"md5=:{MD5_BASE64}",
-        "md5=:",
-        "md5=::",
-        "md5=:AAAA:",
-        "md5=:!!!!:",
-        f"sha-256=:{MD5_BASE64}:",
-        f"MD5=:{MD5_BASE64}:",
-        f"md5=:{MD5_BASE64}:,",
+        *("", "md5", "md5=:", "md5=::", "md5=:AAAA:", "md5=:!!!!:", f"md5={MD5_BASE64}", f"md5=:{MD5_BASE64}"),
+        *(f"sha-256=:{MD5_BASE64}:", f"MD5=:{MD5_BASE64}:", f"md5=:{MD5_BASE64}:,"),
         f"md5=:{MD5_BASE64}: sha-256=:{SHA256_BASE64}:",
     ],
 )
 def test_a_malformed_content_digest_is_refused(header: str) -> None:
+    assert parse_content_digest("sha-512=:AAAA:, unixsum=:AAAA:") == {}, "unknown algorithms are left out"
     with pytest.raises(ValueError, match=r"dictionary|byte sequence|base64|bytes"):
         parse_content_digest(header)
 
@@ -107,9 +91,6 @@ def test_any_header_is_parsed_or_refused(header: str) -> None:
         assert isinstance(parsed, dict) or len(parsed) == 16
 
 
-# Which ranges a challenge asks for, and what a holder of a part gets away with.
-
-
 COUNT = 64
 WHOLE = COUNT * RANGE_BYTES
 
@@ -119,29 +100,19 @@ def drawn(size: int, seed: int, count: int = COUNT) -> list[tuple[int, int]]:
 
 
 @given(st.integers(1, 2**63 - 1), st.integers(0, 2**32), st.integers(1, 1024))
-def test_ranges_lie_within_the_content_in_order_and_are_not_more_than_asked_for(
-    size: int, seed: int, count: int
-) -> None:
+def test_ranges_lie_within_the_content_in_order_and_as_many_as_asked_for(size: int, seed: int, count: int) -> None:
     ranges = drawn(size, seed, count)
     assert ranges == sorted(ranges)
     assert all(offset >= 0 and length > 0 and offset + length <= size for offset, length in ranges)
     assert sum(length for _, length in ranges) == min(size, count * RANGE_BYTES)
 
 
-@pytest.mark.parametrize("size", [1, RANGE_BYTES, WHOLE])
-def test_of_small_content_the_whole_is_asked_for(size: int) -> None:
-    assert drawn(size, 0) == [(0, size)]
-
-
-def test_of_large_content_64_ranges_of_4_kib_are_asked_for_each_from_a_stretch_of_its_own() -> None:
-    size = 64 * MIB
-    ranges = drawn(size, 0)
+def test_of_small_content_the_whole_is_asked_for_and_of_large_64_ranges_of_4_kib() -> None:
+    assert [drawn(size, 0) for size in (1, RANGE_BYTES, WHOLE)] == [[(0, 1)], [(0, RANGE_BYTES)], [(0, WHOLE)]]
+    ranges = drawn(64 * MIB, 0)
     assert [length for _, length in ranges] == [4 * KIB] * 64
     assert [offset // MIB for offset, _ in ranges] == list(range(64))
-
-
-def test_ranges_are_drawn_anew_each_time() -> None:
-    assert len({tuple(drawn(MIB, seed)) for seed in range(100)}) == 100
+    assert len({tuple(drawn(MIB, seed)) for seed in range(100)}) == 100, "they are drawn anew each time"
 
 
 @given(st.integers(WHOLE + 1, 2**40), st.integers(0, 2**32), st.data())
@@ -154,7 +125,7 @@ def test_who_lacks_two_stretches_in_a_row_always_lacks_a_range(size: int, seed: 
 @pytest.mark.parametrize("percent", [50, 75, 90])
 def test_who_lacks_pieces_here_and_there_is_found_out_as_often_as_the_documents_say(percent: int) -> None:
     """The bound is (share held) ** 64: with 4 KiB pieces drawn at random, a range touches up to two of them."""
-    size, tries, passed = 4 * MIB, 1000, 0
+    size, tries, passed = MIB, 1000, 0
     for seed in range(tries):
         generator = random.Random(seed)
         held = [generator.randrange(100) < percent for _ in range(size // RANGE_BYTES)]
@@ -165,29 +136,22 @@ def test_who_lacks_pieces_here_and_there_is_found_out_as_often_as_the_documents_
     assert passed <= tries * (percent / 100) ** COUNT + 5
 
 
-def challenge_for(content: Content, nonce: bytes, ranges: list[tuple[int, int]]) -> Challenge:
-    return Challenge(
-        id="c",
-        nonce=nonce,
-        user_id="alice",
-        md5=content.md5,
-        sha256=content.sha256,
-        size=content.size,
-        ranges=ranges,
-        expires_at=datetime.now(UTC),
-    )
-
-
 def test_the_proof_is_the_one_of_the_contract() -> None:
     content = Content(MIB)
     ranges = drawn(content.size, 7)
     sent = {"nonce": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "user_id": "alice", "ranges": ranges}
-    contents = [content.data[offset : offset + length] for offset, length in ranges]
-    proof = proof_of(challenge_for(content, bytes(range(32)), ranges), contents)
+    facts: dict[str, Any] = {
+        "md5": content.md5,
+        "sha256": content.sha256,
+        "size": content.size,
+        "expires_at": datetime.now(UTC),
+    }
+    challenge = Challenge(id="c", nonce=bytes(range(32)), user_id="alice", ranges=ranges, **facts)
+    proof = proof_of(challenge, [content.data[offset : offset + length] for offset, length in ranges])
     assert proof.hex() == proof_by(content.data, sent, content.sha256)
 
 
-def test_ten_thousand_tries_with_less_than_the_content_succeed_never() -> None:
+def test_a_thousand_tries_with_less_than_the_content_succeed_never() -> None:
     """A try succeeds if all bytes that are asked for are right; nothing but the MAC over them is sent."""
     content, generator = Content(MIB), random.Random(0)
     half = MIB // 2
@@ -198,7 +162,7 @@ def test_ten_thousand_tries_with_less_than_the_content_succeed_never() -> None:
         b"".join(content.data[at : at + 4096] if at & 4096 else bytes(4096) for at in range(0, MIB, 4096)),
     ]
     successes = 0
-    for number in range(10_000):
+    for number in range(1000):
         ranges = draw_ranges(MIB, COUNT, generator.randrange)
         held, right = memoryview(held_by[number % len(held_by)]), memoryview(content.data)
         successes += all(held[at : at + length] == right[at : at + length] for at, length in ranges)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -20,24 +20,23 @@ import msgspec
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from prometheus_client.metrics import MetricWrapperBase
-from starlette.requests import Request
 
 import uploader
 from tests.mutants.places import parsed
-from tests.support.consumer import SECRETS, events_file
+from tests.support.audited import COMMANDS, server_commands
+from tests.support.consumer import SECRETS
 from tests.support.reference import pages
 from tests.support.rows import NOW, file_row, upload_row
 from uploader import observability
 from uploader.domain import events
+from uploader.domain.audit_log import Action
 from uploader.domain.events import EventType, Message, News
 from uploader.domain.upload import Reason
-from uploader.errors import UploaderError, message_of
-from uploader.http.shared.problem import ERRORS, STATUS, explain, title_of
 from uploader.service.events import RETRY_SECONDS
 from uploader.service.ids import new_id
 from uploader.settings import Settings, variable_of
 from uploader.sinks.base import envelope_of
-from uploader.sinks.configuration import load_events, parse_secret, signed_headers
+from uploader.sinks.configuration import parse_secret, signed_headers
 from uploader.units import parse_duration
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +47,10 @@ SCRIPTS = sorted(
     for path in files("uploader.accounting.scripts").iterdir()
     if path.name.endswith(".lua") and not path.name.startswith("_")
 )
+
+SECRET_FILES = {f"{variable_of(setting)}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
+PACKAGE = Path(uploader.__file__).parent
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 # Directories of one machine, and the hosts that packages and images come from.
@@ -104,15 +107,6 @@ def _made() -> list[MetricWrapperBase]:
     return [metric for metric in vars(observability).values() if isinstance(metric, MetricWrapperBase)]
 
 
-def errors_below(error: type[UploaderError]) -> Iterator[type[UploaderError]]:
-    yield error
-    for child in error.__subclasses__():
-        yield from errors_below(child)
-
-
-# The README
-
-
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_a_page_that_is_made_from_the_code_is_as_it_makes_it(page: Path) -> None:
     """`python -m tests.support.reference` makes it anew."""
@@ -120,8 +114,7 @@ def test_a_page_that_is_made_from_the_code_is_as_it_makes_it(page: Path) -> None
 
 
 def test_the_configuration_names_the_file_variant_of_every_secret_setting_and_of_no_other() -> None:
-    secret = {f"{variable_of(setting)}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
-    assert set(re.findall(r"UPLOADER_\w+_FILE\b", (ROOT / "docs/configuration.md").read_text())) == secret
+    assert set(re.findall(r"UPLOADER_\w+_FILE\b", (ROOT / "docs/configuration.md").read_text())) == SECRET_FILES
 
 
 def test_the_readme_gives_the_two_commands_of_a_newcomer() -> None:
@@ -169,34 +162,15 @@ def test_the_dashboard_asks_for_metrics_that_exist_by_labels_that_they_have() ->
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document: Path) -> None:
-    names = {variable_of(setting) for setting in fields(Settings)}
-    names |= {f"{variable_of(setting)}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
-    names |= {
-        "UPLOADER_URL",
-        "UPLOADER_TOKEN",
-        "UPLOADER_TEST_",
-        "UPLOADER_TEST_CRASH_AT",
-        "UPLOADER_TEST_CLOCK",
-        "UPLOADER_TEST_SEED",
-        "UPLOADER_TEST_PLACES",
-    }
+    names = {variable_of(setting) for setting in fields(Settings)} | SECRET_FILES | {"UPLOADER_URL", "UPLOADER_TOKEN"}
+    names |= {f"UPLOADER_TEST_{name}" for name in ("", "CRASH_AT", "CLOCK", "SEED", "PLACES")}
     text = document.read_text()
     assert set(re.findall(r"\bUPLOADER_\w+", text)) <= names
     assert set(re.findall(r"\buploader_[a-z]+_\w+", text)) <= set(metrics())
 
 
-def test_the_architecture_page_names_every_module_of_the_package() -> None:
-    package = Path(uploader.__file__).parent
-    modules = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    layers = re.search(r"^## Layers$.*?^```$(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    assert layers is not None
-    assert modules - {"__init__"} <= set(re.findall(r"\w+", layers[1]))
-
-
 def test_the_tree_of_the_architecture_page_has_every_module_in_its_folder() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    tree = re.sub(r" *\(.*?\)|:.*", "", page.split("\n## Layers\n", 1)[1].split("```")[1])
+    tree = re.sub(r" *\(.*?\)|:.*", "", ARCHITECTURE.split("\n## Layers\n", 1)[1].split("```")[1])
     found: dict[str, set[str]] = {}
     top = folder = ""
     for indent, head, names in re.findall(r"^( *)(?:(\w+)/)?(.*)$", tree, flags=re.MULTILINE):
@@ -206,38 +180,34 @@ def test_the_tree_of_the_architecture_page_has_every_module_in_its_folder() -> N
             folder = f"{top}/{head}"
         if (head or indent) and folder != "web":
             found.setdefault(folder, set()).update(re.findall(r"\w+(?![\w/])", names))
-    package = Path(uploader.__file__).parent
     modules: dict[str, set[str]] = {}
-    for path in package.glob("*/**/*.py"):
+    for path in PACKAGE.glob("*/**/*.py"):
         if path.stem != "__init__":
-            modules.setdefault(str(path.parent.relative_to(package)), set()).add(path.stem)
+            modules.setdefault(str(path.parent.relative_to(PACKAGE)), set()).add(path.stem)
     assert found == modules
+    top_level = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    layers = re.search(r"^## Layers$.*?^```$(.*?)^```$", ARCHITECTURE, flags=re.DOTALL | re.MULTILINE)
+    assert layers is not None
+    assert top_level - {"__init__"} <= set(re.findall(r"\w+", layers[1]))
 
 
-def test_the_glossary_has_each_word_once() -> None:
+def test_the_glossary_has_each_word_once_and_does_not_rule_out_the_word_it_explains() -> None:
     words: Counter[str] = Counter()
-    for cell, meaning, _ in table(ROOT / "docs" / "glossary.md", "# Glossary"):
+    for cell, meaning, not_to_be_used in table(ROOT / "docs" / "glossary.md", "# Glossary"):
         assert meaning, f"{cell} is not explained"
+        assert cell not in [word.strip() for word in not_to_be_used.split(",")]
         words.update(re.sub(r"\(.*?\)|`| from 0", "", word).strip() for word in re.split(r", |→", cell))
     assert words, "the glossary is empty"
     assert [word for word, count in words.items() if count > 1] == []
-
-
-def test_the_glossary_does_not_rule_out_the_word_it_explains() -> None:
-    rows = table(ROOT / "docs" / "glossary.md", "# Glossary")
-    assert [row[0] for row in rows if row[0] in [word.strip() for word in row[2].split(",")]] == []
 
 
 @pytest.mark.parametrize("decision", DECISIONS, ids=name_of)
 def test_a_decision_is_short_and_has_its_three_parts(decision: Path) -> None:
     text = decision.read_text()
     assert text.startswith(f"# {decision.name[:4]}: ")
+    assert int(decision.name[:4]) == DECISIONS.index(decision) + 1, "they are numbered without gaps"
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == ["Context", "Decision", "Consequences"]
     assert len(text.splitlines()) <= 40
-
-
-def test_the_decisions_are_numbered_without_gaps() -> None:
-    assert [int(decision.name[:4]) for decision in DECISIONS] == list(range(1, len(DECISIONS) + 1))
 
 
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:
@@ -276,47 +246,14 @@ def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry(
 def test_nothing_installs_the_program_of_others_that_has_the_name_of_the_package() -> None:
     texts = [*DOCUMENTS, *(ROOT / name for name in ("docker-compose.yml", "pyproject.toml", "tests/run"))]
     texts += [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".service", ".json", ".yml", ".toml")]
-    texts += [path for suffix in ("py", "html", "js") for path in Path(uploader.__file__).parent.rglob(f"*.{suffix}")]
+    texts += [path for suffix in ("py", "html", "js") for path in PACKAGE.rglob(f"*.{suffix}")]
     found = {str(path.relative_to(ROOT)): _STRANGER.findall(path.read_text()) for path in texts}
-    assert {name: wrong for name, wrong in found.items() if wrong} == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("pip install 'uploader[s3]'", True),
-        ("pip install pyjwt uploader", True),
-        ("python3 -m pip install -U uploader", True),
-        ("uvx uploader serve", True),
-        ("needs uploader>=0.3", True),
-        ("uploader == 0.3.0", True),
-        ("`uploader[kafka]`", True),
-        ("pip install 'uploader-kit[s3]'", False),
-        ("pip install -q '.[s3]' && .venv/bin/uploader serve", False),
-        ("`pip install .`, then `uploader serve`", False),
-        ("/opt/uploader/bin/pip install --no-cache-dir .", False),
-    ],
-)
-def test_what_would_install_it_is_seen(text: str, wrong: bool) -> None:
-    assert bool(_STRANGER.search(text)) is wrong
-
-
-# What the code says about itself
-
-
-@pytest.mark.parametrize("code", sorted(STATUS))
-async def test_every_error_code_is_explained(code: str) -> None:
-    error = ERRORS[code]
-    assert re.fullmatch(r"[A-Z`].*[.:]", message_of(error)), f"{code} is not explained in a sentence"
-    page = await explain(Request({"type": "http", "path_params": {"code": code}}))
-    text = bytes(page.body).decode()
-    assert page.status_code == 200
-    assert f"<h1>{title_of(code)}</h1>" in text
-    assert f"HTTP status {STATUS[code]}" in text
-
-
-def test_every_error_of_the_tree_has_a_status_and_every_status_an_error() -> None:
-    assert {error.code for error in errors_below(UploaderError)} == set(STATUS)
+    assert {name: strangers for name, strangers in found.items() if strangers} == {}
+    wrong = ["pip install 'uploader[s3]'", "pip install pyjwt uploader", "python3 -m pip install -U uploader"]
+    wrong += ["uvx uploader serve", "needs uploader>=0.3", "uploader == 0.3.0", "`uploader[kafka]`"]
+    right = ["pip install 'uploader-kit[s3]'", "pip install -q '.[s3]' && .venv/bin/uploader serve"]
+    right += ["`pip install .`, then `uploader serve`", "/opt/uploader/bin/pip install --no-cache-dir ."]
+    assert [text for text in wrong + right if _STRANGER.search(text)] == wrong
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
@@ -326,38 +263,28 @@ def test_every_script_has_a_header_that_names_its_keys_arguments_and_results(scr
     body = "\n".join(lines[header.count("\n") + 1 :])
     for part in ("-- KEYS  1 ", "-- ARGV  1 ", "-- Returns ", "-- One script "):
         assert header.count(part) == 1, f"the header lacks {part!r}"
-    for name, text in (
-        ("KEYS", header.split("-- KEYS")[1].split("-- ARGV")[0]),
-        ("ARGV", header.split("-- ARGV")[1].split("-- Returns")[0]),
-    ):
+    for name, after in (("KEYS", "ARGV"), ("ARGV", "Returns")):
+        text = header.split(f"-- {name}")[1].split(f"-- {after}")[0]
         listed = [int(number) for number in re.findall(r"  (\d+) ", text)]
         assert listed == list(range(1, len(listed) + 1)), f"{name} are not numbered in order"
         used = {int(number) for number in re.findall(rf"\b{name}\[(\d+)\]", body)}
         assert used <= set(listed), f"{name} are used that the header does not list"
 
 
-# What the pages say about the code
-
-
-def test_the_architecture_page_names_functions_that_exist() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", page))
+def test_the_architecture_page_names_functions_that_exist_and_at_most_ten_stops() -> None:
+    section = ARCHITECTURE.split("\n## The path of a chunk\n", 1)[1].split("\n## ", 1)[0]
+    stops = [int(number) for number in re.findall(r"^(\d+)\. `", section, flags=re.MULTILINE)]
+    assert stops == list(range(1, len(stops) + 1))
+    assert 5 <= len(stops) <= 10
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", ARCHITECTURE))
     assert len(named) > 10
     found: dict[str, set[str]] = {}
-    for module in Path(uploader.__file__).parent.rglob("*.py"):
+    for module in PACKAGE.rglob("*.py"):
         for node in ast.walk(parsed(module.read_text())):
             if isinstance(node, ast.ClassDef):
                 members = (each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
                 found.setdefault(node.name, set()).update(members)
     assert {f"{name}.{member}" for name, member in named if member not in found.get(name, set())} == set()
-
-
-def test_the_path_of_a_chunk_has_at_most_ten_stops() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    section = page.split("\n## The path of a chunk\n", 1)[1].split("\n## ", 1)[0]
-    stops = [int(number) for number in re.findall(r"^(\d+)\. `", section, flags=re.MULTILINE)]
-    assert stops == list(range(1, len(stops) + 1))
-    assert 5 <= len(stops) <= 10
 
 
 def test_git_keeps_nothing_that_it_is_told_to_ignore() -> None:
@@ -373,12 +300,8 @@ def test_git_keeps_nothing_that_it_is_told_to_ignore() -> None:
     assert listed.stdout == ""
 
 
-# The page of the events: its example, its table, its code and its schema are true.
-
-
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "events.md").read_text()
-VALIDATOR = Draft202012Validator(json.loads((DOCS / "cloudevents.schema.json").read_text()))
+PAGE = (ROOT / "docs" / "events.md").read_text()
+VALIDATOR = Draft202012Validator(json.loads((ROOT / "docs" / "cloudevents.schema.json").read_text()))
 
 FILE, UPLOAD = file_row(modified_at=NOW), upload_row()
 NEWS = [
@@ -416,26 +339,13 @@ def test_every_event_is_as_the_schema_says(news: News) -> None:
             VALIDATOR.validate(broken)
 
 
-def test_the_page_names_every_type_and_no_other() -> None:
-    table = PAGE.split("| type | when |", 1)[1].split("\n\n", 1)[0]
-    assert re.findall(r"^\| `([a-z.]+)`", table, flags=re.MULTILINE) == [kind.value for kind in EventType]
-    assert {news.type for news in NEWS} == set(EventType)
-
-
-def test_the_example_of_an_event_is_one() -> None:
+def test_the_examples_of_an_event_and_of_a_secret_are_what_they_are_called(tmp_path: Path) -> None:
     VALIDATOR.validate(json.loads(block("json", "file.finished")))
-
-
-def test_the_example_of_a_file_can_be_read(tmp_path: Path) -> None:
-    path = events_file(tmp_path, block("toml", "[sinks.scan]"))
-    (tmp_path / "scan.secret").write_text(SECRETS[0])
-    (tmp_path / "lake.password").write_text("x")
-    assert list(load_events(path).sinks) == ["scan", "log", "lake"]
-
-
-def test_the_command_that_makes_a_secret_does(tmp_path: Path) -> None:
     subprocess.run(["bash", "-ec", block("bash", "whsec_")], cwd=tmp_path, check=True)
     assert len(parse_secret((tmp_path / "scan.secret").read_text().strip())) == 32
+    types = PAGE.split("| type | when |", 1)[1].split("\n\n", 1)[0]
+    assert re.findall(r"^\| `([a-z.]+)`", types, flags=re.MULTILINE) == [kind.value for kind in EventType]
+    assert {news.type for news in NEWS} == set(EventType)
 
 
 def test_the_plan_of_the_retries_is_that_of_the_page() -> None:
@@ -471,3 +381,9 @@ def test_the_code_of_the_page_tells_what_is_genuine(is_genuine: Callable[[dict[s
     assert not is_genuine(headers | {"webhook-id": "2"}, body)
     assert not is_genuine(signed_headers(keys[1:], "1", datetime.now(UTC), body), body)
     assert not is_genuine(signed_headers(keys, "1", NOW, body), body)
+
+
+def test_of_every_command_and_action_it_is_said_what_the_trail_tells() -> None:
+    assert set(COMMANDS) == set(server_commands())
+    words = (PACKAGE / "web" / "pages" / "admin" / "audit" / "words.js").read_text()
+    assert [action for action in Action if words.count(f'"audit.{action.value}":') != 2] == [], "in both languages"

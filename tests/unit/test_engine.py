@@ -1,4 +1,4 @@
-"""What the database's own troubles are to the rest of the server."""
+"""What the database's own troubles are to the rest of the server, and which connections a server that says hello knows."""
 
 from typing import Any, NoReturn
 
@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from uploader.database.engine import Database
+from uploader.database.mysql import Hello, Session
 from uploader.errors import Unavailable
 
 
@@ -36,3 +37,19 @@ async def test_only_whoever_runs_the_server_is_told_which_database_is_away_and_w
     assert raised.value.reason.startswith(f"{place} is away: ")
     assert not {"a-secret", "a name", "SELECT"} & set(raised.value.reason.replace("'", " ").split())
     assert (raised.value.detail, raised.value.fields) == ("The database is away; nothing was acknowledged.", {})
+
+
+HELLO = Hello("db1 3306 1", frozenset({7, 8}), asked_at=100.0)
+
+
+@pytest.mark.parametrize(
+    ("session", "known"),
+    [
+        (Session("db1 3306 1", 7, made_at=50.0), True),
+        (Session("db1 3306 1", 9, made_at=50.0), False),  # it does not list it: from before it was started
+        (Session("db2 3306 2", 7, made_at=50.0), False),  # another server
+        (Session("db2 3306 2", 9, made_at=101.0), True),  # made after the question: it may be
+    ],
+)
+def test_a_server_knows_a_connection_that_it_lists(session: Session, known: bool) -> None:
+    assert HELLO.knows(session) == known

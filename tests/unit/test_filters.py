@@ -6,15 +6,8 @@ import pytest
 
 from uploader.cli.client.filters import Filters, Pattern, Rule, is_pattern, listed_in
 
-PATHS = [
-    "a.jpg",
-    "a.txt",
-    "docs/b.jpg",
-    "docs/drafts/c.txt",
-    "docs/drafts/d.jpg",
-    "sub/docs/e.txt",
-    "node_modules/x/f.js",
-]
+PATHS = ["a.jpg", "a.txt", "docs/b.jpg", "docs/drafts/c.txt", "docs/drafts/d.jpg", "sub/docs/e.txt"]
+PATHS += ["node_modules/x/f.js"]
 
 
 def taken(*rules: str) -> list[str]:
@@ -66,18 +59,10 @@ def test_a_list_names_files_and_folders() -> None:
     listed = listed_in(io.BytesIO("./docs/drafts/\r\n\na.jpg\nü\ndocs//b.jpg\na.jpg\nsub".encode()))
     assert listed == ["docs/drafts", "a.jpg", "ü", "docs/b.jpg", "sub"]
     filters = Filters([Rule("*.txt", includes=False)]).only(listed)
-    assert [path for path in [*PATHS, "u\u0308"] if filters.take(path)] == [
-        "a.jpg",
-        "docs/b.jpg",
-        "docs/drafts/d.jpg",
-        "u\u0308",
-    ]
-    assert [
-        folder for folder in ("docs/", "docs/drafts/", "docs/else/", "node_modules/") if filters.leave_out(folder)
-    ] == [
-        "docs/else/",
-        "node_modules/",
-    ]
+    found = [path for path in [*PATHS, "u\u0308"] if filters.take(path)]
+    assert found == ["a.jpg", "docs/b.jpg", "docs/drafts/d.jpg", "u\u0308"]
+    folders = ("docs/", "docs/drafts/", "docs/else/", "node_modules/")
+    assert [folder for folder in folders if filters.leave_out(folder)] == ["docs/else/", "node_modules/"]
     assert not Filters().only([]).take("a.jpg")
 
 
@@ -87,59 +72,35 @@ def test_a_list_leads_nowhere_else(line: str) -> None:
         listed_in(io.BytesIO(f"good\n{line}\n".encode()))
 
 
-@pytest.mark.parametrize("pattern", ["", "/", "//"])
-def test_a_pattern_that_matches_nothing_is_refused(pattern: str) -> None:
-    with pytest.raises(ValueError, match="matches nothing"):
-        Rule(pattern, includes=True)
-
-
-# Patterns of names on the command line.
-
-
-@pytest.mark.parametrize(
-    ("word", "name", "matched"),
-    [
-        ("manual/*", "manual/a", "manual/a"),
-        ("manual/*", "manual/sub/b", "manual/sub/"),
-        ("manual/*", "manual", None),
-        ("manual/*", "other/a", None),
-        ("manual/*/", "manual/a", None),
-        ("manual/*/", "manual/sub/b", "manual/sub/"),
-        ("*.txt", "a.txt", "a.txt"),
-        ("*.txt", "sub/a.txt", None),
-        ("*.txt", "old.txt/a", "old.txt/"),
-        ("**/*.txt", "a.txt", "a.txt"),
-        ("**/*.txt", "x/y/a.txt", "x/y/a.txt"),
-        ("x/**", "x/y/a.txt", "x/y/a.txt"),
-        ("x/**/a.txt", "x/a.txt", "x/a.txt"),
-        ("photos/20[12]?/*.jpg", "photos/2016/x.jpg", "photos/2016/x.jpg"),
-        ("photos/20[!1]?/*.jpg", "photos/2016/x.jpg", None),
-        ("?", "ab", None),
-        ("?", "é", "é"),
-        ("*", ".hidden", ".hidden"),
-        ("*", "a/b/c", "a/"),
-        ("a.c*", "abc", None),
-        ("a[", "a[", "a["),
-    ],
-)
-def test_a_pattern_matches_names_and_folders(word: str, name: str, matched: str | None) -> None:
-    assert Pattern(word).match(name) == matched
-
-
-@pytest.mark.parametrize(
-    ("word", "prefix", "base"),
-    [
-        ("manual/*", "manual/", "manual/"),
-        ("photos/20*/x", "photos/20", "photos/"),
-        ("*.pdf", "", ""),
-        ("a[1].txt", "a", ""),
-        ("a/b/c?", "a/b/c", "a/b/"),
-    ],
-)
-def test_what_is_fixed_of_a_pattern_is_asked_for(word: str, prefix: str, base: str) -> None:
-    pattern = Pattern(word)
-    assert (pattern.prefix, pattern.base) == (prefix, base)
-
-
-def test_what_has_no_magic_is_no_pattern() -> None:
+def test_what_is_no_pattern_and_what_matches_nothing() -> None:
     assert [is_pattern(word) for word in ("a/b", "a-b{1}", "a*", "a?", "[a")] == [False, False, True, True, True]
+    for pattern in ("", "/", "//"):
+        with pytest.raises(ValueError, match="matches nothing"):
+            Rule(pattern, includes=True)
+
+
+MATCHED: dict[str, dict[str, str | None]] = {
+    "manual/*": {"manual/a": "manual/a", "manual/sub/b": "manual/sub/", "manual": None, "other/a": None},
+    "manual/*/": {"manual/a": None, "manual/sub/b": "manual/sub/"},
+    "*.txt": {"a.txt": "a.txt", "sub/a.txt": None, "old.txt/a": "old.txt/"},
+    "**/*.txt": {"a.txt": "a.txt", "x/y/a.txt": "x/y/a.txt"},
+    "x/**": {"x/y/a.txt": "x/y/a.txt"},
+    "x/**/a.txt": {"x/a.txt": "x/a.txt"},
+    "photos/20[12]?/*.jpg": {"photos/2016/x.jpg": "photos/2016/x.jpg"},
+    "photos/20[!1]?/*.jpg": {"photos/2016/x.jpg": None},
+    "?": {"ab": None, "é": "é"},
+    "*": {".hidden": ".hidden", "a/b/c": "a/"},
+    "a.c*": {"abc": None},
+    "a[": {"a[": "a["},
+}
+
+
+@pytest.mark.parametrize("word", MATCHED)
+def test_a_pattern_matches_names_and_folders(word: str) -> None:
+    assert {name: Pattern(word).match(name) for name in MATCHED[word]} == MATCHED[word]
+
+
+def test_what_is_fixed_of_a_pattern_is_asked_for() -> None:
+    fixed = {"manual/*": ("manual/", "manual/"), "photos/20*/x": ("photos/20", "photos/"), "*.pdf": ("", "")}
+    fixed |= {"a[1].txt": ("a", ""), "a/b/c?": ("a/b/c", "a/b/")}
+    assert {word: (Pattern(word).prefix, Pattern(word).base) for word in fixed} == fixed

@@ -5,6 +5,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,40 +29,24 @@ a line of a kernel to come
 """.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/data", "ext4"),
-        ("/srv", "xfs"),
-        ("/srv/database", "xfs"),
-        ("/srv/data/uploader", "nfs4"),
-        ("/srv/data two/uploader", "fuse.juicefs"),
-        ("/twice/data", "ceph"),
-        ("/proc/self", "proc"),
-    ],
-)
-def test_the_filesystem_of_a_path_is_that_of_the_deepest_mount(path: str, kind: str) -> None:
-    assert filesystem_of(Path(path), MOUNTS) == kind
-
-
-def test_no_mounts_tell_nothing() -> None:
+def test_the_filesystem_of_a_path_is_that_of_the_deepest_mount() -> None:
+    kinds = {"/home/data": "ext4", "/srv": "xfs", "/srv/database": "xfs", "/srv/data/uploader": "nfs4"}
+    kinds |= {"/srv/data two/uploader": "fuse.juicefs", "/twice/data": "ceph", "/proc/self": "proc"}
+    assert {path: filesystem_of(Path(path), MOUNTS) for path in kinds} == kinds
     assert filesystem_of(Path("/data"), ["", "1 2 3"]) is None
 
 
-@pytest.mark.parametrize(
-    "kind", ["nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"]
-)
-def test_a_shared_filesystem_is_doubted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda *_args, **_more: f"1 0 0:1 / / rw - {kind} somewhere rw\n")
-    doubt = doubt_about(Path("/data"))
-    assert doubt is not None
-    assert f"lies on {kind}: " in doubt
-
-
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"])
-def test_a_local_filesystem_is_not_doubted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda *_args, **_more: f"1 0 0:1 / / rw - {kind} somewhere rw\n")
-    assert doubt_about(Path("/data")) is None
+def test_a_shared_filesystem_is_doubted_and_a_local_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = ["nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"]
+    local = ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"]
+    for kind in shared + local:
+        mount = f"1 0 0:1 / / rw - {kind} somewhere rw\n"
+        monkeypatch.setattr(Path, "read_text", lambda *_args, mount=mount, **_more: mount)
+        doubt = doubt_about(Path("/data"))
+        if kind in local:
+            assert doubt is None, kind
+        else:
+            assert f"lies on {kind}: " in str(doubt)
 
 
 async def refusal_of(path: Path) -> str:
@@ -75,7 +60,7 @@ async def refusal_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("target", ["blobs", "trash"])
-async def test_directories_between_which_nothing_can_be_linked_are_refused(tmp_path: Path, target: str) -> None:
+async def test_directories_where_nothing_can_be_linked_or_written_are_refused(tmp_path: Path, target: str) -> None:
     """As a mount of the same filesystem in the place of one of them has it: the device is the same."""
 
     def into_target(call: Call) -> bool:
@@ -91,30 +76,21 @@ async def test_directories_between_which_nothing_can_be_linked_are_refused(tmp_p
     storage = new_storage(tmp_path, durable=True)
     await storage.prepare()
     storage.close()
-
-
-def is_unnamed(call: Call) -> bool:
-    return call.name == "open" and call.arguments[1] & os.O_TMPFILE == os.O_TMPFILE
+    with failing_call("open", errno.EROFS, times=None, only=lambda path: path.name.startswith("probe.")):
+        assert "cannot be written: Read-only file system" in await refusal_of(tmp_path)
 
 
 @pytest.mark.parametrize("error_number", [errno.EOPNOTSUPP, errno.EISDIR])
 async def test_a_filesystem_without_unnamed_files_is_refused(tmp_path: Path, error_number: int) -> None:
+    def is_unnamed(call: Call) -> bool:
+        return call.name == "open" and call.arguments[1] & os.O_TMPFILE == os.O_TMPFILE
+
     with failing(is_unnamed, error_number, times=None):
         assert "O_TMPFILE" in await refusal_of(tmp_path)
         spool = Spool(tmp_path)
         with pytest.raises(ConfigurationError, match="O_TMPFILE"):
             await spool.prepare()
         spool.close()
-
-
-class WithoutLocks:
-    """What `disk.py` sees in the place of `fcntl`, on a filesystem without locks of open files."""
-
-    def __init__(self, answer: Callable[..., Any]) -> None:
-        self.fcntl = answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(fcntl, name)
 
 
 def refuse(*_: Any) -> None:
@@ -126,16 +102,8 @@ def lock_nothing(_descriptor: int, command: int, lock: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("answer", [refuse, lock_nothing])
-async def test_a_filesystem_whose_locks_keep_nobody_out_is_refused(
+async def test_locks_that_keep_nobody_out_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(disk, "fcntl", WithoutLocks(answer))
+    monkeypatch.setattr(disk, "fcntl", SimpleNamespace(**vars(fcntl) | {"fcntl": answer}))
     assert "F_OFD_SETLK" in await refusal_of(tmp_path)
-
-
-async def test_a_disk_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
-    storage = new_storage(tmp_path, durable=True)
-    await storage.prepare()
-    storage.close()
-    with failing_call("open", errno.EROFS, times=None, only=lambda path: path.name.startswith("probe.")):
-        assert "cannot be written: Read-only file system" in await refusal_of(tmp_path)

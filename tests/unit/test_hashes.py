@@ -33,21 +33,20 @@ def without_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hashes._library.cache_clear()
 
 
+def hashed_of(content: bytes | bytearray, *, with_md5: bool = True) -> PrefixHashes:
+    hashed = PrefixHashes(with_md5=with_md5)
+    hashed.update(memoryview(content))
+    return hashed
+
+
 def carried_on(hashed: PrefixHashes) -> PrefixHashes:
     restored = PrefixHashes.restore(hashed.position, hashed.state())
     assert restored is not None
     return restored
 
 
-def test_this_python_lets_one_at_the_states() -> None:
-    assert states_are_portable()
-    assert len(PrefixHashes().state()) == STATE_BYTES
-
-
 @given(cuts=st.lists(st.tuples(st.integers(0, 1000), st.booleans()), max_size=12), writable=st.booleans())
-def test_any_cuts_and_any_changes_of_hands_give_what_hashlib_gives(
-    cuts: list[tuple[int, bool]], writable: bool
-) -> None:
+def test_any_cuts_and_changes_of_hands_give_what_hashlib_gives(cuts: list[tuple[int, bool]], writable: bool) -> None:
     content = memoryview(bytearray(CONTENT[:6000]) if writable else CONTENT[:6000])
     hashed, start = PrefixHashes(), 0
     for length, changes_hands in cuts:
@@ -60,12 +59,12 @@ def test_any_cuts_and_any_changes_of_hands_give_what_hashlib_gives(
         assert hashed.digests() == expected(CONTENT[:start]), "asking for the digests ends nothing"
     hashed.update(content[start:])
     assert hashed.digests() == expected(CONTENT[:6000])
+    assert (states_are_portable(), len(hashed.state())) == (True, STATE_BYTES), "this Python lets one at the states"
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000, len(CONTENT)])
 def test_sha256_alone_is_carried_on_alone(length: int) -> None:
-    hashed = PrefixHashes(with_md5=False)
-    hashed.update(memoryview(CONTENT)[:length])
+    hashed = hashed_of(CONTENT[:length], with_md5=False)
     assert hashes.is_without_md5(hashed.state())
     hashed = carried_on(hashed)
     hashed.update(memoryview(CONTENT)[length:])
@@ -78,8 +77,7 @@ def test_sha256_alone_is_carried_on_alone(length: int) -> None:
 def test_a_copy_goes_its_own_way(states: bool, with_md5: bool, request: pytest.FixtureRequest) -> None:
     if not states:
         request.getfixturevalue("without_states")
-    hashed = PrefixHashes(with_md5=with_md5)
-    hashed.update(memoryview(CONTENT)[:1000])
+    hashed = hashed_of(CONTENT[:1000], with_md5=with_md5)
     copied = hashed.copy()
     copied.update(memoryview(CONTENT)[1000:3000])
     hashed.update(memoryview(CONTENT)[1000:1001])
@@ -88,17 +86,8 @@ def test_a_copy_goes_its_own_way(states: bool, with_md5: bool, request: pytest.F
         assert (each.position, each.digests()) == (length, known if with_md5 else Digests(None, known.sha256))
 
 
-def test_megabytes_at_once_give_what_hashlib_gives() -> None:
-    hashed = PrefixHashes()
-    hashed.update(memoryview(bytearray(CONTENT)))
-    hashed = carried_on(hashed)
-    hashed.update(memoryview(CONTENT))
-    assert hashed.digests() == expected(CONTENT + CONTENT)
-
-
 def test_a_state_goes_on_in_another_process() -> None:
-    hashed = PrefixHashes()
-    hashed.update(memoryview(CONTENT)[:1001])
+    hashed = hashed_of(CONTENT[:1001])
     program = (
         "import sys; from uploader.storage.hashes import PrefixHashes;"
         "hashed = PrefixHashes.restore(1001, bytes.fromhex(sys.argv[1]));"
@@ -107,34 +96,29 @@ def test_a_state_goes_on_in_another_process() -> None:
     command = [sys.executable, "-c", program, hashed.state().hex()]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert Digests(*printed) == expected(CONTENT[:1001] + b"the rest")
+    # Megabytes at once.
+    hashed = carried_on(hashed_of(bytearray(CONTENT)))
+    hashed.update(memoryview(CONTENT))
+    assert hashed.digests() == expected(CONTENT + CONTENT)
 
 
-def test_two_that_go_on_from_one_state_do_not_touch_each_other() -> None:
-    hashed = PrefixHashes()
-    hashed.update(memoryview(CONTENT)[:100])
+def test_two_that_go_on_from_one_state_do_not_touch_each_other_and_from_no_state_nobody_goes_on() -> None:
+    hashed = hashed_of(CONTENT[:100])
     first, second = carried_on(hashed), carried_on(hashed)
     first.update(memoryview(CONTENT)[100:200])
     second.update(memoryview(b"else"))
-    assert first.digests() == expected(CONTENT[:200])
-    assert second.digests() == expected(CONTENT[:100] + b"else")
-    assert hashed.digests() == expected(CONTENT[:100])
-
-
-@pytest.mark.parametrize("state", [b"", b"short", bytes(STATE_BYTES + 1)])
-def test_what_is_no_state_is_not_gone_on_from(state: bytes) -> None:
-    assert PrefixHashes.restore(1, state) is None
+    contents = [CONTENT[:200], CONTENT[:100] + b"else", CONTENT[:100]]
+    assert [each.digests() for each in (first, second, hashed)] == [expected(content) for content in contents]
+    for state in (b"", b"short", bytes(STATE_BYTES + 1)):
+        assert PrefixHashes.restore(1, state) is None
 
 
 @pytest.mark.usefixtures("without_states")
 def test_without_the_states_hashlib_computes_and_nothing_is_carried_on() -> None:
     assert not states_are_portable()
-    hashed = PrefixHashes()
-    hashed.update(memoryview(CONTENT))
-    assert hashed.digests() == expected(CONTENT)
-    assert hashed.state() == b""
+    hashed, alone = hashed_of(CONTENT), hashed_of(CONTENT, with_md5=False)
+    assert (hashed.digests(), hashed.state()) == (expected(CONTENT), b"")
     assert PrefixHashes.restore(0, bytes(STATE_BYTES)) is None
-    alone = PrefixHashes(with_md5=False)
-    alone.update(memoryview(CONTENT))
     assert alone.digests() == Digests(None, expected(CONTENT).sha256)
     assert not hashes.is_without_md5(alone.state())
 
@@ -169,7 +153,7 @@ def _init_of_another_layout(context: ctypes.Array[ctypes.c_char]) -> int:
     ],
     ids=lambda functions: next(iter(functions)),
 )
-def test_a_library_that_does_something_else_is_not_believed(
+def test_a_library_that_does_other_things_is_not_believed(
     functions: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impostor = Impostor(**functions)
@@ -177,9 +161,7 @@ def test_a_library_that_does_something_else_is_not_believed(
     hashes._library.cache_clear()
     try:
         assert not states_are_portable()
-        hashed = PrefixHashes()
-        hashed.update(memoryview(CONTENT))
-        assert hashed.digests() == expected(CONTENT)
+        assert hashed_of(CONTENT).digests() == expected(CONTENT)
     finally:
         monkeypatch.undo()
         hashes._library.cache_clear()

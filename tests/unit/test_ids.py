@@ -2,15 +2,17 @@
 
 import threading
 
-import pytest
-
 from uploader.service.ids import ID, new_id
 
 
-def test_ids_are_unique_and_increase_within_the_process() -> None:
+def test_ids_are_unique_increase_within_the_process_and_differ_in_their_random_part() -> None:
     ids = [new_id() for _ in range(10_000)]
-    assert len(set(ids)) == len(ids)
-    assert sorted(ids) == ids
+    assert sorted(set(ids)) == ids
+    assert len({identifier[14:] for identifier in ids}) == len(ids)
+    assert all(map(ID.fullmatch, ids))
+    zeros = "0" * 31
+    for text in ("", zeros, f"{zeros}00", f"G{zeros}", "A" * 32, f"{zeros}\n", f"../{'0' * 29}"):
+        assert not ID.fullmatch(text)
 
 
 def test_ids_made_by_many_threads_at_once_never_share_their_time() -> None:
@@ -21,16 +23,3 @@ def test_ids_made_by_many_threads_at_once_never_share_their_time() -> None:
     for thread in threads:
         thread.join()
     assert len({identifier[:14] for identifier in made}) == len(made) == 4000
-
-
-def test_the_random_part_differs() -> None:
-    assert len({new_id()[14:] for _ in range(1000)}) == 1000
-
-
-def test_a_new_id_is_an_id() -> None:
-    assert ID.fullmatch(new_id())
-
-
-@pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "G" + "0" * 31, "A" * 32, "0" * 31 + "\n", "../" + "0" * 29])
-def test_anything_else_is_none(text: str) -> None:
-    assert not ID.fullmatch(text)

@@ -1,6 +1,5 @@
 """Every Redis key of an upload lies in the slot of its shard, and the slots of a Cluster's shards lie apart."""
 
-import re
 from zlib import crc32
 
 import pytest
@@ -8,17 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from uploader.accounting.keys import (
-    FLUSH_QUEUE,
-    MERGE_QUEUE,
-    SLOTS,
-    QueueKeys,
-    Shards,
-    shard_of,
-    tag_of,
-    upload_keys,
-    upload_queue_keys,
-)
+from uploader.accounting import keys
+from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, Shards, shard_of, tag_of, upload_keys
 from uploader.service.ids import new_id
 
 UPLOAD = "00064a5f0c9d7e0123456789abcdef01"
@@ -30,37 +20,18 @@ def test_an_upload_has_one_shard_within_the_number_of_shards(upload_id: str, sha
     assert shard_of(upload_id, shards) == crc32(upload_id.encode()) % shards
 
 
-def test_uploads_spread_over_all_shards() -> None:
-    assert {shard_of(new_id(), 16) for _ in range(1000)} == set(range(16))
-
-
-def test_the_keys_are_those_of_the_design() -> None:
-    assert list(upload_keys(7, UPLOAD)) == [
-        f"up:{{s07}}:{UPLOAD}",
-        f"chunks:{{s07}}:{UPLOAD}",
-        "era:{s07}",
-        "due:{s07}:flush",
-        "minutes:{s07}:flush",
-        "due:{s07}:merge",
-        "minutes:{s07}:merge",
-    ]
-
-
-@pytest.mark.parametrize("shard", [0, 9, 10, 99])
-def test_all_keys_of_a_script_share_one_hash_tag(shard: int) -> None:
-    tags = {re.findall(r"\{(.*?)\}", key)[0] for key in upload_keys(shard, UPLOAD)}
-    assert tags == {f"s{shard:02d}"}
-
-
-def test_no_two_keys_are_equal() -> None:
-    keys = [*upload_keys(0, UPLOAD), *upload_keys(1, UPLOAD)]
-    assert len(set(keys)) == len(keys)
-
-
-def test_a_queue_finds_the_hash_of_a_task_by_its_prefix() -> None:
+def test_the_keys_are_those_of_the_design_and_share_the_tag_of_their_shard() -> None:
+    assert {shard_of(new_id(), 16) for _ in range(1000)} == set(range(16)), "uploads spread over all"
+    for shard, tag in ((7, "{s07}"), (0, "{s00}"), (99, "{s99}")):
+        queues = [f"{kind}:{tag}:{queue}" for queue in ("flush", "merge") for kind in ("due", "minutes")]
+        assert list(upload_keys(shard, UPLOAD)) == [
+            f"up:{tag}:{UPLOAD}",
+            f"chunks:{tag}:{UPLOAD}",
+            f"era:{tag}",
+            *queues,
+        ]
     for name in (FLUSH_QUEUE, MERGE_QUEUE):
-        queue: QueueKeys = upload_queue_keys(3, name)
-        assert queue.task_prefix + UPLOAD == upload_keys(3, UPLOAD).up
+        assert keys.upload_queue_keys(3, name).task_prefix + UPLOAD == upload_keys(3, UPLOAD).up
 
 
 @pytest.mark.parametrize("shards", [2, 3, 8, 16, 32, 100])
@@ -70,7 +41,7 @@ def test_every_number_of_masters_has_its_part_of_the_shards(shards: int) -> None
         # As `valkey-cli --cluster create` divides them.
         per_master = [0] * masters
         for slot in slots:
-            per_master[min(round((slot + 0.5) * masters / SLOTS - 0.5), masters - 1)] += 1
+            per_master[min(round((slot + 0.5) * masters / keys.SLOTS - 0.5), masters - 1)] += 1
         assert max(per_master) - min(per_master) <= 1, (masters, per_master)
 
 
@@ -82,8 +53,8 @@ def test_the_keys_of_an_installation_are_in_the_slots_of_its_shards(shards: int)
     assert plain.upload(UPLOAD) == upload_keys(shard, UPLOAD)
     for family, tag in ((plain, tag_of(shard)), (spread, tag_of(shard, shards))):
         queue = family.queue(shard, FLUSH_QUEUE)
-        keys = [*family.upload(UPLOAD), *family.sweep(shard), queue.task_prefix, queue.due, queue.wake]
-        assert all(tag in key for key in keys)
+        made = [*family.upload(UPLOAD), *family.sweep(shard), queue.task_prefix, queue.due, queue.wake]
+        assert all(tag in key for key in made)
         assert queue.task_prefix + UPLOAD == family.upload(UPLOAD).up
     assert not set(plain.upload(UPLOAD)) & set(spread.upload(UPLOAD))
     challenge = spread.challenge("alice", "c")

@@ -29,22 +29,12 @@ def open_file(tmp_path: Path) -> Iterator[Open]:
         os.close(descriptor)
 
 
-def test_two_descriptors_of_one_process_exclude_each_other(open_file: Open) -> None:
+def test_two_descriptors_of_one_process_exclude_each_other_and_none_itself(open_file: Open) -> None:
     first, second = open_file(), open_file()
+    assert try_lock(first, 0, 8)
     assert try_lock(first, 0, 8)
     assert not try_lock(second, 0, 8)
-
-
-def test_a_holder_may_take_its_own_lock_again(open_file: Open) -> None:
-    descriptor = open_file()
-    assert try_lock(descriptor, 0, 8)
-    assert try_lock(descriptor, 0, 8)
-
-
-def test_ranges_that_do_not_touch_are_independent(open_file: Open) -> None:
-    first, second = open_file(), open_file()
-    assert try_lock(first, 0, 8)
-    assert try_lock(second, 8, 8)
+    assert try_lock(second, 8, 8), "ranges that do not touch are independent"
     assert not try_lock(second, 7, 1)
 
 
@@ -55,31 +45,21 @@ def test_a_length_of_zero_reaches_to_the_end_and_beyond(open_file: Open) -> None
     assert try_lock(second, 120, 8)
 
 
-def test_a_look_sees_the_locks_of_others_only(open_file: Open) -> None:
+def test_a_look_sees_the_locks_of_others_only_and_takes_nothing(open_file: Open) -> None:
     first, second = open_file(), open_file()
+    assert not is_locked(second, 0, 8)
     assert try_lock(first, 0, 8)
     assert not is_locked(first, 0, 8)
     assert is_locked(second, 7, 1)
     assert not is_locked(second, 8, 1)
 
 
-def test_a_look_takes_nothing(open_file: Open) -> None:
-    first, second = open_file(), open_file()
-    assert not is_locked(first, 0, 8)
-    assert try_lock(second, 0, 8)
-
-
-def test_closing_another_descriptor_of_the_file_drops_nothing(tmp_path: Path, open_file: Open) -> None:
-    first, second = open_file(), open_file()
-    assert try_lock(first, 0, 8)
-    os.close(os.open(tmp_path / "file", os.O_RDWR))
-    assert not try_lock(second, 0, 8)
-
-
-def test_closing_the_descriptor_gives_up_everything(tmp_path: Path, open_file: Open) -> None:
+def test_closing_the_descriptor_gives_up_all_and_closing_another_nothing(tmp_path: Path, open_file: Open) -> None:
     own, other = os.open(tmp_path / "file", os.O_RDWR), open_file()
     assert try_lock(own, 0, 8)
     assert try_lock(own, 100, 8)
+    os.close(os.open(tmp_path / "file", os.O_RDWR))
+    assert not try_lock(other, 0, 8)
     os.close(own)
     assert try_lock(other, 0, 0)
 

@@ -14,11 +14,8 @@ from uploader.storage.local.directories import month_path
         (datetime(2026, 12, 1, tzinfo=UTC), "2026/12"),
         (datetime(2027, 1, 1, tzinfo=UTC), "2027/01"),
         (datetime(202, 5, 1, tzinfo=UTC), "0202/05"),
+        (datetime(2027, 1, 1, 1, tzinfo=timezone(timedelta(hours=2))), "2026/12"),
     ],
 )
-def test_a_month_has_its_directory(moment: datetime, path: str) -> None:
+def test_a_month_of_utc_has_its_directory(moment: datetime, path: str) -> None:
     assert month_path(moment) == path
-
-
-def test_the_month_is_that_of_utc() -> None:
-    assert month_path(datetime(2027, 1, 1, 1, tzinfo=timezone(timedelta(hours=2)))) == "2026/12"

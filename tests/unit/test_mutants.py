@@ -7,23 +7,16 @@ from textwrap import dedent
 import pytest
 
 from tests.mutants.places import Edit, edited, parsed, read
-from tests.mutants.table import MACHINE, MUTANTS, PACKAGE, Mutant
+from tests.mutants.table import MACHINE, MUTANTS, PACKAGE, Mutant, mutated
 
 SOURCES = read(PACKAGE)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_what_a_mutant_changes_is_in_the_source_exactly_once(mutant: Mutant) -> None:
-    sources = SOURCES
-    for edit in mutant.edits:
-        before, sources = sources, edited(sources, edit)
-        (changed,) = (path for path in sources if sources[path] != before[path])
-        if changed.suffix == ".py":
-            parsed(sources[changed])
-
-
-async def test_mutants_have_names_of_their_own() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    sources = mutated(SOURCES, mutant)
+    for changed in (path for path in sources if sources[path] != SOURCES[path] and path.suffix == ".py"):
+        parsed(sources[changed])
 
 
 async def test_the_page_about_reliability_tells_every_mutant_and_what_catches_it() -> None:
@@ -31,9 +24,7 @@ async def test_the_page_about_reliability_tells_every_mutant_and_what_catches_it
     told = re.findall(r"^\| (.+) \| (the state machine|`tests/.+`) \|$", page, flags=re.MULTILINE)
     by = {MACHINE: "the state machine"}
     assert told == [(mutant.name, by.get(mutant.tests, f"`{mutant.tests}`")) for mutant in MUTANTS]
-
-
-# How a mutant finds its place: by a name and a pattern, however the code is filed and formatted; never by guessing.
+    assert len({name for name, _ in told}) == len(told)
 
 
 PLAIN = '''
@@ -77,9 +68,7 @@ def changed(name: str, source: str, *edit: str) -> str:
 @pytest.mark.parametrize("name", ["a/box.py", "a/b/renamed.py"])
 @pytest.mark.parametrize("where", ["Box.put", "put"])
 @pytest.mark.parametrize("source", [PLAIN, FORMATTED], ids=["plain", "formatted"])
-def test_a_place_is_found_wherever_its_function_went_and_however_it_is_formatted(
-    name: str, where: str, source: str
-) -> None:
+def test_a_place_is_found_wherever_it_went_and_however_it_is_formatted(name: str, where: str, source: str) -> None:
     assert "self._store(None)" in changed(
         name, source, where, "self._store(thing, at=len(self._things))", "self._store(None)"
     )
@@ -88,11 +77,8 @@ def test_a_place_is_found_wherever_its_function_went_and_however_it_is_formatted
     assert "self._store" in without
 
 
-def test_only_the_pattern_is_replaced() -> None:
+def test_only_the_pattern_is_replaced_and_further_lines_are_indented_as_the_place() -> None:
     assert changed("a.py", PLAIN, "put", "self._full()", "False") == PLAIN.replace("self._full()", "False")
-
-
-def test_further_lines_are_indented_as_the_place() -> None:
     made = changed("a.py", PLAIN, "put", 'raise ValueError("full")', "if thing:\n    return\nself.empty()")
     assert made == PLAIN.replace(
         '            raise ValueError("full")\n',
@@ -105,9 +91,7 @@ def test_a_pattern_is_no_part_of_a_name_a_text_or_a_comment() -> None:
     assert changed("a.py", source, "f", "return full", "return 1").endswith("    return 1\n")
     with pytest.raises(ValueError, match="has 0 times 'ful'"):
         changed("a.py", source, "f", "ful", "")
-
-
-def test_offsets_count_characters_and_not_bytes() -> None:
+    # Offsets count characters, and not bytes.
     source = 'ä = "äöü"\ndef f():\n    return "ä", 1\n'
     assert changed("a.py", source, "f", "1", "2") == source.replace("1", "2")
 
@@ -121,45 +105,35 @@ def test_a_place_in_a_script_is_found_by_the_name_of_its_file(name: str) -> None
         changed(name, LUA, "script.lua", "'ab'", "")
 
 
-# What fits nowhere, or twice
-
-
 def test_a_name_that_nothing_has_is_an_error() -> None:
     for name in ("missing", "Chest.put", "ut", "missing.lua", "Box"):
         with pytest.raises(ValueError, match=f"nothing is named {name}"):
             changed("a.py", PLAIN, name, "thing", "")
 
 
-def test_two_functions_of_one_name_are_an_error_that_tells_both() -> None:
+def test_two_functions_or_classes_of_one_name_are_an_error_that_tells_both() -> None:
     sources = {Path("a.py"): PLAIN, Path("b.py"): PLAIN.replace("Box", "Chest")}
     with pytest.raises(ValueError, match=r"put is in a\.py and b\.py: name its class, too"):
         edited(sources, Edit("put", "self._full()", ""))
     assert edited(sources, Edit("Chest.put", "self._full()", "False"))[Path("a.py")] == PLAIN
-
-
-def test_two_classes_of_one_name_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"Box\.put is in a\.py and b\.py"):
         edited({Path("a.py"): PLAIN, Path("b.py"): PLAIN}, Edit("Box.put", "self._full()", ""))
 
 
 def test_a_function_of_a_module_goes_before_methods_of_its_name() -> None:
     source = f"{PLAIN}\ndef put() -> None:\n    self._full()\n"
-    made = changed("a.py", source, "put", "self._full()", "0")
-    assert made == f"{PLAIN}\ndef put() -> None:\n    0\n"
+    assert changed("a.py", source, "put", "self._full()", "0") == f"{PLAIN}\ndef put() -> None:\n    0\n"
 
 
-def test_a_pattern_that_is_there_twice_is_an_error_also_if_an_edit_before_made_it_so() -> None:
+def test_a_pattern_that_is_there_twice_or_not_is_an_error_also_if_an_edit_before_made_it_so() -> None:
     with pytest.raises(ValueError, match=r"put in a\.py has 4 times 'self'"):
         changed("a.py", PLAIN, "put", "self", "")
     twice = changed("a.py", PLAIN, "put", "self._full()", "self._full() or self._full()")
     with pytest.raises(ValueError, match=r"has 2 times 'self\._full\(\)'"):
         changed("a.py", twice, "put", "self._full()", "")
-
-
-@pytest.mark.parametrize("pattern", ["self._empty()", "", "# only a comment"])
-def test_a_pattern_that_is_not_there_or_says_nothing_is_an_error(pattern: str) -> None:
-    with pytest.raises(ValueError, match="has 0 times"):
-        changed("a.py", PLAIN, "put", pattern, "")
+    for pattern in ("self._empty()", "", "# only a comment"):
+        with pytest.raises(ValueError, match="has 0 times"):
+            changed("a.py", PLAIN, "put", pattern, "")
 
 
 def test_the_sources_are_all_of_a_package_and_nothing_else(tmp_path: Path) -> None:

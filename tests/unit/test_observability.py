@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,29 +30,12 @@ def a_record(message: str, *arguments: object, **extra: object) -> logging.LogRe
     return record
 
 
-@pytest.fixture
-def in_a_request() -> Iterator[None]:
-    token = request_id.set("the-request")
-    yield
-    request_id.reset(token)
-
-
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()], ids=["json", "text"])
-@pytest.mark.parametrize(
-    "record",
-    [
-        a_record(FORGED),
-        a_record("%s", FORGED),
-        a_record("event", name_of_file=FORGED),
-        a_record("event", error=[FORGED]),
-    ],
-    ids=["message", "argument", "extra", "nested"],
-)
-def test_a_forged_line_break_stays_within_one_line(formatter: logging.Formatter, record: logging.LogRecord) -> None:
-    line = formatter.format(record)
-    assert len(line.splitlines()) == 1
-    assert line.isprintable()
-    assert "all is well" in line
+def test_a_forged_line_break_stays_within_one_line(formatter: logging.Formatter) -> None:
+    for record in (a_record("%s", FORGED), a_record("event", name_of_file=FORGED), a_record("event", error=[FORGED])):
+        line = formatter.format(record)
+        assert line.isprintable()
+        assert "all is well" in line
 
 
 @given(st.text(), st.text())
@@ -73,37 +56,22 @@ def test_a_json_line_has_time_level_logger_event_and_extra() -> None:
         "upload_id": "u",
         "size": 5,
     }
-
-
-def test_a_text_line_is_for_a_person() -> None:
     assert TextFormatter().format(a_record("merged", size=5)) == "00:00:00 warning merged size=5"
 
 
-@pytest.mark.parametrize(
-    ("value", "spelt"),
-    [
-        (Path("a/b"), "a/b"),
-        (ValueError("broken"), "broken"),
-        ({1: Path("a")}, {"1": "a"}),
-        ("\udcff", "\udcff"),
-        (1 << 70, 1 << 70),
-    ],
-    ids=["path", "error", "nested", "surrogate", "huge"],
-)
-def test_what_json_has_no_word_for_is_spelt_out(value: object, spelt: object) -> None:
-    line = JsonFormatter().format(a_record("event", value=value))
+def test_what_json_has_no_word_for_is_spelt_out() -> None:
+    values = [Path("a/b"), ValueError("broken"), {1: Path("a")}, "\udcff", 1 << 70]
+    line = JsonFormatter().format(a_record("event", values=values))
     assert line.isprintable()
-    assert json.loads(line)["value"] == spelt
+    assert json.loads(line)["values"] == ["a/b", "broken", {"1": "a"}, "\udcff", 1 << 70]
 
 
-@pytest.mark.usefixtures("in_a_request")
-def test_a_record_carries_the_id_of_its_request() -> None:
+def test_a_record_carries_the_id_of_its_request_where_there_is_one() -> None:
+    assert "request_id" not in JsonFormatter().format(a_record("event"))
+    token = request_id.set("the-request")
     assert json.loads(JsonFormatter().format(a_record("event")))["request_id"] == "the-request"
     assert TextFormatter().format(a_record("event")).endswith('request_id="the-request"')
-
-
-def test_outside_of_a_request_there_is_no_id() -> None:
-    assert "request_id" not in JsonFormatter().format(a_record("event"))
+    request_id.reset(token)
 
 
 def test_an_exception_is_told_with_its_traceback() -> None:
@@ -118,9 +86,7 @@ def test_an_exception_is_told_with_its_traceback() -> None:
     assert text.endswith("    ValueError: broken")
 
 
-def test_logs_go_to_standard_error_in_the_format_and_from_the_level_that_are_set(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_logs_go_to_standard_error_as_format_and_level_are_set(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -159,38 +125,30 @@ def log(stream: Stream) -> logging.Logger:
     return log
 
 
-async def test_the_lines_of_one_turn_are_written_together(stream: Stream, log: logging.Logger) -> None:
+async def test_the_lines_of_one_turn_are_written_together_and_others_at_once(
+    stream: Stream, log: logging.Logger
+) -> None:
     log.info("one")
     log.info("two")
     assert stream.writes == []
     await asyncio.sleep(0)
     log.info("three")
+    log.warning("four")
+    assert stream.writes == ["one\ntwo\n", "three\nfour\n"]
+    log.info("five")
+    await asyncio.to_thread(log.info, "six")
+    assert stream.getvalue() == "one\ntwo\nthree\nfour\nfive\nsix\n"
+    written = len(stream.writes)
     await asyncio.sleep(0)
-    assert stream.writes == ["one\ntwo\n", "three\n"]
-
-
-async def test_a_warning_is_written_at_once_after_what_was_held(stream: Stream, log: logging.Logger) -> None:
-    log.info("one")
-    log.warning("two")
-    assert stream.writes == ["one\ntwo\n"]
-    await asyncio.sleep(0)
-    assert stream.writes == ["one\ntwo\n"]
-
-
-async def test_threads_write_at_once_and_in_order(stream: Stream, log: logging.Logger) -> None:
-    log.info("one")
-    await asyncio.to_thread(log.info, "two")
-    await asyncio.sleep(0)
-    assert stream.getvalue() == "one\ntwo\n"
+    assert len(stream.writes) == written
 
 
 def test_without_a_loop_and_at_the_end_nothing_is_left(stream: Stream, log: logging.Logger) -> None:
-    log.info("one")
-    assert stream.writes == ["one\n"]
-
     async def last_words() -> None:
         log.info("two")
 
+    log.info("one")
+    assert stream.writes == ["one\n"]
     asyncio.run(last_words())
     assert stream.writes == ["one\n", "two\n"]
 
@@ -203,20 +161,17 @@ async def test_a_line_that_nobody_reads_is_no_error(log: logging.Logger, stream:
     assert stream.writes == ["one\n", "two\n"]
 
 
-# Metrics of several processes: what each has counted is added up, and no counter falls when one ends.
-
-
 class Metrics:
     """What one process would count, and its exposition."""
 
     def __init__(self, directory: Path, *, alone: bool = False) -> None:
-        self.registry = CollectorRegistry()
-        self.chunks = Counter("uploader_chunks", "Chunks.", ["outcome"], registry=self.registry)
-        self.seconds = Histogram("uploader_seconds", "Seconds.", buckets=(0.1, 1, 10), registry=self.registry)
-        self.drifts = Gauge("uploader_drifts", "Drifts.", registry=self.registry)
-        self.open = Gauge("uploader_open", "Open.", registry=self.registry)
-        self.memory = Gauge("process_memory_bytes", "Memory.", registry=self.registry)
-        self.exposition = Exposition(directory, alone=alone, registry=self.registry)
+        registry = CollectorRegistry()
+        self.chunks = Counter("uploader_chunks", "Chunks.", ["outcome"], registry=registry)
+        self.seconds = Histogram("uploader_seconds", "Seconds.", buckets=(0.1, 1, 10), registry=registry)
+        self.drifts = Gauge("uploader_drifts", "Drifts.", registry=registry)
+        self.open = Gauge("uploader_open", "Open.", registry=registry)
+        self.memory = Gauge("process_memory_bytes", "Memory.", registry=registry)
+        self.exposition = Exposition(directory, alone=alone, registry=registry)
 
     async def values(self) -> dict[str, float]:
         text = (await self.exposition.render()).decode()
@@ -250,17 +205,11 @@ async def test_whoever_is_asked_answers_for_all(tmp_path: Path) -> None:
             values = await asked.values()
             assert (values[RECORDED], values[DUPLICATE]) == (7, 1)
             assert (values["uploader_seconds_count"], values["uploader_seconds_sum"]) == (2, 5.5)
-            assert [values[f"uploader_seconds_bucket{{'le': '{le}'}}"] for le in ("0.1", "1.0", "10.0", "+Inf")] == [
-                0,
-                1,
-                2,
-                2,
-            ]
+            buckets = [values[f"uploader_seconds_bucket{{'le': '{le}'}}"] for le in ("0.1", "1.0", "10.0", "+Inf")]
+            assert buckets == [0, 1, 2, 2]
 
 
-async def test_what_is_counted_is_published_without_being_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_counted_is_published_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PUBLISH_SECONDS", 0.01)
     async with process(tmp_path) as a, process(tmp_path) as b:
         a.chunks.labels("recorded").inc()
@@ -280,13 +229,10 @@ async def test_no_counter_falls_when_a_process_ends_or_is_replaced(tmp_path: Pat
 
 
 async def test_a_process_that_was_killed_is_counted_as_far_as_it_was_shown(tmp_path: Path) -> None:
-    killed = Metrics(tmp_path)
-    await killed.exposition.__aenter__()
-    killed.chunks.labels("recorded").inc(5)
-    shown = (await killed.values())[RECORDED]
-    async with process(tmp_path) as other:
+    async with process(tmp_path) as killed, process(tmp_path) as other:  # both slots are held
+        killed.chunks.labels("recorded").inc(5)
+        shown = (await killed.values())[RECORDED]
         assert (await other.values())[RECORDED] == shown == 5
-    await killed.exposition.__aexit__(None, None, None)
 
 
 async def test_of_a_gauge_that_some_process_sets_the_largest_counts_while_that_process_lives(tmp_path: Path) -> None:
@@ -298,19 +244,15 @@ async def test_of_a_gauge_that_some_process_sets_the_largest_counts_while_that_p
             values = await a.values()
             assert (values["uploader_drifts"], values["uploader_open"]) == (3, 0)
         assert (await a.values())["uploader_drifts"] == 0
+        assert "process_memory_bytes" not in await a.values()
+    async with process(tmp_path / "one", alone=True) as only:
+        assert "process_memory_bytes" in await only.values(), "what describes a process, only where there is one"
 
 
-async def test_what_describes_a_process_is_shown_only_where_there_is_one(tmp_path: Path) -> None:
-    async with process(tmp_path / "one", alone=True) as only, process(tmp_path / "more") as one_of_several:
-        assert "process_memory_bytes" in await only.values()
-        assert "process_memory_bytes" not in await one_of_several.values()
-
-
-BROKEN = ("", "{", "[]", '{"version": "0"}')
 OTHER_VERSION = '{"version": "0.0.0", "figures": [["uploader_chunks_total", {}, 9]], "gauges": []}'
 
 
-@pytest.mark.parametrize("content", [*BROKEN, OTHER_VERSION])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "0"}', OTHER_VERSION])
 async def test_a_slot_that_is_broken_or_of_another_version_counts_for_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "0.json").write_text(content)
     (tmp_path / "7.json").write_text(content)

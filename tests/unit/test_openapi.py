@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,35 @@ from uploader.settings import Settings
 METHODS = {"get", "head", "post", "put", "patch", "delete"}
 
 
-@pytest.fixture
-async def application(tmp_path: Path) -> AsyncIterator[Application]:
+@asynccontextmanager
+async def running(data: Path, **settings: Any) -> AsyncIterator[Application]:
     """The application over services that are connected to nothing."""
-    services = Services(Settings(data=tmp_path))
+    services = Services(Settings(data=data, **settings))
     yield build_application(services)
     await services.close()
 
 
 @pytest.fixture
+async def application(tmp_path: Path) -> AsyncIterator[Application]:
+    async with running(tmp_path) as application:
+        yield application
+
+
+@pytest.fixture
 async def document(application: Application) -> dict[str, Any]:
-    return await fetch(application, "/openapi.json")
+    return await fetch(application)
 
 
-async def fetch(application: Application, path: str) -> dict[str, Any]:
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://test") as client:
-        response = await client.get(path)
+def client_of(application: Application) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://test")
+
+
+async def fetch(application: Application) -> dict[str, Any]:
+    async with client_of(application) as client:
+        response = await client.get("/openapi.json")
     assert response.status_code == 200
     body: dict[str, Any] = response.json()
+    assert json.loads(json.dumps(body, allow_nan=False)) == body, "JSON without surprises"
     return body
 
 
@@ -64,55 +76,43 @@ def resolve(document: dict[str, Any], reference: str) -> Any:
     return found
 
 
-async def test_the_document_is_openapi_3_1_with_the_license(document: dict[str, Any]) -> None:
+async def test_every_reference_resolves_and_no_schema_is_left_over(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1.")
     assert {"title", "version", "license"} <= set(document["info"])
-
-
-async def test_every_reference_resolves(document: dict[str, Any]) -> None:
     references = set(references_in(document))
     assert references
-    for reference in references:
-        assert isinstance(resolve(document, reference), dict)
+    assert all(isinstance(resolve(document, reference), dict) for reference in references)
+    assert set(document["components"]["schemas"]) == {reference.rsplit("/", 1)[-1] for reference in references}
 
 
-async def test_no_schema_is_left_over(document: dict[str, Any]) -> None:
-    used = {reference.rsplit("/", 1)[-1] for reference in references_in(document)}
-    assert set(document["components"]["schemas"]) == used
-
-
-async def test_every_operation_has_a_summary_a_tag_and_an_id_of_its_own(document: dict[str, Any]) -> None:
+async def test_every_operation_and_answer_is_described_and_errors_are_problems(document: dict[str, Any]) -> None:
     operations = [operation for _, _, operation in operations_of(document)]
     identifiers = [operation["operationId"] for operation in operations]
     assert all(re.fullmatch(r"[a-z0-9_]+", identifier) for identifier in identifiers)
     assert len(set(identifiers)) == len(identifiers)
     assert all(operation["summary"] and operation["tags"] for operation in operations)
+    known = {str(status) for status in STATUS.values()}
+    for status, answer in (each for operation in operations for each in operation["responses"].items()):
+        assert answer["description"]
+        if status in known and "application/json" not in answer.get("content", {}):
+            schema = answer["content"]["application/problem+json"]["schema"]
+            assert resolve(document, schema["$ref"])["title"] == "Problem"
 
 
-async def test_every_parameter_of_a_path_is_described_and_required(document: dict[str, Any]) -> None:
+async def test_every_parameter_of_a_path_is_described_and_required_and_none_twice(document: dict[str, Any]) -> None:
     for path, _, operation in operations_of(document):
-        described = [entry for entry in operation.get("parameters", []) if entry["in"] == "path"]
+        parameters = operation.get("parameters", [])
+        described = [entry for entry in parameters if entry["in"] == "path"]
         assert [entry["name"] for entry in described] == re.findall(r"\{(\w+)\}", path)
         assert all(entry["required"] and entry["schema"] for entry in described)
+        assert len({(entry["in"], entry["name"].lower()) for entry in parameters}) == len(parameters)
 
 
-async def test_parameters_are_not_described_twice(document: dict[str, Any]) -> None:
-    for _, _, operation in operations_of(document):
-        keys = [(entry["in"], entry["name"].lower()) for entry in operation.get("parameters", [])]
-        assert len(set(keys)) == len(keys)
-
-
-async def test_every_route_is_in_the_document_and_nothing_else(
+async def test_just_the_routes_and_methods_that_are_served_are_there(
     application: Application, document: dict[str, Any]
 ) -> None:
-    routes = {path.replace(":path}", "}") for path in application.routing.paths}
-    assert set(document["paths"]) == routes
-
-
-async def test_every_method_that_is_served_is_in_the_document(
-    application: Application, document: dict[str, Any]
-) -> None:
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://test") as client:
+    assert set(document["paths"]) == {path.replace(":path}", "}") for path in application.routing.paths}
+    async with client_of(application) as client:
         for path, item in document["paths"].items():
             tus = {"Tus-Resumable": "1.0.0"}  # what is asked without it is not looked at
             response = await client.request("TRACE", re.sub(r"\{\w+\}", "x", path), headers=tus)
@@ -122,17 +122,9 @@ async def test_every_method_that_is_served_is_in_the_document(
             assert ("head" in served) == ("get" in item or "head" in item)
 
 
-async def test_every_answer_has_a_description_and_errors_are_problems(document: dict[str, Any]) -> None:
-    known = {str(status) for status in STATUS.values()}
-    for _, _, operation in operations_of(document):
-        for status, answer in operation["responses"].items():
-            assert answer["description"]
-            if status in known and "application/json" not in answer.get("content", {}):
-                schema = answer["content"]["application/problem+json"]["schema"]
-                assert resolve(document, schema["$ref"])["title"] == "Problem"
-
-
-async def test_only_what_needs_no_token_is_without_security(document: dict[str, Any]) -> None:
+async def test_only_what_needs_no_token_is_without_security(document: dict[str, Any], tmp_path: Path) -> None:
+    async with running(tmp_path, metrics="open") as opened:
+        assert "security" not in (await fetch(opened))["paths"]["/metrics"]["get"]
     is_open = {path for path, _, operation in operations_of(document) if "security" not in operation}
     assert is_open == {
         *("/", "/admin/", "/livez", "/readyz", "/config", "/docs", "/openapi.json"),
@@ -143,32 +135,13 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
         # A token that is good for something else alone is refused everywhere.
         assert ("forbidden" in codes_of(operation, 403)) == (path not in is_open)
     # Where an upload or a file begins, somebody may be asked.
-    assert {
-        (method, path) for path, method, operation in operations_of(document) if "refused" in codes_of(operation, 403)
-    } == {
-        ("post", "/files/{md5}"),
-        ("put", "/files/{md5}"),
-        ("post", "/me/files"),
-        ("post", "/uploads"),
-        ("post", "/resumable"),
-        ("post", "/files/{md5}/proof"),
-        ("post", "/uploads/{id}/proof"),
+    asking = {f"{method} {path}" for path, method, each in operations_of(document) if "refused" in codes_of(each, 403)}
+    assert asking == {
+        *("post /files/{md5}", "put /files/{md5}", "post /me/files", "post /uploads", "post /resumable"),
+        *("post /files/{md5}/proof", "post /uploads/{id}/proof"),
     }
 
 
 def codes_of(operation: dict[str, Any], status: int) -> list[str]:
     """Those of the problems that it says may be answered with a status."""
     return re.findall(r"`([\w-]+)`", operation["responses"].get(str(status), {}).get("description", ""))
-
-
-async def test_metrics_can_be_opened(tmp_path: Path) -> None:
-    services = Services(Settings(data=tmp_path, metrics="open"))
-    try:
-        described = await fetch(build_application(services), "/openapi.json")
-    finally:
-        await services.close()
-    assert "security" not in described["paths"]["/metrics"]["get"]
-
-
-async def test_the_document_is_json_without_surprises(document: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(document, allow_nan=False)) == document

@@ -42,12 +42,6 @@ async def pieces_of(length: int, count: int) -> AsyncIterator[bytes]:
         yield bytes(length)
 
 
-def test_a_rate_is_more_than_nothing() -> None:
-    for rate in (0, -1):
-        with pytest.raises(ValueError, match="more than 0"):
-            Pace(rate)
-
-
 async def test_without_a_limit_nothing_waits_and_nothing_is_cut() -> None:
     pace, source = Pace(None), pieces_of(1, 1)
     await pace.take(1 << 60)
@@ -102,5 +96,8 @@ async def test_what_was_not_used_is_not_saved_up() -> None:
     assert clock.now - began_at == pytest.approx(0.9)
 
 
-def test_a_low_rate_is_for_fewer_connections() -> None:
+def test_a_low_rate_is_for_fewer_connections_and_more_than_nothing() -> None:
+    for rate in (0, -1):
+        with pytest.raises(ValueError, match="more than 0"):
+            Pace(rate)
     assert [Pace(rate).connections(4) for rate in (1, 20 * KIB, 40 * KIB, 1 << 20)] == [1, 1, 2, 4]

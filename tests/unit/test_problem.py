@@ -1,18 +1,29 @@
-"""Errors as problem documents (RFC 9457)."""
+"""Errors: every one has a code and a message, and is a problem document (RFC 9457)."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
-from uploader.errors import NotFound, QuotaExceeded, UploaderError
+from uploader import errors
+from uploader.errors import NotFound, QuotaExceeded, UploaderError, message_of
 from uploader.http.shared.problem import ERRORS, STATUS, explain, problem_response, title_of
 from uploader.observability import request_id
 
 
-def all_errors(error: type[UploaderError] = UploaderError) -> list[type[UploaderError]]:
-    return [error, *(below for child in error.__subclasses__() for below in all_errors(child))]
+def below(error: type[UploaderError]) -> list[type[UploaderError]]:
+    return [error, *(each for child in error.__subclasses__() for each in below(child))]
+
+
+ALL = [error for error in below(UploaderError) if error.__module__ == errors.__name__]
+# Two that group others, one that never reaches a client, and those that are to a client what their parent is.
+WITHOUT_CODE = {
+    *("DatabaseDamaged", "LengthExceeded", "ConfigurationError", "Conflict", "Refused", "StorageAway"),
+    *("StorageFailed", "StorageTooSmall", "Unverified", "UploadBusy"),
+}
+RETRYABLE = {"body-timeout", "digest-mismatch", "storage-full", "too-many-requests", "too-many-uploads", "unavailable"}
 
 
 def page_of(code: str) -> Request:
@@ -20,20 +31,13 @@ def page_of(code: str) -> Request:
 
 
 def test_every_code_has_a_status_and_every_status_an_error() -> None:
-    assert {error.code for error in all_errors()} == set(STATUS) == set(ERRORS)
-
-
-def test_the_error_that_stands_for_a_code_has_it() -> None:
+    assert {error.code for error in below(UploaderError)} == set(STATUS) == set(ERRORS)
     assert {code: error.code for code, error in ERRORS.items()} == {code: code for code in STATUS}
     assert ERRORS["internal-error"] is UploaderError
     assert ERRORS["not-found"] is NotFound
-
-
-def test_the_statuses_are_those_of_errors() -> None:
     assert all(400 <= status < 600 for status in STATUS.values())
     # Whoever is told to come back later must be allowed to.
-    waits = {code for code, status in STATUS.items() if status in (408, 429, 503, 507)}
-    assert all(ERRORS[code].retryable for code in waits)
+    assert all(ERRORS[code].retryable for code, status in STATUS.items() if status in (408, 429, 503, 507))
 
 
 @pytest.mark.parametrize("code", sorted(STATUS))
@@ -59,29 +63,47 @@ def test_a_problem_has_all_members_and_the_headers_of_its_status(code: str) -> N
     assert response.headers.get("www-authenticate") == ("Bearer" if STATUS[code] == 401 else None)
 
 
-def test_the_fields_of_an_error_are_members_and_headers_are_added() -> None:
+def test_the_fields_of_an_error_are_members_headers_are_added_and_a_title_is_the_code_in_words() -> None:
     response = problem_response(QuotaExceeded(requested=5), {"Allow": "GET"})
     assert json.loads(bytes(response.body))["requested"] == 5
     assert response.headers["allow"] == "GET"
-
-
-@pytest.mark.parametrize(
-    ("code", "title"),
-    [("md5-mismatch", "MD5 mismatch"), ("sha256-conflict", "SHA-256 conflict"), ("upload-gone", "Upload gone")],
-)
-def test_a_title_is_the_code_in_words(code: str, title: str) -> None:
-    assert title_of(code) == title
+    titles = {"md5-mismatch": "MD5 mismatch", "sha256-conflict": "SHA-256 conflict", "upload-gone": "Upload gone"}
+    assert {code: title_of(code) for code in titles} == titles
 
 
 @pytest.mark.parametrize("code", sorted(STATUS))
 async def test_every_code_has_a_page_for_a_person(code: str) -> None:
     page = bytes((await explain(page_of(code))).body).decode()
-    assert f"<h1>{title_of(code)}</h1>" in page
-    assert f"HTTP status {STATUS[code]}" in page
+    for said in (f"<h1>{title_of(code)}</h1>", f"HTTP status {STATUS[code]}"):
+        assert said in page
+    assert re.fullmatch(r"[A-Z`].*[.:]", message_of(ERRORS[code])), f"{code} is not explained in a sentence"
     assert ("Trying again later may help" in page) == ERRORS[code].retryable
 
 
-@pytest.mark.parametrize("code", ["", "no-such-code", "<script>", "404"])
-async def test_an_unknown_code_has_no_page(code: str) -> None:
-    with pytest.raises(NotFound):
-        await explain(page_of(code))
+async def test_an_unknown_code_has_no_page() -> None:
+    for code in ("", "no-such-code", "<script>", "404"):
+        with pytest.raises(NotFound):
+            await explain(page_of(code))
+
+
+def test_every_error_has_a_code_of_its_own_except_those_that_only_group() -> None:
+    own = {error.__name__: error.code for error in ALL if error.__name__ not in WITHOUT_CODE}
+    assert len(set(own.values())) == len(own)
+    assert {error.code for error in ALL} == set(own.values())
+    codes = [own[name] for name in ("InvalidMd5", "NotAllowed", "Sha256Conflict")]
+    assert codes == ["invalid-md5", "refused", "sha256-conflict"], "a code is the name of its error"
+    assert {error.code for error in ALL if error.retryable} == RETRYABLE
+
+
+@pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
+def test_the_first_line_of_the_docstring_is_the_message(error: type[UploaderError]) -> None:
+    raised = error()
+    assert raised.detail == str(raised) == message_of(error)
+    assert raised.detail.endswith((".", "`."))
+
+
+def test_a_precise_detail_and_fields_are_kept() -> None:
+    error = errors.FileTooLarge("Too large by far.", limit=5)
+    assert (error.detail, str(error), error.fields) == ("Too large by far.", "Too large by far.", {"limit": 5})
+    bad = errors.InvalidRequest.field("size", "is missing")
+    assert (bad.detail, bad.fields["errors"]) == ("size: is missing", [{"field": "size", "reason": "is missing"}])

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tests.conftest import MakeStack
 from tests.support.content import Content
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
+from tests.support.stack import patient
 from tests.support.statements import statements
 from tests.support.twin_statements import compare_statements
 from uploader.database import models, queries, transactions
@@ -34,9 +35,8 @@ class Scene:
 
     def __init__(self, database: Database, sent: list[str]) -> None:
         """`sent`: the statements, as they are sent to it."""
-        self.database = database
+        self.database, self._sent = database, sent
         self.go_on = asyncio.Event()
-        self._sent = sent
 
     @property
     def commits(self) -> int:
@@ -69,11 +69,15 @@ class Scene:
     def later(self, work: Callable[[AsyncConnection], Awaitable[Any]], **how: Any) -> "asyncio.Task[Any]":
         return asyncio.create_task(self.database.transact(work, **how))
 
-    async def words(self) -> set[str]:
-        async def read(connection: AsyncConnection) -> set[str]:
-            return set((await connection.execute(text("SELECT word FROM word"))).scalars())
+    async def outcomes(self, *tasks: "asyncio.Task[Any]") -> list[Any]:
+        """Of those that came while a writer holds them up, which goes on now."""
+        await asyncio.sleep(0)
+        self.go_on.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
 
-        return await self.database.read(read)
+    async def words(self) -> set[str]:
+        found = await self.database.read(lambda connection: connection.execute(text("SELECT word FROM word")))
+        return set(found.scalars())
 
 
 @pytest.fixture
@@ -88,9 +92,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 async def test_writers_that_wait_commit_together(scene: Scene) -> None:
     first = await scene.hold_up()
     others = [scene.later(scene.writer(word)) for word in "abc"]
-    await asyncio.sleep(0)
-    scene.go_on.set()
-    assert await asyncio.gather(first, *others) == [None, "a", "b", "c"]
+    assert await scene.outcomes(first, *others) == [None, "a", "b", "c"]
     assert scene.commits == 2
     assert await scene.words() == {"a", "b", "c"}
 
@@ -101,17 +103,9 @@ async def test_one_that_fails_takes_no_other_with_it(scene: Scene) -> None:
         raise KeyError("no such thing")
 
     await scene.hold_up()
-    before, twin, failing, after = (
-        scene.later(work) for work in (scene.writer("a"), scene.writer("a"), fail, scene.writer("b"))
-    )
-    await asyncio.sleep(0)
-    scene.go_on.set()
-    assert await before == "a"
-    with pytest.raises(Duplicate):
-        await twin
-    with pytest.raises(KeyError):
-        await failing
-    assert await after == "b"
+    works = (scene.writer("a"), scene.writer("a"), fail, scene.writer("b"))
+    before, twin, failing, after = await scene.outcomes(*map(scene.later, works))
+    assert (before, type(twin), type(failing), after) == ("a", Duplicate, KeyError, "b")
     assert await scene.words() == {"a", "b"}
 
 
@@ -121,45 +115,30 @@ async def test_what_ends_the_whole_transaction_fails_all_that_were_in_it(scene: 
         raise KeyError("as a full disk does")
 
     await scene.hold_up()
-    tasks = [scene.later(work) for work in (scene.writer("a"), end_all, scene.writer("b"))]
-    await asyncio.sleep(0)
-    scene.go_on.set()
-    assert all(isinstance(error, Exception) for error in await asyncio.gather(*tasks, return_exceptions=True))
+    outcomes = await scene.outcomes(*map(scene.later, (scene.writer("a"), end_all, scene.writer("b"))))
+    assert all(isinstance(error, Exception) for error in outcomes)
     assert await scene.words() == set()
     assert await scene.later(scene.writer("c")) == "c"
 
 
 async def test_one_that_is_to_be_alone_sees_nothing_that_is_not_committed(scene: Scene) -> None:
+    async def look(_connection: AsyncConnection) -> int:
+        return scene.commits
+
     await scene.hold_up()
-    seen: list[int] = []
-
-    async def look(_connection: AsyncConnection) -> None:
-        seen.append(scene.commits)
-
     tasks = [scene.later(scene.writer("a")), scene.later(look, alone=True), scene.later(scene.writer("b"))]
-    await asyncio.sleep(0)
-    scene.go_on.set()
-    await asyncio.gather(*tasks)
-    assert seen == [2], "that of the first one, and that of `a`"
+    assert await scene.outcomes(*tasks) == ["a", 2, "b"], "that of the first one, and that of `a`"
     assert scene.commits == 4
 
 
-async def test_one_whose_caller_is_gone_before_its_turn_is_left_undone(scene: Scene) -> None:
+async def test_one_whose_caller_is_gone_before_its_turn_or_in_the_middle_ends_as_if_nothing_was(scene: Scene) -> None:
     first = await scene.hold_up()
     gone, stays = scene.later(scene.writer("a")), scene.later(scene.writer("b"))
     await asyncio.sleep(0)
-    gone.cancel()
-    await asyncio.wait({gone})
-    scene.go_on.set()
-    await asyncio.gather(first, stays)
-    assert await scene.words() == {"b"}
-
-
-async def test_one_whose_caller_goes_in_the_middle_ends_as_if_nothing_was(scene: Scene) -> None:
-    first = await scene.hold_up()
-    first.cancel()
-    await asyncio.wait({first})
-    scene.go_on.set()
+    for task in (gone, first):
+        task.cancel()
+        await asyncio.wait({task})
+    assert (await scene.outcomes(stays), await scene.words()) == (["b"], {"b"})
     assert await scene.later(scene.writer("a")) == "a"
 
 
@@ -176,9 +155,6 @@ async def test_a_transaction_that_waits_for_something_else_is_refused_and_undone
 class _Never:
     def __await__(self) -> Any:
         yield
-
-
-# Brief reads
 
 
 async def _thread_of(database: Database, word: str = "0", **how: Any) -> int:
@@ -224,9 +200,6 @@ def _evicted(path: Path) -> bool:
     return came_from_disk
 
 
-# Statements as text: they find, change and raise what they would if SQLAlchemy ran them.
-
-
 # Composed and decomposed, beyond the BMP, what SQL and formats give a meaning to, and what ends a string elsewhere.
 NAMES = (
     "A\u030angstro\u0308m/\u00c5.bin",
@@ -247,31 +220,32 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
 
 @pytest.fixture
 async def act(sqlite_url: str) -> AsyncIterator[Transactions]:
-    database = Database(sqlite_url)
+    database = patient(sqlite_url)
     yield Transactions(database)
     await database.close()
 
 
-# The same
-
-
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_file_becomes_and_goes_as_by_sqlalchemy(
-    compared: list[Executable], act: Transactions, name: str
-) -> None:
+async def test_a_file_comes_and_goes_as_by_sqlalchemy(compared: list[Executable], act: Transactions, name: str) -> None:
     moment = datetime(2030, 2, 28, 23, 59, 59, 1, tzinfo=ELSEWHERE)
-    read = act.database.read
-    await act.create_user(name, LARGEST)
-    assert (await read(lambda c: queries.usage(c, name))).total_space == LARGEST  # type: ignore[union-attr]
     opened = upload_row(
         name, LARGEST - 5, "content", name=name, idempotency_key=name, created_at=moment, updated_at=moment
     )
-    assert await read(lambda c: queries.open_upload_by_md5(c, name, opened.md5 or "")) is None
+    md5 = opened.md5 or ""
+
+    async def found(*queried: Callable[[AsyncConnection], Awaitable[Any]]) -> list[Any]:
+        return [await act.database.read(query) for query in queried]
+
+    await act.create_user(name, LARGEST)
+    assert [usage.total_space for usage in await found(lambda c: queries.usage(c, name))] == [LARGEST]
+    assert await found(lambda c: queries.open_upload_by_md5(c, name, md5)) == [None]
     await act.open(opened)
-    assert await read(lambda c: queries.open_upload_by_md5(c, name, opened.md5 or "")) == opened
-    assert await read(lambda c: queries.upload_by_id(c, opened.id, lock=True)) == opened
-    assert await read(lambda c: queries.upload_by_idempotency_key(c, name, name)) == opened
-    assert await read(lambda c: queries.open_uploads(c, name)) == [opened]
+    assert await found(
+        lambda c: queries.open_upload_by_md5(c, name, md5),
+        lambda c: queries.upload_by_id(c, opened.id, lock=True),
+        lambda c: queries.upload_by_idempotency_key(c, name, name),
+        lambda c: queries.open_uploads(c, name),
+    ) == [opened, opened, opened, [opened]]
     with pytest.raises(Duplicate):
         await act.open(opened)
     with pytest.raises(QuotaExceeded):
@@ -279,15 +253,16 @@ async def test_a_file_becomes_and_goes_as_by_sqlalchemy(
     assert (await act.flush((opened, 0, LARGEST - 5))).changed == 1
     file = await act.merge(opened, "content")
     assert (file.name, file.size, file.instant) == (name, LARGEST - 5, False)
-    for found in (
-        await read(lambda c: queries.file_by_id(c, name, file.id)),
-        await read(lambda c: queries.newest_file(c, name, file.md5 or "", size=file.size, name=name, sound=True)),
-        await read(lambda c: queries.file_by_content(c, name, file.sha256, name)),
-    ):
-        assert found == file
-    blob = await read(lambda c: queries.blob_by_sha256(c, file.sha256))
+    *files, blob, blobs = await found(
+        lambda c: queries.file_by_id(c, name, file.id),
+        lambda c: queries.newest_file(c, name, md5, size=file.size, name=name, sound=True),
+        lambda c: queries.file_by_content(c, name, file.sha256, name),
+        lambda c: queries.blob_by_sha256(c, file.sha256),
+        lambda c: queries.blobs_by_md5(c, md5, file.size),
+    )
+    assert files == [file] * 3
     assert blob is not None
-    assert await read(lambda c: queries.blobs_by_md5(c, file.md5 or "", file.size)) == [blob]
+    assert blobs == [blob]
     assert await act.delete(file)
     assert len({id(statement) for statement in compared}) >= 20
 
@@ -315,19 +290,17 @@ async def test_an_upload_ends_as_by_sqlalchemy(compared: list[Executable], act: 
     assert compared
 
 
-async def test_what_http_asks_is_answered_as_by_sqlalchemy(
-    make_stack: MakeStack, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_http_is_answered_as_by_sqlalchemy(
+    make_stack: MakeStack, sqlite_url: str, compared: list[Executable]
 ) -> None:
-    compared = compare_statements(monkeypatch)
     content, cancelled = Content(3000, seed=1), Content(3000, seed=2)
     async with make_stack(database_url=sqlite_url) as stack:
         uploaded = await stack.upload(content)
         assert uploaded.status_code == 201
         await stack.open(cancelled)
         assert (await stack.client.delete(f"/files/{cancelled.md5}")).status_code == 204
-        for path in (f"/files/{content.md5}", "/uploads", "/me/files", "/me/usage"):
-            assert (await stack.client.get(path)).status_code == 200
-        assert (await stack.client.get(f"/files/{cancelled.md5}")).status_code == 410
+        paths = (f"/files/{content.md5}", "/uploads", "/me/files", "/me/usage", f"/files/{cancelled.md5}")
+        assert [(await stack.client.get(path)).status_code for path in paths] == [200, 200, 200, 200, 410]
         assert (await stack.client.post("/files/status", json={"md5s": [content.md5]})).status_code == 200
         assert (await stack.open(content)).json()["state"] == "complete"
         assert (await stack.client.delete(f"/me/files/{uploaded.json()['file']['id']}")).status_code == 204
@@ -338,58 +311,43 @@ async def test_a_small_file_takes_nothing_of_sqlalchemy(make_stack: MakeStack, s
     async with make_stack(database_url=sqlite_url) as stack:
         await stack.upload(Content(1000, seed=1))  # so that the user, and the room of the disk, are known
         run: list[str] = []
-        event.listen(
-            stack.services.database.engine.sync_engine,
-            "before_cursor_execute",
-            lambda _connection, _cursor, statement, *_: run.append(statement),
-        )
+        engine = stack.services.database.engine.sync_engine
+        event.listen(engine, "before_cursor_execute", lambda _, _cursor, statement, *_more: run.append(statement))
         assert (await stack.upload(Content(1000, seed=2))).status_code == 201
         assert run == []
 
 
-# Many values
-
-
-async def test_one_statement_with_many_values(compared: list[Executable], act: Transactions) -> None:
+async def test_one_statement_with_many_and_with_other_values(compared: list[Executable], act: Transactions) -> None:
     rows = [_columns(file_row(seed=str(number), name=name)) for number, name in enumerate(NAMES)]
-    counts = []
+    counts, user = [], insert(models.user_info)
 
     async def write(connection: AsyncConnection) -> None:
+        await connection.execute(user, {"user_id": "alice", "total_space": 5})
+        await connection.execute(user, {"user_id": "bob"})
         counts.append((await connection.execute(insert(models.file), rows)).rowcount)
         named = [{"file_id": row["id"], "new_name": "same"} for row in rows[:3]]
         counts.append((await connection.execute(RENAME, named)).rowcount)
 
     await act.database.transact(write)
     assert counts == [4, 3]
-    assert len(compared) == 2
+    assert len(compared) == 4
+    usages = [await act.database.read(lambda c, name=name: queries.usage(c, name)) for name in ("alice", "bob")]  # type: ignore[misc]
+    assert [usage and usage.total_space for usage in usages] == [5, 0]
     found = await act.database.read(lambda c: queries.files(c, "alice", limit=10, after=None, prefix=None, part=None))
     assert sorted(file.name for file in found) == sorted(["same"] * 3 + [NAMES[3]])
 
 
-async def test_one_statement_with_other_values_than_before(compared: list[Executable], act: Transactions) -> None:
-    user = insert(models.user_info)
-
-    async def write(connection: AsyncConnection) -> None:
-        await connection.execute(user, {"user_id": "alice", "total_space": 5})
-        await connection.execute(user, {"user_id": "bob"})
-
-    await act.database.transact(write)
-    usages = [await act.database.read(lambda c, name=name: queries.usage(c, name)) for name in ("alice", "bob")]  # type: ignore[misc]
-    assert [usage and usage.total_space for usage in usages] == [5, 0]
-    assert len(compared) == 4
-
-
 async def test_a_list_that_is_expanded_stays_with_sqlalchemy(act: Transactions) -> None:
-    for name in ("alice", "bob", "carol"):
-        await act.create_user(name)
     of = models.user_info.c.user_id
     query = select(of).where(of.in_(bindparam("names", expanding=True))).order_by(of)
 
-    async def read(connection: AsyncConnection, names: list[str]) -> list[str]:
-        return list((await connection.execute(query, {"names": names})).scalars())
+    async def read(connection: AsyncConnection) -> None:
+        for names in (["alice"], ["bob", "carol"], []):
+            assert list((await connection.execute(query, {"names": names})).scalars()) == names
 
-    for names in (["alice"], ["bob", "carol"], []):
-        assert await act.database.read(lambda c, names=names: read(c, names)) == names  # type: ignore[misc]
+    for name in ("alice", "bob", "carol"):
+        await act.create_user(name)
+    await act.database.read(read)
 
 
 async def test_texts_and_what_sqlalchemy_runs_are_of_one_transaction(act: Transactions) -> None:
@@ -407,40 +365,23 @@ async def test_texts_and_what_sqlalchemy_runs_are_of_one_transaction(act: Transa
         assert await act.database.read(lambda c, name=name: queries.usage(c, name)) is None  # type: ignore[misc]
 
 
-# Errors
-
-
-async def _raised(connection: AsyncConnection, statement: Executable, values: Any) -> Exception:
-    try:
-        await connection.execute(statement, values)
-    except Exception as error:
-        return error
-    raise AssertionError("nothing was raised")
-
-
-async def test_what_a_constraint_refuses_is_refused_as_by_sqlalchemy(
-    compared: list[Executable], act: Transactions
-) -> None:
+async def test_a_constraint_refuses_as_by_sqlalchemy(compared: list[Executable], act: Transactions) -> None:
     await act.create_user()
     user = insert(models.user_info)
 
-    async def write(connection: AsyncConnection) -> list[Exception]:
-        refused = ({"user_id": "alice"}, {"user_id": "bob", "total_space": -1}, {"user_id": None})
-        return [await _raised(connection, user, values) for values in refused]
+    async def write(connection: AsyncConnection) -> None:
+        for values in ({"user_id": "alice"}, {"user_id": "bob", "total_space": -1}, {"user_id": None}):
+            with pytest.raises(IntegrityError) as refused:
+                await connection.execute(user, values)
+            assert "alice" not in str(refused.value), "values do not belong into logs"
 
-    taken, negative, null = await act.database.transact(write)
-    for error in (taken, negative, null):
-        assert isinstance(error, IntegrityError)
-        assert "alice" not in str(error), "values do not belong into logs"
+    await act.database.transact(write)
     assert len(compared) == 3
     with pytest.raises(Duplicate):
         await act.create_user()
     with pytest.raises(IntegrityError):
         await act.create_user("bob", -1)
-
-
-async def test_a_number_too_large_is_an_error_before_sqlite_sees_it(act: Transactions) -> None:
-    with pytest.raises(OverflowError):
+    with pytest.raises(OverflowError):  # before SQLite sees it
         await act.create_user(total_space=LARGEST + 1)
 
 

@@ -1,4 +1,4 @@
-"""Saved states of digests: what was sealed is believed, and nothing else."""
+"""Saved states of digests: what was sealed is believed, and nothing else; and what a follower of a disk does next."""
 
 from dataclasses import replace
 
@@ -9,6 +9,8 @@ from tests.support.rows import upload_row
 from uploader.domain.ledger import SavedDigest
 from uploader.storage.base import Digests
 from uploader.storage.hashes import PrefixHashes
+from uploader.storage.local import digests
+from uploader.storage.local.digests import Follower
 from uploader.storage.s3.digests import fence_of, finished, restored, sealed
 
 CONTENT = Content(1000)
@@ -64,3 +66,45 @@ def test_digests_are_believed_if_they_are_what_is_needed() -> None:
     without = replace(UPLOAD, md5=None, computes_md5=False)
     assert finished(alone, without, 3) == sha256
     assert restored(alone, without, 3) is not None
+
+
+@pytest.fixture
+def follower() -> Follower:
+    return Follower(upload_row())
+
+
+def test_small_chunks_are_gathered_until_there_are_enough_of_them(follower: Follower) -> None:
+    follower.grow(digests.GATHERED_BYTES - 1)
+    assert not follower.has_enough()
+    follower.grow(1)
+    assert follower.has_enough()
+    follower.begin_round()
+    assert not follower.has_enough()
+
+
+def test_a_follower_that_the_merge_waits_for_has_always_enough_and_does_not_watch_for_long(follower: Follower) -> None:
+    follower.hurry()
+    assert follower.has_enough()
+    follower.begin_round()
+    assert follower.has_enough()
+    assert not follower.look(1)
+
+
+def test_digests_of_another_process_are_watched_until_they_stand_still(follower: Follower) -> None:
+    looks = [follower.look(position) for position in (0, 5, *[5] * digests.LOOKS_IN_VAIN)]
+    assert looks == [True] * (len(looks) - 1) + [False]
+    assert follower.look(6), "they move again"
+
+
+def test_a_sender_waits_for_near_digests(follower: Follower) -> None:
+    far, near = 1 << 40, 7 + digests.NEAR_BYTES
+    for position, offset, begun, waits in (
+        (None, far, 0, False),  # nothing brings them there
+        (0, far, 0, True),
+        (digests.NEARER_BYTES - 1, far, 0, True),
+        (digests.NEARER_BYTES, far, 0, False),  # much nearer than when it began
+        (7, near, 7, False),
+        (7, near + 1, 7, True),
+    ):
+        follower.position = position
+        assert follower.keeps_waiting(offset=offset, begun=begun) == waits

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader import tasks as threads
 from uploader.tasks import Batches, OnePerKey, ended, give_way, run_in, uninterrupted
 
@@ -37,87 +39,13 @@ async def let_all_run() -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_result_is_given() -> None:
+async def test_the_result_is_given_and_the_error_raised() -> None:
     work = Work()
     work.go_on.set()
     assert await uninterrupted(work.run()) == "done"
-
-
-async def test_the_error_is_raised() -> None:
-    work = Work()
-    work.go_on.set()
     with pytest.raises(ValueError, match="broken"):
         await uninterrupted(work.fail())
 
-
-async def test_a_cancelled_caller_ends_only_after_its_work_and_then_as_cancelled() -> None:
-    work = Work()
-    caller = asyncio.create_task(uninterrupted(work.run()))
-    await work.started.wait()
-    caller.cancel()
-    await let_all_run()
-    assert not caller.done()
-    work.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    assert work.ended
-    assert caller.cancelled()
-
-
-async def test_a_caller_that_is_cancelled_again_and_again_still_waits() -> None:
-    work = Work()
-    caller = asyncio.create_task(uninterrupted(work.run()))
-    await work.started.wait()
-    for _ in range(3):
-        caller.cancel()
-        await let_all_run()
-    assert not caller.done()
-    work.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    assert work.ended
-
-
-async def test_nested_work_is_not_interrupted_either() -> None:
-    work = Work()
-    outer_ended = False
-
-    async def outer() -> None:
-        nonlocal outer_ended
-        assert await uninterrupted(work.run()) == "done"
-        await asyncio.sleep(0)
-        outer_ended = True
-
-    caller = asyncio.create_task(uninterrupted(outer()))
-    await work.started.wait()
-    caller.cancel()
-    await let_all_run()
-    work.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    assert work.ended
-    assert outer_ended
-
-
-async def test_the_error_of_abandoned_work_is_not_reported_as_never_retrieved() -> None:
-    reports: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
-    work = Work()
-    caller = asyncio.create_task(uninterrupted(work.fail()))
-    await work.started.wait()
-    caller.cancel()
-    await let_all_run()
-    work.go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    del caller
-    await let_all_run()
-    asyncio.get_running_loop().set_exception_handler(None)
-    assert work.ended
-    assert reports == []
-
-
-async def test_work_that_cancels_itself_cancels_its_caller() -> None:
     async def give_up() -> None:
         raise asyncio.CancelledError
 
@@ -125,52 +53,80 @@ async def test_work_that_cancels_itself_cancels_its_caller() -> None:
         await uninterrupted(give_up())
 
 
-async def test_a_timeout_around_it_waits_and_is_still_a_timeout() -> None:
-    work = Work()
-
-    async def release() -> None:
-        await work.started.wait()
-        await asyncio.sleep(0.05)
-        work.go_on.set()
-
-    releasing = asyncio.create_task(release())
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await uninterrupted(work.run())
-    await releasing
+async def cancelled(caller: Coroutine[Any, Any, object], work: Work, times: int = 1) -> None:
+    """Cancel it in the middle of its work, which then ends, and it with that."""
+    task = asyncio.create_task(caller)
+    await work.started.wait()
+    for _ in range(times):
+        task.cancel()
+        await let_all_run()
+        assert not task.done()
+    work.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
     assert work.ended
 
 
-async def test_a_task_that_misses_a_cancellation_is_ended_all_the_same() -> None:
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_cancelled_caller_ends_only_after_its_work_and_then_as_cancelled(times: int) -> None:
+    work = Work()
+    await cancelled(uninterrupted(work.run()), work, times)
+    nested, steps = Work(), list[str]()
+
+    async def outer() -> None:
+        steps.append(await uninterrupted(nested.run()))
+        await asyncio.sleep(0)
+        steps.append("outer")
+
+    await cancelled(uninterrupted(outer()), nested, times)
+    assert steps == ["done", "outer"]
+
+
+async def test_the_error_of_abandoned_work_is_not_reported_as_never_retrieved() -> None:
+    reports: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    work = Work()
+    await cancelled(uninterrupted(work.fail()), work)
+    await let_all_run()
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert reports == []
+
+
+async def test_a_timeout_around_it_waits_and_is_still_a_timeout() -> None:
+    work = Work()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+            limit.reschedule(0)
+            asyncio.get_running_loop().call_later(0.01, work.go_on.set)
+            await uninterrupted(work.run())
+    assert work.ended
+
+
+async def test_a_task_that_misses_a_cancellation_or_failed_is_ended_all_the_same() -> None:
     missed = asyncio.Event()
 
     async def run_for_ever() -> None:
-        while True:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                if missed.is_set():
-                    raise
-                missed.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            missed.set()
+        await asyncio.Event().wait()
 
-    task = asyncio.create_task(run_for_ever())
+    async def fail() -> None:
+        raise ValueError
+
+    stubborn, failed = asyncio.create_task(run_for_ever()), asyncio.create_task(fail())
     await let_all_run()
-    await ended(task)
-    assert missed.is_set()
-    assert task.cancelled()
-
-
-async def test_the_end_of_a_task_that_failed_raises_nothing() -> None:
-    work = Work()
-    work.go_on.set()
-    task = asyncio.create_task(work.fail())
-    await let_all_run()
-    await ended(task)
-    assert isinstance(task.exception(), ValueError)
+    for task in (stubborn, failed):
+        await ended(task)
+    assert (missed.is_set(), stubborn.cancelled()) == (True, True)
+    assert isinstance(failed.exception(), ValueError)
 
 
 async def test_work_of_one_key_is_done_once_at_a_time() -> None:
-    works, begun = OnePerKey[str](), [Work(), Work(), Work()]
+    works, begun = OnePerKey[str | None](), [Work(), Work(), Work()]
     unused = iter(begun)
     callers = [asyncio.create_task(works.run(key, lambda: next(unused).run())) for key in ("a", "a", "b", "a")]
     await let_all_run()
@@ -183,18 +139,10 @@ async def test_work_of_one_key_is_done_once_at_a_time() -> None:
     assert await asyncio.gather(*callers[1:]) == ["done"] * 3
     assert await works.run("a", lambda: next(unused).run()) == "done"
     assert begun[2].ended, "what comes later is work of its own"
-
-
-async def test_work_of_one_key_fails_for_all_who_wait() -> None:
-    works, work = OnePerKey[None](), Work()
-    callers = [asyncio.create_task(works.run("a", work.fail)) for _ in range(2)]
-    await let_all_run()
-    work.go_on.set()
-    outcomes = await asyncio.gather(*callers, return_exceptions=True)
-    assert [str(outcome) for outcome in outcomes] == ["broken"] * 2
-
-
-# Work in threads: its result or error comes back, and a caller that is gone harms nobody.
+    failing = Work()
+    failing.go_on.set()
+    alike = (works.run("a", failing.fail) for _ in range(2))
+    assert [str(outcome) for outcome in await asyncio.gather(*alike, return_exceptions=True)] == ["broken"] * 2
 
 
 @pytest.fixture
@@ -209,14 +157,8 @@ def test_a_thread_that_gives_way_does_so_alone() -> None:
 
     before = niceness()
     with ThreadPoolExecutor(1, initializer=give_way) as patient:
-        assert patient.submit(niceness).result(30) > before
+        assert patient.submit(niceness).result(PATIENCE_SECONDS) > before
     assert niceness() == before
-
-
-async def test_the_result_and_the_error_come_back(pool: ThreadPoolExecutor) -> None:
-    assert await run_in(pool, divmod, 7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        await run_in(pool, divmod, 7, 0)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -225,18 +167,21 @@ async def test_what_is_given_up_is_left_undone_or_goes_on_unheard(pool: ThreadPo
 
     def work(name: str) -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_SECONDS)
         done.append(name)
         if fails:
             raise ValueError
 
     under_way, waiting = run_in(pool, work, "under way"), run_in(pool, work, "waiting")
-    assert await asyncio.to_thread(begun.wait, 30)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
     under_way.cancel()
     waiting.cancel()
     go_on.set()
-    assert await run_in(pool, list, done) == ["under way"]
-    assert await run_in(pool, list, done) == ["under way"]
+    for _ in range(2):
+        assert await run_in(pool, list, done) == ["under way"]
+    assert await run_in(pool, divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await run_in(pool, divmod, 7, 0)
 
 
 async def test_threads_work_in_the_context_of_who_asked(pool: ThreadPoolExecutor) -> None:
@@ -251,15 +196,6 @@ async def test_threads_work_in_the_context_of_who_asked(pool: ThreadPoolExecutor
     assert await run_in(pool, asked_by.get) == "nobody"
 
 
-async def test_a_pool_that_is_shut_down_refuses_work(pool: ThreadPoolExecutor) -> None:
-    pool.shutdown()
-    with pytest.raises(RuntimeError):
-        run_in(pool, list)
-
-
-# Batches
-
-
 async def test_what_comes_in_one_turn_shares_a_hop_and_each_has_its_own_outcome(pool: ThreadPoolExecutor) -> None:
     batches, hops = Batches(pool), count_hops(pool)
     outcomes = await asyncio.gather(*(batches.run(divmod, 7, by) for by in (2, 0, 3)), return_exceptions=True)
@@ -269,7 +205,7 @@ async def test_what_comes_in_one_turn_shares_a_hop_and_each_has_its_own_outcome(
     assert len(hops) == 2
 
 
-async def test_what_comes_while_a_batch_is_under_way_is_the_next_one(
+async def test_what_comes_during_a_batch_is_the_next_one(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "_MAX_BATCH", 3)
@@ -279,10 +215,10 @@ async def test_what_comes_while_a_batch_is_under_way_is_the_next_one(
 
     def work() -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_SECONDS)
 
     first = batches.run(work)
-    assert await asyncio.to_thread(begun.wait, 30)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
     rest = [batches.run(done.append, number) for number in range(5)]
     rest[1].cancel()
     first.cancel()
@@ -292,9 +228,11 @@ async def test_what_comes_while_a_batch_is_under_way_is_the_next_one(
     assert len(hops) == 3, "of three at most"
 
 
-async def test_a_pool_that_is_shut_down_refuses_every_batch(pool: ThreadPoolExecutor) -> None:
+async def test_a_pool_that_is_shut_down_refuses_work_and_every_batch(pool: ThreadPoolExecutor) -> None:
     batches = Batches(pool)
     pool.shutdown()
+    with pytest.raises(RuntimeError):
+        run_in(pool, list)
     for _ in range(2):
         outcomes = await asyncio.gather(batches.run(str), batches.run(str), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [RuntimeError] * 2

@@ -20,15 +20,14 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(tls_certificate=certificate, tls_key=key)
 
 
-def key_of(directory: Path) -> Path:
-    directory.mkdir()
-    return self_signed(directory, "127.0.0.1")[1]
-
-
-def encrypted(key: Path) -> bytes:
-    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-    password = serialization.BestAvailableEncryption(b"secret")
-    return loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, password)
+def key_of(directory: Path, password: bytes | None = None) -> bytes:
+    """Another one."""
+    directory.mkdir(exist_ok=True)
+    key = self_signed(directory, "127.0.0.1")[1].read_bytes()
+    if password is None:
+        return key
+    how = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(password)
+    return serialization.load_pem_private_key(key, None).private_bytes(serialization.Encoding.PEM, *how)
 
 
 def problem_of(settings: Settings) -> str:
@@ -41,11 +40,13 @@ def test_each_fault_is_told_with_its_setting_and_its_file(settings: Settings, tm
     certificate, key = settings.tls_certificate, settings.tls_key
     assert certificate is not None
     assert key is not None
-    read_certificate(settings)
-    right, other = key.read_bytes(), key_of(tmp_path / "other").read_bytes()
+    context = read_certificate(settings).context
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+    right, other = key.read_bytes(), tmp_path / "other"
     for content, what in (
-        (other, f"is not the key of {certificate}"),
-        (encrypted(key), "is no key in PEM without a password"),
+        (key_of(other), f"is not the key of {certificate}"),
+        (key_of(other, b"secret"), "is no key in PEM without a password"),
         (b"none", "is no key in PEM without a password"),
     ):
         key.write_bytes(content)
@@ -60,12 +61,6 @@ def test_each_fault_is_told_with_its_setting_and_its_file(settings: Settings, tm
     assert problem_of(settings) == f"UPLOADER_TLS_CERTIFICATE: {certificate}: Is a directory"
 
 
-def test_no_old_tls_is_spoken(settings: Settings) -> None:
-    context = read_certificate(settings).context
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert context.options & ssl.OP_NO_RENEGOTIATION
-
-
 def test_one_that_is_not_valid_is_told_of(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     found, now = read_certificate(settings), datetime.now(UTC)
     found.warn_unless_valid(now)
@@ -75,13 +70,13 @@ def test_one_that_is_not_valid_is_told_of(settings: Settings, caplog: pytest.Log
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
 
 
-async def test_what_is_not_fit_leaves_the_old_one_in_force(
+async def test_what_is_unfit_leaves_the_old_one(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     in_force, now = CertificateInForce(settings), datetime.now(UTC)
     before = in_force.context
     assert settings.tls_key is not None
-    settings.tls_key.write_bytes(key_of(tmp_path / "other").read_bytes())
+    settings.tls_key.write_bytes(key_of(tmp_path / "other"))
     await in_force.reload(now)
     assert in_force.context is before
     assert "is not the key of" in caplog.records[-1].reason  # type: ignore[attr-defined]
