@@ -339,6 +339,8 @@ def server_config(settings: Settings) -> "uvicorn.Config":
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_seconds)),
+        # A process that starts on a busy machine is slow, not hung: one in its place would be as slow, and so on for ever.
+        timeout_worker_healthcheck=60,
     )
 
 
