@@ -26,7 +26,6 @@ MODULES = frozenset(
         "test_never_finished",
         "test_request_log",
         "test_rufh_sockets",
-        "test_rufh_versions",
         "test_s3_downloads",
         "test_s3_installation",
         "test_sendfile",
