@@ -14,7 +14,6 @@ _APPENDS = "tests/integration/test_appends.py"
 _THESE_BYTES = "tests/integration/test_these_bytes.py"
 _CONCATENATION = "tests/integration/test_concatenation.py"
 _CROWDS = "tests/integration/test_crowds.py"
-_DEFERRED = "tests/integration/test_deferred_length.py"
 _TAILS = "tests/integration/test_tails.py"
 _ACCOUNTING = "tests/integration/test_accounting.py"
 _CLEANUP = "tests/integration/test_cleanup.py"
@@ -438,7 +437,7 @@ if ENDED[state] then""",
         tests=_THESE_BYTES,
     ),
     _mutant("an append wherever it says", ("_check_offset", "stored.leading_bytes != offset", "False"), tests=_APPENDS),
-    _mutant("a reservation that grew and is not given back", ("_reserve", "more < 0", "False"), tests=_DEFERRED),
+    _mutant("a reservation that grew and is not given back", ("_reserve", "more < 0", "False"), tests=_APPENDS),
     _mutant(
         "bytes that are stored before they are reserved",
         (
@@ -448,12 +447,12 @@ if ENDED[state] then""",
             "await self.appends.store(self.upload, number, start, body)\n"
             "self.upload = await self.appends.deferred_length.grow(self.upload, end)",
         ),
-        tests=_DEFERRED,
+        tests=_APPENDS,
     ),
     _mutant(
         "a length that Redis never hears of after a crash",
         ("flush", "item.received != length", "True"),
-        tests=_DEFERRED,
+        tests=_APPENDS,
     ),
     _mutant("bytes that go with their connection", ("_fill_part", "return ending", "raise"), tests=_APPENDS),
     _mutant(
