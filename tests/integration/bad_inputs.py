@@ -5,7 +5,7 @@ In targets and bodies `{md5}` and `{id}` are an open upload of two chunks, `{fil
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 ZEROS = "0" * 32
@@ -44,11 +44,9 @@ SET_SPACE: Endpoint = ("PUT", "/admin/users/bob", {"total_space": 1})
 JSON_ENDPOINTS = (OPEN_FILE, OPEN_UPLOAD, TELL, STATES, RENAME, PROVE, PROVE_BY_ID, SET_SPACE)
 
 # As they stand in the JSON; those that are no JSON at all spoil the whole body.
-BAD_INTEGERS = (
-    *(b"-1", b"9223372036854775808", b"18446744073709551616", b"1" * 40, b"1e3", b"1E3", b"1.0", b"1.5"),
-    *(b'"12"', b'""', b"true", b"false", b"null", b"[]", b"{}", b"[1]", b"-9223372036854775809"),
-)
-NO_JSON_INTEGERS = ("٣".encode(), b"01", b"+1", b"0x10", b"1_000", b"NaN", b"Infinity", b"-", b"1 2", b"", b"'1'")
+_INTEGERS = b'-1 9223372036854775808 18446744073709551616 -9223372036854775809 1e3 1E3 1.0 1.5 "12" "" true false null'
+BAD_INTEGERS = [*_INTEGERS.split(), b"[]", b"{}", b"[1]", b"1" * 40]
+NO_JSON_INTEGERS = ["٣".encode(), *b"01 +1 0x10 1_000 NaN Infinity - '1'".split(), b"1 2", b""]
 BAD_TEXTS = (b"null", b"1", b"true", b"[]", b"{}", b'["a"]')
 NO_JSON_TEXTS = (b"a", b"'a'", b'"a', b'"\xff"', b'"\xed\xa0\x80"', b'"\xc0\xaf"', b'"\\ud800"', b'"\\x41"', b'"\t"')
 BAD_NAMES = ('""', '"/a"', '"a/"', '"a//b"', '"."', '".."', '"a/../b"', '"a\\\\b"', '"a\\u0000"', '"a\\n"', '"\\u202e"')
@@ -73,13 +71,12 @@ def _user_of(target: str) -> str:
     return "root" if target.startswith("/admin") else "alice"
 
 
-def _fields(endpoint: Endpoint, name: str, values: Iterator[bytes], blamed: str | None) -> Iterator[Bad]:
+def _fields(endpoint: Endpoint, name: str, values: Iterable[bytes | str], blamed: str | None) -> Iterator[Bad]:
     """`blamed` is None where it depends on the parser what it notices first: a bad field, or that this is no JSON."""
     method, target, body = endpoint
     for value in values:
-        yield Bad(
-            method, target, 422, "invalid-request", _body_with(body, name, value), names=blamed, user=_user_of(target)
-        )
+        content = _body_with(body, name, value if isinstance(value, bytes) else value.encode())
+        yield Bad(method, target, 422, "invalid-request", content, names=blamed, user=_user_of(target))
 
 
 def bad_fields() -> Iterator[Bad]:
@@ -87,59 +84,41 @@ def bad_fields() -> Iterator[Bad]:
     for endpoint in JSON_ENDPOINTS:
         for name in endpoint[2]:
             if name in ("size", "chunk_size", "total_space"):
-                yield from _fields(endpoint, name, iter(BAD_INTEGERS), name)
-                yield from _fields(endpoint, name, iter(NO_JSON_INTEGERS), None)
+                yield from _fields(endpoint, name, BAD_INTEGERS, name)
+                yield from _fields(endpoint, name, NO_JSON_INTEGERS, None)
             else:
-                yield from _fields(endpoint, name, iter(NO_JSON_TEXTS), None)
+                yield from _fields(endpoint, name, NO_JSON_TEXTS, None)
             if name == "chunk_size":
-                yield from _fields(endpoint, name, iter([b"0"]), name)
+                yield from _fields(endpoint, name, [b"0"], name)
             if name in ("md5", "sha256", "proof"):
-                length = 32 if name == "md5" else 64
-                yield from _fields(endpoint, name, (json.dumps(text).encode() for text in _bad_digests(length)), name)
+                yield from _fields(endpoint, name, map(json.dumps, _bad_digests(32 if name == "md5" else 64)), name)
             if name == "name":
-                yield from _fields(endpoint, name, (text.encode() for text in BAD_NAMES), name)
+                yield from _fields(endpoint, name, BAD_NAMES, name)
             if name in ("name", "md5", "sha256", "proof", "id"):
-                yield from _fields(endpoint, name, iter(BAD_TEXTS), name)
-    yield from _fields(STATES, "md5s", iter([b"null", b"1", b"{}", b'"%s"' % ZEROS.encode()]), "md5s")
-    yield from _fields(STATES, "md5s", iter([json.dumps([ZEROS] * 1001).encode()]), "md5s")
-    for text in _bad_digests(32):
-        (row,) = _fields(STATES, "md5s", iter([json.dumps([text]).encode()]), "md5s")
-        yield Bad(row.method, row.target, row.status, row.code, row.body)
+                yield from _fields(endpoint, name, BAD_TEXTS, name)
+    too_many = json.dumps([ZEROS] * 1001)
+    yield from _fields(STATES, "md5s", ["null", "1", "{}", f'"{ZEROS}"', too_many], "md5s")
+    yield from _fields(STATES, "md5s", (json.dumps([text]) for text in _bad_digests(32)), None)
     for endpoint in (PROVE, PROVE_BY_ID):
-        yield from _fields(endpoint, "id", iter([b'""', json.dumps("c" * 65).encode()]), "id")
-    for value in (b"1", b"0", b'"true"', b"null", b"[]"):
-        body = b'{"name": "a", "size": 1, "instant": %s}' % value
-        yield Bad("POST", f"/files/{ZEROS}", 422, "invalid-request", body, names="instant")
+        yield from _fields(endpoint, "id", ['""', json.dumps("c" * 65)], "id")
+    instant = (*OPEN_FILE[:2], {"name": "a", "size": 1, "instant": True})
+    yield from _fields(instant, "instant", ["1", "0", '"true"', "null", "[]"], "instant")
 
 
 def bad_json() -> Iterator[Bad]:
     """Every JSON body as a whole."""
     for method, target, body in JSON_ENDPOINTS:
         good, first = json.dumps(body).encode(), next(iter(body))
-        shapes: list[tuple[bytes, str | None]] = [
-            (b"", "body"),
-            (b"null", "body"),
-            (b"[]", "body"),
-            (b'"a"', "body"),
-            (b"1", "body"),
+        no_json = [b"", b"null", b"[]", b'"a"', b"1", b"[" * 50_000]
+        no_json += [good[:-1], good + b"}", good + good, good[:-1] + b",}", good + b"\0", good + b" " * (256 << 10)]
+        no_json += [b"\xef\xbb\xbf" + good, good.decode().encode("utf-16"), gzip.compress(good, mtime=0)]
+        shapes = [
+            *((content, "body") for content in (*no_json, good.replace(b'"', b"'"))),
             (b"{}", first),
-            (good[:-1], "body"),
-            (good + b"}", "body"),
-            (good + good, "body"),
-            (good[:-1] + b",}", "body"),
-            (good + b"\0", "body"),
-            (b"\xef\xbb\xbf" + good, "body"),
-            (good.decode().encode("utf-16"), "body"),
-            (gzip.compress(good, mtime=0), "body"),
-            (good.replace(b'"', b"'"), "body"),
-            (good[:-1] + b', "more": 1}', "more"),
-            (good[:-1] + b', "__proto__": {}}', "__proto__"),
-            (good[:-1] + b', "%s": 1}' % first.upper().encode(), first.upper()),
             (b"{" + good[1:-1] + b", " + good[1:], first),
-            (b"[" * 50_000, "body"),
+            *((good[:-1] + b', "%s": {}}' % name.encode(), name) for name in ("more", "__proto__", first.upper())),
             (b'{"more": ' + b"[" * 50_000, "more"),
             (b'{"a":' * 50_000, "a"),
-            (good + b" " * (256 << 10), "body"),
         ]
         for content, blamed in shapes:
             yield Bad(method, target, 422, "invalid-request", content, names=blamed, user=_user_of(target))
@@ -151,25 +130,10 @@ _BAD_MD5S = (
     *("0", "0" * 31, "0" * 33, "g" * 32, "0" * 32 + "%0A", "%00" * 32, "%D9%A0" * 32, "-1", "*", "%FF" * 32),
     *("0" * 32 + "%20", "..%5C" + "0" * 27, "'OR'1'='1", "%3Cscript%3E"),
 )
-_BAD_NUMBERS = (
-    *(
-        "-1",
-        "+1",
-        "%201",
-        "1%20",
-        "1.0",
-        "1e3",
-        "0x1",
-        "%D9%A3",
-        "%EF%BC%91",
-        "1%0A",
-        "%00",
-        "a",
-        "1,2",
-        "NaN",
-    ),
-    *("2", "02", "10000", "9223372036854775808", "9" * 400, "--1", "%2D1", "½", "%E2%85%A3"),
+_NUMBERS = (
+    "-1 +1 %201 1%20 1.0 1e3 0x1 %D9%A3 %EF%BC%91 1%0A %00 a 1,2 NaN 2 02 10000 9223372036854775808 --1 %2D1 %E2%85%A3"
 )
+_BAD_NUMBERS = [*_NUMBERS.split(), "9" * 400]
 _BAD_IDS = ("x", "0" * 31, "0" * 32, "0" * 33, "G" * 32, "%00", "%0A", "..", "%FF", "*", "a" * 300, "%E2%80%AE", "null")
 BY_MD5 = (("GET", ""), ("DELETE", ""), ("PUT", "/chunks/0"), ("POST", "/merge"))
 # Files that come whole, with what of their query is good.
@@ -185,9 +149,8 @@ def bad_paths() -> Iterator[Bad]:
         yield Bad("POST", f"/files/{md5}/proof", 422, "invalid-md5", b"{}")
         yield Bad("PUT", f"/files/{md5}?name=a", 422, "invalid-md5", b"x")
     for number in _BAD_NUMBERS:
-        if number.isascii():
-            for place in ("/files/{md5}", "/uploads/{id}"):
-                yield Bad("PUT", f"{place}/chunks/{number}", 422, "chunk-number-out-of-range", b"x")
+        for place in ("/files/{md5}", "/uploads/{id}"):
+            yield Bad("PUT", f"{place}/chunks/{number}", 422, "chunk-number-out-of-range", b"x")
     for upload_id in _BAD_IDS:
         for method, more in BY_MD5:
             yield Bad(method, f"/uploads/{upload_id}{more}", 404, "upload-not-found")
@@ -202,63 +165,25 @@ def bad_paths() -> Iterator[Bad]:
 
 def bad_slashes() -> Iterator[Bad]:
     """An encoded slash separates nothing, dots lead nowhere, and nothing follows a path."""
-    for target in (
-        "/me%2Fusage",
-        "/me%2fusage",
-        "%2Fme/usage",
-        "/files%2F{md5}",
-        "/files/{md5}%2Fchunks%2F0",
-        "/files/{md5}%2Fmerge",
-        "/me/files/{file}%2Fcontent",
-        "/me/files/%2e%2e%2Fusage",
-        "/admin%2Fusage",
-        "/admin/users/a%2Fb",
-        "/static/..%2F..%2Fapp.py",
-        "/static/%2e%2e/%2e%2e/app.py",
-        "/static/..%5C..%5Capp.py",
-        "/static/swagger-ui/../../../app.py",
-        "/static/%00",
-        "/problems/../livez",
-        "/problems/%00",
-        "/problems/no-such-code",
-        "/me/../me/usage",
-        "/./me/usage",
-        "//me/usage",
-        "/me//usage",
-        "/me/usage/",
-        "/me/usage%00",
-        "/me/usage%20",
-        "/me/usage;x=1",
-        "/ME/USAGE",
-        "/files",
-        "/files/",
-        "/files/{md5}/",
-        "/files/{md5}/chunks",
-        "/files/{md5}/chunks/",
-        "/files/{md5}/chunks/0/1",
-        "/uploads/",
-        "/uploads/{id}/chunks/",
-        "/me",
-        "/me/",
-        "/admin",
-        "/admin/users/",
-        "/nothing",
-        "/%",
-        "/%zz",
-        "/%2",
-    ):
-        if not target.startswith("%"):
-            yield Bad("GET", target, 404, "not-found")
+    targets = """
+        /me%2Fusage /me%2fusage /files%2F{md5} /files/{md5}%2Fchunks%2F0 /files/{md5}%2Fmerge /me/files/{file}%2Fcontent
+        /me/files/%2e%2e%2Fusage /admin%2Fusage /admin/users/a%2Fb /static/..%2F..%2Fapp.py /static/%2e%2e/%2e%2e/app.py
+        /static/..%5C..%5Capp.py /static/swagger-ui/../../../app.py /static/%00 /problems/../livez /problems/%00
+        /problems/no-such-code /me/../me/usage /./me/usage //me/usage /me//usage /me/usage/ /me/usage%00 /me/usage%20
+        /me/usage;x=1 /ME/USAGE /files /files/ /files/{md5}/ /files/{md5}/chunks /files/{md5}/chunks/ /files/{md5}/chunks/0/1
+        /uploads/ /uploads/{id}/chunks/ /me /me/ /admin /admin/users/ /nothing /% /%zz /%2
+    """
+    for target in targets.split():
+        yield Bad("GET", target, 404, "not-found")
 
 
 def bad_queries() -> Iterator[Bad]:
     numbers = ("", "0", "-1", "1001", "1e3", "1.0", "+1", "%201", "0x1", "%D9%A3", "9" * 30, "a", "%00", "1&limit=1")
-    for number in numbers:
-        yield Bad("GET", f"/me/files?limit={number}", 422, "invalid-request", names="limit")
-        yield Bad("GET", f"/admin/usage?limit={number}", 422, "invalid-request", names="limit", user="root")
-    for cursor in ("x", "", "%00", "0", "%FF", "'", "a" * 1000):
-        yield Bad("GET", f"/me/files?after={cursor}", 422, "invalid-request", names="after")
-        yield Bad("GET", f"/admin/usage?after={cursor}", 422, "invalid-request", names="after", user="root")
+    cursors = ("x", "", "%00", "0", "%FF", "'", "a" * 1000)
+    for name, values in (("limit", numbers), ("after", cursors)):
+        for value in values:
+            for target, user in (("/me/files", "alice"), ("/admin/usage", "root")):
+                yield Bad("GET", f"{target}?{name}={value}", 422, "invalid-request", names=name, user=user)
     for name, values in (
         ("sort", ("", "password", "user_id;", "USER_ID", "1", "%00")),
         ("order", ("", "up", "DESC", "desc,asc", "%00")),
@@ -294,37 +219,13 @@ def bad_whole_files() -> Iterator[Bad]:
         yield Bad(method, target, 415, "unsupported-media-type", b"x", ("Content-Encoding: gzip",))
     for folder in ("%2Fa", "a%2F%2Fb", "..", ".", "%00", "a%5Cb", "a" * 256, "a&to=b"):
         yield Bad("POST", f"/files/batch?to={folder}", 422, "invalid-request", bytes(1024), names="to")
-    for content in (
-        b"",
-        b"x",
-        bytes(512),
-        bytes(1023),
-        bytes(512) + b"x" * 512,
-        bytes(1024) + b"x",
-        gzip.compress(b"", mtime=0),
-    ):
+    blocks = (bytes(512), bytes(1023), bytes(512) + b"x" * 512, bytes(1024) + b"x")
+    for content in (b"", b"x", *blocks, gzip.compress(b"", mtime=0)):
         yield Bad("POST", "/files/batch", 422, "invalid-archive", content)
 
 
 def bad_users() -> Iterator[Bad]:
-    for user_id in (
-        "a%20b",
-        "%20",
-        "%00",
-        "a%0Ab",
-        "%09",
-        "%E2%80%A8",
-        "%E2%80%AE",
-        "a" * 256,
-        "%C3%A9" * 128,
-        "%C2%A0",
-    ):
-        yield Bad(
-            "PUT",
-            f"/admin/users/{user_id}",
-            422,
-            "invalid-request",
-            b'{"total_space": 1}',
-            names="user_id",
-            user="root",
-        )
+    user_ids = ("a%20b", "%20", "%00", "a%0Ab", "%09", "%E2%80%A8", "%E2%80%AE", "%C2%A0", "a" * 256, "%C3%A9" * 128)
+    for user_id in user_ids:
+        target, body = f"/admin/users/{user_id}", b'{"total_space": 1}'
+        yield Bad("PUT", target, 422, "invalid-request", body, names="user_id", user="root")
