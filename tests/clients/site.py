@@ -108,6 +108,14 @@ class Person:
     async def choose(self, *paths: Path) -> None:
         await self.page.set_input_files("#file", paths)
 
+    async def allow(self, count: int | None = None) -> None:
+        """Let so many more requests with bytes pass, and no other; None: all."""
+        await self.page.evaluate(f"gate.allow({'Infinity' if count is None else count})")
+
+    async def holds(self, count: int) -> None:
+        """Wait until so many requests are held."""
+        await self.until(f"gate.held === {count}")
+
     async def until(self, expression: str) -> None:
         """Wait until an expression of JavaScript is true."""
 
@@ -132,6 +140,11 @@ class Person:
 
     def client(self) -> Client:
         return Client(self.url, self.token)
+
+    def check_nothing_is_held(self) -> None:
+        with self.client() as client:
+            assert client.uploads() == []
+            assert client.usage().reserved == 0
 
     def files(self) -> Sequence[File]:
         with self.client() as client:

@@ -268,6 +268,9 @@ async def test_one_upload_under_all_protocols(stack: Stack) -> None:
             assert (await one.patch(path, 128 * KIB, CONTENT.data[128 * KIB :], last=True)).status_code == 201
         assert await one.state(path) == (CONTENT.size, True, CONTENT.size)
     assert [(file["md5"], file["sha256"]) for file in await files_of(stack.client)] == 2 * [(None, CONTENT.sha256)]
+    opened = (await stack.open(CONTENT)).json()["upload"]["id"]
+    tus.check(await tus.delete(f"{RESUMABLE}/{opened}"), 204)
+    assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["reason"] == "cancelled"
 
 
 async def test_no_quota_is_exceeded_by_any_protocol(stack: Stack) -> None:
