@@ -15,7 +15,7 @@ from sqlalchemy import select, text
 
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
-from tests.support.servers import PRIVATE_DATABASES
+from tests.support.stack import patient
 from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
@@ -36,16 +36,10 @@ async def act(database: Database) -> Transactions:
     return made
 
 
-@pytest.fixture(params=PRIVATE_DATABASES)
-def server_url(request: pytest.FixtureRequest) -> str:
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
-
-
 @pytest.fixture
-async def act_beside(server_url: str) -> AsyncIterator[Transactions]:
+async def act_beside(served_url: str) -> AsyncIterator[Transactions]:
     """The same where others write in the middle of a transaction."""
-    made = Transactions(Database(server_url))
+    made = Transactions(patient(served_url))
     await made.create_user()
     yield made
     await made.database.close()

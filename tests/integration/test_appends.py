@@ -409,53 +409,53 @@ async def test_a_loss_of_redis_costs_no_byte(stack: Stack, known: bool, told: in
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_bytes_that_went_bad_are_withdrawn_and_come_again(stack: Stack, known: bool) -> None:
+@pytest.mark.parametrize(
+    ("sent", "left", "leading"), [(2 * CHUNK + 100, CHUNK, CHUNK), (3 * CHUNK + 500, 2 * CHUNK, 3 * CHUNK)]
+)
+async def test_bytes_that_went_bad_are_withdrawn_and_come_again(
+    stack: Stack, known: bool, sent: int, left: int, leading: int
+) -> None:
+    """`leading`: where a chunk is there beyond it is not received again."""
     upload = await opened(stack, known=known)
-    await append(stack, upload, 0, 2 * CHUNK + 100)
+    await append(stack, upload, 0, sent)
     (row,) = await rows(stack)
     await stack.services.closers.withdraw(row, [1])
-    assert await offset_of(stack, upload) == CHUNK
-    assert await in_order(stack) == {"alice": Account(0, CHUNK, CONTENT.size if known else 3 * STEP)}
-    with pytest.raises(OffsetMismatch):
-        await append(stack, upload, 2 * CHUNK + 100, 2 * CHUNK + 200)
-    await finished(stack, upload, CHUNK)
-
-
-async def test_what_is_there_beyond_what_went_bad_is_not_received_again(stack: Stack) -> None:
-    upload = await opened(stack, known=False)
-    await append(stack, upload, 0, 3 * CHUNK + 500)
-    (row,) = await rows(stack)
-    await stack.services.closers.withdraw(row, [1])
-    assert await in_order(stack) == {"alice": Account(0, 2 * CHUNK, 3 * STEP)}
-    with pytest.raises(SizeMismatch):  # a chunk is there beyond
-        await append(stack, upload, CHUNK, CHUNK, length=3 * CHUNK - 1)
+    reserved = CONTENT.size if known else 3 * STEP
+    assert await in_order(stack) == {"alice": Account(0, left, reserved)}
     with pytest.raises(OffsetMismatch) as refused:
-        await append(stack, upload, CHUNK, ends=True)
-    assert refused.value.fields["offset"] == 3 * CHUNK
-    await finished(stack, upload, 3 * CHUNK)
+        await append(stack, upload, sent)
+    assert refused.value.fields["offset"] == CHUNK
+    if leading > CHUNK:
+        with pytest.raises(SizeMismatch):
+            await append(stack, upload, CHUNK, CHUNK, length=leading - 1)
+        with pytest.raises(OffsetMismatch) as refused:
+            await append(stack, upload, CHUNK, ends=not known)
+        assert refused.value.fields["offset"] == leading
+    await finished(stack, upload, leading)
 
 
-async def test_a_tail_whose_record_is_damaged_is_given_up_and_sent_again(stack: Stack) -> None:
-    upload = await opened(stack)
-    await append(stack, upload, 0, CHUNK + 100)
-    with (stack.data / upload.place / "map").open("r+b") as chunk_map:
-        chunk_map.seek(chunks.TAIL_OFFSET + 9)
-        chunk_map.write(b"\xff")
-    assert await offset_of(stack, upload) == CHUNK
-    await finished(stack, upload, CHUNK)
-
-
-async def test_a_damaged_map_is_made_anew_and_no_byte_is_lost(stack: Stack) -> None:
+@pytest.mark.parametrize(
+    ("at", "damage", "cut", "left"),
+    [
+        (chunks.TAIL_OFFSET + 9, b"\xff", None, 2 * CHUNK),
+        (0, b"\xff" * 8, 200_000, 2 * CHUNK + 500),
+        (0, b"", chunks.MAP_RECORDS_OFFSET + 800, 2 * CHUNK + 500),
+    ],
+    ids=["record of the tail", "beginning", "cut"],
+)
+async def test_a_damaged_map_is_made_anew_and_no_whole_chunk_is_lost(
+    stack: Stack, at: int, damage: bytes, cut: int | None, left: int
+) -> None:
     upload = await opened(stack, known=False)
     await append(stack, upload, 0, 2 * CHUNK + 500)
     chunk_map = stack.data / upload.place / "map"
-    for damage, length in ((b"\xff" * 8, 200_000), (b"", chunks.MAP_RECORDS_OFFSET + 800)):
-        with chunk_map.open("r+b") as file:
-            file.write(damage)
-            file.truncate(length)
-        assert await offset_of(stack, upload) == 2 * CHUNK + 500
-        assert chunk_map.stat().st_size == chunks.map_record_offset(10_001)
-    await finished(stack, upload, 2 * CHUNK + 500)
+    with chunk_map.open("r+b") as file:
+        file.seek(at)
+        file.write(damage)
+        file.truncate(cut or chunk_map.stat().st_size)
+    assert await offset_of(stack, upload) == left
+    assert chunk_map.stat().st_size == chunks.map_record_offset(10_001)
+    await finished(stack, upload, left)
 
 
 # Reserving
@@ -520,22 +520,6 @@ async def test_two_that_grow_at_once_reserve_no_byte_too_many(stack: Stack) -> N
     assert await in_order(stack) == {"alice": Account(), "edge": Account()}
 
 
-@pytest.mark.parametrize("told", [True, False])
-async def test_no_upload_becomes_larger_than_a_file_may_be(make_stack: MakeStack, told: bool) -> None:
-    most = 2 * CHUNK + 10
-    async with make_stack(max_file_size_bytes=most) as stack:
-        upload = await opened(stack, known=False)
-        with pytest.raises(FileTooLarge) as refused:
-            await append(stack, upload, 0, most + 1, told=told)
-        assert refused.value.fields["limit"] == most
-        stored = 0 if told else 2 * CHUNK
-        assert await offset_of(stack, upload) == stored
-        with pytest.raises(FileTooLarge):
-            await append(stack, upload, stored, stored, length=most + 1)
-        await appended(stack, upload, stored, most)  # as long as it may be, and nobody said that this is its end
-        await finished(stack, upload, most, most)
-
-
 async def test_a_full_disk_refuses_a_step_and_then_what_is_wanted(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,27 +548,6 @@ async def test_what_was_reserved_beyond_the_length_is_given_back(stack: Stack, s
     assert await in_order(stack) == {"alice": Account(0, stored, stored + 10)}
     await finished(stack, upload, stored, stored + 10, length=stored + 10)
     assert await in_order(stack) == {"alice": Account(finished=stored + 10)}
-
-
-async def test_a_length_is_told_once_and_never_less_than_is_there(stack: Stack) -> None:
-    upload, at = await opened(stack, known=False), CHUNK + 5
-    await append(stack, upload, 0, at)
-    for wrong in (0, CHUNK, CHUNK + 4):
-        with pytest.raises(SizeMismatch):
-            await append(stack, upload, at, at, length=wrong)
-    for _ in range(3):
-        await appended(stack, upload, at, at, length=CONTENT.size)
-        with pytest.raises(SizeMismatch):
-            await append(stack, upload, at, at, length=CONTENT.size + 1)
-        with pytest.raises(SizeMismatch):
-            await append(stack, upload, at, at + 1, ends=True)
-    with pytest.raises(SizeMismatch):
-        await append(stack, upload, at, at + 1, ends=True, told=False)
-    file = await finished(stack, upload, at + 1, told=False)
-    again = await append(stack, upload, CONTENT.size, length=CONTENT.size)
-    assert again == Complete(file=file, created=False)
-    with pytest.raises(SizeMismatch):
-        await append(stack, upload, CONTENT.size, length=CONTENT.size + 1)
 
 
 async def test_of_many_who_tell_a_length_at_once_one_is_heard(stack: Stack) -> None:

@@ -96,22 +96,6 @@ async def test_parts_become_one_file_in_the_order_of_the_list(make_stack: MakeSt
         assert await at_rest(stack) == {"alice": Account(finished=CONTENT.size)}
 
 
-async def test_parts_whose_lengths_are_told_late_are_joined_once_they_are(stack: Stack, tus: Tus) -> None:
-    """A partial upload may be created with Upload-Defer-Length: until the last one is told, the whole has no length."""
-    halves = (CONTENT.data[: CONTENT.size // 2], CONTENT.data[CONTENT.size // 2 :])
-    parts = [await tus.created(None, data[: 70 * KIB], Upload_Concat="partial") for data in halves]
-    path = await ordered(tus, parts)
-    for part, data in zip(parts, halves, strict=True):
-        assert not {"upload-length", "upload-offset"} & set((await tus.head(path)).headers)
-        assert await files_of(tus.client) == []
-        last = await tus.patch(part, 70 * KIB, data[70 * KIB :], Upload_Length=str(len(data)))
-        assert last.status_code == 204
-    await eventually(lambda: is_finished(tus, path))
-    file = await file_of(tus)
-    assert (file["size"], file["sha256"]) == (CONTENT.size, CONTENT.sha256)
-    assert await at_rest(stack) == {"alice": Account(finished=CONTENT.size)}
-
-
 async def test_a_complete_part_is_accounted_for_as_one_that_is_open(make_stack_on: MakeStack) -> None:
     """What has all its bytes, and is open all the same, is brought to its merge by whoever accounts for it: not a part."""
     async with make_stack_on(**SETTINGS) as stack:
@@ -162,26 +146,29 @@ async def test_nobody_appends_to_a_whole(stack: Stack, tus: Tus) -> None:
     assert (await stack.client.get(url)).json()["upload"]["received_bytes"] == 0
 
 
-async def test_parts_may_be_under_way_when_their_whole_is_ordered(stack: Stack, tus: Tus) -> None:
+@pytest.mark.parametrize("known", [True, False])
+async def test_parts_may_be_under_way_when_their_whole_is_ordered(stack: Stack, tus: Tus, known: bool) -> None:
     """Concatenation: "The Client MAY send the concatenation request while the partial uploads are still in progress.";
     "SHOULD NOT contain the Upload-Offset header unless the concatenation has been successfully finished"; "The Upload-Length
-    header MUST be included if the length of the final resource can be calculated at the time of the request.\""""
+    header MUST be included if the length of the final resource can be calculated": once all are told."""
     length = CONTENT.size // 2
-    one = await part_of(tus, CONTENT.data[:length], sent=100)
-    two = await part_of(tus, CONTENT.data[length:], sent=0)
-    path = await ordered(tus, [one, two])
-    asked = await tus.head(path)
-    assert (asked.status_code, asked.headers["upload-length"]) == (200, str(CONTENT.size))
-    assert asked.headers["upload-concat"] == f"final;{one} {two}"
-    assert "upload-offset" not in asked.headers
-    assert (await tus.patch(two, 0, CONTENT.data[length:])).status_code == 204
-    assert not await is_finished(tus, path)
-    last = await tus.patch(one, 100, CONTENT.data[100:length])
-    assert (last.status_code, last.headers["upload-offset"]) == (204, str(length))
+    halves = (CONTENT.data[:length], CONTENT.data[length:])
+    parts = [
+        await tus.created(len(half) if known else None, half[: 70 * KIB], Upload_Concat="partial") for half in halves
+    ]
+    path = await ordered(tus, parts)
+    for part, half in zip(parts, halves, strict=True):
+        asked = await tus.head(path)
+        assert (asked.status_code, asked.headers["upload-concat"]) == (200, f"final;{' '.join(parts)}")
+        assert asked.headers.get("upload-length") == (str(CONTENT.size) if known else None)
+        assert "upload-offset" not in asked.headers
+        assert await files_of(tus.client) == []
+        last = await tus.patch(part, 70 * KIB, half[70 * KIB :], Upload_Length=str(len(half)))
+        assert (last.status_code, last.headers["upload-offset"]) == (204, str(len(half)))
     await eventually(lambda: is_finished(tus, path))
-    assert (await file_of(tus))["sha256"] == CONTENT.sha256
-    asked = await tus.head(one)
-    assert (asked.status_code, asked.headers["upload-offset"]) == (200, str(length)), "who lost the last answer"
+    file = await file_of(tus)
+    assert (file["size"], file["sha256"]) == (CONTENT.size, CONTENT.sha256)
+    assert await tus.state(parts[0]) == (length, True, length), "who lost the last answer"
     assert await at_rest(stack) == {"alice": Account(finished=CONTENT.size)}
 
 

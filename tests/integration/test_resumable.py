@@ -285,3 +285,8 @@ async def test_no_quota_is_exceeded_by_any_protocol(stack: Stack) -> None:
     assert sorted(answer.status_code for answer in answers) == [201, 413, 413, 413]
     account = (await checked_accounts(stack.services.database))["bob"]
     assert account.reserved + account.finished == 60
+    for protocol in (Tus(bob), Rufh(bob)):
+        assert protocol.problem(await protocol.create(41), 413, "quota-exceeded")["total_space"] == 100
+    for protocol in (Tus(bob), Rufh(bob)):
+        assert (await protocol.create(20)).status_code == 201, "to the last byte"
+    Rufh(bob).problem(await Rufh(bob).create(1), 413, "quota-exceeded")

@@ -128,10 +128,15 @@ async def test_4_1_4_a_limit_holds_though_no_length_is_told(make_stack: MakeStac
             response = await rufh.patch(path, (await rufh.state(path))[0], content)
             rufh.problem(response, 413, "file-too-large")
             assert "max-size=102400" in response.headers["upload-limit"]
-        assert (await rufh.delete(path)).status_code == 204
+        rufh.problem(await rufh.patch(path, 64 * KIB, Upload_Length=str(100 * KIB + 1)), 413, "file-too-large")
+        assert (await rufh.patch(path, 64 * KIB, CONTENT.data[64 * KIB : 100 * KIB])).status_code == 204, (
+            "as long as it may be"
+        )
+        assert (await rufh.patch(path, 100 * KIB, last=True)).status_code == 201
         rufh.problem(await rufh.create(None, pieces(), last=True), 413, "file-too-large")
         rufh.problem(await bob.create(None, pieces(), last=True), 413, "quota-exceeded")
-        assert not any(account.reserved for account in (await checked_accounts(stack.services.database)).values())
+        accounts = await checked_accounts(stack.services.database)
+        assert accounts == {"alice": Account(finished=100 * KIB), "bob": Account()}
 
 
 async def test_4_1_4_limits_are_told(stack: Stack, rufh: Rufh) -> None:

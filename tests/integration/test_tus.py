@@ -51,7 +51,9 @@ async def test_core_an_upload_from_its_creation_to_the_file(stack: Stack, tus: T
             assert parsedate_to_datetime(response.headers["upload-expires"]) > stack.services.clock.now()
         assert (await tus.head(path)).headers["upload-metadata"] == text, "byte for byte"
     assert [file["name"] for file in await files_of(stack.client)] == ["der Name.bin"]
-    assert (await tus.patch(path, CONTENT.size)).status_code == 204, "who lost the answer asks again"
+    for length, status in ((str(CONTENT.size), 204), (None, 204), (str(CONTENT.size + 1), 409)):
+        again = await tus.patch(path, CONTENT.size, Upload_Length=length)
+        assert again.status_code == status, "who lost the answer asks again"
     tus.problem(await tus.patch(path, 0, CONTENT.data), 409, "offset-mismatch")
 
 

@@ -1,5 +1,4 @@
-"""One upload, whoever began it: by tus, by the API, by a command or on the page, the others see it, go on with it and cancel
-it; and one quota holds for all of them."""
+"""One upload, whoever began it: by tus, by a command or on the page, the others see it, go on with it and cancel it."""
 
 import asyncio
 import io
@@ -20,7 +19,7 @@ from tusclient.exceptions import TusCommunicationError
 
 from tests.support.browser import visiting
 from tests.support.commands import Commands, serving, token_of_somebody
-from tests.support.content import KIB, MIB, Content
+from tests.support.content import MIB, Content
 from tests.support.process import UPLOADER, Server
 from tests.support.resumable import RESUMABLE
 from tests.support.waiting import PATIENCE_SECONDS, eventually
@@ -29,7 +28,6 @@ from uploader.client import Client
 TUS = {"Tus-Resumable": "1.0.0"}
 SIZE = 20 * MIB + 77
 NAME = "film.mp4"
-SPACE = 64 * MIB
 SEEDS = itertools.count(195_000)
 
 
@@ -57,12 +55,12 @@ class Somebody:
     def url_of(self, upload_id: str) -> str:
         return f"{self.server.url}{RESUMABLE}/{upload_id}"
 
-    def tus(self, upload_id: str | None = None, *, retries: int = 0) -> Any:
+    def tus(self, upload_id: str | None = None) -> Any:
         """tuspy, with the file."""
         client = TusClient(f"{self.server.url}{RESUMABLE}", headers={"Authorization": f"Bearer {self.token}"})
         said = {"metadata": {"filename": NAME}} if upload_id is None else {"url": self.url_of(upload_id)}
         stream = io.BytesIO(self.content.data)
-        return client.uploader(file_stream=stream, chunk_size=3 * MIB, retries=retries, retry_delay=0, **said)
+        return client.uploader(file_stream=stream, chunk_size=3 * MIB, **said)
 
     def begun_by_tus(self, sent_bytes: int) -> str:
         """The id of an upload of which so much is there."""
@@ -93,7 +91,7 @@ class Somebody:
 @pytest.fixture
 def somebody(server: Server, tmp_path: Path) -> Iterator[Somebody]:
     content = Content(SIZE, seed=next(SEEDS), name=NAME)
-    made = Somebody(server, token_of_somebody(server, "--total-space", str(SPACE)), tmp_path, content)
+    made = Somebody(server, token_of_somebody(server), tmp_path, content)
     yield made
     made.http.close()
 
@@ -212,18 +210,6 @@ def test_tus_goes_on_with_what_a_command_began(somebody: Somebody) -> None:
     assert somebody.commands.events("put", NAME)[-1]["present"] == 1
 
 
-def test_tus_goes_on_with_chunks_of_the_api_in_any_order(somebody: Somebody) -> None:
-    opened = {"name": NAME, "size": SIZE, "chunk_size": MIB}
-    upload_id = somebody.http.post("/uploads", json=opened).json()["upload"]["id"]
-    for number in (0, 1, 4, 20):
-        chunk = somebody.content.data[number * MIB : (number + 1) * MIB]
-        assert somebody.http.put(f"/uploads/{upload_id}/chunks/{number}", content=chunk).status_code == 200
-    uploader = somebody.tus(upload_id, retries=1)
-    assert uploader.offset == 2 * MIB, "where the first byte is missing"
-    uploader.upload()  # a chunk that is there is 409 with the offset behind it, and it asks
-    somebody.check_file()
-
-
 async def test_tus_goes_on_with_what_the_page_began_and_the_page_sees_it(somebody: Somebody, browser: Browser) -> None:
     held: list[Route] = []
 
@@ -250,36 +236,3 @@ async def test_tus_goes_on_with_what_the_page_began_and_the_page_sees_it(somebod
         await expect(visitor.files()).to_contain_text(NAME)
         await expect(visitor.row(NAME)).to_have_count(0)
     somebody.check_file()
-
-
-# One quota
-
-
-def test_the_last_byte_of_a_quota_is_taken_once_by_whatever_protocol(somebody: Somebody) -> None:
-    def by_tus(size: int) -> httpx2.Response:
-        return somebody.http.post(RESUMABLE, headers={**TUS, "Upload-Length": str(size)})
-
-    def by_api(size: int) -> httpx2.Response:
-        return somebody.http.post("/uploads", json={"name": "x", "size": size})
-
-    def at_once(size: int) -> httpx2.Response:
-        return somebody.http.post("/me/files", params={"name": "y"}, content=bytes(size))
-
-    ways = (by_tus, by_api, at_once)
-    assert by_tus(SPACE - 100 * KIB).status_code == 201
-    for way in ways:
-        refused = way(100 * KIB + 1)
-        assert (refused.status_code, refused.json()["code"]) == (413, "quota-exceeded")
-        assert refused.json()["reserved"] == SPACE - 100 * KIB
-    (somebody.home / "big").write_bytes(bytes(100 * KIB + 1))
-    assert somebody.commands.run("put", "big").returncode == 4
-    for way in ways:
-        assert way(30 * KIB).status_code == 201
-    assert somebody.http.get("/me/usage").json()["available"] == 10 * KIB
-    for way in ways:
-        assert way(10 * KIB + 1).status_code == 413
-    (somebody.home / "small").write_bytes(somebody.content.data[: 10 * KIB])
-    assert somebody.commands.run("put", "small").returncode == 0
-    assert somebody.http.get("/me/usage").json()["available"] == 0
-    for way in ways:
-        assert way(1).status_code == 413
