@@ -14,7 +14,6 @@ from typing import Any
 import httpx2
 from playwright.async_api import Page
 
-from tests.support.process import Server, ended, owner_token
 from tests.support.waiting import eventually
 from uploader.client import Client, File
 
@@ -57,35 +56,6 @@ def serving_page(directory: Path) -> Iterator[str]:
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield f"http://localhost:{server.server_address[1]}"
         server.shutdown()
-
-
-class Installation:
-    """A server that may be killed, and lets the page of one origin call it."""
-
-    def __init__(self, directory: Path, origin: str, **settings: str) -> None:
-        directory.mkdir(exist_ok=True)
-        self._log = directory / "log"
-        self.data = directory / "data"
-        self._settings = {"DATA": str(self.data), "FREE_SPACE_FLOOR": "0", "CHUNK_SIZE": "1MiB"}
-        self._settings |= {"CORS_ORIGINS": origin, **settings}
-        self.server = Server(self._log, self._settings)
-
-    def kill_and_start(self) -> None:
-        """SIGKILL to all of it, and another one in its place."""
-        self.end()
-        self.server = Server(self._log, self._settings, port=self.server.port)
-
-    def end(self) -> None:
-        with ended(self.server):
-            pass
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    @property
-    def token(self) -> str:
-        return owner_token(self.data)
 
 
 class Person:

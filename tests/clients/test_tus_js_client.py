@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.site import Installation, Person
+from tests.clients.site import Person
 from tests.support.content import MIB, Content
+from tests.support.mortal import Mortal
 from tests.support.relay import relaying
 from tests.support.servers import PrivateRedis
 
@@ -112,9 +113,7 @@ async def test_what_was_cancelled_elsewhere_begins_anew(person: Person, path: Pa
     assert [status for status in await person.statuses() if status[0] == "HEAD"] == [("HEAD", 410)]
 
 
-async def test_a_server_that_is_killed_while_it_receives_costs_no_acknowledged_byte(
-    person: Person, mortal: Installation, path: Path
-) -> None:
+async def test_a_killed_server_costs_no_acknowledged_byte(person: Person, mortal: Mortal, path: Path) -> None:
     with relaying(mortal.server.port, 5 * MIB, mortal.kill_and_start) as relay:
         person.url, person.token = relay.url, mortal.token
         await person.open()
@@ -131,7 +130,7 @@ async def test_a_server_that_is_killed_while_it_receives_costs_no_acknowledged_b
 async def test_a_server_that_has_no_redis_for_a_while_only_costs_time(
     person: Person, tmp_path: Path, origin: str, own_redis: PrivateRedis, path: Path
 ) -> None:
-    installation = Installation(tmp_path / "server", origin, REDIS_URL=own_redis.url)
+    installation = Mortal(tmp_path / "server", CORS_ORIGINS=origin, REDIS_URL=own_redis.url)
     try:
         person.url, person.token = installation.url, installation.token
         await person.open()

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from playwright.async_api import expect
 
-from tests.clients.site import Installation, Person
+from tests.clients.site import Person
 from tests.support.content import MIB, Content
+from tests.support.mortal import Mortal
 from tests.support.relay import relaying
 
 CONTENTS = [Content(5 * MIB + 7, seed=193, name="holiday.mp4"), Content(1234, seed=194, name="böse.txt")]
@@ -116,9 +117,7 @@ async def test_after_a_reload_it_has_the_files_again_and_goes_on_where_it_was(pe
     assert await person.offsets() == [3 * MIB]
 
 
-async def test_a_server_that_is_killed_while_it_receives_costs_no_acknowledged_byte(
-    person: Person, mortal: Installation, tmp_path: Path
-) -> None:
+async def test_a_killed_server_costs_no_acknowledged_byte(person: Person, mortal: Mortal, tmp_path: Path) -> None:
     with relaying(mortal.server.port, 3 * MIB, mortal.kill_and_start) as relay:
         person.url, person.token = relay.url, mortal.token
         await person.open()

@@ -125,8 +125,6 @@ def bad_json() -> Iterator[Bad]:
             yield Bad(method, target, 422, "invalid-request", content, names=blamed, user=_user_of(target))
 
 
-# Paths
-
 _BAD_MD5S = (
     *("0", "0" * 31, "0" * 33, "g" * 32, "0" * 32 + "%0A", "%00" * 32, "%D9%A0" * 32, "-1", "*", "%FF" * 32),
     *("0" * 32 + "%20", "..%5C" + "0" * 27, "'OR'1'='1", "%3Cscript%3E"),
@@ -181,8 +179,8 @@ def bad_slashes() -> Iterator[Bad]:
 def bad_queries() -> Iterator[Bad]:
     numbers = ("", "0", "-1", "1001", "1e3", "1.0", "+1", "%201", "0x1", "%D9%A3", "9" * 30, "a", "%00", "1&limit=1")
     cursors = ("x", "", "%00", "0", "%FF", "'", "a" * 1000)
-    for name, values in (("limit", numbers), ("after", cursors)):
-        for value in values:
+    for name, wrong in (("limit", numbers), ("after", cursors)):
+        for value in wrong:
             for target, user in (("/me/files", "alice"), ("/admin/usage", "root")):
                 yield Bad("GET", f"{target}?{name}={value}", 422, "invalid-request", names=name, user=user)
     for name, values in (
@@ -230,9 +228,6 @@ def bad_users() -> Iterator[Bad]:
     for user_id in user_ids:
         target, body = f"/admin/users/{user_id}", b'{"total_space": 1}'
         yield Bad("PUT", target, 422, "invalid-request", body, names="user_id", user="root")
-
-
-# Headers
 
 
 def bad_headers() -> Iterator[Bad]:

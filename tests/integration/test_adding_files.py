@@ -72,9 +72,6 @@ def sha256(seed: str) -> str:
     return digests(seed)["sha256"]
 
 
-# Names
-
-
 @pytest.mark.parametrize("together", [False, True])
 async def test_replacements_that_race_leave_one_file(act: Transactions, together: bool) -> None:
     await act.whole(file_row(seed="old", size=500))
@@ -191,9 +188,6 @@ async def test_of_all_that_want_a_free_name_at_once_one_gets_it(act: Transaction
     assert (await checked_accounts(act.database))["alice"].finished == 10 * (1 + 1 + 6)
 
 
-# Batches
-
-
 async def test_one_content_many_times_is_one_blob(act: Transactions) -> None:
     names = [f"{number}-ü😀" for number in range(60)]
     files = [file_row(seed=f"{number % 3}", size=10, name=name) for number, name in enumerate(names)]
@@ -281,9 +275,6 @@ async def test_batches_of_the_same_contents_in_other_orders_all_end(act: Transac
     for user_id in user_ids:
         names_of = Counter(name for name, _ in await files_of(act, user_id))
         assert if_exists is IfExists.KEEP or set(names_of.values()) == {1}
-
-
-# Among others
 
 
 async def test_whole_files_deletes_and_collections_of_one_content_that_race_keep_the_refs(act: Transactions) -> None:

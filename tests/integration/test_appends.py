@@ -226,9 +226,6 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(stack: Stack) ->
         await stack.services.appends.append(Target("bob", upload_id=upload.id), 100, Sending.of(stack, b"").source)
 
 
-# What ends a stream
-
-
 @pytest.mark.parametrize(
     ("ending", "expected"),
     [
@@ -239,9 +236,7 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(stack: Stack) ->
     ],
 )
 @pytest.mark.parametrize("sent", [700, CHUNK, 2 * CHUNK + 700])
-async def test_whatever_ends_a_stream_what_came_of_it_stays(
-    stack: Stack, ending: str, expected: type[BaseException], sent: int
-) -> None:
+async def test_what_came_of_a_stream_stays(stack: Stack, ending: str, expected: type[BaseException], sent: int) -> None:
     if ending == "time-out":
         stack.app.intake._idle_timeout_seconds = 0.05
     upload = await opened(stack)
@@ -305,9 +300,7 @@ async def is_claimed(descriptor: int) -> bool:
 
 @pytest.mark.parametrize("then", [0, errno.ENOSPC])
 @pytest.mark.parametrize("where", ["spool", "temp"])
-async def test_a_stream_that_is_cancelled_at_any_call_keeps_what_it_tells(
-    make_stack: MakeStack, where: str, then: int
-) -> None:
+async def test_a_stream_cancelled_at_any_call_keeps_what_it_tells(make_stack: MakeStack, where: str, then: int) -> None:
     """In the spool, where a part is gathered, and where it is stored; also while the disk refuses it."""
     content = Content(700 * KIB, chunk_size=600 * KIB)
     async with make_stack(body_budget_bytes=256 * KIB) as stack:
@@ -371,9 +364,7 @@ async def test_an_upload_that_ends_meanwhile_takes_nothing_more(stack: Stack) ->
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
 
 
-async def test_a_closer_that_takes_long_keeps_nobody_waiting_for_ever(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_closer_keeps_nobody_waiting_for_ever(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.05)
     upload = await opened(stack)
     await append(stack, upload, 0, CHUNK + 100)
@@ -381,9 +372,6 @@ async def test_a_closer_that_takes_long_keeps_nobody_waiting_for_ever(
         with pytest.raises(UploadBusy):
             await stack.services.appends.status(target(upload))
     assert await offset_of(stack, upload) == CHUNK + 100
-
-
-# What is lost, or goes bad
 
 
 @pytest.mark.parametrize(
@@ -412,9 +400,7 @@ async def test_a_loss_of_redis_costs_no_byte(stack: Stack, known: bool, told: in
 @pytest.mark.parametrize(
     ("sent", "left", "leading"), [(2 * CHUNK + 100, CHUNK, CHUNK), (3 * CHUNK + 500, 2 * CHUNK, 3 * CHUNK)]
 )
-async def test_bytes_that_went_bad_are_withdrawn_and_come_again(
-    stack: Stack, known: bool, sent: int, left: int, leading: int
-) -> None:
+async def test_withdrawn_bytes_come_again(stack: Stack, known: bool, sent: int, left: int, leading: int) -> None:
     """`leading`: where a chunk is there beyond it is not received again."""
     upload = await opened(stack, known=known)
     await append(stack, upload, 0, sent)
@@ -443,9 +429,7 @@ async def test_bytes_that_went_bad_are_withdrawn_and_come_again(
     ],
     ids=["record of the tail", "beginning", "cut"],
 )
-async def test_a_damaged_map_is_made_anew_and_no_whole_chunk_is_lost(
-    stack: Stack, at: int, damage: bytes, cut: int | None, left: int
-) -> None:
+async def test_a_damaged_map_is_made_anew(stack: Stack, at: int, damage: bytes, cut: int | None, left: int) -> None:
     upload = await opened(stack, known=False)
     await append(stack, upload, 0, 2 * CHUNK + 500)
     chunk_map = stack.data / upload.place / "map"
@@ -456,9 +440,6 @@ async def test_a_damaged_map_is_made_anew_and_no_whole_chunk_is_lost(
     assert await offset_of(stack, upload) == left
     assert chunk_map.stat().st_size == chunks.map_record_offset(10_001)
     await finished(stack, upload, left)
-
-
-# Reserving
 
 
 async def test_room_is_reserved_before_the_bytes_in_steps_that_grow(stack: Stack) -> None:
@@ -520,9 +501,7 @@ async def test_two_that_grow_at_once_reserve_no_byte_too_many(stack: Stack) -> N
     assert await in_order(stack) == {"alice": Account(), "edge": Account()}
 
 
-async def test_a_full_disk_refuses_a_step_and_then_what_is_wanted(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_refuses_a_step_then_what_is_wanted(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     upload, asked = await opened(stack, known=False), []
 
     async def check(size: int) -> None:
@@ -535,9 +514,6 @@ async def test_a_full_disk_refuses_a_step_and_then_what_is_wanted(
     with pytest.raises(StorageFull):
         await append(stack, upload, 1000, 3000)
     assert await in_order(stack) == {"alice": Account(0, 1000, 1000)}
-
-
-# Telling the length
 
 
 @pytest.mark.parametrize("stored", [0, 700, CHUNK, 2 * CHUNK + 30])
@@ -592,9 +568,6 @@ async def test_once_the_length_is_told_chunks_come_in_the_native_way_too(stack: 
     response = await stack.client.put(f"{url}/chunks/4", content=CONTENT.chunk(4))
     assert response.json()["file"]["sha256"] == CONTENT.sha256
     assert await in_order(stack) == {"alice": Account(finished=CONTENT.size)}
-
-
-# Crashes
 
 
 async def test_a_worker_that_dies_at_any_point_of_an_append_loses_and_invents_nothing(stack: Stack) -> None:

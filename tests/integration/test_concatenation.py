@@ -83,8 +83,7 @@ async def at_rest(stack: Stack) -> dict[str, Account]:
 
 @pytest.mark.parametrize("durability", ["power", "process"])
 async def test_parts_become_one_file_in_the_order_of_the_list(make_stack: MakeStack, durability: str) -> None:
-    """Concatenation: "The partial uploads MUST be concatenated as per the order specified in the list."; "The length of the
-    final upload MUST be the sum of the length of all partial uploads.\""""
+    """Concatenation: "The partial uploads MUST be concatenated as per the order specified in the list.\""""
     async with make_stack(durability=durability, **SETTINGS) as stack:
         tus = Tus(stack.client)
         parts = await parts_of(tus)
@@ -108,9 +107,7 @@ async def test_a_complete_part_is_accounted_for_as_one_that_is_open(make_stack_o
 
 
 async def test_what_is_asked_of_a_part_and_of_a_whole(tus: Tus) -> None:
-    """Concatenation: "The response to a HEAD request for a partial upload MUST contain the Upload-Offset header.";
-    "Response to HEAD request against partial or final upload MUST include the Upload-Concat header and its value as received
-    in the upload creation request."; "partial uploads' metadata SHALL NOT be transferred"."""
+    """HEAD: Upload-Concat "and its value as received"; "partial uploads' metadata SHALL NOT be transferred"."""
     metadata: dict[str, Any] = {"Upload_Metadata": "filename cGFydA=="}
     one = await part_of(tus, CONTENT.data, sent=70 * KIB, **metadata)
     assert await tus.state(one) == (70 * KIB, False, CONTENT.size)
@@ -130,8 +127,7 @@ async def test_what_is_asked_of_a_part_and_of_a_whole(tus: Tus) -> None:
 
 
 async def test_nobody_appends_to_a_whole(stack: Stack, tus: Tus) -> None:
-    """Concatenation: "The Server MUST respond with the 403 Forbidden status to PATCH requests against a final upload URL and
-    MUST NOT modify the final or its partial uploads.\""""
+    """Concatenation: "MUST respond with the 403 Forbidden status to PATCH requests against a final upload URL"."""
     one, two = await part_of(tus, CONTENT.data), await part_of(tus, b"12345", sent=2)
     waiting, finished = await ordered(tus, [one, two]), await ordered(tus, [await part_of(tus, b"xyz")])
     for path in (waiting, finished):
@@ -148,9 +144,7 @@ async def test_nobody_appends_to_a_whole(stack: Stack, tus: Tus) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_parts_may_be_under_way_when_their_whole_is_ordered(stack: Stack, tus: Tus, known: bool) -> None:
-    """Concatenation: "The Client MAY send the concatenation request while the partial uploads are still in progress.";
-    "SHOULD NOT contain the Upload-Offset header unless the concatenation has been successfully finished"; "The Upload-Length
-    header MUST be included if the length of the final resource can be calculated": once all are told."""
+    """Concatenation: no Upload-Offset "unless the concatenation has been successfully finished"; Upload-Length if known."""
     length = CONTENT.size // 2
     halves = (CONTENT.data[:length], CONTENT.data[length:])
     parts = [
@@ -203,8 +197,7 @@ async def test_what_can_not_be_a_part_is_told(stack: Stack, tus: Tus) -> None:
 
 
 async def test_a_part_becomes_no_file_of_its_own(stack: Stack, tus: Tus) -> None:
-    """Concatenation: "The Server SHOULD NOT process these partial uploads until they are concatenated to form a final
-    upload.\""""
+    """Concatenation: "SHOULD NOT process these partial uploads until they are concatenated"."""
     part = await part_of(tus, CONTENT.data)
     url = native(part)
     assert (await stack.client.post(f"{url}/merge")).status_code == 403
@@ -342,9 +335,7 @@ async def test_whoever_finds_an_order_ends_it(stack: Stack, tus: Tus, monkeypatc
     assert await at_rest(stack) == {"alice": Account(finished=CONTENT.size)}
 
 
-async def test_parts_that_nobody_tidied_after_the_join_are_found(
-    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_parts_left_after_the_join_are_found(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a process died after its commit: each has a task, leased before."""
 
     async def unseen(*_: Any) -> bool:

@@ -6,8 +6,9 @@ import re
 import ssl
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +36,7 @@ from uploader.service.events import RETRY_SECONDS, Relay, Watching
 from uploader.sinks import webhook as webhooks
 
 _JITTER = 0.1
+NOWHERE = "http://127.0.0.1:9/"
 STREAM = '[sinks.log]\ntype = "redis"\nstream = "told"\n'
 
 
@@ -88,26 +90,40 @@ def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_REST_SECONDS", 0.0)
 
 
+def _telling(make_stack: MakeStack, directory: Path, text: str, **settings: Any) -> AbstractAsyncContextManager[Stack]:
+    return make_stack(events=events_file(directory, text), **settings)
+
+
 @pytest.fixture
-async def hook(make_stack: MakeStack, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Hook]:
-    async with consuming() as consumer:
-        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
-        async with make_stack(events=path, clock=clock) as stack:
-            yield Hook(consumer, stack)
+def telling(make_stack: MakeStack, tmp_path: Path, clock: ManualClock) -> MakeStack:
+    """Makes a stack whose events are told to these sinks."""
+    return partial(_telling, make_stack, tmp_path / "events", clock=clock)
+
+
+@pytest.fixture
+def telling_on(make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock) -> MakeStack:
+    """The same, once on each kind of database."""
+    return partial(_telling, make_stack_on, tmp_path / "events", clock=clock)
+
+
+@pytest.fixture
+async def hook(telling: MakeStack) -> AsyncIterator[Hook]:
+    async with consuming() as consumer, telling(webhook("hook", consumer.url)) as stack:
+        yield Hook(consumer, stack)
 
 
 def ids_of(consumer: Consumer) -> list[str]:
     return [event["id"] for event in consumer.events]
 
 
-async def test_what_happens_arrives_at_each_sink_as_the_contract_says(make_stack_on: MakeStack, tmp_path: Path) -> None:
+async def test_what_happens_arrives_at_each_sink_as_the_contract_says(telling_on: MakeStack) -> None:
     async with consuming() as scan, consuming() as rotated:
         text = (
             webhook("scan", scan.url, types='["file.finished"]')
             + webhook("rotated", rotated.url, secrets='["new.secret", "old.secret"]')
             + STREAM
         )
-        async with make_stack_on(events=events_file(tmp_path / "events", text), jobs=True) as stack:
+        async with telling_on(text, jobs=True, clock=None) as stack:
             redis = Redis.from_url(stack.services.settings.redis_url or "")
             await redis.xgroup_create("told", "indexers", id="0", mkstream=True)
             content = Content(1000, seed=1)
@@ -152,14 +168,12 @@ async def has(consumer: Consumer, count: int) -> bool:
     return len(consumer.requests) >= count
 
 
-async def test_a_sink_that_hangs_holds_up_no_other_which_each_commit_wakes(
-    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hanging_sink_holds_up_no_other(telling: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "POLL_SECONDS", 3600.0)  # nobody looks unasked
     async with consuming() as hanging, consuming() as good:
         hanging.going_on.clear()
         text = webhook("hanging", hanging.url) + webhook("good", good.url)
-        async with make_stack(events=events_file(tmp_path / "events", text), jobs=True) as stack:
+        async with telling(text, jobs=True, clock=None) as stack:
             await upload(stack, 1, 5)
             await eventually(lambda: has(good, 5))
             await upload(stack, 6, 5)
@@ -200,9 +214,7 @@ async def test_what_is_refused_is_told_again_by_the_plan_and_in_the_end_is_dead(
     assert all(request.is_signed_with(SECRETS[0]) for request in consumer.requests)
 
 
-async def test_a_sink_that_is_down_for_an_hour_is_asked_seldom_and_gets_all_in_the_end(
-    hook: Hook, clock: ManualClock
-) -> None:
+async def test_a_sink_that_is_down_is_asked_seldom_and_gets_all_later(hook: Hook, clock: ManualClock) -> None:
     hook.consumer.status, end = 503, clock.monotonic() + 3600
     await upload(hook.stack, 1, 20)
     while clock.monotonic() < end:
@@ -246,9 +258,7 @@ async def test_what_a_sink_raises_is_a_failure_as_any_other(hook: Hook, clock: M
     assert await hook.states() == {"delivered"}
 
 
-async def test_a_sink_that_is_gone_is_told_nothing_until_it_is_put_in_force_again(
-    hook: Hook, clock: ManualClock
-) -> None:
+async def test_a_sink_that_is_gone_is_told_nothing_until_switched_on(hook: Hook, clock: ManualClock) -> None:
     hook.consumer.status = 410
     await upload(hook.stack, 1)
     await hook.relay_all()
@@ -265,20 +275,15 @@ async def test_a_sink_that_is_gone_is_told_nothing_until_it_is_put_in_force_agai
 
 
 async def test_many_relays_share_the_work_and_what_one_leaves_is_taken_by_another(
-    make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock, redis_url: str
+    telling_on: MakeStack, clock: ManualClock, redis_url: str
 ) -> None:
     """Each event is told once, because each row is one relay's. But one relay dies before it notes what it told."""
     async with AsyncExitStack() as ending:
         consumer = await ending.enter_async_context(consuming())
-        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
-        first = await ending.enter_async_context(make_stack_on(events=path, clock=clock))
+        first = await ending.enter_async_context(telling_on(webhook("hook", consumer.url)))
         settings = first.services.settings
-        others = [
-            await ending.enter_async_context(
-                running_stack(settings.data, settings.database_url or "", redis_url, events=path, clock=clock)
-            )
-            for _ in range(2)
-        ]
+        same = partial(running_stack, settings.data, settings.database_url or "", redis_url, events=settings.events)
+        others = [await ending.enter_async_context(same(clock=clock)) for _ in range(2)]
         await upload(first, 1, 100)
         relays = [stack.services.relays[0] for stack in (first, *others)]
         with patch.object(relays[0], "_count", side_effect=ZeroDivisionError), pytest.raises(ZeroDivisionError):
@@ -304,7 +309,7 @@ async def test_many_relays_share_the_work_and_what_one_leaves_is_taken_by_anothe
     ],
 )
 async def test_a_webhook_that_is_not_as_it_should_be(
-    make_stack: MakeStack, tmp_path: Path, trouble: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+    telling: MakeStack, tmp_path: Path, trouble: str, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = None
     if trouble == "untrusted":
@@ -321,8 +326,7 @@ async def test_a_webhook_that_is_not_as_it_should_be(
             case "silent":
                 consumer.going_on.clear()
                 monkeypatch.setattr(webhooks, "_TIMEOUT_SECONDS", 0.2)
-        path = events_file(tmp_path / "events", webhook("hook", url))
-        async with make_stack(events=path) as stack:
+        async with telling(webhook("hook", url)) as stack:
             await upload(stack, 1, 2)
             await stack.services.relays[0].relay_due()
             found = await rows(stack.services.database)
@@ -331,11 +335,11 @@ async def test_a_webhook_that_is_not_as_it_should_be(
     assert elsewhere.requests == []
 
 
-async def test_a_stream_is_bounded_and_its_redis_may_come_and_go(
-    make_stack: MakeStack, tmp_path: Path, clock: ManualClock, own_redis: PrivateRedis
+async def test_a_bounded_stream_waits_for_its_redis(
+    telling: MakeStack, clock: ManualClock, own_redis: PrivateRedis
 ) -> None:
     text = f'[sinks.log]\ntype = "redis"\nurl = "{own_redis.url}"\nmaxlen = 100\n'
-    async with make_stack(events=events_file(tmp_path / "events", text), clock=clock) as stack:
+    async with telling(text) as stack:
         (relay,) = stack.services.relays
         await upload(stack, 1)
         own_redis.kill()
@@ -351,9 +355,8 @@ async def test_a_stream_is_bounded_and_its_redis_may_come_and_go(
         await redis.aclose()
 
 
-async def test_events_are_forgotten_after_a_week(make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock) -> None:
-    path = events_file(tmp_path / "events", webhook("hook", "http://127.0.0.1:9/"))
-    async with make_stack_on(events=path, clock=clock) as stack:
+async def test_events_are_forgotten_after_a_week(telling_on: MakeStack, clock: ManualClock) -> None:
+    async with telling_on(webhook("hook", NOWHERE)) as stack:
         await upload(stack, 1, 3)
         keeper = EventKeeper(stack.services.watching, clock)
         clock.advance(7 * 86400 - 7200)
@@ -371,9 +374,7 @@ async def keep_for(minutes: int, keeper: EventKeeper, clock: ManualClock) -> Non
         await keeper.run_once()
 
 
-async def test_what_seems_to_be_old_after_an_outage_or_a_jump_of_the_clock_is_told_first(
-    hook: Hook, clock: ManualClock
-) -> None:
+async def test_what_seems_old_after_an_outage_or_a_jump_is_told_first(hook: Hook, clock: ManualClock) -> None:
     keeper = EventKeeper(hook.stack.services.watching, clock)
     for seed, let_pass in ((1, clock.advance), (2, clock.jump)):
         await upload(hook.stack, seed)
@@ -387,14 +388,12 @@ async def test_what_seems_to_be_old_after_an_outage_or_a_jump_of_the_clock_is_to
 
 
 async def test_what_waits_for_a_sink_of_another_name_is_warned_of_and_forgotten(
-    make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock
+    telling_on: MakeStack, make_stack_on: MakeStack, clock: ManualClock
 ) -> None:
-    path = events_file(tmp_path / "events", webhook("hook", "http://127.0.0.1:9/"))
-    async with make_stack_on(events=path, clock=clock) as stack:
+    async with telling_on(webhook("hook", NOWHERE)) as stack:
         await upload(stack, 1, 3)
     clock.advance(6 * 86400)
-    path = events_file(tmp_path / "events", webhook("new", "http://127.0.0.1:9/"))
-    async with make_stack_on(events=path, clock=clock) as stack:
+    async with telling_on(webhook("new", NOWHERE)) as stack:
         await upload(stack, 4)
         late = "3 wait for hook, which UPLOADER_EVENTS does not name"
         assert await stack.services.watching.warning() == late
@@ -407,12 +406,9 @@ async def test_what_waits_for_a_sink_of_another_name_is_warned_of_and_forgotten(
         assert len(await rows(stack.services.database)) == 1
 
 
-async def test_who_asks_how_it_is_makes_nobody_count_twice(
-    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_asks_how_it_is_makes_nobody_count_twice(telling: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at once, not again when it failed, and not more than is worth knowing."""
-    path = events_file(tmp_path / "events", webhook("hook", "http://127.0.0.1:9/"))
-    async with make_stack(events=path) as stack:
+    async with telling(webhook("hook", NOWHERE)) as stack:
         asked, going_on = 0, asyncio.Event()
 
         async def fail() -> None:
@@ -446,12 +442,10 @@ async def test_a_delivery_of_no_event_holds_up_no_other(hook: Hook, clock: Manua
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel"])
-async def test_a_url_that_is_none_is_told_without_its_password(
-    make_stack: MakeStack, tmp_path: Path, scheme: str
-) -> None:
+async def test_a_url_that_is_none_is_told_without_its_password(telling: MakeStack, scheme: str) -> None:
     table = f'[sinks.log]\ntype = "redis"\nurl = "{scheme}://user:open#sesame@host:6379/service"\n'
     with pytest.raises(ConfigurationError) as refused:
-        async with make_stack(events=events_file(tmp_path / "events", table)):
+        async with telling(table):
             pass
     assert "events.toml: [sinks.log] url: a '/', '?', '#' or '%' of a password is written" in refused.value.reason
     assert not re.search("open#|sesame", "".join(traceback.format_exception(refused.value)))

@@ -38,8 +38,7 @@ def protocol(request: pytest.FixtureRequest, stack: Stack) -> Any:
 
 @OF_EACH_VERSION
 async def test_an_upload_in_parts(stack: Stack, protocol: Resumable) -> None:
-    """tus: Core Protocol, HEAD and PATCH; Creation With Upload. HTTP: sections 4.2.2, 4.3.2, 4.4.2, and 9: who lost the last
-    answer asks."""
+    """tus: Core Protocol, HEAD and PATCH; Creation With Upload. HTTP: sections 4.2.2, 4.3.2, 4.4.2 and 9."""
     response = await protocol.create(CONTENT.size, CONTENT.data[:1])
     protocol.check(response, 201, complete=False)
     assert response.headers["upload-offset"] == "1"
@@ -60,9 +59,7 @@ async def test_an_upload_in_parts(stack: Stack, protocol: Resumable) -> None:
 
 
 @OF_EACH_VERSION
-async def test_a_cancelled_upload_gives_everything_back_and_a_whole_one_leaves_its_file(
-    stack: Stack, protocol: Resumable
-) -> None:
+async def test_cancelling_gives_all_back_and_leaves_files(stack: Stack, protocol: Resumable) -> None:
     """tus: Termination. HTTP: section 4.5."""
     path = await protocol.created(CONTENT.size, CONTENT.data[: 70 * KIB])
     protocol.check(await protocol.delete(path), 204)
@@ -99,8 +96,7 @@ async def test_an_upload_that_expired_is_gone(stack: Stack, protocol: Resumable)
 
 @OF_EACH_VERSION
 async def test_the_offset_has_to_be_the_current_one(protocol: Resumable) -> None:
-    """tus: Core Protocol, PATCH: "If the offsets do not match, the Server MUST respond with the 409 Conflict status". HTTP:
-    sections 4.1.1, "the offset MUST NOT decrease", 4.4.2 and 7.1. Of both: it is one integer that is not negative."""
+    """tus: Core Protocol, PATCH, "MUST respond with the 409 Conflict status". HTTP: sections 4.1.1, 4.4.2 and 7.1."""
     path = await protocol.created(CONTENT.size, CONTENT.data[: 70 * KIB])
     for offset in (0, 64 * KIB, 70 * KIB - 1, 70 * KIB + 1, CONTENT.size, 10**protocol.most_digits - 1):
         response = await protocol.patch(path, offset, CONTENT.data[:9])
@@ -139,8 +135,7 @@ async def test_what_is_not_there_has_no_offset(stack: Stack, protocol: Resumable
 
 
 async def test_the_length_may_be_told_later(stack: Stack, protocol: Resumable) -> None:
-    """tus: Creation, creation-defer-length: "Once set the length MUST NOT be changed." HTTP: section 4.1.3, "If multiple
-    requests include indicators, their indicated values MUST match.\""""
+    """tus: creation-defer-length, "Once set the length MUST NOT be changed." HTTP: section 4.1.3."""
     path = await protocol.created(None, CONTENT.data[:1])
     assert (await protocol.patch(path, 1, CONTENT.data[1 : 100 * KIB])).status_code == 204
     for offset, length, status, code in (
@@ -179,8 +174,7 @@ async def test_what_is_too_large_is_refused_before_it_is_sent(stack: Stack, prot
 
 @pytest.mark.parametrize("stack", [{}, {"body_budget_bytes": 256 << 10}], ids=["memory", "spool"], indirect=True)
 async def test_content_without_its_digest_counts_for_nothing(stack: Stack, protocol: Resumable) -> None:
-    """tus: Checksum: "the Server MUST respond with the 460 Checksum Mismatch status" and discard the bytes; SHA1 MUST be
-    supported. HTTP: section 10.2, "not append the content to the upload resource, and signal the failure"."""
+    """tus: Checksum, "MUST respond with the 460 Checksum Mismatch status". HTTP: section 10.2, "not append the content"."""
     path, offset = await protocol.created(CONTENT.size), 0
     for number, end in enumerate((10, 70 * KIB, 70 * KIB + 1, CONTENT.size)):
         algorithm, content = protocol.algorithms[number % len(protocol.algorithms)], CONTENT.data[offset:end]
@@ -200,11 +194,10 @@ async def test_content_without_its_digest_counts_for_nothing(stack: Stack, proto
         assert (told.status_code, told.headers["upload-offset"]) == (201, "2")
 
 
-async def test_a_newer_request_ends_the_older_one_and_one_that_does_not_let_go_is_told(
+async def test_a_newer_request_ends_the_older_one(
     stack: Stack, protocol: Resumable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HTTP: section 4.6, "the server MUST take measures to prevent race conditions, data loss and corruption"; "MUST NOT
-    send outdated information in responses when retrieving the offset"."""
+    """HTTP: section 4.6, "MUST take measures to prevent race conditions", "MUST NOT send outdated information"."""
     path = await protocol.created(CONTENT.size)
     target, sending = Target("alice", upload_id=id_of(path)), Sending(stack, CONTENT.size)
     hanging = asyncio.create_task(stack.services.appends.append(target, 0, sending.source))
@@ -247,7 +240,23 @@ async def test_pages_of_allowed_origins_may_call_and_read_what_they_need(stack: 
     assert exposed >= {*may_read.split(), *(name for name in told.headers if name.startswith("upload-"))}
 
 
-# Of all at once
+async def test_options_tell_what_is_spoken_and_ask_for_no_token(stack: Stack) -> None:
+    """tus: Core Protocol, OPTIONS. HTTP: section 4.1.4, "the server MUST include the Accept-Patch header field"."""
+    most = stack.services.openings.max_file_size_bytes
+    for url in (RESUMABLE, f"{RESUMABLE}/anything"):
+        for headers in ({}, {"Tus-Resumable": "1.0.0"}, {"Tus-Resumable": "0.1"}, {"Upload-Complete": "?1"}):
+            response = await stack.anonymous().options(url, headers=headers)
+            assert response.status_code == 204
+            assert response.headers["tus-version"] == "1.0.0"
+            assert response.headers["tus-max-size"] == str(most)
+            assert set(response.headers["tus-extension"].split(",")) == {
+                *("creation", "creation-with-upload", "creation-defer-length"),
+                *("checksum", "checksum-trailer", "expiration", "termination"),
+                *("concatenation", "concatenation-unfinished"),
+            }
+            assert response.headers["tus-checksum-algorithm"] == "md5,sha1,sha256,crc32"
+            assert response.headers["accept-patch"] == "application/partial-upload"
+            assert response.headers["upload-limit"] == f"max-size={most}, max-age={7 * 86400}"
 
 
 async def test_one_upload_under_all_protocols(stack: Stack) -> None:

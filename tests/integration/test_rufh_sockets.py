@@ -95,9 +95,7 @@ async def kept(server: Server, path: str) -> int:
 @on_both_loops
 @pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8])
 async def test_4_2_2_a_104_says_where_the_upload_is_before_its_bytes_come(connection: Connection, version: int) -> None:
-    """ "When sent, it MUST include Location header field pointing to the upload resource and MUST include the Upload-Limit
-    header field with the corresponding limits"; "all interim and final response messages for the same request MUST contain
-    an identical Location value.\""""
+    """It "MUST include Location", and "Upload-Limit"; all messages "MUST contain an identical Location value"."""
     for _ in range(2):  # and again on the same connection
         first = await begin(connection, version)
         assert first.headers["upload-draft-interop-version"] == str(version)
@@ -122,7 +120,7 @@ async def test_4_2_2_a_104_says_where_the_upload_is_before_its_bytes_come(connec
     ids=["nothing", "no version", "another version", "HTTP/1.0", "switched off"],
     indirect=["server"],
 )
-async def test_others_hear_nothing_before_the_answer(
+async def test_others_hear_the_answer_alone(
     server: Server, connection: Connection, http: str, headers: Sequence[str]
 ) -> None:
     token = server.stack.client.headers["authorization"]
@@ -133,8 +131,7 @@ async def test_others_hear_nothing_before_the_answer(
 
 @on_both_loops
 async def test_5_the_100_is_not_left_out(connection: Connection) -> None:
-    """ "the server MUST NOT omit the 100 (Continue) response because it has sent an interim response with the 104 (Upload
-    Resumption Supported) status code.\""""
+    """ "the server MUST NOT omit the 100 (Continue) response because it has sent an interim response"."""
     first = await begin(connection, 8, CONTENT.size, "Expect: 100-continue")
     await interim(connection, 100)
     await connection.send(CONTENT.data[: 130 * KIB])
@@ -147,8 +144,7 @@ async def test_5_the_100_is_not_left_out(connection: Connection) -> None:
 
 @pytest.mark.parametrize("version", [3, 5, 8])
 async def test_4_4_2_progress_is_told_without_a_place(server: Server, connection: Connection, version: int) -> None:
-    """ "the server SHOULD send interim responses ... and the Upload-Offset header field set to the current offset"; "These
-    interim responses MUST NOT include the Location header field." Of bytes that are acknowledged, and from version 5 on."""
+    """ "These interim responses MUST NOT include the Location header field." Of stored bytes, from version 5 on."""
     length = f"Upload-Length: {CONTENT.size}"
     await connection.request("POST", RESUMABLE, *named(version, False), length, "Content-Length: 0")
     path = (await interim(connection)).headers["location"]
@@ -178,8 +174,7 @@ async def test_who_does_not_read_is_not_told_more_and_more(server: Server) -> No
 @on_both_loops
 @pytest.mark.parametrize("version", [3, 5, 6, 8])
 async def test_4_2_2_what_came_before_a_connection_broke_is_kept(server: Server, version: int) -> None:
-    """ "the server SHOULD append as much of the request content as possible to the upload resource"; "the upload resource
-    MUST NOT be considered complete then.\""""
+    """ "append as much of the request content as possible"; it "MUST NOT be considered complete then"."""
     async with server.connection() as connection:
         path = await hang(server, connection, version)
     offset = await kept(server, path)
@@ -207,8 +202,7 @@ async def test_what_nobody_was_told_of_ends_with_its_connection(server: Server, 
 
 
 async def test_4_6_a_head_ends_the_request_that_hangs(server: Server, connection: Connection) -> None:
-    """ "the server SHOULD prevent race conditions, data loss, and corruption by terminating the previous request before
-    processing the new request.\""""
+    """ "by terminating the previous request before processing the new request"."""
     path = await hang(server, connection)
     offset = await kept(server, path)
     answer, _ = await final(connection)

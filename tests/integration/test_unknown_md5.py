@@ -157,15 +157,10 @@ async def test_the_same_user_who_sends_it_again_has_it(on_each: Stack) -> None:
     assert response.json()["file"] == await file_of(stack) == file | {"md5": CONTENT.md5}
 
 
-# Told by PATCH
-
-
 @SPEAKERS
 @pytest.mark.parametrize("first_bytes", [0, 100, 3 * 64 * KIB + 100])
 @pytest.mark.parametrize("content", [CONTENT, OTHER], ids=["right", "wrong"])
-async def test_an_md5_that_is_told_is_compared(
-    stack: Stack, content: Content, first_bytes: int, speak: type[Resumable]
-) -> None:
+async def test_a_told_md5_is_compared(stack: Stack, content: Content, first_bytes: int, speak: type[Resumable]) -> None:
     speaker = speak(stack.client)
     path = await opened(speaker, first_bytes)
     told = await stack.client.patch(native(path), json={"md5": content.md5})
@@ -199,9 +194,7 @@ async def test_it_is_computed_in_the_background_from_when_it_is_told(stack: Stac
     await stack.services.storage.drain()
 
 
-async def test_an_md5_that_is_told_while_the_merge_has_no_digest_of_it_is_waited_for(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_merge_waits_for_an_md5_that_is_told_meanwhile(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = stack.services.storage
     before, computed = storage.digest, []
 
@@ -234,9 +227,6 @@ async def test_chunks_of_such_an_upload_need_no_md5_either(stack: Stack) -> None
     assert (response.status_code, response.json()["file"]["md5"]) == (201, None)
 
 
-# Names that are taken
-
-
 async def test_what_may_be_the_same_is_not_refused_for_its_name(stack: Stack) -> None:
     name = f"upload-{await appended(stack)}"
     told: list[dict[str, Any]] = [{}, {"sha256": CONTENT.sha256}]
@@ -251,9 +241,6 @@ async def test_what_may_be_the_same_is_not_refused_for_its_name(stack: Stack) ->
     query = {"name": name, "if_exists": "fail"}
     response = await stack.client.put(f"/files/{CONTENT.md5}", params=query, content=CONTENT.data)
     assert (response.status_code, response.json()["file"]["md5"]) == (200, CONTENT.md5)
-
-
-# What goes bad
 
 
 async def test_of_damaged_bytes_no_md5_is_noted(stack: Stack) -> None:
@@ -302,9 +289,6 @@ async def test_files_that_lack_what_their_blob_has_are_reported(stack: Stack) ->
             await connection.execute(update(table).values(md5=None))
         found = [Drift(Kind.FILE, file["id"], f"{CONTENT.size} {expected}", f"{CONTENT.size} {actual}")]
         assert await drifts(stack) == (found if expected else [])
-
-
-# At once
 
 
 async def test_a_file_that_is_being_made_while_it_is_filled_in_has_it_too(database: Database) -> None:

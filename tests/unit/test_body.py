@@ -77,9 +77,6 @@ async def append(body: ReceivedBody, piece: bytes, *, slow: bool = False) -> Non
     body.advance(count)
 
 
-# The budget
-
-
 def test_a_user_gets_a_quarter_of_the_budget_and_all_together_no_more_than_it() -> None:
     budget = BodyBudget(400)
     assert budget.charge("alice", 100)
@@ -99,9 +96,6 @@ def test_what_is_charged_and_given_back_leaves_the_budget_whole(charges: list[tu
     for user, length in held:
         budget.release(user, length)
     assert is_whole(budget, 400)
-
-
-# A received body
 
 
 @pytest.mark.parametrize(
@@ -128,9 +122,7 @@ async def test_a_body_beyond_the_budget_or_too_slow_moves_from_memory_to_an_unli
     assert open_files_under(tmp_path) == []
 
 
-async def test_a_body_that_the_system_has_no_memory_for_moves_to_an_unlinked_file(
-    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_memory_a_body_is_spooled(spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
     body = received(spool, content.size, budget=budget)
     await append(body, content.data[: 10 * KIB])
@@ -181,27 +173,19 @@ async def test_closing_twice_gives_back_once(spool: Spool) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 16 * KIB, 16 * KIB + 1, 64 * KIB, 64 * KIB + 1, 200 * KIB])
-async def test_a_body_is_charged_for_the_segments_it_needs(spool: Spool, size: int) -> None:
+async def test_a_body_is_charged_for_the_segments_it_needs_which_are_used_again(spool: Spool, size: int) -> None:
     content, budget, segments = Content(size), BodyBudget(MIB), Segments(MIB)
     assert (segments.small_bytes, segments.large_bytes) == (16 * KIB, 64 * KIB)
-    body = received(spool, size, budget=budget, segments=segments)
-    await fill(body, content.data, 10 * KIB)
-    assert content_of(body) == content.data
-    assert charged(budget) == (16 * KIB if size <= 16 * KIB else -(-size // (64 * KIB)) * 64 * KIB)
-    body.close()
-    assert is_whole(budget, MIB)
-
-
-async def test_the_memory_of_a_body_is_used_again(spool: Spool) -> None:
-    content, segments = Content(190 * KIB), Segments(MIB)
     used = []
     for _ in range(2):
-        body = received(spool, content.size, budget=BodyBudget(MIB), segments=segments)
-        await fill(body, content.data, 100 * KIB)
+        body = received(spool, size, budget=budget, segments=segments)
+        await fill(body, content.data, 10 * KIB)
         assert content_of(body) == content.data
+        assert charged(budget) == (16 * KIB if size <= 16 * KIB else -(-size // (64 * KIB)) * 64 * KIB)
         used.append({id(piece.obj) for piece in body.pieces()})
         body.close()
     assert used[0] == used[1]
+    assert is_whole(budget, MIB)
 
 
 def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
@@ -215,9 +199,7 @@ def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
             segments.give_back(taken.pop())
 
 
-async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descriptor(
-    spool: Spool, tmp_path: Path
-) -> None:
+async def test_a_body_cancelled_while_its_file_opens_leaves_no_descriptor(spool: Spool, tmp_path: Path) -> None:
     body = received(spool, 10)
     with paused_call("open", only=lambda path: path == tmp_path / "spool") as pause:
         task = asyncio.create_task(append(body, b"0123456789"))
@@ -230,9 +212,6 @@ async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descr
         assert await asyncio.to_thread(pause.ended.wait, PATIENCE_SECONDS)
     body.close()
     assert open_files_under(tmp_path) == []
-
-
-# Taking in
 
 
 class Sender:
@@ -274,7 +253,7 @@ async def test_a_body_is_received_whole(spool: Spool, told: bool) -> None:
 
 
 @pytest.mark.parametrize(("pieces", "received_bytes", "asked"), [((b"abcd", b"e", b"f"), 5, 2), ((b"abc",), 3, 1)])
-async def test_a_body_of_another_length_is_refused_and_cut_off_at_the_limit(
+async def test_another_length_is_refused(
     spool: Spool, pieces: tuple[bytes, ...], received_bytes: int, asked: int
 ) -> None:
     sender = Sender(*pieces)
@@ -333,9 +312,7 @@ async def test_a_client_that_goes_away_or_stands_still_leaves_nothing(spool: Spo
     assert open_files_under(tmp_path) == []
 
 
-async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_is_not_to_blame_for_a_still_disk(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     now = loop.time
     receiving = incoming(spool, Sender(b"a" * 256 * KIB, b"b" * 8), body_idle_timeout_seconds=60.0, body_budget_bytes=4)
@@ -349,17 +326,13 @@ async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(
     body.close()
 
 
-async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_body_below_the_minimum_rate_is_given_up(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "GRACE_SECONDS", 0.02)
     with pytest.raises(BodyTimeout):
         await incoming(spool, Sender(b"ab", last=False), min_body_rate_bytes=10**9).receive("alice", 4)
 
 
-async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memory(
-    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_body_that_takes_long_is_spooled(spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "GRACE_SECONDS", 0.02)
     sender = Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05)
     body = await incoming(spool, sender, min_body_rate_bytes=1).receive("alice", 64)

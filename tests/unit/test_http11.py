@@ -414,9 +414,7 @@ async def test_a_request_with_others_behind_it_learns_that_its_client_is_gone() 
 
 @pytest.mark.parametrize("broken_off", [put("/second", BODY)[:-30], CHUNKED[:-20]], ids=["told", "chunked"])
 @pytest.mark.parametrize("before", [0, 1, 2])
-async def test_who_sends_no_more_in_the_middle_of_a_body_gets_what_was_asked_for_before(
-    broken_off: bytes, before: int
-) -> None:
+async def test_who_breaks_off_in_a_body_gets_what_was_asked_for_before(broken_off: bytes, before: int) -> None:
     go_on, echo = asyncio.Event(), Echo()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -460,9 +458,6 @@ async def test_what_an_application_sends_without_a_pause_does_not_pile_up() -> N
         assert wire.answers.count(bytes(10_000)) == 40
 
 
-# How long a head may take
-
-
 @pytest.fixture(name="wire")
 async def quick_wire(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Wire]:
     monkeypatch.setattr(sys.modules[__name__], "LIMITS", replace(LIMITS, header_timeout_seconds=0.05))
@@ -496,9 +491,7 @@ async def test_a_head_has_its_own_time_whatever_those_before_it_took(wire: Wire)
     assert not wire.closing
 
 
-async def test_a_head_that_never_ends_does_not_cost_the_request_before_it_its_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_head_that_never_ends_costs_no_answer_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "LIMITS", replace(LIMITS, header_timeout_seconds=0.05))
     go_on = asyncio.Event()
 

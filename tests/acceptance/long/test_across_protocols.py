@@ -96,9 +96,6 @@ def somebody(server: Server, tmp_path: Path) -> Iterator[Somebody]:
     made.http.close()
 
 
-# Begun by tus
-
-
 async def by_command(somebody: Somebody, _browser: Browser) -> None:
     (listed,) = somebody.commands.events("uploads")
     assert (listed["upload"]["name"], listed["upload"]["received_bytes"]) == (NAME, 9 * MIB)
@@ -136,9 +133,7 @@ async def test_others_go_on_with_what_tus_began(somebody: Somebody, browser: Bro
 
 
 @pytest.mark.parametrize("go_on", [by_command, by_the_page])
-async def test_going_on_with_other_bytes_makes_a_file_of_these(
-    somebody: Somebody, browser: Browser, go_on: Any
-) -> None:
+async def test_going_on_with_other_bytes_makes_a_file_of_them(somebody: Somebody, browser: Browser, go_on: Any) -> None:
     upload_id = somebody.begun_by_tus(9 * MIB)
     other = Content(SIZE, seed=next(SEEDS))
     somebody.path.write_bytes(other.data)
@@ -186,9 +181,6 @@ async def test_others_cancel_what_tus_began(somebody: Somebody, browser: Browser
     with pytest.raises(TusCommunicationError, match="410"):
         somebody.tus(upload_id)
     assert somebody.usage() == (0, 0, 0)
-
-
-# Gone on with by tus
 
 
 def test_tus_goes_on_with_what_a_command_began(somebody: Somebody) -> None:
