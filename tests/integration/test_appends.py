@@ -57,7 +57,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
     async with make_stack(
-        durability="process",
         max_file_size_bytes=10_000 * CHUNK,
         merge_wait_seconds=60.0,
         quiet_interval_seconds=0.01,
@@ -426,24 +425,29 @@ async def test_withdrawn_bytes_come_again(stack: Stack, known: bool, sent: int, 
 
 
 @pytest.mark.parametrize(
-    ("at", "damage", "cut", "left"),
+    ("known", "at", "damage", "cut", "left"),
     [
-        (chunks.TAIL_OFFSET + 9, b"\xff", None, 2 * CHUNK),
-        (0, b"\xff" * 8, 200_000, 2 * CHUNK + 500),
-        (0, b"", chunks.MAP_RECORDS_OFFSET + 800, 2 * CHUNK + 500),
+        (True, chunks.TAIL_OFFSET + 9, b"\xff", None, 2 * CHUNK),
+        (False, chunks.TAIL_OFFSET + 9, b"\xff", None, 2 * CHUNK),
+        (False, 0, b"\xff" * 8, 200_000, 2 * CHUNK + 500),
+        (False, 0, b"", chunks.MAP_RECORDS_OFFSET + 800, 2 * CHUNK + 500),
     ],
-    ids=["record of the tail", "beginning", "cut"],
+    ids=["record of the tail", "the same, no length", "beginning", "cut"],
 )
-async def test_a_damaged_map_is_made_anew(stack: Stack, at: int, damage: bytes, cut: int | None, left: int) -> None:
-    upload = await opened(stack, known=False)
+async def test_a_damaged_map_is_made_anew(
+    stack: Stack, known: bool, at: int, damage: bytes, cut: int | None, left: int
+) -> None:
+    upload = await opened(stack, known=known)
     await append(stack, upload, 0, 2 * CHUNK + 500)
     chunk_map = stack.data / upload.place / "map"
+    size = chunk_map.stat().st_size
+    assert known or size == chunks.map_record_offset(10_001)
     with chunk_map.open("r+b") as file:
         file.seek(at)
         file.write(damage)
-        file.truncate(cut or chunk_map.stat().st_size)
+        file.truncate(cut or size)
     assert await offset_of(stack, upload) == left
-    assert chunk_map.stat().st_size == chunks.map_record_offset(10_001)
+    assert chunk_map.stat().st_size == size
     await finished(stack, upload, left)
 
 
