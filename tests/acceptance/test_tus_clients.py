@@ -5,7 +5,7 @@ import io
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from tusclient.storage.filestorage import FileStorage
 
 from tests.support.commands import serving, token_of_somebody
 from tests.support.content import KIB, MIB, Content
-from tests.support.process import Process, Server, client_of_owner, ended, owner_token
+from tests.support.mortal import Mortal
+from tests.support.process import Server
 from tests.support.relay import relaying
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.resumable import RESUMABLE
+from tests.support.waiting import eventually
 from uploader.client import Client
 
 CONTENT = Content(12 * MIB + 345, seed=191, name="holiday.mp4")
+ARRIVED = (CONTENT.name, CONTENT.sha256)
 CHUNK = 2 * MIB
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 # Both try again as often.
@@ -50,9 +53,21 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+def files_on(url: str, token: str) -> list[tuple[str, str]]:
+    """Their names and contents."""
+    with Client(url, token) as client:
+        return [(file.name, file.sha256) for file in client.files()]
+
+
+async def get(server: Server, token: str, path: str, member: str) -> list[Any]:
+    async with aiohttp.ClientSession(headers=bearer(token)) as session:
+        found: list[Any] = (await (await session.get(f"{server.url}{path}")).json())[member]
+    return found
+
+
 def send_by_tuspy(url: str, token: str, content: bytes, **more: Any) -> str:
     """The URL of the upload."""
-    client = TusClient(f"{url}/resumable", headers=bearer(token))
+    client = TusClient(url + RESUMABLE, headers=bearer(token))
     more = {"chunk_size": CHUNK, "metadata": {"filename": CONTENT.name}, "retries": TRIES, "retry_delay": 1} | more
     uploader = client.uploader(file_stream=io.BytesIO(content), **more)
     uploader.upload()
@@ -62,7 +77,7 @@ def send_by_tuspy(url: str, token: str, content: bytes, **more: Any) -> str:
 def send_by_aiotus(url: str, token: str, content: bytes) -> str:
     """The URL of the upload; empty if aiotus gave up."""
     sent = aiotus.upload(
-        f"{url}/resumable",
+        url + RESUMABLE,
         io.BytesIO(content),
         {"filename": CONTENT.name.encode(), "empty": None},
         headers=bearer(token),
@@ -90,67 +105,49 @@ def test_a_file_arrives_as_it_was(server: Server, token: str, send: Any, size: i
 
 
 @CLIENTS
-def test_a_server_that_is_killed_while_it_receives_costs_no_acknowledged_byte(tmp_path: Path, send: Any) -> None:
-    data = tmp_path / "data"
-    settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0", "CHUNK_SIZE": "1MiB"}
-    processes: list[Process] = [Server(tmp_path / "log", settings)]
-    first = processes[0]
-    assert isinstance(first, Server)
-
-    def kill_and_start() -> None:
-        with ended(first):  # SIGKILL to all of it
-            pass
-        processes.append(Server(tmp_path / "log", settings, port=first.port))
-
+def test_a_killed_server_costs_no_acknowledged_byte(tmp_path: Path, send: Any) -> None:
+    mortal = Mortal(tmp_path)
     try:
-        with relaying(first.port, 3 * CHUNK + MIB, kill_and_start) as relay:
-            assert send(relay.url, owner_token(data), CONTENT.data)
+        with relaying(mortal.server.port, 3 * CHUNK + MIB, mortal.kill_and_start) as relay:
+            assert send(relay.url, mortal.token, CONTENT.data)
             assert relay.is_cut
             assert relay.sent_bytes < CONTENT.size + CHUNK + 64 * KIB, "what was acknowledged is not sent again"
-        with client_of_owner(first.url, data) as http:
-            (file,) = http.get("/me/files").json()["files"]
-            assert (file["name"], file["sha256"]) == (CONTENT.name, CONTENT.sha256)
+        assert files_on(mortal.url, mortal.token) == [ARRIVED]
     finally:
-        with ended(*processes):
-            pass
+        mortal.end()
 
 
-@CLIENTS
-def test_a_token_that_is_unknown_is_told(
-    server: Server, send: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., str]:
+    """What a client says that gives up after it tried once."""
     monkeypatch.setattr(f"{__name__}.TRIES", 1)
-    if send is send_by_tuspy:
-        with pytest.raises(TusCommunicationError, match="401"):
-            send(server.url, "wrong", b"x")
-    else:
-        assert send(server.url, "wrong", b"x") == ""
-        assert "401" in caplog.text
+
+    def refused(send: Any, *arguments: Any) -> str:
+        if send is send_by_aiotus:
+            assert send(*arguments) == ""
+            return caplog.text
+        with pytest.raises(TusCommunicationError) as caught:
+            send(*arguments)
+        return f"{caught.value.status_code} {caught.value.response_content!r}"
+
+    return refused
 
 
 @CLIENTS
 def test_what_the_quota_has_no_room_for_is_refused_before_it_is_sent(
-    server: Server, token: str, send: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: Server, token: str, send: Any, once: Callable[..., str]
 ) -> None:
-    monkeypatch.setattr(f"{__name__}.TRIES", 1)
     too_much = bytes(32 * MIB + 1)
     with relaying(server.port) as relay, Client(server.url, token) as client:
-        if send is send_by_tuspy:
-            with pytest.raises(TusCommunicationError) as refused:
-                send(relay.url, token, too_much)
-            assert refused.value.status_code == 413
-            assert b"quota-exceeded" in refused.value.response_content
-        else:
-            assert send(relay.url, token, too_much) == ""
-            assert "413" in caplog.text
+        told = once(send, relay.url, token, too_much)
+        assert "413" in told
+        assert send is send_by_aiotus or "quota-exceeded" in told
+        assert "401" in once(send, relay.url, "wrong", too_much)
         assert relay.sent_bytes < 64 * KIB
         usage = client.usage()
         assert (usage.use_space_unfinished, usage.reserved) == (0, 0)
         assert send(server.url, token, too_much[:-1]), "what just fits does"
         assert client.usage().available == 0
-
-
-# The lines to paste
 
 
 def lines_of_the_document(language: str, containing: str, url: str) -> str:
@@ -171,11 +168,9 @@ def test_the_lines_of_python_upload_a_file(server: Server, token: str, tmp_path:
     path.write_bytes(CONTENT.data)
     sent = page["send"](str(path), "videos.mp4", token)
     url = asyncio.run(sent) if asyncio.iscoroutine(sent) else sent
-    with Client(server.url, token) as looking:
-        assert [(file.name, file.sha256) for file in looking.files()] == [("videos.mp4", CONTENT.sha256)]
-        if call == "TusClient(":
-            assert page["send"](str(path), "again.mp4", token, url) == url
-            assert len(list(looking.files())) == 1, "it goes on, where nothing is left"
+    if call == "TusClient(":
+        assert page["send"](str(path), "again.mp4", token, url) == url, "it goes on, where nothing is left"
+    assert files_on(server.url, token) == [("videos.mp4", CONTENT.sha256)]
 
 
 def test_the_lines_of_curl_upload_a_file_and_go_on_with_it(server: Server, token: str, tmp_path: Path) -> None:
@@ -194,11 +189,7 @@ def test_the_lines_of_curl_upload_a_file_and_go_on_with_it(server: Server, token
         assert relay.is_cut, "the first time it breaks off"
     offsets = [int(line.partition(": ")[2]) for line in run.stdout.splitlines()]
     assert 0 < offsets[0] < offsets[1] == CONTENT.size, run.stderr
-    with Client(server.url, token) as client:
-        assert [(file.name, file.sha256) for file in client.files()] == [(CONTENT.name, CONTENT.sha256)]
-
-
-# tuspy
+    assert files_on(server.url, token) == [ARRIVED]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # it leaves the files open that it opens by name
@@ -207,34 +198,20 @@ def test_tuspy_goes_on_by_the_url_that_it_has_kept(server: Server, token: str, t
     path.write_bytes(CONTENT.data)
     storage: Any = FileStorage(str(tmp_path / "urls.json"))  # type: ignore[no-untyped-call]
     kept = {"store_url": True, "url_storage": storage, "chunk_size": CHUNK, "metadata": {"filename": CONTENT.name}}
-    client = TusClient(f"{server.url}/resumable", headers=bearer(token))
+    client = TusClient(server.url + RESUMABLE, headers=bearer(token))
     first = client.uploader(str(path), **kept)
     first.upload(stop_at=3 * MIB)
     again = client.uploader(str(path), **kept)
     assert (again.url, again.offset) == (first.url, 3 * MIB)
     again.upload()
-    with Client(server.url, token) as looking:
-        assert [file.sha256 for file in looking.files()] == [CONTENT.sha256]
+    assert files_on(server.url, token) == [ARRIVED]
     assert client.uploader(str(path), url=first.url).offset == CONTENT.size, "nothing is left to send"
     storage.close()
 
 
 def test_tuspy_sends_checksums(server: Server, token: str) -> None:
     send_by_tuspy(server.url, token, CONTENT.data, upload_checksum=True)
-    with Client(server.url, token) as client:
-        assert [file.sha256 for file in client.files()] == [CONTENT.sha256]
-
-
-async def test_tuspy_uploads_beside_an_event_loop(server: Server, token: str) -> None:
-    client = TusClient(f"{server.url}/resumable", headers=bearer(token))
-    uploader = client.async_uploader(file_stream=io.BytesIO(CONTENT.data), chunk_size=CHUNK)
-    await uploader.upload()
-    async with aiohttp.ClientSession(headers=bearer(token)) as session:
-        files = (await (await session.get(f"{server.url}/me/files")).json())["files"]
-    assert [file["sha256"] for file in files] == [CONTENT.sha256]
-
-
-# aiotus
+    assert files_on(server.url, token) == [ARRIVED]
 
 
 async def test_aiotus_goes_on_by_a_url(server: Server, token: str) -> None:
@@ -246,39 +223,25 @@ async def test_aiotus_goes_on_by_a_url(server: Server, token: str) -> None:
                 raise OSError("the disk is gone")
             return super().read(size)
 
-    url = f"{server.url}/resumable"
+    url = server.url + RESUMABLE
     assert await aiotus.upload(url, Broken(CONTENT.data), headers=bearer(token), chunksize=CHUNK) is None
+    (upload,) = await get(server, token, "/uploads", "uploads")
+    assert upload["received_bytes"] == 3 * CHUNK
     async with aiohttp.ClientSession(headers=bearer(token)) as session:
-        (upload,) = (await (await session.get(f"{server.url}/uploads")).json())["uploads"]
-        assert upload["received_bytes"] == 3 * CHUNK
         await upload_buffer(session, yarl.URL(f"{url}/{upload['id']}"), io.BytesIO(CONTENT.data))
-        files = (await (await session.get(f"{server.url}/me/files")).json())["files"]
-    assert [file["sha256"] for file in files] == [CONTENT.sha256]
-
-
-async def test_aiotus_asks_what_is_spoken_without_a_token(server: Server) -> None:
-    async with aiohttp.ClientSession() as session:
-        found = await aiotus.core.configuration(session, yarl.URL(f"{server.url}/resumable"))
-    assert found.protocol_versions == ["1.0.0"]
-    assert found.max_size
-    assert {"creation", "creation-with-upload", "checksum", "expiration", "termination"} <= set(
-        found.protocol_extensions
-    )
+    assert [file["sha256"] for file in await get(server, token, "/me/files", "files")] == [CONTENT.sha256]
 
 
 async def test_aiotus_puts_parts_together(server: Server, token: str) -> None:
     parts = [io.BytesIO(CONTENT.data[start : start + 5 * MIB]) for start in range(0, CONTENT.size, 5 * MIB)]
     sent = await aiotus.upload_multiple(
-        f"{server.url}/resumable", parts, {"filename": b"holiday.mp4"}, headers=bearer(token)
+        server.url + RESUMABLE, parts, {"filename": b"holiday.mp4"}, headers=bearer(token)
     )
     assert sent is not None
-    async with aiohttp.ClientSession(headers=bearer(token)) as session:
 
-        async def files() -> list[Any]:
-            found: list[Any] = (await (await session.get(f"{server.url}/me/files")).json())["files"]
-            return found
+    async def is_there() -> bool:  # parts are put together in the background
+        return bool(await get(server, token, "/me/files", "files"))
 
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not (made := await files()):  # parts are put together in the background
-                await asyncio.sleep(0.05)
-    assert [(file["name"], file["sha256"]) for file in made] == [("holiday.mp4", CONTENT.sha256)]
+    await eventually(is_there)
+    (file,) = await get(server, token, "/me/files", "files")
+    assert (file["name"], file["sha256"]) == ("holiday.mp4", CONTENT.sha256)

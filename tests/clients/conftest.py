@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from tests.clients.site import Installation, Person, build_page, serving_page
+from tests.clients.site import Person, build_page, serving_page
 from tests.support.browser import PATIENCE_MS
 from tests.support.commands import token_of_somebody
+from tests.support.mortal import Mortal
 
 # Browsers ask before a page of elsewhere calls a server on their own machine, as only tests have it.
 MAY_CALL_THIS_MACHINE = "local-network-access"
@@ -23,23 +24,23 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def installation(tmp_path_factory: pytest.TempPathFactory, origin: str) -> Iterator[Installation]:
+def installation(tmp_path_factory: pytest.TempPathFactory, origin: str) -> Iterator[Mortal]:
     """For tests that let it live."""
-    made = Installation(tmp_path_factory.mktemp("server"), origin, DURABILITY="process")
+    made = Mortal(tmp_path_factory.mktemp("server"), CORS_ORIGINS=origin, DURABILITY="process")
     yield made
     made.end()
 
 
 @pytest.fixture
-def mortal(tmp_path: Path, origin: str) -> Iterator[Installation]:
+def mortal(tmp_path: Path, origin: str) -> Iterator[Mortal]:
     """For a test that kills it."""
-    made = Installation(tmp_path, origin)
+    made = Mortal(tmp_path, CORS_ORIGINS=origin)
     yield made
     made.end()
 
 
 @pytest.fixture
-async def person(browser: Browser, installation: Installation, origin: str) -> AsyncIterator[Person]:
+async def person(browser: Browser, installation: Mortal, origin: str) -> AsyncIterator[Person]:
     """Somebody whom nobody else is, with 32 MiB."""
     context = await browser.new_context(permissions=[MAY_CALL_THIS_MACHINE])
     context.set_default_timeout(PATIENCE_MS)

@@ -14,7 +14,6 @@ from typing import Any
 import httpx2
 from playwright.async_api import Page
 
-from tests.support.process import Server, ended, owner_token
 from tests.support.waiting import eventually
 from uploader.client import Client, File
 
@@ -59,35 +58,6 @@ def serving_page(directory: Path) -> Iterator[str]:
         server.shutdown()
 
 
-class Installation:
-    """A server that may be killed, and lets the page of one origin call it."""
-
-    def __init__(self, directory: Path, origin: str, **settings: str) -> None:
-        directory.mkdir(exist_ok=True)
-        self._log = directory / "log"
-        self.data = directory / "data"
-        self._settings = {"DATA": str(self.data), "FREE_SPACE_FLOOR": "0", "CHUNK_SIZE": "1MiB"}
-        self._settings |= {"CORS_ORIGINS": origin, **settings}
-        self.server = Server(self._log, self._settings)
-
-    def kill_and_start(self) -> None:
-        """SIGKILL to all of it, and another one in its place."""
-        self.end()
-        self.server = Server(self._log, self._settings, port=self.server.port)
-
-    def end(self) -> None:
-        with ended(self.server):
-            pass
-
-    @property
-    def url(self) -> str:
-        return self.server.url
-
-    @property
-    def token(self) -> str:
-        return owner_token(self.data)
-
-
 class Person:
     """A page that is open, and what its user has on the server."""
 
@@ -107,6 +77,14 @@ class Person:
 
     async def choose(self, *paths: Path) -> None:
         await self.page.set_input_files("#file", paths)
+
+    async def allow(self, count: int | None = None) -> None:
+        """Let so many more requests with bytes pass, and no other; None: all."""
+        await self.page.evaluate(f"gate.allow({'Infinity' if count is None else count})")
+
+    async def holds(self, count: int) -> None:
+        """Wait until so many requests are held."""
+        await self.until(f"gate.held === {count}")
 
     async def until(self, expression: str) -> None:
         """Wait until an expression of JavaScript is true."""
@@ -132,6 +110,11 @@ class Person:
 
     def client(self) -> Client:
         return Client(self.url, self.token)
+
+    def check_nothing_is_held(self) -> None:
+        with self.client() as client:
+            assert client.uploads() == []
+            assert client.usage().reserved == 0
 
     def files(self) -> Sequence[File]:
         with self.client() as client:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.site import Installation, Person
+from tests.clients.site import Person
 from tests.support.content import MIB, Content
+from tests.support.mortal import Mortal
 from tests.support.relay import relaying
 from tests.support.servers import PrivateRedis
 
@@ -35,6 +36,18 @@ async def end(person: Person) -> Any:
     return await person.page.evaluate("ended")
 
 
+async def begin_and_hold(person: Person, path: Path, sent: int, **options: Any) -> None:
+    """Begin in requests of a MiB, and hold them once so many were sent."""
+    await person.allow(sent)
+    await begin(person, path, chunkSize=MIB, **options)
+    await person.holds(1)
+
+
+async def arrives(person: Person) -> None:
+    assert await end(person) == "complete"
+    assert person.sha256s() == {CONTENT.name: CONTENT.sha256}
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     made = tmp_path / CONTENT.name
@@ -56,8 +69,7 @@ def path(tmp_path: Path) -> Path:
 )
 async def test_a_file_arrives_as_it_was(person: Person, path: Path, options: dict[str, Any]) -> None:
     await begin(person, path, **options)
-    assert await end(person) == "complete"
-    assert person.sha256s() == {CONTENT.name: CONTENT.sha256}
+    await arrives(person)
     assert await person.page.evaluate("progress") == CONTENT.size
     assert await person.page.evaluate("localStorage.length") == 0
 
@@ -70,36 +82,28 @@ async def test_an_empty_file_arrives(person: Person, tmp_path: Path) -> None:
 
 
 async def test_a_paused_upload_goes_on_where_it_was(person: Person, path: Path) -> None:
-    await person.page.evaluate("gate.allow(2)")
-    await begin(person, path, chunkSize=MIB)
-    await person.until("gate.held === 1")
+    await begin_and_hold(person, path, 2)
     await person.page.evaluate("upload.abort()")
     with person.client() as client:
         (upload,) = client.uploads()
         assert upload.received_bytes == 2 * MIB
-    await person.page.evaluate("gate.allow(Infinity)")
+    await person.allow()
     await person.page.evaluate("upload.start()")
-    assert await end(person) == "complete"
+    await arrives(person)
     assert await person.offsets() == list(range(0, CONTENT.size, MIB))
-    assert person.sha256s() == {CONTENT.name: CONTENT.sha256}
 
 
 async def test_after_a_reload_the_same_file_goes_on_where_it_was(person: Person, path: Path) -> None:
-    await person.page.evaluate("gate.allow(3)")
-    await begin(person, path, chunkSize=MIB)
-    await person.until("gate.held === 1")
+    await begin_and_hold(person, path, 3)
     await person.open()
     await begin(person, path)
-    assert await end(person) == "complete"
+    await arrives(person)
     assert await person.offsets() == [3 * MIB]
-    assert person.sha256s() == {CONTENT.name: CONTENT.sha256}
 
 
 async def test_what_was_cancelled_elsewhere_begins_anew(person: Person, path: Path) -> None:
     """As the client does when it is told that what it knows of is gone."""
-    await person.page.evaluate("gate.allow(1)")
-    await begin(person, path, chunkSize=MIB)
-    await person.until("gate.held === 1")
+    await begin_and_hold(person, path, 1)
     with person.client() as client:
         client.cancel(client.uploads()[0].id)
     await person.open()
@@ -109,9 +113,7 @@ async def test_what_was_cancelled_elsewhere_begins_anew(person: Person, path: Pa
     assert [status for status in await person.statuses() if status[0] == "HEAD"] == [("HEAD", 410)]
 
 
-async def test_a_server_that_is_killed_while_it_receives_costs_no_acknowledged_byte(
-    person: Person, mortal: Installation, path: Path
-) -> None:
+async def test_a_killed_server_costs_no_acknowledged_byte(person: Person, mortal: Mortal, path: Path) -> None:
     with relaying(mortal.server.port, 5 * MIB, mortal.kill_and_start) as relay:
         person.url, person.token = relay.url, mortal.token
         await person.open()
@@ -128,53 +130,44 @@ async def test_a_server_that_is_killed_while_it_receives_costs_no_acknowledged_b
 async def test_a_server_that_has_no_redis_for_a_while_only_costs_time(
     person: Person, tmp_path: Path, origin: str, own_redis: PrivateRedis, path: Path
 ) -> None:
-    installation = Installation(tmp_path / "server", origin, REDIS_URL=own_redis.url)
+    installation = Mortal(tmp_path / "server", CORS_ORIGINS=origin, REDIS_URL=own_redis.url)
     try:
         person.url, person.token = installation.url, installation.token
         await person.open()
-        await person.page.evaluate("gate.allow(2)")
-        await begin(person, path, chunkSize=MIB)
-        await person.until("gate.held === 1")
+        await begin_and_hold(person, path, 2)
         await person.page.evaluate("upload.abort()")
         own_redis.kill()
-        await person.page.evaluate("gate.allow(Infinity)")
+        await person.allow()
         await person.page.evaluate("upload.start()")
         await person.until("gate.requests.filter(({ method, status }) => method === 'HEAD' && status).length > 1")
         own_redis.start()
-        assert await end(person) == "complete"
+        await arrives(person)
         assert await person.offsets() == list(range(0, CONTENT.size, MIB))
-        assert person.sha256s() == {CONTENT.name: CONTENT.sha256}
     finally:
         installation.end()
 
 
 async def test_a_network_that_is_cut_and_returns_only_costs_time(person: Person, path: Path) -> None:
-    await person.page.evaluate("gate.allow(2)")
-    await begin(person, path, chunkSize=MIB)
-    await person.until("gate.held === 1")
+    await begin_and_hold(person, path, 2)
     await person.page.context.set_offline(True)
-    await person.page.evaluate("gate.allow(Infinity)")
+    await person.allow()
     assert "failed to upload chunk" in await end(person), "offline it does not try again by itself"
     await person.page.context.set_offline(False)
     await person.page.evaluate("ended = null; upload.start()")
-    assert await end(person) == "complete"
+    await arrives(person)
     assert await person.offsets() == [0, MIB, 2 * MIB, *range(2 * MIB, CONTENT.size, MIB)]
-    assert person.sha256s() == {CONTENT.name: CONTENT.sha256}
 
 
 async def test_a_request_that_another_one_displaced_goes_on_after_it(person: Person, path: Path) -> None:
     """Two tabs with one file: the newest request wins, and the other one goes on where that ended."""
-    await person.page.evaluate("gate.allow(1)")
-    await begin(person, path, chunkSize=MIB)
-    await person.until("gate.held === 1")
+    await begin_and_hold(person, path, 1)
     tab = Person(await person.page.context.new_page(), person.origin, person.url, person.token)
     await tab.open()
     await begin(tab, path)
     assert await end(tab) == "complete"
     assert await tab.offsets() == [MIB]
-    await person.page.evaluate("gate.allow(Infinity)")
-    assert await end(person) == "complete"
-    assert person.sha256s() == {CONTENT.name: CONTENT.sha256}
+    await person.allow()
+    await arrives(person)
     assert ("PATCH", 409) in await person.statuses()
 
 
@@ -207,13 +200,9 @@ async def test_what_the_quota_has_no_room_for_is_refused_before_it_is_sent(perso
 
 
 async def test_what_is_cancelled_gives_its_room_back(person: Person, path: Path) -> None:
-    await person.page.evaluate("gate.allow(1)")
-    await begin(person, path, chunkSize=MIB)
-    await person.until("gate.held === 1")
+    await begin_and_hold(person, path, 1)
     await person.page.evaluate("upload.abort(true)")
-    with person.client() as client:
-        assert client.uploads() == []
-        assert client.usage().reserved == 0
+    person.check_nothing_is_held()
 
 
 async def test_a_stream_whose_length_nobody_knows_arrives(person: Person, path: Path) -> None:
@@ -236,16 +225,15 @@ async def test_a_stream_whose_length_nobody_knows_arrives(person: Person, path: 
             upload.start();
         }"""
     )
-    assert await end(person) == "complete"
-    assert person.sha256s() == {CONTENT.name: CONTENT.sha256}
+    await arrives(person)
 
 
 async def test_parts_that_are_sent_side_by_side_become_one_file(person: Person, path: Path) -> None:
     """`parallelUploads`, and after a reload once more."""
     assert "concatenation" in person.extensions()
-    await person.page.evaluate("gate.allow(4)")
+    await person.allow(4)
     await begin(person, path, parallelUploads=3, chunkSize=MIB)
-    await person.until("gate.held === 3")
+    await person.holds(3)
     await person.open()
     await begin(person, path, parallelUploads=3, chunkSize=MIB)
     assert await end(person) == "complete"

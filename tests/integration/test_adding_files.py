@@ -15,7 +15,7 @@ from sqlalchemy import select, text
 
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
-from tests.support.servers import PRIVATE_DATABASES
+from tests.support.stack import patient
 from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
@@ -36,16 +36,10 @@ async def act(database: Database) -> Transactions:
     return made
 
 
-@pytest.fixture(params=PRIVATE_DATABASES)
-def server_url(request: pytest.FixtureRequest) -> str:
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
-
-
 @pytest.fixture
-async def act_beside(server_url: str) -> AsyncIterator[Transactions]:
+async def act_beside(served_url: str) -> AsyncIterator[Transactions]:
     """The same where others write in the middle of a transaction."""
-    made = Transactions(Database(server_url))
+    made = Transactions(patient(served_url))
     await made.create_user()
     yield made
     await made.database.close()
@@ -76,9 +70,6 @@ async def refs(act: Transactions) -> dict[str, int]:
 
 def sha256(seed: str) -> str:
     return digests(seed)["sha256"]
-
-
-# Names
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -197,9 +188,6 @@ async def test_of_all_that_want_a_free_name_at_once_one_gets_it(act: Transaction
     assert (await checked_accounts(act.database))["alice"].finished == 10 * (1 + 1 + 6)
 
 
-# Batches
-
-
 async def test_one_content_many_times_is_one_blob(act: Transactions) -> None:
     names = [f"{number}-ü😀" for number in range(60)]
     files = [file_row(seed=f"{number % 3}", size=10, name=name) for number, name in enumerate(names)]
@@ -287,9 +275,6 @@ async def test_batches_of_the_same_contents_in_other_orders_all_end(act: Transac
     for user_id in user_ids:
         names_of = Counter(name for name, _ in await files_of(act, user_id))
         assert if_exists is IfExists.KEEP or set(names_of.values()) == {1}
-
-
-# Among others
 
 
 async def test_whole_files_deletes_and_collections_of_one_content_that_race_keep_the_refs(act: Transactions) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeStack
-from tests.integration.bad_inputs import Bad
-from tests.integration.bad_inputs_wire import bad_inputs
+from tests.integration.bad_inputs import Bad, bad_inputs
 from tests.support.content import KIB, Content
 from tests.support.sockets import Answer, Server, serving_stack
 from tests.support.stack import Stack

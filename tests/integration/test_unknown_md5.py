@@ -15,6 +15,7 @@ from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
 from tests.support.layout import blob_path
 from tests.support.problems import problem
+from tests.support.resumable import Resumable, Rufh, Tus, files_of, id_of, native, path_of
 from tests.support.rot import flip_bit
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.stack import Stack
@@ -29,44 +30,42 @@ from uploader.storage.base import Digests
 
 CONTENT = Content(5 * 64 * KIB + 100)
 OTHER = Content(CONTENT.size, seed=1, name="another.bin")
-TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
+SPEAKERS = pytest.mark.parametrize("speak", [Tus, Rufh])
 
 
 @pytest.fixture
 async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
-    async with make_stack(chunk_size_bytes=64 * KIB) as made:
+    async with make_stack(chunk_size_bytes=64 * KIB, durability="process") as made:
         yield made
 
 
 @pytest.fixture
 async def on_each(make_stack_on: MakeStack) -> AsyncIterator[Stack]:
     """Once on each kind of database."""
-    async with make_stack_on(chunk_size_bytes=64 * KIB) as made:
+    async with make_stack_on(chunk_size_bytes=64 * KIB, durability="process") as made:
         yield made
 
 
-async def appended(stack: Stack, content: Content = CONTENT, client: httpx2.AsyncClient | None = None) -> str:
-    """Send a content by tus; returns the id of its upload."""
-    return await opened(stack, content, content.size, client)
-
-
-async def opened(
-    stack: Stack, content: Content = CONTENT, first_bytes: int = 0, client: httpx2.AsyncClient | None = None
+async def appended(
+    stack: Stack, content: Content = CONTENT, client: httpx2.AsyncClient | None = None, speak: type[Resumable] = Tus
 ) -> str:
-    headers = {**TUS, "Upload-Length": str(content.size)}
-    response = await (client or stack.client).post("/resumable", content=content.data[:first_bytes], headers=headers)
+    """Send a content in one request; returns the id of its upload."""
+    response = await speak(client or stack.client).create(content.size, content.data, last=True)
     assert response.status_code == 201, response.text
-    return str(response.headers["location"].rpartition("/")[2])
+    return id_of(path_of(response))
 
 
-async def append(stack: Stack, upload_id: str, start: int, content: Content = CONTENT) -> httpx2.Response:
-    headers = {**TUS, "Upload-Offset": str(start)}
-    return await stack.client.patch(f"/resumable/{upload_id}", content=content.data[start:], headers=headers)
+async def opened(tus: Resumable, first_bytes: int = 0) -> str:
+    """The path of an upload of which so much has come."""
+    return await tus.created(CONTENT.size, CONTENT.data[:first_bytes])
+
+
+async def rest(tus: Resumable, path: str, start: int) -> httpx2.Response:
+    return await tus.patch(path, start, CONTENT.data[start:], last=True)
 
 
 async def file_of(stack: Stack, client: httpx2.AsyncClient | None = None) -> dict[str, Any]:
-    (file,) = (await (client or stack.client).get("/me/files")).json()["files"]
-    assert isinstance(file, dict)
+    (file,) = await files_of(client or stack.client)
     return file
 
 
@@ -80,8 +79,8 @@ async def drifts(stack: Stack) -> list[Drift]:
 
 async def test_its_md5_is_null_until_its_bytes_are_read_back(on_each: Stack) -> None:
     stack, bob = on_each, await on_each.client_of("bob")
-    for client in (stack.client, bob):
-        await appended(stack, client=client)
+    for client, speak in ((stack.client, Tus), (bob, Rufh)):
+        await appended(stack, client=client, speak=speak)
         file = await file_of(stack, client)
         assert (file["md5"], file["sha256"]) == (None, CONTENT.sha256)
     assert (await stack.open(CONTENT)).json()["state"] == "uploading", "nobody knows this MD5"
@@ -135,16 +134,17 @@ async def test_who_sends_the_content_in_another_way_tells_it_to_all(
     await appended(stack, OTHER, carol)
     assert (await send(stack, bob)).status_code in (200, 201)
     assert [(await file_of(stack, client))["md5"] for client in (stack.client, bob)] == 2 * [CONTENT.md5]
-    carols = (await carol.get("/me/files")).json()["files"]
-    assert {file["sha256"]: file["md5"] for file in carols} == {CONTENT.sha256: CONTENT.md5, OTHER.sha256: None}
+    carols = {file["sha256"]: file["md5"] for file in await files_of(carol)}
+    assert carols == {CONTENT.sha256: CONTENT.md5, OTHER.sha256: None}
     await appended(stack, client=await stack.client_of("dave"))
     assert await drifts(stack) == []
 
 
-async def test_what_is_known_is_known_at_once(on_each: Stack) -> None:
+@SPEAKERS
+async def test_what_is_known_is_known_at_once(on_each: Stack, speak: type[Resumable]) -> None:
     assert (await on_each.upload(CONTENT)).status_code == 201
     bob = await on_each.client_of("bob")
-    await appended(on_each, client=bob)
+    await appended(on_each, client=bob, speak=speak)
     assert (await file_of(on_each, bob))["md5"] == CONTENT.md5
     assert await drifts(on_each) == []
 
@@ -157,51 +157,44 @@ async def test_the_same_user_who_sends_it_again_has_it(on_each: Stack) -> None:
     assert response.json()["file"] == await file_of(stack) == file | {"md5": CONTENT.md5}
 
 
-# Told by PATCH
-
-
+@SPEAKERS
 @pytest.mark.parametrize("first_bytes", [0, 100, 3 * 64 * KIB + 100])
-async def test_an_md5_that_is_told_is_compared(stack: Stack, first_bytes: int) -> None:
-    upload_id = await opened(stack, first_bytes=first_bytes)
-    told = await stack.client.patch(f"/uploads/{upload_id}", json={"md5": CONTENT.md5})
-    assert (told.status_code, told.json()["md5"]) == (200, CONTENT.md5)
-    assert (await append(stack, upload_id, first_bytes)).status_code == 204
-    assert (await file_of(stack))["md5"] == CONTENT.md5
-
-
-async def test_a_wrong_md5_that_is_told_is_refused(stack: Stack) -> None:
-    upload_id = await opened(stack, first_bytes=3 * 64 * KIB)
-    assert (await stack.client.patch(f"/uploads/{upload_id}", json={"md5": OTHER.md5})).status_code == 200
-    assert problem(await append(stack, upload_id, 3 * 64 * KIB), 422, "md5-mismatch")["actual"] == CONTENT.md5
-    assert (await stack.client.get("/me/files")).json()["files"] == []
+@pytest.mark.parametrize("content", [CONTENT, OTHER], ids=["right", "wrong"])
+async def test_a_told_md5_is_compared(stack: Stack, content: Content, first_bytes: int, speak: type[Resumable]) -> None:
+    speaker = speak(stack.client)
+    path = await opened(speaker, first_bytes)
+    told = await stack.client.patch(native(path), json={"md5": content.md5})
+    assert (told.status_code, told.json()["md5"]) == (200, content.md5)
+    last = await rest(speaker, path, first_bytes)
+    if content is CONTENT:
+        assert last.status_code == speaker.finished
+    else:
+        assert problem(last, 422, "md5-mismatch")["actual"] == CONTENT.md5
+    assert [file["md5"] for file in await files_of(stack.client)] == ([CONTENT.md5] if content is CONTENT else [])
     assert await checked_accounts(stack.services.database)
 
 
-async def upload_row_of(stack: Stack, upload_id: str) -> Upload:
-    (found,) = [upload for upload in await stack.services.uploads.list_open("alice") if upload.upload.id == upload_id]
-    return found.upload
-
-
 async def test_it_is_computed_in_the_background_from_when_it_is_told(stack: Stack) -> None:
-    first_bytes = 3 * 64 * KIB
-    upload_id = await opened(stack, first_bytes=first_bytes)
-    storage, before = stack.services.storage, await upload_row_of(stack, upload_id)
-    await eventually(lambda: _is_at(stack, before, first_bytes))
-    assert (await stack.client.patch(f"/uploads/{upload_id}", json={"md5": CONTENT.md5})).status_code == 200
-    told = await upload_row_of(stack, upload_id)
-    assert (before.needs_md5, told.needs_md5) == (False, True)
-    await eventually(lambda: _is_at(stack, told, first_bytes))
-    assert (await append(stack, upload_id, first_bytes)).status_code == 204
-    await storage.drain()
+    first_bytes, tus = 3 * 64 * KIB, Tus(stack.client)
+    path = await opened(tus, first_bytes)
+
+    async def row() -> Upload:
+        (found,) = await stack.services.uploads.list_open("alice")
+        return found.upload
+
+    async def is_digested() -> bool:
+        return await stack.services.storage.digested_bytes(await row()) == first_bytes
+
+    assert not (await row()).needs_md5
+    await eventually(is_digested)
+    assert (await stack.client.patch(native(path), json={"md5": CONTENT.md5})).status_code == 200
+    assert (await row()).needs_md5
+    await eventually(is_digested)
+    assert (await rest(tus, path, first_bytes)).status_code == 204
+    await stack.services.storage.drain()
 
 
-async def _is_at(stack: Stack, upload: Upload, position: int) -> bool:
-    return await stack.services.storage.digested_bytes(upload) == position
-
-
-async def test_an_md5_that_is_told_while_the_merge_has_no_digest_of_it_is_waited_for(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_merge_waits_for_an_md5_that_is_told_meanwhile(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = stack.services.storage
     before, computed = storage.digest, []
 
@@ -228,13 +221,10 @@ async def test_an_md5_that_is_told_of_a_file_is_not_believed(stack: Stack) -> No
 
 
 async def test_chunks_of_such_an_upload_need_no_md5_either(stack: Stack) -> None:
-    upload_id = await opened(stack)
+    path = native(await opened(Tus(stack.client)))
     for number in range(CONTENT.chunk_count):
-        response = await stack.client.put(f"/uploads/{upload_id}/chunks/{number}", content=CONTENT.chunk(number))
+        response = await stack.client.put(f"{path}/chunks/{number}", content=CONTENT.chunk(number))
     assert (response.status_code, response.json()["file"]["md5"]) == (201, None)
-
-
-# Names that are taken
 
 
 async def test_what_may_be_the_same_is_not_refused_for_its_name(stack: Stack) -> None:
@@ -251,9 +241,6 @@ async def test_what_may_be_the_same_is_not_refused_for_its_name(stack: Stack) ->
     query = {"name": name, "if_exists": "fail"}
     response = await stack.client.put(f"/files/{CONTENT.md5}", params=query, content=CONTENT.data)
     assert (response.status_code, response.json()["file"]["md5"]) == (200, CONTENT.md5)
-
-
-# What goes bad
 
 
 async def test_of_damaged_bytes_no_md5_is_noted(stack: Stack) -> None:
@@ -304,9 +291,6 @@ async def test_files_that_lack_what_their_blob_has_are_reported(stack: Stack) ->
         assert await drifts(stack) == (found if expected else [])
 
 
-# At once
-
-
 async def test_a_file_that_is_being_made_while_it_is_filled_in_has_it_too(database: Database) -> None:
     act, placed, go_on = Transactions(database), asyncio.Event(), asyncio.Event()
     for user_id in ("alice", "bob"):
@@ -340,14 +324,14 @@ async def test_of_all_who_compute_it_at_once_every_file_has_it(on_each: Stack) -
     stack = on_each
     clients = [await stack.client_of(f"user-{number}") for number in range(6)]
 
-    for _ in range(5):
+    for _ in range(3):
         await appended(stack)
         by_tus = [appended(stack, client=client) for client in clients[:2]]
         native = [whole(stack, clients[2]), by_chunks(stack, clients[3]), in_a_batch(stack, clients[4])]
         await asyncio.gather(*by_tus, *native, scrub(stack), scrub(stack))
         await appended(stack, client=clients[5])
         for client in (stack.client, *clients):
-            for file in (await client.get("/me/files")).json()["files"]:
+            for file in await files_of(client):
                 assert file["md5"] == CONTENT.md5
                 assert (await client.delete(f"/me/files/{file['id']}")).status_code == 204
         assert await drifts(stack) == []

@@ -19,6 +19,7 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
+from uploader.accounting import redis as accounting
 from uploader.http.bodies.body import BodyBudget
 
 CLIENTS = 1000
@@ -29,8 +30,9 @@ RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 
 
 async def test_a_thousand_vanishing_clients_leave_nothing_behind(
-    make_stack: MakeStack, caplog: pytest.LogCaptureFixture
+    make_stack: MakeStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(accounting, "_CONNECT_SECONDS", 60.0)  # in the end 200 want a connection at once
     async with serving_stack(make_stack, max_concurrent_chunks=CLIENTS, body_budget_bytes=16 * MIB) as server:
         stack = server.stack
         idle = _descriptors()["files"]
@@ -60,11 +62,8 @@ def _requests(stack: Stack, file_id: str) -> list[bytes]:
     """Whole requests; each client vanishes somewhere in one, or in its answer."""
 
     def request(method: str, path: str, body: bytes = b"") -> bytes:
-        authorization = stack.client.headers["authorization"]
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: test\r\nAuthorization: {authorization}\r\nContent-Length: {len(body)}"
-        )
-        return f"{head}\r\n\r\n".encode() + body
+        head = f"{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n"
+        return f"{head}Authorization: {stack.client.headers['authorization']}\r\n\r\n".encode() + body
 
     chunks = [request("PUT", f"/files/{OPEN.md5}/chunks/{number}", OPEN.chunk(number)) for number in range(7)]
     return [

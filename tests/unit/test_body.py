@@ -16,9 +16,9 @@ from starlette.types import Message
 
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, StorageFull, TooManyRequests
 from uploader.http.bodies import intake as intake_module
-from uploader.http.bodies import intake as pace_module
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments
 from uploader.http.bodies.intake import Incoming, Intake, MessageBody
 from uploader.service.chunk import ConcurrentBodies
@@ -33,6 +33,13 @@ async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
     await made.prepare()
     yield made
     made.close()
+
+
+def received(
+    spool: Spool, size: int, *, budget: BodyBudget | None = None, segments: Segments | None = None
+) -> ReceivedBody:
+    """A body of alice's, of which nothing has come; without a budget it has no memory."""
+    return ReceivedBody(budget or BodyBudget(0), segments or Segments(4 * MIB), spool, "alice", size)
 
 
 def content_of(body: Body) -> bytes:
@@ -70,23 +77,15 @@ async def append(body: ReceivedBody, piece: bytes, *, slow: bool = False) -> Non
     body.advance(count)
 
 
-# The budget
-
-
-def test_a_user_gets_a_quarter_of_the_budget() -> None:
+def test_a_user_gets_a_quarter_of_the_budget_and_all_together_no_more_than_it() -> None:
     budget = BodyBudget(400)
     assert budget.charge("alice", 100)
     assert not budget.charge("alice", 1)
-    assert budget.charge("bob", 100)
-
-
-def test_the_process_never_takes_more_than_its_budget() -> None:
-    budget = BodyBudget(400)
-    assert all(budget.charge(user, 99) for user in ("a", "b", "c", "d"))
-    assert budget.charge("e", 4)
+    assert all(budget.charge(user, 99) for user in ("b", "c", "d"))
+    assert budget.charge("e", 3)
     assert not budget.charge("e", 1)
-    budget.release("a", 99)
-    assert budget.charge("e", 96)
+    budget.release("b", 99)
+    assert budget.charge("e", 97)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 120)), max_size=50))
@@ -99,41 +98,33 @@ def test_what_is_charged_and_given_back_leaves_the_budget_whole(charges: list[tu
     assert is_whole(budget, 400)
 
 
-# A received body
-
-
-async def test_a_body_within_the_budget_stays_in_memory(spool: Spool, tmp_path: Path) -> None:
-    content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
-    body = ReceivedBody(budget, Segments(4 * MIB), spool, "alice", content.size)
-    await fill(body, content.data, 64 * KIB)
-    assert open_files_under(tmp_path) == []
-    assert body.length == content.size
-    assert content_of(body) == content.data
-    assert content_of(body) == content.data, "the pieces may be asked for again"
-    body.close()
-    assert is_whole(budget, 4 * MIB)
-
-
-@pytest.mark.parametrize("piece_bytes", [1000, 64 * KIB, 300 * KIB, 3 * MIB])
-async def test_a_body_beyond_the_budget_moves_to_an_unlinked_file(
-    spool: Spool, tmp_path: Path, piece_bytes: int
+@pytest.mark.parametrize(
+    ("size", "budget_bytes", "piece_bytes", "slow_from", "spooled"),
+    [
+        (300 * KIB, 4 * MIB, 64 * KIB, None, False),
+        *((2 * MIB + 123, 400 * KIB, piece_bytes, None, True) for piece_bytes in (1000, 64 * KIB, 300 * KIB, 3 * MIB)),
+        (500 * KIB, 4 * MIB, 100 * KIB, 200 * KIB, True),
+    ],
+)
+async def test_a_body_beyond_the_budget_or_too_slow_moves_from_memory_to_an_unlinked_file(
+    spool: Spool, tmp_path: Path, size: int, budget_bytes: int, piece_bytes: int, slow_from: int | None, spooled: bool
 ) -> None:
-    content, budget = Content(2 * MIB + 123), BodyBudget(400 * KIB)
-    body = ReceivedBody(budget, Segments(4 * MIB), spool, "alice", content.size)
-    await fill(body, content.data, piece_bytes)
-    assert len(open_files_under(tmp_path / "spool")) == 1
+    content, budget = Content(size), BodyBudget(budget_bytes)
+    body = received(spool, size, budget=budget)
+    await fill(body, content.data, piece_bytes, slow_from=slow_from)
+    assert len(open_files_under(tmp_path / "spool")) == spooled
     assert list((tmp_path / "spool").iterdir()) == []
-    assert is_whole(budget, 400 * KIB), "who spools holds no memory"
-    assert content_of(body) == content_of(body) == content.data
+    assert (charged(budget) == 0) is spooled, "who spools holds no memory"
+    assert body.length == size
+    assert content_of(body) == content_of(body) == content.data, "the pieces may be asked for again"
     body.close()
+    assert is_whole(budget, budget_bytes)
     assert open_files_under(tmp_path) == []
 
 
-async def test_a_body_that_the_system_has_no_memory_for_moves_to_an_unlinked_file(
-    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_memory_a_body_is_spooled(spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
-    body = ReceivedBody(budget, Segments(4 * MIB), spool, "alice", content.size)
+    body = received(spool, content.size, budget=budget)
     await append(body, content.data[: 10 * KIB])
 
     def refuse(*_arguments: Any) -> None:
@@ -147,21 +138,9 @@ async def test_a_body_that_the_system_has_no_memory_for_moves_to_an_unlinked_fil
     body.close()
 
 
-async def test_a_slow_body_gives_its_memory_back(spool: Spool, tmp_path: Path) -> None:
-    content, budget = Content(500 * KIB), BodyBudget(4 * MIB)
-    body = ReceivedBody(budget, Segments(4 * MIB), spool, "alice", content.size)
-    await fill(body, content.data, 100 * KIB, slow_from=200 * KIB)
-    assert is_whole(budget, 4 * MIB)
-    assert content_of(body) == content.data
-    body.close()
-    assert open_files_under(tmp_path) == []
-
-
-async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(
-    spool: Spool,
-) -> None:
+async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(spool: Spool) -> None:
     content = Content(600 * KIB)
-    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), spool, "alice", content.size)
+    body = received(spool, content.size)
     with short_writes(7777) as fault:
         await fill(body, content.data, 100 * KIB)
     assert fault.hits > 0
@@ -169,25 +148,19 @@ async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(
     body.close()
 
 
-async def test_a_full_disk_under_the_spool_is_told_as_such(spool: Spool, tmp_path: Path) -> None:
-    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), spool, "alice", 600 * KIB)
-    with failing_call("pwrite", errno.ENOSPC) as fault, pytest.raises(StorageFull):
+@pytest.mark.parametrize("call", ["open", "pwrite"])
+async def test_a_full_disk_under_the_spool_is_told_as_such(spool: Spool, tmp_path: Path, call: str) -> None:
+    body = received(spool, 600 * KIB)
+    with failing_call(call, errno.ENOSPC) as fault, pytest.raises(StorageFull):
         await fill(body, bytes(600 * KIB), 100 * KIB)
     assert fault.hits == 1
     body.close()
     assert open_files_under(tmp_path) == []
 
 
-async def test_a_spool_that_cannot_be_opened_for_lack_of_room_is_a_full_disk(spool: Spool) -> None:
-    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), spool, "alice", 10)
-    with failing_call("open", errno.ENOSPC), pytest.raises(StorageFull):
-        await append(body, b"0123456789")
-    body.close()
-
-
 async def test_closing_twice_gives_back_once(spool: Spool) -> None:
     budget, segments = BodyBudget(4 * 2 * 16 * KIB), Segments(MIB)
-    body, other = (ReceivedBody(budget, segments, spool, "alice", 50) for _ in range(2))
+    body, other = (received(spool, 50, budget=budget, segments=segments) for _ in range(2))
     await append(body, bytes(50))
     await append(other, bytes(50))
     body.close()
@@ -200,27 +173,19 @@ async def test_closing_twice_gives_back_once(spool: Spool) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 16 * KIB, 16 * KIB + 1, 64 * KIB, 64 * KIB + 1, 200 * KIB])
-async def test_a_body_is_charged_for_the_segments_it_needs(spool: Spool, size: int) -> None:
+async def test_a_body_is_charged_for_the_segments_it_needs_which_are_used_again(spool: Spool, size: int) -> None:
     content, budget, segments = Content(size), BodyBudget(MIB), Segments(MIB)
     assert (segments.small_bytes, segments.large_bytes) == (16 * KIB, 64 * KIB)
-    body = ReceivedBody(budget, segments, spool, "alice", size)
-    await fill(body, content.data, 10 * KIB)
-    assert content_of(body) == content.data
-    assert charged(budget) == (16 * KIB if size <= 16 * KIB else -(-size // (64 * KIB)) * 64 * KIB)
-    body.close()
-    assert is_whole(budget, MIB)
-
-
-async def test_the_memory_of_a_body_is_used_again(spool: Spool) -> None:
-    content, segments = Content(190 * KIB), Segments(MIB)
     used = []
     for _ in range(2):
-        body = ReceivedBody(BodyBudget(MIB), segments, spool, "alice", content.size)
-        await fill(body, content.data, 100 * KIB)
+        body = received(spool, size, budget=budget, segments=segments)
+        await fill(body, content.data, 10 * KIB)
         assert content_of(body) == content.data
+        assert charged(budget) == (16 * KIB if size <= 16 * KIB else -(-size // (64 * KIB)) * 64 * KIB)
         used.append({id(piece.obj) for piece in body.pieces()})
         body.close()
     assert used[0] == used[1]
+    assert is_whole(budget, MIB)
 
 
 def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
@@ -234,24 +199,19 @@ def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
             segments.give_back(taken.pop())
 
 
-async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descriptor(
-    spool: Spool, tmp_path: Path
-) -> None:
-    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), spool, "alice", 10)
+async def test_a_body_cancelled_while_its_file_opens_leaves_no_descriptor(spool: Spool, tmp_path: Path) -> None:
+    body = received(spool, 10)
     with paused_call("open", only=lambda path: path == tmp_path / "spool") as pause:
         task = asyncio.create_task(append(body, b"0123456789"))
-        await asyncio.to_thread(pause.reached.wait, 10)
+        await asyncio.to_thread(pause.reached.wait, PATIENCE_SECONDS)
         task.cancel()
         await asyncio.sleep(0)
         pause.go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await asyncio.to_thread(pause.ended.wait, 10)
+        assert await asyncio.to_thread(pause.ended.wait, PATIENCE_SECONDS)
     body.close()
     assert open_files_under(tmp_path) == []
-
-
-# Taking in
 
 
 class Sender:
@@ -278,123 +238,104 @@ def an_intake(spool: Spool, **settings: Any) -> Intake:
     return Intake(Settings(**settings), spool)
 
 
-async def test_a_body_is_received_whole(spool: Spool) -> None:
-    body = await Incoming(an_intake(spool), MessageBody(Sender(b"ab", b"", b"cd").receive)).receive("alice", 4)
+def incoming(spool: Spool, sender: Sender, **settings: Any) -> Incoming:
+    return Incoming(an_intake(spool, **settings), MessageBody(sender.receive))
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_body_is_received_whole(spool: Spool, told: bool) -> None:
+    sender = Sender(b"ab", b"", b"cd")
+    request = Request({"type": "http", "headers": [(b"content-length", b"4")]}, sender.receive)
+    receiving = an_intake(spool).body_of(request).receive_up_to if told else incoming(spool, sender).receive
+    body = await receiving("alice", 4)
     assert (body.length, content_of(body)) == (4, b"abcd")
     body.close()
 
 
-async def test_a_body_that_is_too_long_is_cut_off_at_the_limit(spool: Spool) -> None:
-    sender = Sender(b"abcd", b"e", b"f")
+@pytest.mark.parametrize(("pieces", "received_bytes", "asked"), [((b"abcd", b"e", b"f"), 5, 2), ((b"abc",), 3, 1)])
+async def test_another_length_is_refused(
+    spool: Spool, pieces: tuple[bytes, ...], received_bytes: int, asked: int
+) -> None:
+    sender = Sender(*pieces)
     with pytest.raises(ChunkLengthMismatch) as caught:
-        await Incoming(an_intake(spool), MessageBody(sender.receive)).receive("alice", 4)
-    assert caught.value.fields == {"expected": 4, "received": 5}
-    assert sender.asked == 2
+        await incoming(spool, sender).receive("alice", 4)
+    assert caught.value.fields == {"expected": 4, "received": received_bytes}
+    assert sender.asked == asked
 
 
-async def test_a_body_that_is_too_short_is_refused(spool: Spool) -> None:
-    with pytest.raises(ChunkLengthMismatch) as caught:
-        await Incoming(an_intake(spool), MessageBody(Sender(b"abc").receive)).receive("alice", 4)
-    assert caught.value.fields == {"expected": 4, "received": 3}
+IN_EACH = pytest.mark.parametrize("budget_bytes", [4, 512 * MIB], ids=["spooled", "in memory"])
 
 
-@pytest.mark.parametrize("content", [b"", b"abc", b"abcd", b"x" * 100 * KIB])
-async def test_a_body_without_a_length_may_have_any_up_to_the_limit(spool: Spool, content: bytes) -> None:
-    for budget_bytes in (4, 512 * MIB):
-        source = MessageBody(Sender(content[:3], b"", content[3:]).receive)
-        body = await Incoming(an_intake(spool, body_budget_bytes=budget_bytes), source).receive_up_to(
-            "alice", max(len(content), 4)
-        )
-        assert (body.length, content_of(body)) == (len(content), content)
-        body.close()
-
-
-@pytest.mark.parametrize("size", [0, 64 * KIB, MIB, 2 * MIB])
-async def test_a_body_that_ends_where_its_memory_does_has_no_empty_pieces(spool: Spool, size: int) -> None:
-    for budget_bytes in (4, 512 * MIB):
-        source = MessageBody(Sender(Content(size).data, b"").receive)
-        body = await Incoming(an_intake(spool, body_budget_bytes=budget_bytes), source).receive_up_to("alice", 4 * MIB)
-        assert all(len(piece) for piece in body.pieces())
-        assert content_of(body) == Content(size).data
-        body.close()
-
-
-async def test_a_body_without_a_length_is_cut_off_at_the_limit(spool: Spool, tmp_path: Path) -> None:
-    for budget_bytes in (4, 512 * MIB):
-        sender = Sender(b"abcd", b"e", b"f")
-        intake = an_intake(spool, body_budget_bytes=budget_bytes)
-        with pytest.raises(FileTooLarge) as caught:
-            await Incoming(intake, MessageBody(sender.receive)).receive_up_to("alice", 4)
-        assert caught.value.fields == {"limit": 4}
-        assert sender.asked == 2
-        assert charged(intake._budget) == 0
-    assert open_files_under(tmp_path) == []
-
-
-def _request(receive: Any, *headers: tuple[bytes, bytes]) -> Request:
-    return Request({"type": "http", "headers": list(headers)}, receive)
-
-
-async def test_a_body_of_a_length_that_was_told_has_that_and_no_more_than_the_limit(spool: Spool) -> None:
-    intake = an_intake(spool)
-    told = intake.body_of(_request(Sender(b"ab", b"cd").receive, (b"content-length", b"4")))
-    body = await told.receive_up_to("alice", 4)
-    assert content_of(body) == b"abcd"
+@IN_EACH
+@pytest.mark.parametrize("size", [0, 3, 4, 64 * KIB, 100 * KIB, MIB, 2 * MIB])
+async def test_a_body_without_a_length_may_have_any_up_to_the_limit(spool: Spool, size: int, budget_bytes: int) -> None:
+    data = Content(size).data
+    sender = Sender(data[:3], b"", data[3:], b"")
+    body = await incoming(spool, sender, body_budget_bytes=budget_bytes).receive_up_to("alice", max(size, 4))
+    assert all(len(piece) for piece in body.pieces()), "also where it ends where its memory does"
+    assert (body.length, content_of(body)) == (size, data)
     body.close()
-    for length, limit_bytes, error in ((b"5", 4, FileTooLarge), (b"5", 5, ChunkLengthMismatch)):
-        sender = Sender(b"abcd")
-        with pytest.raises(error):
-            await intake.body_of(_request(sender.receive, (b"content-length", length))).receive_up_to(
-                "alice", limit_bytes
-            )
-        assert sender.asked == (error is ChunkLengthMismatch)
 
 
-async def test_a_client_that_goes_away_leaves_nothing(spool: Spool, tmp_path: Path) -> None:
+@IN_EACH
+@pytest.mark.parametrize(
+    ("pieces", "told", "limit", "error", "asked"),
+    [
+        ((b"abcd", b"e", b"f"), None, 4, FileTooLarge, 2),
+        ((b"abcd",), b"5", 4, FileTooLarge, 0),
+        ((b"abcd",), b"5", 5, ChunkLengthMismatch, 1),
+    ],
+    ids=["untold", "told", "short"],
+)
+async def test_a_body_is_cut_off_at_the_limit(
+    spool: Spool, tmp_path: Path, budget_bytes: int, pieces: Any, told: bytes | None, limit: int, error: Any, asked: int
+) -> None:
+    intake, sender = an_intake(spool, body_budget_bytes=budget_bytes), Sender(*pieces)
+    headers = [] if told is None else [(b"content-length", told)]
+    with pytest.raises(error) as caught:
+        await intake.body_of(Request({"type": "http", "headers": headers}, sender.receive)).receive_up_to(
+            "alice", limit
+        )
+    assert caught.value.fields == ({"limit": 4} if error is FileTooLarge else {"expected": 5, "received": 4})
+    assert sender.asked == asked
+    assert charged(intake._budget) == 0
+    assert open_files_under(tmp_path) == []
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_client_that_goes_away_or_stands_still_leaves_nothing(spool: Spool, tmp_path: Path, gone: bool) -> None:
     sender = Sender(b"ab", b"cd", last=False)
-    sender.messages[1] = {"type": "http.disconnect"}
-    with pytest.raises(ClientDisconnect):
-        await Incoming(an_intake(spool, body_budget_bytes=4), MessageBody(sender.receive)).receive("alice", 4)
+    sender.messages[1:] = [{"type": "http.disconnect"}] if gone else []
+    settings = {"body_budget_bytes": 4, "body_idle_timeout_seconds": 60.0 if gone else 0.02}
+    with pytest.raises(ClientDisconnect if gone else BodyTimeout):
+        await incoming(spool, sender, **settings).receive("alice", 4)
     assert open_files_under(tmp_path) == []
 
 
-async def test_a_body_that_stands_still_is_given_up(spool: Spool, tmp_path: Path) -> None:
-    intake = an_intake(spool, body_idle_timeout_seconds=0.02, body_budget_bytes=4)
-    with pytest.raises(BodyTimeout):
-        await Incoming(intake, MessageBody(Sender(b"ab", last=False).receive)).receive("alice", 4)
-    assert open_files_under(tmp_path) == []
-
-
-async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(spool: Spool) -> None:
-    intake = an_intake(spool, body_idle_timeout_seconds=0.5, body_budget_bytes=4)
-    sender = Sender(b"a" * 256 * KIB, b"b" * 8, delay_seconds=0.01)
+async def test_a_client_is_not_to_blame_for_a_still_disk(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    receiving = incoming(spool, Sender(b"a" * 256 * KIB, b"b" * 8), body_idle_timeout_seconds=60.0, body_budget_bytes=4)
     with paused_call("pwrite") as pause:
-        receiving = asyncio.create_task(Incoming(intake, MessageBody(sender.receive)).receive("alice", 256 * KIB + 8))
-        assert await asyncio.to_thread(pause.reached.wait, 10)
-        await asyncio.sleep(0.7)
+        task = asyncio.create_task(receiving.receive("alice", 256 * KIB + 8))
+        assert await asyncio.to_thread(pause.reached.wait, PATIENCE_SECONDS)
+        monkeypatch.setattr(loop, "time", lambda: now() + 70)
         pause.go_on.set()
-        body = await receiving
+        body = await task
     assert body.length == 256 * KIB + 8
     body.close()
 
 
-async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pace_module, "GRACE_SECONDS", 0.02)
-    intake = an_intake(spool, min_body_rate_bytes=10**9)
+async def test_a_body_below_the_minimum_rate_is_given_up(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "GRACE_SECONDS", 0.02)
     with pytest.raises(BodyTimeout):
-        await Incoming(intake, MessageBody(Sender(b"ab", last=False).receive)).receive("alice", 4)
+        await incoming(spool, Sender(b"ab", last=False), min_body_rate_bytes=10**9).receive("alice", 4)
 
 
-async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memory(
-    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pace_module, "GRACE_SECONDS", 0.02)
-    intake = an_intake(spool, min_body_rate_bytes=1)
-    body = await Incoming(intake, MessageBody(Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05).receive)).receive(
-        "alice", 64
-    )
+async def test_a_body_that_takes_long_is_spooled(spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake_module, "GRACE_SECONDS", 0.02)
+    sender = Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05)
+    body = await incoming(spool, sender, min_body_rate_bytes=1).receive("alice", 64)
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert content_of(body) == b"x" * 60 + b"y" * 4
     body.close()
@@ -437,29 +378,21 @@ async def test_a_body_that_is_there_in_another_length_is_refused(spool: Spool, c
     assert charged(intake._budget) == 0
 
 
-async def test_a_part_of_a_stream_waits_for_memory_that_others_give_back(spool: Spool, tmp_path: Path) -> None:
-    intake = an_intake(spool, body_budget_bytes=64)
-    assert intake._budget.charge("alice", 16)
-    receiving = asyncio.create_task(
-        Incoming(intake, MessageBody(Sender(b"abcd").receive)).receive_part("alice", 4, lambda: True)
-    )
-    await asyncio.sleep(0.01)
-    assert not receiving.done()
-    intake._budget.release("alice", 16)
-    part = await receiving
-    assert (content_of(part.body), open_files_under(tmp_path / "spool")) == (b"abcd", [])
-    part.body.close()
-
-
-async def test_a_part_of_a_stream_does_not_wait_for_memory_for_long(
-    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given_back", [True, False])
+async def test_a_part_of_a_stream_waits_for_memory_that_others_give_back_but_not_for_long(
+    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_back: bool
 ) -> None:
-    monkeypatch.setattr(intake_module, "_PATIENCE_SECONDS", 0.01)
-    intake = an_intake(spool, body_budget_bytes=64)
-    assert intake._budget.charge("alice", 16)
-    part = await Incoming(intake, MessageBody(Sender(b"abcd").receive)).receive_part("alice", 4, lambda: True)
-    assert len(open_files_under(tmp_path / "spool")) == 1
+    monkeypatch.setattr(intake_module, "_PATIENCE_SECONDS", 60.0 if given_back else 0.01)
+    receiving = incoming(spool, Sender(b"abcd"), body_budget_bytes=64)
+    assert receiving.intake._budget.charge("alice", 16)
+    task = asyncio.create_task(receiving.receive_part("alice", 4, lambda: True))
+    if given_back:
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        receiving.intake._budget.release("alice", 16)
+    part = await task
     assert (content_of(part.body), part.error) == (b"abcd", None)
+    assert len(open_files_under(tmp_path / "spool")) == (not given_back)
     part.body.close()
 
 
