@@ -38,7 +38,7 @@ _IMPORTED = (
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
     *("uvicorn.loops.auto", "h11", "httpcore2", "truststore", "anyio._backends._asyncio", "encodings.idna"),
     *("alembic.command", "alembic.config", "asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "hiredis"),
-    *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress", "tests.races.racer"),
+    *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress", "tests.soak.races.racer"),
 )
 # What reads the environment when it is imported.
 _READ_AT_IMPORT = ("uploader.clock", "uploader.crashpoints")

@@ -1,6 +1,6 @@
 """One of the two processes: the services of a worker with all its jobs, told by lines of JSON what to do and when.
 
-`python -m tests.races.racer a|b`; its settings are UPLOADER_* as for a server.
+`python -m tests.soak.races.racer a|b`; its settings are UPLOADER_* as for a server.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from typing import Any
 import httpx2
 import uvloop
 
-from tests.races.rounds import ALICE, Round, Steady, Worker, word_of
-from tests.races.table import BY_NAME, Race
+from tests.soak.races.rounds import ALICE, Round, Steady, Worker, word_of
+from tests.soak.races.table import BY_NAME, Race
 from tests.support.faults import open_files_under
 from uploader.bootstrap import Services, build_application, running
 from uploader.observability import configure_logging
@@ -27,14 +27,16 @@ _SPACING_SECONDS = 0.004
 # The side that starts later does so by as much as this, every second time by less than a quarter of it; but some by as
 # much as it takes the other to end, so that both orders are among the rounds of every race.
 _MAX_LAG_SECONDS = 0.03
-_WHOLE_LAG_SECONDS = 0.4
+_WHOLE_LAGS, _WHOLE_LAG_SECONDS = 10, 0.4
 
 
 def lag_seconds(race: Race, number: int, side: str) -> float:
     """How much later than the other this side starts."""
     dice = random.Random(f"{race.name}/{number}")
-    late, share = dice.choice("ab"), dice.random()
-    lag = _WHOLE_LAG_SECONDS if number % 100 < 10 else _MAX_LAG_SECONDS * share**2
+    if number % 100 < _WHOLE_LAGS:
+        late, lag = "ab"[number % 2], _WHOLE_LAG_SECONDS
+    else:
+        late, lag = dice.choice("ab"), _MAX_LAG_SECONDS * dice.random() ** 2
     return lag if late == side else 0.0
 
 

@@ -3,13 +3,13 @@
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.flips import sqlite_rows
-from tests.flips.clients import Client
-from tests.flips.installation import Installation
+from tests.soak.clients import Client
+from tests.soak.flips import sqlite_rows
+from tests.soak.flips.installation import Installation
 from tests.support.content import Content
 
 # While clients work; and while the server is stopped, because its database and its Valkey read their files at the start.
@@ -41,9 +41,6 @@ class Flip:
     def __str__(self) -> str:
         where = f"flip {self.number}, {self.path} at {self.offset}, {self.before:#04x} to {self.after:#04x}"
         return f"{where} ({self.about})" if self.about else where
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Flipper:
@@ -159,13 +156,7 @@ class Flipper:
 
 def contents_of(clients: Iterable[Client]) -> dict[str, Content]:
     """All that anybody has or is to have, by SHA-256."""
-    found: dict[str, Content] = {}
-    for client in clients:
-        for _, content in client.promises.files.values():
-            found[content.sha256] = content
-        for upload in client.promises.uploads.values():
-            found[upload.content.sha256] = upload.content
-    return found
+    return {content.sha256: content for client in clients for content in client.promises.contents}
 
 
 def _shuffled(chosen: random.Random, things: "Iterable[Any]") -> list[Any]:

@@ -1,24 +1,22 @@
 """Looks at the accounts all the while, and at everything in the end. It trusts definitions only, no figure of the server."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from redis.asyncio import Redis
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tests.chaos.clients import Client
-from tests.chaos.housekeeping import CleanedUp
+from tests.soak.clients import Client
 from tests.support.at_rest import OnDisk, StoredBytes, check_stored_at_rest, read_rows, rests_within
 from tests.support.invariants import checked_accounts
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.errors import Unavailable
 
 _POLL_SECONDS = 0.2
-_REST_SECONDS = 30.0
 
 
 @dataclass
@@ -27,7 +25,6 @@ class Findings:
 
     audits: int = 0
     missed: int = 0  # the database was away
-    cleaned: dict[str, int] = field(default_factory=dict)  # by the housekeeping on S3
     violations: list[str] = field(default_factory=list)
 
 
@@ -56,46 +53,29 @@ class Auditor:
         """All invariants, once everything has come to rest by itself; the bytes by which the accounts have drifted."""
         async with Redis.from_url(redis_url) as redis:
             try:
-                await rests_within(_REST_SECONDS, lambda: self._check(redis))
+                await rests_within(PATIENCE_SECONDS, lambda: check_stored_at_rest(self._database, redis, self._stored))
             except AssertionError as error:
                 self.findings.violations.append(f"at rest: {error}")
         self.findings.audits += 1
-        rows = await self._database.read(read_rows)
-        stored = await self._stored.of_uploads(rows)
+        stored = await self._stored.of_uploads(await self._database.read(read_rows))
         for client in clients:
-            await self._check_promises(client, stored)
+            self.findings.violations += [f"{client.user_id}: {broken}" for broken in _broken(client, stored)]
         return await self._database.read(lambda connection: _drift_bytes(connection, stored))
 
-    async def conclude_again(self, clients: list[Client], redis_url: str, cleaned: CleanedUp) -> int:
-        """After the housekeeping on S3: nothing is left that no row names, and all else is there."""
-        self.findings.cleaned = cleaned.figures
-        self.findings.violations += [f"left after the housekeeping: {what}" for what in cleaned.left]
-        return await self.conclude(clients, redis_url)
 
-    async def _check(self, redis: Redis) -> None:
-        await check_stored_at_rest(self._database, redis, self._stored)
-
-    async def _check_promises(self, client: Client, stored: Mapping[str, OnDisk]) -> None:
-        """Every acknowledged chunk of an open upload is stored, whole."""
-        uploads = models.upload.c
-        query = select(uploads.md5, uploads.id).where(uploads.user_id == client.user_id, uploads.state == "OPEN")
-        ids = await self._database.read(lambda connection: _pairs(connection, query))
-        for md5, acknowledged in client.promises.acknowledged.items():
-            held = stored.get(ids.get(md5, ""))
-            sound: frozenset[int] = frozenset() if held is None else held.sound
-            if not acknowledged <= sound:
-                lost = sorted(acknowledged - sound)
-                self.findings.violations.append(f"acknowledged chunks {lost} of {client.user_id}'s {md5} are lost")
-        self._check_streams(client, stored)
-
-    def _check_streams(self, client: Client, stored: Mapping[str, OnDisk]) -> None:
-        """Every upload by tus that was left open has the bytes that it was said to have."""
-        promises = client.streams.promises
-        for upload_id in promises.left_open:
-            held = stored.get(upload_id)
-            there = 0 if held is None else held.leading
-            if there < promises.appended[upload_id]:
-                self.findings.violations.append(f"{upload_id} has {there} bytes of {promises.appended[upload_id]}")
+def _broken(client: Client, stored: Mapping[str, OnDisk]) -> Iterator[str]:
+    """Every acknowledged chunk of an open upload is stored, whole, and every stream that was left open has the bytes that
+    it was said to have."""
+    for known in client.promises.uploads.values():
+        held = stored.get(known.upload_id)
+        lost = known.acknowledged - (frozenset() if held is None else held.sound)
+        if lost:
+            yield f"acknowledged chunks {sorted(lost)} of {known.upload_id} are lost"
+    for upload_id in client.streams.left_open:
+        held = stored.get(upload_id)
+        there, promised = 0 if held is None else held.leading, client.streams.appended[upload_id]
+        if there < promised:
+            yield f"{upload_id} has {there} bytes of {promised}"
 
 
 async def _drift_bytes(connection: AsyncConnection, stored: Mapping[str, OnDisk]) -> int:
@@ -117,7 +97,3 @@ async def _drift_bytes(connection: AsyncConnection, stored: Mapping[str, OnDisk]
         + abs(row[3] - reserved.get(row[0], 0))
         for row in await connection.execute(figures)
     )
-
-
-async def _pairs(connection: AsyncConnection, query: Select[Any]) -> dict[str, str]:
-    return {row[0]: row[1] for row in await connection.execute(query)}

@@ -6,25 +6,18 @@ import hashlib
 import random
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import httpx2
 
 from tests.support.content import Content
 
+if TYPE_CHECKING:
+    from tests.soak.clients import Record
+
 _TUS = {"Tus-Resumable": "1.0.0"}
 _BYTES = {"Content-Type": "application/offset+octet-stream"}
 _BROKEN_OFF, _CHECKED, _FALSE = 0.15, 0.12, 0.04
-
-
-@dataclass
-class Streamed:
-    """What a user was told of streams, and may rely on: up to where the bytes of an upload are there, by its id."""
-
-    appended: dict[str, int] = field(default_factory=dict)
-    # Those that nobody but their client can go on with, because they have no MD5.
-    left_open: dict[str, Content] = field(default_factory=dict)
 
 
 class BrokenOff(Exception):
@@ -54,17 +47,20 @@ class Streams:
         self,
         request: Callable[..., Awaitable[httpx2.Response]],
         chance: random.Random,
-        count: Callable[[str], None],
-        wrong: Callable[[str, httpx2.Response], None],
-        violate: Callable[[str], None],
+        record: "Record",
+        wrong: Callable[[None, str, httpx2.Response], NoReturn],
+        trouble: Callable[[None, str], NoReturn],
     ) -> None:
-        """`request` asks until there is an answer that is not "try again"; `wrong` and `violate` take what must not be."""
+        """`request` asks until there is an answer that is not "try again"; `wrong` and `trouble` take what must not be."""
         self._request = request
         self._random = chance
-        self._count = count
+        self._record = record
         self._wrong = wrong
-        self._violate = violate
-        self.promises = Streamed()
+        self._trouble = trouble
+        # What the user was told, and may rely on: up to where the bytes of an upload are there, by its id.
+        self.appended: dict[str, int] = {}
+        # Those that nobody but their client can go on with, because they have no MD5.
+        self.left_open: dict[str, Content] = {}
 
     async def open(self, content: Content) -> str:
         """An upload without an MD5, some of them with their first bytes; its id. One whose answer is lost stays open."""
@@ -73,10 +69,10 @@ class Streams:
         first = content.data[: self._random.choice([0, 0, content.size // 2])]
         response = await self._ask_again("POST", "/resumable", headers={**headers, **_BYTES}, content=first)
         if response.status_code != 201:
-            self._wrong("the opening of a stream", response)
-            raise AssertionError("no stream")
+            self._wrong(None, "the opening of a stream", response)
         upload_id = response.headers["location"].rpartition("/")[2]
-        self.promises.left_open[upload_id] = content
+        self._record.done["upload.created"].add(upload_id)
+        self.left_open[upload_id] = content
         self._promise(upload_id, int(response.headers.get("upload-offset", 0)))
         return upload_id
 
@@ -95,34 +91,36 @@ class Streams:
     async def cancel(self, upload_id: str) -> None:
         response = await self._ask_again("DELETE", f"/resumable/{upload_id}", headers=_TUS)
         if response.status_code not in (204, 404, 410):
-            self._wrong("the cancelling of a stream", response)
+            self._wrong(None, "the cancelling of a stream", response)
+        if response.status_code == 204:
+            self._record.done["upload.cancelled"].add(upload_id)
         self.forget(upload_id)
 
     def forget(self, upload_id: str) -> None:
         """It has ended."""
-        self.promises.appended.pop(upload_id, None)
-        self.promises.left_open.pop(upload_id, None)
+        self.appended.pop(upload_id, None)
+        self.left_open.pop(upload_id, None)
 
     # One request
 
     async def _ask_again(self, method: str, path: str, **more: Any) -> httpx2.Response:
         """Until it is not held by somebody who stands still, and nothing is away."""
-        while (response := await self._request(method, path, **more)).status_code == 423:
-            self._count("streams_held")
+        while (response := await self._request(method, path, None, **more)).status_code == 423:
+            self._record.counts["streams_held"] += 1
             await asyncio.sleep(0.05)
         return response
 
     async def _ask(self, upload_id: str, *, lie: bool) -> int | None:
         """Where it ends; None if it was closed."""
-        promised = self.promises.appended.get(upload_id, 0)
+        promised = self.appended.get(upload_id, 0)
         response = await self._ask_again("HEAD", f"/resumable/{upload_id}", headers=_TUS)
         if response.status_code != 200:
-            if not (lie and response.status_code == 410):
-                self._wrong("the question for an offset", response)
-            return None
+            if lie and response.status_code == 410:
+                return None
+            self._wrong(None, "the question for an offset", response)
         offset = int(response.headers["upload-offset"])
         if offset < promised:
-            self._violate(f"{upload_id} ends at {offset}, and was said to end at {promised}")
+            self._trouble(None, f"{upload_id} ends at {offset}, and was said to end at {promised}")
         self._promise(upload_id, offset)
         return offset
 
@@ -133,27 +131,27 @@ class Streams:
             headers["Content-Length"] = str(len(data))
             part = _Beginning(data[: self._random.randrange(len(data))])
             try:
-                await self._request("PATCH", path, once=True, headers=headers, content=part)
+                await self._request("PATCH", path, None, once=True, headers=headers, content=part)
             except (BrokenOff, LostAnswer):
-                self._count("appends_broken_off")
+                self._record.counts["appends_broken_off"] += 1
             return
         is_false = chance > 1 - _FALSE
         if is_false or chance > 1 - _FALSE - _CHECKED:
             digest = hashlib.sha256(data + b"something else" * is_false).digest()
             headers["Upload-Checksum"] = f"sha256 {base64.b64encode(digest).decode()}"
         try:
-            response = await self._request("PATCH", path, once=True, headers=headers, content=data)
+            response = await self._request("PATCH", path, None, once=True, headers=headers, content=data)
         except LostAnswer:
             return
         if response.status_code == 204 and not is_false:
-            self._count("appends")
+            self._record.counts["appends"] += 1
             self._promise(upload_id, int(response.headers["upload-offset"]))
         elif response.status_code == 460 and is_false:
-            self._count("wrong_digests_refused")
+            self._record.counts["wrong_digests_refused"] += 1
         elif response.status_code in (409, 423):  # another one came before it, perhaps the one whose answer was lost
-            self._count("appends_refused")
+            self._record.counts["appends_refused"] += 1
         elif not (lie and response.status_code in (410, 422)):
-            self._wrong("an append", response)
+            self._wrong(None, "an append", response)
 
     def _promise(self, upload_id: str, offset: int) -> None:
-        self.promises.appended[upload_id] = max(offset, self.promises.appended.get(upload_id, 0))
+        self.appended[upload_id] = max(offset, self.appended.get(upload_id, 0))

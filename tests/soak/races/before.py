@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Table, insert, update
 
-from tests.races.rounds import AGE_SECONDS, ALICE, BOB, Round
+from tests.soak.races.rounds import ALICE, Round
 from tests.support.bodies import InPieces
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
@@ -24,17 +24,33 @@ from uploader.storage.local.directories import month_path
 Before = Callable[[Services, Sequence[Round]], Awaitable[list[Round]]]
 
 
-async def _open(
+def in_turn(*befores: Before) -> Before:
+    """All of them, one after the other."""
+
+    async def make(services: Services, rounds: Sequence[Round]) -> list[Round]:
+        for before in befores:
+            rounds = await before(services, rounds)
+        return list(rounds)
+
+    return make
+
+
+async def nothing(_services: Services, rounds: Sequence[Round]) -> list[Round]:
+    return list(rounds)
+
+
+async def opened(
     services: Services,
     rounds: Sequence[Round],
-    user_id: str,
+    user_id: str = ALICE,
     *,
+    name: str = "upload",
     told: bool = True,
     age_seconds: float = 0.0,
     chunks: Sequence[int] = (),
-    in_redis: bool = True,
-) -> list[str]:
-    """Open an upload for each round: on disk, in the database, in Redis; their ids. `told`: the MD5."""
+) -> list[Round]:
+    """An upload for each round: on disk, in the database, in Redis. `name`: of their ids in the rounds; `told`: the MD5;
+    `chunks`: are there, and Redis has forgotten them."""
     opened_at = services.clock.now() - timedelta(seconds=age_seconds)
     uploads = [_row_of(round_, user_id, opened_at, told) for round_ in rounds]
     await asyncio.gather(*map(services.storage.create, uploads))
@@ -46,9 +62,9 @@ async def _open(
             (await services.storage.hold_chunk(upload, number, InPieces(round_.content.chunk(number)))).release()
         map_path = services.settings.data / upload.place / "map"
         os.utime(map_path, (opened_at.timestamp(), opened_at.timestamp()))
-    if in_redis:
-        await asyncio.gather(*(_tell_redis(services, upload, chunks) for upload in uploads))
-    return [upload.id for upload in uploads]
+    if not chunks:
+        await asyncio.gather(*(_tell_redis(services, upload) for upload in uploads))
+    return _named(rounds, name, [upload.id for upload in uploads])
 
 
 def _row_of(round_: Round, user_id: str, opened_at: datetime, told: bool) -> Upload:
@@ -65,54 +81,14 @@ def _row_of(round_: Round, user_id: str, opened_at: datetime, told: bool) -> Upl
     return replace(upload, place=f"temp/{month_path(opened_at)}/{upload.id}")
 
 
-async def _tell_redis(services: Services, upload: Upload, chunks: Sequence[int]) -> None:
-    count = -(-upload.size // upload.chunk_size)
-    present = bytearray(number in chunks for number in range(count))
+async def _tell_redis(services: Services, upload: Upload) -> None:
+    nothing_there = bytearray(-(-upload.size // upload.chunk_size))
     era = (await services.pending.read(upload.id)).era
-    await services.pending.hydrate(upload, present, None, era=era)
+    await services.pending.hydrate(upload, nothing_there, None, era=era)
 
 
 def _named(rounds: Sequence[Round], name: str, ids: Sequence[str]) -> list[Round]:
     return [round_.having(**{name: id_}) for round_, id_ in zip(rounds, ids, strict=True)]
-
-
-async def nothing(_services: Services, rounds: Sequence[Round]) -> list[Round]:
-    return list(rounds)
-
-
-async def opened(services: Services, rounds: Sequence[Round]) -> list[Round]:
-    """By Alice, as whatever follows."""
-    return _named(rounds, "upload", await _open(services, rounds, ALICE))
-
-
-async def opened_by_id(services: Services, rounds: Sequence[Round]) -> list[Round]:
-    """The MD5 is not told."""
-    return _named(rounds, "upload", await _open(services, rounds, ALICE, told=False))
-
-
-async def opened_long_ago(services: Services, rounds: Sequence[Round]) -> list[Round]:
-    return _named(rounds, "upload", await _open(services, rounds, ALICE, age_seconds=AGE_SECONDS))
-
-
-async def opened_twice(services: Services, rounds: Sequence[Round]) -> list[Round]:
-    """Under one name; the first one by id."""
-    rounds = _named(rounds, "first", await _open(services, rounds, ALICE, told=False))
-    return await opened(services, rounds)
-
-
-async def opened_by_both(services: Services, rounds: Sequence[Round]) -> list[Round]:
-    await _open(services, rounds, BOB)
-    return await opened(services, rounds)
-
-
-async def all_but_the_first_chunk(services: Services, rounds: Sequence[Round]) -> list[Round]:
-    """Two chunks; and Redis has forgotten them."""
-    return _named(rounds, "upload", await _open(services, rounds, ALICE, chunks=[1], in_redis=False))
-
-
-async def all_chunks(services: Services, rounds: Sequence[Round]) -> list[Round]:
-    """One chunk; nobody has merged it, and Redis has forgotten it."""
-    return _named(rounds, "upload", await _open(services, rounds, ALICE, chunks=[0], in_redis=False))
 
 
 async def finished(services: Services, rounds: Sequence[Round]) -> list[Round]:
@@ -145,14 +121,8 @@ async def _insert(
     await services.database.transact(insert_all)
 
 
-async def finished_and_opened_by_bob(services: Services, rounds: Sequence[Round]) -> list[Round]:
-    await _open(services, rounds, BOB)
-    return await finished(services, rounds)
-
-
-async def deleted_and_opened_by_bob(services: Services, rounds: Sequence[Round]) -> list[Round]:
+async def deleted(services: Services, rounds: Sequence[Round]) -> list[Round]:
     """Alice's file is deleted, its content not collected yet: who deleted it died at this moment."""
-    rounds = await finished_and_opened_by_bob(services, rounds)
     files = [await services.files.get(ALICE, round_.ids["file"]) for round_ in rounds]
 
     async def delete_all(connection: Connection) -> None:
@@ -160,4 +130,4 @@ async def deleted_and_opened_by_bob(services: Services, rounds: Sequence[Round])
             assert await transactions.files.delete_file(connection, file)
 
     await services.database.transact(delete_all)
-    return rounds
+    return list(rounds)

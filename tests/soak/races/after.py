@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from tests.races.rounds import ALICE, BOB, Round
+from tests.soak.races.rounds import ALICE, BOB, Round
 from tests.support.layout import blob_path
 from tests.support.maps import parsed_map
 from uploader.bootstrap import Services

@@ -5,11 +5,10 @@ it goes by, that of the process and that of S3: more than the monkey lets a cloc
 else is as `uploader cleanup --yes` and the workers have it.
 """
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from unittest import mock
 
-from tests.chaos.installation import Installation
+from tests.soak.installation import Installation
 from tests.support.in_bucket import BucketBytes
 from tests.support.process import environment
 from uploader.bootstrap.services import Services
@@ -21,14 +20,6 @@ _LATER = timedelta(days=20)
 _BATCH = 100_000
 
 
-@dataclass(frozen=True)
-class CleanedUp:
-    """What it did, and what no row names all the same."""
-
-    figures: dict[str, int]
-    left: list[str]
-
-
 class _LaterClock(Clock):
     """Days ahead."""
 
@@ -36,8 +27,9 @@ class _LaterClock(Clock):
         return super().now() + _LATER
 
 
-async def clean_up(installation: Installation, stored: BucketBytes) -> CleanedUp:
-    """All housekeeping that takes away, at once; beside servers and workers that have nothing to do."""
+async def clean_up(installation: Installation, stored: BucketBytes) -> tuple[dict[str, int], list[str]]:
+    """All housekeeping that takes away, at once; beside servers and workers that have nothing to do. What it did, and what
+    no row names all the same."""
     settings = installation.settings | {"REDIS_URL": installation.redis.url}
     before = await stored.count()
     now = Bucket.clock
@@ -48,8 +40,8 @@ async def clean_up(installation: Installation, stored: BucketBytes) -> CleanedUp
         finally:
             await services.close()
     after = await stored.count()
-    figures = {"uploads": directories, "objects": before[0] - after[0], "kept": sum(after)}
-    return CleanedUp(figures, await stored.leftovers())
+    removed = {"uploads without a row removed": directories, "objects removed": before[0] - after[0]}
+    return removed | {"objects and multipart uploads with a row": sum(after)}, await stored.leftovers()
 
 
 async def _clean(services: Services) -> int:

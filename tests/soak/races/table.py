@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from tests.races import before, rounds
-from tests.races.before import Before
-from tests.races.rounds import BOB, Act, Steady, one_chunk, one_of_five, sends, two_chunks
+from tests.soak.races import rounds
+from tests.soak.races.before import Before, deleted, finished, in_turn, nothing, opened
+from tests.soak.races.rounds import AGE_SECONDS, BOB, Act, Steady, one_chunk, one_of_five, sends, two_chunks
 from tests.support.content import Content
 
 
@@ -26,26 +27,24 @@ class Race:
     allowed: set[tuple[str, str, str]]
     steady: Steady | None = None
     database: str = "sqlite"
-    rounds: int = 1000
 
 
 RACES = (
     Race(
         "two senders of one chunk with different bytes",
         one_chunk,
-        before=before.opened_by_id,
+        before=partial(opened, told=False),
         a=sends(0, upload="upload"),
         b=sends(0, upload="upload", lie=True),
         allowed={
             ("complete", "complete", "file"),
             ("complete", "complete", "file of the lie"),
         },
-        rounds=200,
     ),
     Race(
         "a sender and a liar about the MD5",
         one_chunk,
-        before=before.opened,
+        before=opened,
         a=sends(0),
         b=sends(0, lie=True),
         allowed={
@@ -58,31 +57,29 @@ RACES = (
     Race(
         "cancel against a chunk",
         two_chunks,
-        before=before.opened,
+        before=opened,
         a=sends(1),
         b=rounds.cancels,
         allowed={
             ("acknowledged", "cancelled", "cancelled"),
             ("upload-gone", "cancelled", "cancelled"),
         },
-        rounds=200,
     ),
     Race(
         "cancel against the last chunk",
         one_chunk,
-        before=before.opened,
+        before=opened,
         a=sends(0),
         b=rounds.cancels,
         allowed={
             ("complete", "upload-not-found", "file"),
             ("upload-gone", "cancelled", "cancelled"),
         },
-        rounds=200,
     ),
     Race(
         "reopen against the last chunk",
         one_chunk,
-        before=before.opened,
+        before=opened,
         a=sends(0),
         b=rounds.reopens,
         allowed={
@@ -94,7 +91,7 @@ RACES = (
     Race(
         "expiry against a chunk",
         two_chunks,
-        before=before.opened_long_ago,
+        before=partial(opened, age_seconds=AGE_SECONDS),
         a=sends(1),
         b=rounds.expires,
         allowed={
@@ -105,7 +102,7 @@ RACES = (
     Race(
         "the cleanup against a chunk",
         two_chunks,
-        before=before.opened_long_ago,
+        before=partial(opened, age_seconds=AGE_SECONDS),
         a=sends(1),
         b=None,
         allowed={
@@ -117,7 +114,7 @@ RACES = (
     Race(
         "hydrate against the last chunk",
         two_chunks,
-        before=before.all_but_the_first_chunk,
+        before=partial(opened, chunks=[1]),
         a=sends(0),
         b=rounds.asks,
         allowed={
@@ -127,7 +124,7 @@ RACES = (
     Race(
         "two users merge one content",
         one_chunk,
-        before=before.opened_by_both,
+        before=in_turn(partial(opened, user_id=BOB), opened),
         a=sends(0),
         b=sends(0, user_id=BOB),
         allowed={
@@ -138,19 +135,18 @@ RACES = (
     Race(
         "one user merges one content twice under one name",
         one_chunk,
-        before=before.opened_twice,
+        before=in_turn(partial(opened, name="first", told=False), opened),
         a=sends(0),
         b=sends(0, upload="first"),
         allowed={
             ("complete", "complete", "file"),
         },
         database="mariadb",
-        rounds=200,
     ),
     Race(
         "two workers merge one upload",
         one_chunk,
-        before=before.all_chunks,
+        before=partial(opened, chunks=[0]),
         a=rounds.merges,
         b=rounds.merges,
         allowed={
@@ -160,7 +156,7 @@ RACES = (
     Race(
         "delete of the last file against a merge",
         one_chunk,
-        before=before.finished_and_opened_by_bob,
+        before=in_turn(partial(opened, user_id=BOB), finished),
         a=sends(0, user_id=BOB),
         b=rounds.deletes,
         allowed={
@@ -171,7 +167,7 @@ RACES = (
     Race(
         "delete of the last file against an instant upload",
         one_chunk,
-        before=before.finished,
+        before=finished,
         a=rounds.opens_instantly,
         b=rounds.deletes,
         allowed={
@@ -183,19 +179,18 @@ RACES = (
     Race(
         "the collector against a merge",
         one_chunk,
-        before=before.deleted_and_opened_by_bob,
+        before=in_turn(partial(opened, user_id=BOB), finished, deleted),
         a=sends(0, user_id=BOB),
         b=rounds.collects,
         allowed={
             ("complete", "collected", "nothing, file"),
         },
         database="mariadb",
-        rounds=200,
     ),
     Race(
         "the collector against everything",
         one_of_five,
-        before=before.nothing,
+        before=nothing,
         a=rounds.uploads_and_deletes,
         b=None,
         allowed={
@@ -207,7 +202,7 @@ RACES = (
     Race(
         "delete against a download",
         one_chunk,
-        before=before.finished,
+        before=finished,
         a=rounds.downloads,
         b=rounds.deletes,
         allowed={

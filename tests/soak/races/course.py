@@ -3,22 +3,23 @@ at the end of each batch."""
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from redis.asyncio import Redis
 from sqlalchemy import delete, insert, select, update
 
-from tests.races.after import look
-from tests.races.rounds import ALICE, BOB, CROWD, WAVE, Round
-from tests.races.table import Race
+from tests.soak.races.after import look
+from tests.soak.races.rounds import ALICE, BOB, CROWD, WAVE, Round
+from tests.soak.races.table import Race
+from tests.soak.result import Result
 from tests.support import forkserver
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.process import environment
@@ -28,8 +29,9 @@ from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.settings import Settings
 
-ROOT = Path(__file__).parents[2]
-BATCH = 100
+ROOT = Path(__file__).parents[3]
+# Where there is less time, one wave is looked at after the other.
+BATCH, _LONG_SECONDS = 100, 30.0
 _GIB = 1 << 30
 _HEAD_START_SECONDS = 0.02
 _REST_SECONDS = PATIENCE_SECONDS
@@ -43,14 +45,6 @@ SETTINGS = {
     "MERGE_WAIT": "60s",
     "LOG_LEVEL": "warning",
 }
-
-
-@dataclass
-class Record:
-    """How often rounds ended in which way, and those that ended in a way that is not allowed."""
-
-    seen: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
 
 
 class _Side:
@@ -86,26 +80,31 @@ class Course:
         self._services = services
         self._redis = redis
 
-    async def run(self, race: Race, rounds: int) -> Record:
-        """Run a race so many times."""
-        record = Record()
-        for first in range(0, rounds, BATCH):
-            await self._run_batch(race, range(first, min(first + BATCH, rounds)), record)
-            if record.wrong:
-                break
-            await self._check_rest(race)
-            await self._wipe()
-        return record
+    async def run(self, race: Race, first: int, rounds: int, seconds: float = math.inf) -> Result:
+        """Run a race so many times, from the round of that number on, or as often as there is time for. Each batch is told
+        of by its endings, and by those that are not allowed."""
+        started, seen, wrong = time.monotonic(), Counter[str](), list[str]()
+        numbers, most = range(first, first + rounds), BATCH if seconds > _LONG_SECONDS else WAVE
+        while numbers and not wrong and (not seen or time.monotonic() < started + seconds):
+            batch, numbers = numbers[:most], numbers[most:]
+            async for number, ending in self._endings(race, batch):
+                seen[", ".join(ending)] += 1
+                if ending not in race.allowed:
+                    wrong.append(f"{race.name}, round {number}: {ending}")
+            if not wrong:
+                await self._check_rest(race)
+                await self._wipe()
+        found = {"endings that are not allowed": len(wrong)}
+        spent = time.monotonic() - started
+        return Result(f"race: {race.name}", race.database, first, spent, dict(seen.most_common()), found, wrong)
 
-    async def _run_batch(self, race: Race, numbers: range, record: Record) -> None:
+    async def _endings(self, race: Race, numbers: range) -> AsyncIterator[tuple[int, tuple[str, str, str]]]:
+        """What A and B were told, and how it stands then."""
         rounds = await race.before(self._services, [Round(number, race.content(number)) for number in numbers])
         words_a, words_b = await self._race(race, rounds)
         standings = await look(self._services, rounds)
-        for round_, *ending in zip(rounds, words_a, words_b, standings, strict=True):
-            a, b, standing = ending
-            record.seen[a, b, standing] += 1
-            if (a, b, standing) not in race.allowed:
-                record.wrong.append(f"round {round_.number}: A {a!r}, B {b!r}, then {standing!r}")
+        for number, *ending in zip(numbers, words_a, words_b, standings, strict=True):
+            yield number, (ending[0], ending[1], ending[2])
 
     async def _race(self, race: Race, rounds: list[Round]) -> tuple[list[str], list[str]]:
         """What each side said of each round."""
@@ -187,7 +186,7 @@ async def _start(side: str, settings: dict[str, str], log: Path) -> _Side:
     reader = asyncio.StreamReader(limit=1 << 24)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
     with stdin, stdout, log.open("ab") as output:
-        command = ["-m", "tests.races.racer", side]
+        command = ["-m", "tests.soak.races.racer", side]
         process = forkserver.start(command, environment(settings), [stdin, stdout, output], ROOT)
     return _Side(process, orders, reader)
 

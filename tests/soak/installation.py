@@ -1,14 +1,15 @@
 """What is killed: two servers, two workers, a Valkey and a database, on one data directory. Each can be started again.
 
-On S3 each server and worker has a data directory of its own, and the gateway is killed, too.
-
-With failovers there are two of each store. Half of the processes find their Valkey by a Sentinel, the other half by an
-address.
+On S3 each server and worker has a data directory of its own, and the gateway is killed, too. On SQLite there is no database
+to kill. With failovers there are two of each store. Half of the processes find their Valkey by a Sentinel, the other half by
+an address.
 """
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from redis import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import text
 
-from tests.chaos.mysql_pair import MysqlPair
-from tests.chaos.valkey_pair import ValkeyPair
+from tests.soak.mysql_pair import MysqlPair
+from tests.soak.sink import Sink
+from tests.soak.valkey_pair import ValkeyPair
 from tests.support.at_rest import DiskBytes, StoredBytes
 from tests.support.content import KIB, MIB
-from tests.support.gateways import JuiceGateway, PrivateGateway, RadosGateway
+from tests.support.gateways import JuiceGateway, PrivateGateway, RadosGateway, juicefs_program
 from tests.support.in_bucket import BucketBytes
 from tests.support.process import Process, answers, wait_for
 from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis, free_port
@@ -30,9 +32,10 @@ from uploader.database.engine import Database
 LEASE_SECONDS = 1.0
 GATEWAYS: dict[str, type[JuiceGateway | RadosGateway]] = {"juicefs": JuiceGateway, "ceph": RadosGateway}
 STORES = ("disk", *GATEWAYS)
+GATEWAY_NAMES = {"juicefs": "JuiceFS' gateway", "ceph": "radosgw"}
 # That of all parts but the last one.
 _CEPH_CHUNK_BYTES = 5 * MIB
-PREFIX = "chaos"
+PREFIX = "soak"
 SETTINGS = {
     "QUIET_INTERVAL": "300ms",
     "MAX_DELAY": "2s",
@@ -54,6 +57,7 @@ class Setup:
     chunk_size: int = 64 * KIB
     failovers: bool = False  # on MySQL only
     store: str = "disk"
+    tells: bool = False  # a webhook of events, which is killed as well
 
     @classmethod
     def on(cls, store: str, **more: Any) -> "Setup":
@@ -63,6 +67,22 @@ class Setup:
     @property
     def is_on_s3(self) -> bool:
         return self.store in GATEWAYS
+
+    @property
+    def lacks(self) -> str | None:
+        """What it needs and is not installed here."""
+        if self.database in PRIVATE_DATABASES and not PRIVATE_DATABASES[self.database].is_installed():
+            return PRIVATE_DATABASES[self.database].product
+        if self.store == "juicefs" and (find_spec("boto3") is None or juicefs_program() is None):
+            return "JuiceFS' gateway, or the client of S3"
+        if self.store == "ceph" and not all(map(shutil.which, ("ceph-mon", "ceph-osd", "ceph-mgr", "radosgw"))):
+            return "Ceph"
+        return None
+
+    def __str__(self) -> str:
+        database = "SQLite" if self.database == "sqlite" else PRIVATE_DATABASES[self.database].product
+        chunks = f"chunks of {self.chunk_size // KIB:,} KiB"
+        return f"{database}, {GATEWAY_NAMES.get(self.store, 'disk')}, durability `{self.durability}`, {chunks}"
 
 
 class Member:
@@ -107,9 +127,12 @@ class Installation:
         self.valkeys = ValkeyPair(directory / "redis") if setup.failovers else None
         self.databases = MysqlPair(directory / setup.database) if setup.failovers else None
         self._redis = PrivateRedis(directory / "redis")
-        self._database: PrivateDatabase = PRIVATE_DATABASES[setup.database](directory / setup.database)
-        self._database_url = (self.databases or self._database).url
-        self.database_url = self._database_url("uploader")
+        self.database: PrivateDatabase | MysqlPair | None = self.databases
+        if self.database is None and setup.database != "sqlite":
+            self.database = PRIVATE_DATABASES[setup.database](directory / setup.database)
+        self.database_url = f"sqlite:///{self.data / 'uploader.db'}"
+        if self.database is not None:
+            self.database_url = self.database.url("uploader")
         # Of all members, but how each finds Redis.
         self.settings = SETTINGS | {
             "DATA": str(self.data),
@@ -122,6 +145,10 @@ class Installation:
             self.gateway = GATEWAYS[setup.store](directory / setup.store)
             self.settings |= self.gateway.gateway.environment(PREFIX)
             self.settings |= {"MIN_CHUNK_SIZE": str(setup.chunk_size), **_ON_S3}
+        self.sink: Sink | None = None
+        if setup.tells:
+            self.sink = Sink(directory / "sink")
+            self.settings |= {"EVENTS": str(self.sink.settings)}
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
@@ -157,24 +184,31 @@ class Installation:
 
     async def start(self) -> None:
         """Everything from nothing, until both servers are ready."""
-        self.data.mkdir(parents=True)
-        for store in (self.valkeys or self._redis, self.databases or self._database):
-            self._running.callback(store.stop)
-            store.start()
-        server = Database(self._database_url("mysql"))
-        async with server.engine.connect() as connection:
-            await connection.execute(text("CREATE DATABASE uploader"))
-        await server.close()
-        database = Database(self.database_url)
-        await migrate.upgrade(database)
-        await database.close()
-        if self.gateway is not None:
-            self._running.callback(self.gateway.stop)
-            self.gateway.start()
+        await self.start_stores()
         for member in self.members:
             member.start()
             self._running.callback(member.kill)
-        wait_for(lambda: all(map(answers, self._ports)), seconds=120)
+        wait_for(lambda: all(map(answers, self._ports)))
+
+    async def start_stores(self) -> None:
+        """With the tables, and nobody who uses them."""
+        self.data.mkdir(parents=True)
+        for store in (self.valkeys or self._redis, self.database, self.gateway, self.sink):
+            if store is not None:
+                self._running.callback(store.stop)
+                store.start()
+        await self.make_database("uploader")
+        database = Database(self.database_url, creates=True)
+        await migrate.upgrade(database)
+        await database.close()
+
+    async def make_database(self, name: str) -> None:
+        """On the server, if there is one."""
+        if self.database is not None:
+            server = Database(self.database.url("mysql"))
+            async with server.engine.connect() as connection:
+                await connection.execute(text(f"CREATE DATABASE {name}"))
+            await server.close()
 
     def stored(self, database: Database) -> StoredBytes:
         """What is stored, to look at. Once it has started."""
@@ -194,17 +228,21 @@ class Installation:
 
     def restart_database(self) -> None:
         """Kill it, and start it again on the same files."""
-        if self.databases is not None:
-            self.databases.restart()
-            return
-        self._database.kill()
-        self._database.start()
+        if isinstance(self.database, PrivateDatabase):
+            self.database.kill()
+            self.database.start()
+        elif self.database is not None:
+            self.database.restart()
 
     def restart_gateway(self) -> None:
         """Kill it, and start it again on the same files."""
         assert self.gateway is not None
         self.gateway.kill()
         self.gateway.start_again()
+
+    def set_clocks(self, ahead_seconds: float) -> None:
+        for member in self.members:
+            member.set_clock(ahead_seconds)
 
     def flush_all(self) -> None:
         """Redis loses everything; nothing happens if it is away itself."""

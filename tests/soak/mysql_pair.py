@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.chaos.pair import Pair
+from tests.soak.pair import Pair
 from tests.support.servers import UNPACKED_MYSQL, PrivateMySQL
 from tests.support.switching import Left
 

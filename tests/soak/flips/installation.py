@@ -10,18 +10,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tests.soak.installation import SETTINGS
 from tests.support.process import Process, answers, ended, processes_in, run_cli, wait_for
 from tests.support.servers import free_port
+from tests.support.waiting import SERVER_SECONDS
 
-SETTINGS = {
-    "QUIET_INTERVAL": "100ms",
-    "MAX_DELAY": "500ms",
-    "CLAIM_LEASE": "1s",
-    "MERGE_WAIT": "2s",
-    "FREE_SPACE_FLOOR": "0",
-    "LOG_LEVEL": "warning",
-}
-_START_SECONDS = 40.0
 # A line of a trace that tells what went wrong.
 _ERROR = re.compile(r"[ |]*(?:[a-z_0-9]+\.)*[A-Z]\w*(?:Error|Exception)\b")
 
@@ -46,7 +39,7 @@ class Installation:
         log = self.directory / f"log-{self._starts:03}"
         self._starts += 1
         self._process = Process(log, self._settings, "serve", "--port", str(self._port))
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + SERVER_SECONDS
         while time.monotonic() < deadline:
             if self._process.process.poll() is not None:
                 return self._process.output()
@@ -54,7 +47,7 @@ class Installation:
                 return None
             time.sleep(0.05)
         self.end()
-        return f"not ready within {_START_SECONDS:g} s: {self._process.output()}"
+        return f"not ready within {SERVER_SECONDS:g} s: {self._process.output()}"
 
     def stop(self) -> None:
         """In order, so that all there is to know is in the files, and in no log beside them."""

@@ -3,104 +3,93 @@
 import asyncio
 import contextlib
 import random
+import sys
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
-from tests.flips.clients import TOTAL_SPACE, Client, Desk, Promises, Trouble
-from tests.flips.flipping import LIVE, STOPPED, Flip, Flipper, contents_of
-from tests.flips.installation import Installation, is_one_line, last_words
-from tests.flips.judging import OWNER, Looks, Verdict, judge
+from tests.soak.clients import TOTAL_SPACE, Client, Habits, Promises, Record, Trouble
+from tests.soak.flips.flipping import LIVE, STOPPED, Flip, Flipper, contents_of
+from tests.soak.flips.installation import Installation, is_one_line, last_words
+from tests.soak.flips.judging import OWNER, Looks, Verdict, judge
+from tests.soak.result import Result
+from tests.support.content import MIB
 from tests.support.process import owner_token
 
+# For what says "not now"; of whoever was hit, it may say so for ever.
+_PATIENCE_SECONDS = 20.0
 _CLIENTS = 8
+_HABITS = Habits(
+    {"finish": 10, "leave": 4, "download": 5, "delete": 2}, max_kept_bytes=2 * MIB, patience_seconds=_PATIENCE_SECONDS
+)
 # So long clients work before, between and after flips.
 _WORK_SECONDS = (0.2, 0.8)
 _FIND_TRIES = 100
 
 
-@dataclass
-class Summary:
-    """What a round did and found."""
-
-    seed: int
-    flips: list[Flip] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    wrong_bytes: list[str] = field(default_factory=list)
-    harmed: list[str] = field(default_factory=list)
-    unnamed: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    not_tellable: list[str] = field(default_factory=list)
-
-    @property
-    def violations(self) -> list[str]:
-        return self.wrong_bytes + self.harmed + self.unnamed + self.failed
-
-    @property
-    def outcomes(self) -> "Counter[tuple[str, str]]":
-        return Counter((flip.kind, flip.outcome) for flip in self.flips)
-
-    def add(self, verdict: Verdict) -> None:
-        self.wrong_bytes += verdict.wrong_bytes
-        self.harmed += verdict.harmed
-        self.unnamed += verdict.unnamed
-        self.failed += verdict.failed
-        self.not_tellable += verdict.not_tellable
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-async def run_round(directory: Path, *, flips: int, seed: int) -> Summary:
-    """In a directory that is empty; `flips` of all kinds in turn."""
-    installation = Installation(directory)
-    summary = Summary(seed)
+async def run_flips(directory: Path, *, seed: int, flips: int = sys.maxsize, seconds: float = sys.maxsize) -> Result:
+    """In a directory that is empty: so many, of all kinds in turn, or as many as there is time for."""
+    installation, started = Installation(directory), time.monotonic()
     try:
         refusal = installation.start()
         assert refusal is None, refusal
-        async with _clients(installation, seed) as (desk, clients):
-            await _Round(installation, desk, clients, summary).run(_plan(flips, seed))
-            summary.counts = dict(sorted(desk.counts.items()))
+        async with _clients(installation, seed) as (record, clients):
+            round_ = _Round(installation, record, clients, seed)
+            await round_.run(flips, started + seconds)
     finally:
         installation.end()
-    return summary
+    outcomes = Counter(f"{flip.kind} {flip.outcome}" for flip in round_.flips)
+    counts = {name: record.counts[name] for name in ("chunks", "files", "downloads")}
+    verdict = round_.verdict
+    return Result(
+        "flips",
+        "SQLite, disk",
+        seed,
+        time.monotonic() - started,
+        {"flips": len(round_.flips), **dict(sorted(outcomes.items())), **counts},
+        {
+            "wrong bytes served after a scrub": len(verdict.wrong_bytes),
+            "harm to users that were not hit": len(verdict.harmed),
+            "cases that nothing named": len(verdict.unnamed),
+            "commands and starts that failed with a trace": len(verdict.failed),
+        },
+        verdict.wrong_bytes + verdict.harmed + verdict.unnamed + verdict.failed,
+        verdict.not_tellable + [f"{flip.outcome}: {flip}" for flip in round_.flips],
+    )
 
 
-def _plan(flips: int, seed: int) -> list[list[str]]:
+def _groups(seed: int) -> Iterator[list[str]]:
     """As many of each kind; those made while clients work together, each of the others alone."""
-    kinds = [*LIVE, *STOPPED]
-    groups: list[list[str]] = []
-    for number in range(0, flips, len(kinds)):
-        some = kinds[: flips - number]
-        groups.append([kind for kind in some if kind in LIVE])
-        groups += [[kind] for kind in some if kind in STOPPED]
     chosen = random.Random(f"{seed}/plan")
-    for group in groups:
-        chosen.shuffle(group)
-    return groups
+    while True:
+        yield chosen.sample(LIVE, len(LIVE))
+        yield from ([kind] for kind in chosen.sample(STOPPED, len(STOPPED)))
 
 
 class _Round:
     """What goes on in a round."""
 
-    def __init__(self, installation: Installation, desk: Desk, clients: list[Client], summary: Summary) -> None:
+    def __init__(self, installation: Installation, record: Record, clients: list[Client], seed: int) -> None:
         self._installation = installation
-        self._desk = desk
+        self._record = record
         self._clients = clients
-        self._summary = summary
-        self._flipper = Flipper(installation, clients, summary.seed)
-        self._random = random.Random(f"{summary.seed}/round")
+        self._seed = seed
+        self.flips: list[Flip] = []
+        self.verdict = Verdict()
+        self._flipper = Flipper(installation, clients, seed)
+        self._random = random.Random(f"{seed}/round")
         self._number = 0
         self._owner = {"Authorization": f"Bearer {owner_token(installation.data)}"}
 
-    async def run(self, plan: list[list[str]]) -> None:
-        await self._work_for(3.0)
-        for kinds in plan:
+    async def run(self, flips: int, deadline: float) -> None:
+        await self._work_in_peace()
+        for kinds in _groups(self._seed):
+            if self._number >= flips or time.monotonic() > deadline:
+                return
             if kinds[0] in STOPPED:
                 await self._flip_while_stopped(kinds[0])
             else:
@@ -116,7 +105,7 @@ class _Round:
                 flip = await self._flip(kind)
                 flips += [flip] if flip is not None else []
             await self._pause()
-        self._summary.flips += flips
+        self.flips += flips
         contents = contents_of(self._clients)
         for flip in flips:
             await asyncio.gather(*(client.finish(flip.sha256) for client in self._clients if flip.sha256))
@@ -124,7 +113,7 @@ class _Round:
         for flip in flips:
             self._flipper.add_users(flip)
         md5s = {sha256: content.md5 for sha256, content in (contents | contents_of(self._clients)).items()}
-        self._summary.add(judge(flips, self._desk.troubles, looks, md5s))
+        self.verdict.add(judge(flips, self._record.troubles, looks, md5s))
         for flip in flips:
             self._flipper.undo(flip)
             await asyncio.gather(*(client.discard(flip.sha256) for client in self._clients if flip.sha256))
@@ -138,7 +127,7 @@ class _Round:
                 self._number += 1
                 return flip
             await asyncio.sleep(0.02)
-        self._desk.counts[f"nothing to flip: {kind}"] += 1
+        self._record.counts[f"nothing to flip: {kind}"] += 1
         return None
 
     # While the server is stopped
@@ -146,24 +135,24 @@ class _Round:
     async def _flip_while_stopped(self, kind: str) -> None:
         async with self._working():
             await self._pause()
-            await self._desk.hold()
+            await self._record.hold()
             self._installation.stop()
             self._installation.keep_copy()
             promises = {client.user_id: deepcopy(client.promises) for client in self._clients}
             flip = self._flipper.flip(self._number, kind)
             assert flip is not None
             self._number += 1
-            self._summary.flips.append(flip)
+            self.flips.append(flip)
             refusal = self._installation.start()
             if refusal is not None:
                 self._refused(flip, refusal)
                 self._restore()
-            self._desk.let_go_on()
+            self._record.let_go_on()
             await self._pause()
         if refusal is None:
             looks = await self._look()
             self._flipper.add_users(flip)
-            self._summary.add(judge([flip], self._desk.troubles, looks, {}))
+            self.verdict.add(judge([flip], self._record.troubles, looks, {}))
             self._installation.stop()
             self._restore()
             self._begin_anew(promises)
@@ -175,7 +164,7 @@ class _Round:
         flip.troubles = [refusal.strip()]
         if not is_one_line(refusal):
             flip.outcome = "refused with a trace"
-            self._summary.failed.append(f"{flip}, start: {last_words(refusal)}")
+            self.verdict.failed.append(f"{flip}, start: {last_words(refusal)}")
 
     def _restore(self) -> None:
         self._installation.put_back()
@@ -189,10 +178,12 @@ class _Round:
         looks = Looks()
         looks.damaged, failed = await asyncio.to_thread(self._installation.scrub)
         looks.failed |= {"scrub": failed} if failed else {}
-        self._desk.scrubbed = True
+        self._record.scrubbed = True
         looks.drifts, failed = await asyncio.to_thread(self._installation.reconcile)
         looks.failed |= {"reconcile": failed} if failed else {}
-        await asyncio.gather(self._look_at_lists(), *(client.verify() for client in self._clients))
+        named = {drift["subject"] for drift in looks.drifts}
+        looking = [client.verify(is_hit=client.user_id in named) for client in self._clients]
+        await asyncio.gather(self._look_at_lists(), *looking)
         return looks
 
     async def _look_at_lists(self) -> None:
@@ -202,11 +193,11 @@ class _Round:
                 response = await client.get(path)
                 if response.status_code != 200:
                     told = f"GET {path}: {response.status_code}"
-                    self._desk.troubles.append(Trouble(OWNER, None, told, scrubbed=True))
+                    self._record.troubles.append(Trouble(OWNER, None, told, scrubbed=True))
 
     def _begin_anew(self, promises: dict[str, Promises] | None = None) -> None:
-        self._desk.troubles.clear()
-        self._desk.scrubbed = False
+        self._record.troubles.clear()
+        self._record.scrubbed = False
         for client in self._clients:
             client.begin_anew(None if promises is None else promises[client.user_id])
 
@@ -225,24 +216,22 @@ class _Round:
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*_WORK_SECONDS))
 
-    async def _work_for(self, seconds: float) -> None:
+    async def _work_in_peace(self) -> None:
         async with self._working():
-            await asyncio.sleep(seconds)
-        self._summary.harmed += [
-            f"{trouble.user_id}, before any flip: {trouble.what}" for trouble in self._desk.troubles
-        ]
+            while not all(client.promises.files for client in self._clients):
+                await asyncio.sleep(0.1)
+        self.verdict.harmed += [f"{trouble}, before any flip" for trouble in self._record.troubles]
         self._begin_anew()
 
 
 @contextlib.asynccontextmanager
-async def _clients(installation: Installation, seed: int) -> AsyncIterator[tuple[Desk, list[Client]]]:
-    desk, clients = Desk(), []
-    for number in range(_CLIENTS):
-        user_id = f"user{number}"
-        created = installation.run("token", "create", user_id, "--total-space", str(TOTAL_SPACE))
-        clients.append(Client(user_id, created.stdout.split()[-1], installation.url, seed, desk))
-    try:
-        yield desk, clients
-    finally:
-        for client in clients:
-            await client.close()
+async def _clients(installation: Installation, seed: int) -> AsyncIterator[tuple[Record, list[Client]]]:
+    record, clients = Record(), []
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(_CLIENTS):
+            user_id = f"user{number}"
+            created = installation.run("token", "create", user_id, "--total-space", str(TOTAL_SPACE))
+            token = created.stdout.split()[-1]
+            clients.append(Client(user_id, token, [installation.url], _HABITS, seed, record))
+            stack.push_async_callback(clients[-1].close)
+        yield record, clients

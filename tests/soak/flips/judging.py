@@ -1,11 +1,11 @@
 """Says of each flip whether it was named or healed, and of each trouble whether its user was one that was hit."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tests.flips.clients import Trouble
-from tests.flips.flipping import STOPPED, Flip
-from tests.flips.installation import is_one_line
+from tests.soak.clients import Trouble
+from tests.soak.flips.flipping import STOPPED, Flip
+from tests.soak.flips.installation import is_one_line
 
 OWNER = "owner"
 # What was in these columns nothing else tells, if what is there now is a value that could be (docs/operations.md).
@@ -39,6 +39,10 @@ class Verdict:
     failed: list[str] = field(default_factory=list)
     # Nothing is wrong with these: nobody could have named them.
     not_tellable: list[str] = field(default_factory=list)
+
+    def add(self, other: "Verdict") -> None:
+        for each in fields(self):
+            getattr(self, each.name).extend(getattr(other, each.name))
 
 
 def judge(flips: list[Flip], troubles: list[Trouble], looks: Looks, md5s: dict[str, str]) -> Verdict:

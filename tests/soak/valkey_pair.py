@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from tests.chaos.pair import Pair
+from tests.soak.pair import Pair
 from tests.support.servers import PrivateRedis, PrivateSentinel
 from tests.support.switching import Left
 

@@ -7,20 +7,24 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.chaos.installation import LEASE_SECONDS, Installation, Member
-from tests.chaos.pair import Pair
+from tests.soak.installation import LEASE_SECONDS, Installation, Member
+from tests.soak.pair import Pair
 from tests.support.gateways import PrivateGateway
 from tests.support.servers import PrivateRedis
 from tests.support.switching import Left
 
-# Who may be killed, and on S3 the gateway.
-KILLED = ("server", "worker", "valkey", "database")
 # How often each is done, relative to one another. A start of a server or a worker costs most of a second of CPU.
 _WEIGHTS = {"valkey": 48, "database": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5, "jump": 5}
 # Who fails over kills less: a store that is away most of the time does nothing, and a replica needs time to come back.
 _FAILOVER_WEIGHTS = _WEIGHTS | {"valkey": 16, "database": 4, "fail_over_valkey": 4, "fail_over_database": 6}
 # Where a start takes longer, and the gateway can be away, too.
-_GATEWAY_WEIGHTS = {"valkey": 24, "gateway": 14, "freeze_gateway": 5}
+_GATEWAY_WEIGHTS = _WEIGHTS | {"valkey": 24, "gateway": 14, "freeze_gateway": 5}
+# Where events are told. A clock that jumps would have retries that take hours at once, until none is left.
+_SINK_WEIGHTS = {"worker": 1, "server": 1, "sink": 1}
+_ACTS_PER_SECOND = 4.0
+# Where a start asks the gateway for a dozen things, which is away, too; where nothing but starts is done.
+_ACTS_PER_SECOND_ON_S3, _ACTS_PER_SECOND_OF_SINKS = 0.8, 1.0
+_VICTIMS = ("server", "worker", "valkey", "database", "gateway", "sink")
 _AOF_CUTS = 0.4
 # Of the failovers, those that nobody dies at.
 _PLANNED = 0.4
@@ -35,11 +39,7 @@ class Tally:
     """What was done."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    aof_cuts: int = 0
-    flushalls: int = 0
-    freezes: int = 0
-    gateway_freezes: int = 0  # of them
-    clock_jumps: int = 0
+    harms: Counter[str] = field(default_factory=Counter)  # that kill nobody
     ended_unasked: int = 0
     longest_act_seconds: float = 0.0  # whoever is stopped meanwhile stays so
 
@@ -47,26 +47,35 @@ class Tally:
 class Monkey:
     """Kills until told to heal, then only watches that all runs. Servers started by its thread end with that thread."""
 
-    def __init__(self, installation: Installation, seed: int, actions_per_second: float) -> None:
+    def __init__(self, installation: Installation, seed: int) -> None:
         self._thread = threading.Thread(target=self._run, name="monkey", daemon=True)
         self._installation = installation
         self._random = random.Random(seed)
-        self._pause_seconds = 1 / actions_per_second
         self._started_at: dict[Member, float] = {}
         self._database_started_at = 0.0
         self.pairs = [pair for pair in (installation.valkeys, installation.databases) if pair is not None]
-        self._weights = _FAILOVER_WEIGHTS if self.pairs else _WEIGHTS
+        self._weights, acts_per_second = _FAILOVER_WEIGHTS if self.pairs else _WEIGHTS, _ACTS_PER_SECOND
         if installation.gateway is not None:
-            self._weights = self._weights | _GATEWAY_WEIGHTS
+            self._weights, acts_per_second = _GATEWAY_WEIGHTS, _ACTS_PER_SECOND_ON_S3
+        elif installation.sink is not None:
+            self._weights, acts_per_second = _SINK_WEIGHTS, _ACTS_PER_SECOND_OF_SINKS
+        if installation.database is None:
+            self._weights = {act: weight for act, weight in self._weights.items() if act != "database"}
+        # Who is killed, and what is done besides.
+        self.victims = [act for act in self._weights if act in _VICTIMS]
+        self._pause_seconds = 1 / acts_per_second
         self._frozen: dict[Member | PrivateRedis | PrivateGateway, float] = {}
         self._stopping, self._healed, self._ending = threading.Event(), threading.Event(), threading.Event()
         self.tally = Tally()
         self.error: BaseException | None = None
 
     @property
-    def victims(self) -> tuple[str, ...]:
-        """The kinds of what it kills."""
-        return (*KILLED, "gateway") if self._installation.gateway is not None else KILLED
+    def least_of_each(self) -> int:
+        """How often everybody was killed, and everything else was done that is done here."""
+        harms = {"flushall": "FLUSHALL", "freeze": "stops", "jump": "jumps of a clock"}
+        harmed = [self.tally.harms[name] for act, name in harms.items() if act in self._weights]
+        moved = [pair.failovers.total() for pair in self.pairs]
+        return min(*harmed, *moved, *(self.tally.kills[victim] for victim in self.victims))
 
     def start(self) -> None:
         self._thread.start()
@@ -96,7 +105,9 @@ class Monkey:
             self._thread.join()
 
     def _rage(self) -> None:
+        # Each at first, and then by chance.
         acts = list(self._weights)
+        first = self._random.sample(acts, len(acts))
         next_at = time.monotonic()
         while not self._stopping.wait(max(0.0, next_at - time.monotonic())):
             # What takes long, on a machine that is slow, is not made up for: nothing would run any more.
@@ -106,7 +117,8 @@ class Monkey:
             if self._installation.valkeys is not None:
                 self._installation.valkeys.follow()
             began = time.monotonic()
-            getattr(self, f"_{self._random.choices(acts, list(self._weights.values()))[0]}")()
+            act = first.pop() if first else self._random.choices(acts, list(self._weights.values()))[0]
+            getattr(self, f"_{act}")()
             self.tally.longest_act_seconds = max(self.tally.longest_act_seconds, time.monotonic() - began)
 
     def _heal(self) -> None:
@@ -148,7 +160,8 @@ class Monkey:
 
     def _kill(self, member: Member | None) -> None:
         if member is None:
-            self._valkey()
+            if "valkey" in self._weights:
+                self._valkey()
             return
         member.kill()
         self.tally.kills[member.kind] += 1
@@ -171,7 +184,7 @@ class Monkey:
         size = newest.stat().st_size
         with newest.open("r+b") as file:
             file.truncate(self._random.randint(size * self._random.randint(0, 1), size))
-        self.tally.aof_cuts += 1
+        self.tally.harms["append-only files cut"] += 1
 
     def _database(self) -> None:
         is_settled = self._database_started_at < time.monotonic() - _SETTLED_SECONDS
@@ -188,6 +201,14 @@ class Monkey:
         self._frozen.pop(gateway, None)
         self.tally.kills["gateway"] += 1
         self._installation.restart_gateway()
+
+    def _sink(self) -> None:
+        sink = self._installation.sink
+        assert sink is not None
+        sink.kill()
+        self.tally.kills["sink"] += 1
+        self._ending.wait(self._random.uniform(0, 0.5))
+        sink.start()
 
     def _fail_over_valkey(self) -> None:
         valkeys = self._installation.valkeys
@@ -213,7 +234,7 @@ class Monkey:
 
     def _flushall(self) -> None:
         self._installation.flush_all()
-        self.tally.flushalls += 1
+        self.tally.harms["FLUSHALL"] += 1
 
     def _freeze(self) -> None:
         """SIGSTOP for longer than the lease: whoever wakes up finds that others have taken over."""
@@ -230,15 +251,15 @@ class Monkey:
         assert gateway is not None
         if gateway not in self._frozen:
             self._stop(gateway)
-            self.tally.gateway_freezes += 1
+            self.tally.harms["stops of the gateway"] += 1
 
     def _stop(self, chosen: Member | PrivateRedis | PrivateGateway) -> None:
         chosen.send_signal(signal.SIGSTOP)
         self._frozen[chosen] = time.monotonic() + LEASE_SECONDS * self._random.uniform(1.2, 2.5)
-        self.tally.freezes += 1
+        self.tally.harms["stops"] += 1
 
     def _jump(self) -> None:
         """The clock is set; accounts must not depend on it, and expiry must pause."""
         seconds = self._random.uniform(-_MAX_JUMP_SECONDS, _MAX_JUMP_SECONDS)
         self._random.choice(self._installation.members).set_clock(seconds)
-        self.tally.clock_jumps += 1
+        self.tally.harms["jumps of a clock"] += 1
