@@ -15,7 +15,7 @@ from tests.support.process import run_cli
 from uploader.database import models
 from uploader.database.engine import Database
 
-_FILES = 40
+_FILES = 20
 # While the database is killed a backup may find it away.
 _ATTEMPTS = 50
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from tests.soak.auditor import Auditor, Findings
+from tests.soak.auditor import Auditor
 from tests.soak.backups import Backups
 from tests.soak.clients import EVERYTHING, TOTAL_SPACE, Client, Habits, Record
 from tests.soak.housekeeping import clean_up
@@ -26,6 +27,8 @@ from uploader.service.access import Accounts
 _CLIENTS = 16
 # Large chunks take memory and time.
 _LARGE_BYTES, _CLIENTS_OF_LARGE = 4 << 20, 6
+# What it takes to be healed, to come to rest and to be looked at; who has less than that kills for this share of it.
+_END_SECONDS, _LEAST_SHARE = 120.0, 0.3
 # Events of the log that no kill excuses, each with its trace.
 _ERRORS = re.compile(
     r"^[^\n]*(?:job failed, and|request failed|can't be accounted|merge failed|Redis refuses).*?(?=^\d\d:|\Z)",
@@ -69,24 +72,29 @@ class Least:
 class _Round:
     """What is there while a round goes on."""
 
-    installation: Installation
     monkey: Monkey
     clients: list[Client]
     record: Record
-    findings: Findings
+    auditor: Auditor
 
     def is_enough(self, least: Least) -> bool:
         done = Counter(self.record.counts)
-        done["kills"], done["audits"] = self.monkey.tally.kills.total(), self.findings.audits
+        done["kills"], done["audits"] = self.monkey.tally.kills.total(), self.auditor.findings.audits
         done["of_each"] = self.monkey.least_of_each
         done["told"] = min(len(self.record.done[kind]) for kind in KINDS)
         return all(done[each.name] >= getattr(least, each.name) for each in fields(least))
 
 
-async def run_round(directory: Path, *, seconds: float, seed: int, setup: Setup, least: Least | None = None) -> Result:
-    """Kill for `seconds` in a directory that is empty, and for longer, until the `least` has happened."""
+async def run_round(
+    directory: Path, *, seconds: float, seed: int, setup: Setup, least: Least | None = None, ends_at: float = math.inf
+) -> Result:
+    """Kill for `seconds` in a directory that is empty, and for longer, until the `least` has happened. `ends_at`: of the
+    monotonic clock, with time to come to an end."""
     installation = Installation(directory, setup)
     try:
+        await installation.start()
+        rest = ends_at - time.monotonic()
+        seconds = min(seconds, max(rest - _END_SECONDS, _LEAST_SHARE * rest))
         return await _run(installation, directory, setup, seconds, seed, least or Least())
     finally:
         installation.stop()
@@ -95,7 +103,6 @@ async def run_round(directory: Path, *, seconds: float, seed: int, setup: Setup,
 async def _run(
     installation: Installation, directory: Path, setup: Setup, seconds: float, seed: int, least: Least
 ) -> Result:
-    await installation.start()
     fault = "failovers" if setup.failovers else "storms" if setup.tells else "kills"
     result, started = Result(fault, str(setup), seed), time.monotonic()
     database = Database(installation.database_url)
@@ -107,9 +114,8 @@ async def _run(
         async with _clients(installation, setup, seed, record) as clients:
             backups = Backups(directory, installation, clients)
             has_backup = setup.store == "disk" and fault == "kills" and installation.database is not None
-            going_on = _Round(installation, monkey, clients, record, auditor.findings)
-            beside = [backups.make()] if has_backup else []
-            await asyncio.gather(_under_fire(going_on, auditor, seconds, least), *beside)
+            going_on = _Round(monkey, clients, record, auditor)
+            await _under_fire(going_on, backups if has_backup else None, seconds, least)
             drift_bytes = await auditor.conclude(clients, installation.redis.url)
             if isinstance(stored, BucketBytes):
                 cleaned, left = await clean_up(installation, stored)
@@ -154,29 +160,31 @@ async def _run(
     return result
 
 
-async def _under_fire(going_on: _Round, auditor: Auditor, seconds: float, least: Least) -> None:
-    stopping, monkey = asyncio.Event(), going_on.monkey
-    watching = asyncio.create_task(auditor.watch(stopping))
+async def _under_fire(going_on: _Round, backups: Backups | None, seconds: float, least: Least) -> None:
+    stopping, monkey, violations = asyncio.Event(), going_on.monkey, going_on.auditor.findings.violations
+    watching = asyncio.create_task(going_on.auditor.watch(stopping))
+    backing_up = asyncio.create_task(asyncio.sleep(0) if backups is None else backups.make())
     uploading = {asyncio.create_task(client.live(stopping)): client for client in going_on.clients}
-    monkey.start()
-    await asyncio.sleep(seconds)
-    latest = time.monotonic() + PATIENCE_SECONDS
-    while not (going_on.is_enough(least) or monkey.error) and time.monotonic() < latest:
-        await asyncio.sleep(0.1)
-    await asyncio.to_thread(monkey.heal)
-    stopping.set()
-    _, unfinished = await asyncio.wait(uploading, timeout=PATIENCE_SECONDS)
-    for task in unfinished:
-        task.cancel()
-        auditor.findings.violations.append(
-            f"{uploading[task].user_id} could not finish within {PATIENCE_SECONDS:g} s after all was healed, and was "
-            f"told last: {uploading[task].last_told}"
-        )
-    await asyncio.gather(*uploading, return_exceptions=True)
+    try:
+        monkey.start()
+        await asyncio.sleep(seconds)
+        latest = time.monotonic() + PATIENCE_SECONDS
+        while not (going_on.is_enough(least) and backing_up.done()) and not monkey.error and time.monotonic() < latest:
+            await asyncio.sleep(0.1)
+        await asyncio.to_thread(monkey.heal)
+        stopping.set()
+        _, unfinished = await asyncio.wait([*uploading, backing_up, watching], timeout=PATIENCE_SECONDS)
+    finally:
+        for task in (*uploading, backing_up, watching):
+            task.cancel()
+        await asyncio.gather(*uploading, backing_up, watching, return_exceptions=True)
     for task, client in uploading.items():
-        if not task.cancelled() and (error := task.exception()) is not None:
-            auditor.findings.violations.append(f"{client.user_id} failed: {error!r}")
-    await watching
+        if task in unfinished:
+            violations.append(f"{client.user_id} could not finish after all was healed, told last: {client.last_told}")
+        elif (error := task.exception()) is not None:
+            violations.append(f"{client.user_id} failed: {error!r}")
+    backing_up.result()
+    watching.result()
 
 
 @contextlib.asynccontextmanager

@@ -211,22 +211,21 @@ class Monkey:
         sink.start()
 
     def _fail_over_valkey(self) -> None:
-        valkeys = self._installation.valkeys
-        assert valkeys is not None
-        if valkeys.is_whole and valkeys.primary not in self._frozen:
-            self._fail_over(valkeys)
+        if self._installation.redis not in self._frozen:
+            self._fail_over(self._installation.valkeys)
 
     def _fail_over_database(self) -> None:
-        databases = self._installation.databases
-        assert databases is not None
-        if databases.is_whole:
-            self._fail_over(databases)
+        self._fail_over(self._installation.databases)
 
-    def _fail_over(self, pair: Pair) -> None:
+    def _fail_over(self, pair: Pair | None) -> None:
+        if pair is None or not pair.is_whole:
+            return
         if self._random.random() < _PLANNED:
-            pair.switch_over(self._random.choice([Left.KEPT, Left.CUT]))
+            left = self._random.choice([Left.KEPT, Left.CUT])
+            pair.begin(lambda: pair.switch_over(left))
         else:
-            pair.fail_over(self._random.choice([Left.CUT, Left.SILENT]))
+            left = self._random.choice([Left.CUT, Left.SILENT])
+            pair.begin(lambda: pair.fail_over(left))
 
     @staticmethod
     def _is_whole(pair: Pair | None) -> bool:

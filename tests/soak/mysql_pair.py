@@ -73,10 +73,7 @@ class MysqlPair(Pair):
     # Failovers
 
     def switch_over(self, left: Left) -> None:
-        """As planned: the old primary takes no writes, the new one has all of them, the address moves."""
-        self.begin(lambda: self._switch_over(left))
-
-    def _switch_over(self, left: Left) -> None:
+        """The old primary takes no writes, the new one has all of them, the address moves."""
         old, new = self.primary, self._replica
         _do(old, "SET GLOBAL super_read_only = ON")
         _await_all(new, _ask(old, "SELECT @@global.gtid_executed"))
@@ -86,9 +83,6 @@ class MysqlPair(Pair):
         self.failovers[f"MySQL switched over, connections {left}"] += 1
 
     def fail_over(self, left: Left) -> None:
-        self.begin(lambda: self._fail_over(left))
-
-    def _fail_over(self, left: Left) -> None:
         old, new = self.primary, self._replica
         if left is Left.SILENT:
             self.switch.lead_to(old.port, left)

@@ -35,11 +35,11 @@ class Pair(ABC):
 
     @abstractmethod
     def switch_over(self, left: Left) -> None:
-        """As planned, by whoever runs it. `left`: what becomes of the connections through the address."""
+        """As planned, by whoever runs it. `left`: what becomes of the connections through the address. To `begin`."""
 
     @abstractmethod
     def fail_over(self, left: Left) -> None:
-        """The primary is killed. `left`: SILENT, as a machine that is gone."""
+        """The primary is killed. `left`: SILENT, as a machine that is gone. To `begin`."""
 
     def wait(self) -> None:
         """Until what is under way has ended. Raises what went wrong."""

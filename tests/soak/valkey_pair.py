@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.soak.pair import Pair
 from tests.support.servers import PrivateRedis, PrivateSentinel
 from tests.support.switching import Left
+from tests.support.waiting import PATIENCE_SECONDS
 
-_FAILOVER_SECONDS = 60.0
 # Longer than a freeze of the monkey, and than a restart.
 _DOWN_MS = 3000
 
@@ -38,12 +38,8 @@ class ValkeyPair(Pair):
             self._lead(Left.KEPT)
 
     def switch_over(self, left: Left) -> None:
-        """As planned: the Sentinel is told to."""
-        self.begin(lambda: self._switch_over(left))
-
-    def _switch_over(self, left: Left) -> None:
-        """The Sentinel refuses as long as its replica is no good one, and gives up what takes too long."""
-        deadline = time.monotonic() + _FAILOVER_SECONDS
+        """The Sentinel is told to. It refuses as long as its replica is no good one, and gives up what takes too long."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self._promoted() is self.primary:
             assert time.monotonic() < deadline, "the Sentinel has promoted nobody, though it was told to"
             self._sentinel.sentinel.raw("SENTINEL", "FAILOVER", "accounts", "COORDINATED")
@@ -52,9 +48,6 @@ class ValkeyPair(Pair):
         self.failovers[f"Valkey switched over, connections {left}"] += 1
 
     def fail_over(self, left: Left) -> None:
-        self.begin(lambda: self._fail_over(left))
-
-    def _fail_over(self, left: Left) -> None:
         old = self.primary
         if left is Left.SILENT:
             self.switch.lead_to(old.port, left)
@@ -65,7 +58,7 @@ class ValkeyPair(Pair):
         self.failovers["Valkey gone" if left is Left.SILENT else "Valkey killed"] += 1
 
     def _await_promotion(self) -> None:
-        deadline = time.monotonic() + _FAILOVER_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self._promoted() is self.primary:
             assert time.monotonic() < deadline, "the Sentinel has promoted nobody"
             time.sleep(0.05)

@@ -1,4 +1,5 @@
-"""How long the head of a request may take, where one timer serves all heads of a connection."""
+"""Bodies past the parser: the same requests, torn at every byte, get the same answers as from uvicorn as it is. And how long
+a head may take, where one timer serves all heads of a connection."""
 
 import asyncio
 import gc
@@ -6,7 +7,8 @@ import hashlib
 import json
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -21,14 +23,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.http.bodies.intake import DIRECT_BODY, source_of
 from uploader.http.server.connections import CONNECTIONS_STATE, ConnectionLimits, Connections
 from uploader.http.server.http11 import HttpConnection
 from uploader.http.shared.proxies import Proxies
-
-# Bodies past the parser: the same requests, torn at every byte, get the same answers as from uvicorn as it is.
-
 
 LIMITS = ConnectionLimits(
     max_connections=10,
@@ -92,6 +91,11 @@ class Wire:
     # The client's end
 
     async def feed(self, content: bytes) -> None:
+        """Send this, and let the server go on."""
+        await self._feed(content)
+        await self.turns()
+
+    async def _feed(self, content: bytes) -> None:
         while content and not self.closing:
             for _ in range(TURNS):
                 if self.reading:
@@ -99,16 +103,15 @@ class Wire:
                 await asyncio.sleep(0)
             else:
                 return  # nobody wants more
-            if isinstance(self.protocol, asyncio.BufferedProtocol):
-                buffer: Any = self.protocol.get_buffer(-1)
-                count = min(len(buffer), len(content))
-                assert count > 0
-                buffer[:count] = content[:count]
-                self.protocol.buffer_updated(count)
-                content = content[count:]
-            else:
+            if not isinstance(self.protocol, asyncio.BufferedProtocol):
                 self.protocol.data_received(content)
                 return
+            buffer: Any = self.protocol.get_buffer(-1)
+            count = min(len(buffer), len(content))
+            assert count > 0
+            buffer[:count] = content[:count]
+            self.protocol.buffer_updated(count)
+            content = content[count:]
 
     async def turns(self) -> None:
         for _ in range(TURNS):
@@ -171,11 +174,28 @@ class Echo:
             return source.take()
         most = 10 if request.url.path == "/stopped" else 1 << 20
         sink = Pieces(int(request.query_params.get("room", "1000")), most)
-        until = asyncio.get_running_loop().time() + 30
         while not source.ended and len(sink.content) < most:
-            await source.pour(sink, until)
+            await source.pour(sink, in_time())
             sink.refill()
         return sink.content
+
+
+def in_time(seconds: float = PATIENCE_SECONDS) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+def body_of(scope: Scope) -> Any:
+    """What is offered of the body past the messages."""
+    return scope["extensions"][DIRECT_BODY]["body"]
+
+
+@asynccontextmanager
+async def wired(app: ASGIApp, content: bytes = b"") -> AsyncIterator[Wire]:
+    """A connection to an application, on which this has come."""
+    wire = Wire(HttpConnection, app)
+    await wire.feed(content)
+    yield wire
+    await wire.end()
 
 
 def put(path: str, body: bytes, *headers: str, version: str = "1.1") -> bytes:
@@ -208,7 +228,6 @@ async def answers_of(make_protocol: Callable[..., Any], pieces: list[bytes]) -> 
     wire = Wire(make_protocol, echo)
     for piece in pieces:
         await wire.feed(piece)
-        await wire.turns()
     return await wire.end(), echo.seen
 
 
@@ -242,33 +261,24 @@ async def test_a_body_that_came_with_its_head_is_taken_as_it_is() -> None:
     outcome: list[Any] = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        body = scope["extensions"][DIRECT_BODY]["body"]
+        body = body_of(scope)
         outcome.append(body.is_whole)
         if body.is_whole:
             outcome.extend([body.take(), body.is_whole, body.ended])
 
     for stream in (put("/first", BODY), put("/first", BODY)[:-1]):
-        wire = Wire(HttpConnection, app)
-        await wire.feed(stream)
-        await wire.turns()
-        await wire.end()
+        async with wired(app, stream):
+            pass
     assert outcome == [True, BODY, False, True, False]
 
 
 async def test_what_comes_after_a_body_stays_in_the_socket_while_the_body_is_poured() -> None:
-    offered: list[Any] = []
-
     async def app(scope: Scope, receive: Receive, _send: Send) -> None:
-        offered.append(scope["extensions"][DIRECT_BODY]["body"])
-        sink = Pieces(1000, 1000)
-        await offered[0].pour(sink, asyncio.get_running_loop().time() + 30)
+        await body_of(scope).pour(Pieces(1000, 1000), in_time())
         await receive()
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(put("/first", BODY)[:-20])
-    await wire.turns()
-    assert len(wire.protocol.get_buffer(-1)) == 20
-    await wire.end()
+    async with wired(app, put("/first", BODY)[:-20]) as wire:
+        assert len(wire.protocol.get_buffer(-1)) == 20
 
 
 async def test_a_body_that_is_not_asked_for_is_not_read_on() -> None:
@@ -277,49 +287,37 @@ async def test_a_body_that_is_not_asked_for_is_not_read_on() -> None:
     got = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        body = scope["extensions"][DIRECT_BODY]["body"]
         for _ in range(3):
             sink = Pieces(10, 10)
-            await body.pour(sink, asyncio.get_running_loop().time() + 30)
+            await body_of(scope).pour(sink, in_time())
             sink.refill()
             got.append(sink.content)
             await go_on.wait()
 
-    wire = Wire(HttpConnection, app)
     head, body = put("/first", BODY).split(b"\r\n\r\n", 1)
-    await wire.feed(head + b"\r\n\r\n")
-    await wire.turns()
-    await wire.feed(body[:10])
-    await wire.turns()
-    assert [wire.reading] == [False]
-    go_on.set()
-    await wire.turns()
-    assert [wire.reading] == [True]
-    await wire.feed(body[10:20])
-    await wire.turns()
-    assert got == [body[:10], body[10:20]]
-    await wire.end()
+    async with wired(app, head + b"\r\n\r\n") as wire:
+        await wire.feed(body[:10])
+        assert [wire.reading] == [False]
+        go_on.set()
+        await wire.turns()
+        assert [wire.reading] == [True]
+        await wire.feed(body[10:20])
+        assert got == [body[:10], body[10:20]]
 
 
 async def test_a_pour_ends_in_time_with_what_has_come() -> None:
-    loop = asyncio.get_running_loop()
     poured = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        body = scope["extensions"][DIRECT_BODY]["body"]
         for _ in range(2):
             sink = Pieces(1000, 1000)
-            await body.pour(sink, loop.time() + 0.01)
+            await body_of(scope).pour(sink, in_time(0.01))
             sink.refill()
             poured.append(sink.content)
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(put("/first", BODY)[:-50])
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while wire.state.tasks:
-            await asyncio.sleep(0.01)
-    assert poured == [BODY[:-50], b""]
-    await wire.end()
+    async with wired(app, put("/first", BODY)[:-50]) as wire:
+        await eventually(lambda: holds(not wire.state.tasks))
+        assert poured == [BODY[:-50], b""]
 
 
 async def test_a_client_that_sends_as_fast_as_it_is_read_gives_all_others_their_turn() -> None:
@@ -327,7 +325,7 @@ async def test_a_client_that_sends_as_fast_as_it_is_read_gives_all_others_their_
     sink = Pieces(length, length)
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
-        await scope["extensions"][DIRECT_BODY]["body"].pour(sink, asyncio.get_running_loop().time() + 30)
+        await body_of(scope).pour(sink, in_time())
 
     def push(count: int) -> int:
         """What is read of so many bytes before the event loop goes on."""
@@ -338,41 +336,34 @@ async def test_a_client_that_sends_as_fast_as_it_is_read_gives_all_others_their_
             pushed += len(room)
         return pushed
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(put("/first", bytes(length)).partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
-    await wire.turns()
-    pushed = 0
-    for _ in range(10):
-        once = push(length - pushed)
-        assert once < length
-        pushed += once
-        await wire.turns()
-    sink.refill()
-    assert (pushed, len(sink.content)) == (length, length)
-    await wire.end()
+    async with wired(app, put("/first", bytes(length)).partition(b"\r\n\r\n")[0] + b"\r\n\r\n") as wire:
+        pushed = 0
+        for _ in range(10):
+            once = push(length - pushed)
+            assert once < length
+            pushed += once
+            await wire.turns()
+        sink.refill()
+        assert (pushed, len(sink.content)) == (length, length)
 
 
 async def test_a_cancelled_pour_leaves_nothing_that_writes_into_its_memory() -> None:
     sink = Pieces(1000, 1000)
-    tasks: list[asyncio.Task[Any] | None] = []
+    tasks: list[Any] = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
         tasks.append(asyncio.current_task())
-        await scope["extensions"][DIRECT_BODY]["body"].pour(sink, asyncio.get_running_loop().time() + 30)
+        await body_of(scope).pour(sink, in_time())
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(put("/first", BODY)[:-50])
-    await wire.turns()
-    assert tasks[0] is not None
-    tasks[0].cancel()
-    await wire.turns()
-    sink.refill()
-    assert not wire.reading
-    wire.resume_reading()
-    await wire.feed(b"x" * 20)
-    sink.refill()
-    assert sink.content == BODY[:-50]
-    await wire.end()
+    async with wired(app, put("/first", BODY)[:-50]) as wire:
+        tasks[0].cancel()
+        await wire.turns()
+        sink.refill()
+        assert not wire.reading
+        wire.resume_reading()
+        await wire.feed(b"x" * 20)
+        sink.refill()
+        assert sink.content == BODY[:-50]
 
 
 async def test_who_takes_a_part_of_a_body_as_messages_does_not_wait_for_it_for_ever() -> None:
@@ -381,17 +372,12 @@ async def test_who_takes_a_part_of_a_body_as_messages_does_not_wait_for_it_for_e
     async def app(scope: Scope, receive: Receive, _send: Send) -> None:
         await receive()
         try:
-            await scope["extensions"][DIRECT_BODY]["body"].pour(
-                Pieces(1000, 1000), asyncio.get_running_loop().time() + 30
-            )
+            await body_of(scope).pour(Pieces(1000, 1000), in_time())
         except ClientDisconnect:
             outcome.append("gone")
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(put("/first", BODY))
-    await wire.turns()
-    assert outcome == ["gone"]
-    await wire.end()
+    async with wired(app, put("/first", BODY)):
+        assert outcome == ["gone"]
 
 
 async def test_the_memory_of_a_request_does_not_wait_for_the_garbage_collector() -> None:
@@ -401,18 +387,14 @@ async def test_the_memory_of_a_request_does_not_wait_for_the_garbage_collector()
         bodies.extend(weakref.ref(offer["body"]) for offer in scope.get("extensions", {}).values())
         await Echo()(scope, receive, send)
 
-    wire = Wire(HttpConnection, app)
     gc.disable()
     try:
-        await wire.feed(put("/first", BODY))
-        await wire.turns()
-        assert [body() is None for body in bodies] == [False]
-        await wire.feed(GET)
-        await wire.turns()
-        assert [body() is None for body in bodies] == [True]
+        async with wired(app, put("/first", BODY)) as wire:
+            assert [body() is None for body in bodies] == [False]
+            await wire.feed(GET)
+            assert [body() is None for body in bodies] == [True]
     finally:
         gc.enable()
-    await wire.end()
 
 
 async def test_a_request_with_others_behind_it_learns_that_its_client_is_gone() -> None:
@@ -423,13 +405,11 @@ async def test_a_request_with_others_behind_it_learns_that_its_client_is_gone() 
         for _ in range(2):
             outcome.append((await receive())["type"])
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(GET + GET)
-    await wire.turns()
-    wire.close()
-    await wire.turns()
-    assert outcome == ["http.request", "http.disconnect"]
-    assert not wire.state.tasks
+    async with wired(app, GET + GET) as wire:
+        wire.close()
+        await wire.turns()
+        assert outcome == ["http.request", "http.disconnect"]
+        assert not wire.state.tasks
 
 
 @pytest.mark.parametrize("broken_off", [put("/second", BODY)[:-30], CHUNKED[:-20]], ids=["told", "chunked"])
@@ -444,20 +424,14 @@ async def test_who_sends_no_more_in_the_middle_of_a_body_gets_what_was_asked_for
             await go_on.wait()
         await echo(scope, receive, send)
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(GET * before + broken_off)
-    await wire.turns()
-    assert wire.protocol.eof_received() is (before > 0)
-    await wire.turns()
-    assert wire.closing is (before == 0)
-    go_on.set()
-    await wire.turns()
-    assert (wire.closing, wire.answers.count(b"HTTP/1.1 200")) == (True, before)
-    assert [path for path, outcome in echo.seen if outcome != "gone"] == ["/after"] * before
-    await wire.end()
-
-
-# What is put together before it is written
+    async with wired(app, GET * before + broken_off) as wire:
+        assert wire.protocol.eof_received() is (before > 0)
+        await wire.turns()
+        assert wire.closing is (before == 0)
+        go_on.set()
+        await wire.turns()
+        assert (wire.closing, wire.answers.count(b"HTTP/1.1 200")) == (True, before)
+        assert [path for path, outcome in echo.seen if outcome != "gone"] == ["/after"] * before
 
 
 async def test_a_request_that_was_refused_in_its_body_says_no_more() -> None:
@@ -465,11 +439,9 @@ async def test_a_request_that_was_refused_in_its_body_says_no_more() -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, fault: faults.append(fault))
     echo = Echo()
-    wire = Wire(HttpConnection, echo)
-    await wire.feed(CHUNKED.partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\nno length\r\n")
-    await wire.turns()
-    assert (wire.answers[:12], echo.seen, faults) == (b"HTTP/1.1 400", [("/chunked", "gone")], [])
-    await wire.end()
+    head = CHUNKED.partition(b"\r\n\r\n")[0]
+    async with wired(echo, head + b"\r\nExpect: 100-continue\r\n\r\nno length\r\n") as wire:
+        assert (wire.answers[:12], echo.seen, faults) == (b"HTTP/1.1 400", [("/chunked", "gone")], [])
 
 
 async def test_what_an_application_sends_without_a_pause_does_not_pile_up() -> None:
@@ -482,60 +454,46 @@ async def test_what_an_application_sends_without_a_pause_does_not_pile_up() -> N
             waiting.append(wire.protocol._http.transport.get_write_buffer_size())
         await send({"type": "http.response.body"})
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(GET)
-    await wire.turns()
-    assert max(waiting) < 100_000
-    assert wire.answers.count(bytes(10_000)) == 40
-    await wire.end()
+    async with wired(app) as wire:
+        await wire.feed(GET)
+        assert max(waiting) < 100_000
+        assert wire.answers.count(bytes(10_000)) == 40
+
+
+# How long a head may take
 
 
 @pytest.fixture(name="wire")
-async def quick_wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+async def quick_wire(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Wire]:
     monkeypatch.setattr(sys.modules[__name__], "LIMITS", replace(LIMITS, header_timeout_seconds=0.05))
-    return Wire(HttpConnection, Echo())
+    async with wired(Echo()) as made:
+        yield made
 
 
-async def is_closed(wire: Wire) -> bool:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not wire.closing:
-            await asyncio.sleep(0.01)
-    return True
+async def holds(fact: bool) -> bool:
+    return fact
 
 
 async def rang(wire: Wire) -> None:
     """The timer that was set for an earlier head has run out."""
     timer: Any = wire.protocol._http._head_timer
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while timer is not None and wire.protocol._http._head_timer is timer:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: holds(timer is None or wire.protocol._http._head_timer is not timer))
 
 
-async def test_between_two_requests_no_head_is_late(wire: Wire) -> None:
+async def test_between_two_requests_no_head_is_late_and_then_one_may_be(wire: Wire) -> None:
     await wire.feed(GET)
-    await wire.turns()
     await rang(wire)
     assert not wire.closing
-    await wire.end()
+    await wire.feed(GET[:-1])
+    await eventually(lambda: holds(wire.closing))
 
 
 async def test_a_head_has_its_own_time_whatever_those_before_it_took(wire: Wire) -> None:
     await wire.feed(GET)
-    await wire.turns()
     await wire.feed(GET[:-1])
     wire.protocol._http._head_late_at += 60
     await rang(wire)
     assert not wire.closing
-    await wire.end()
-
-
-async def test_a_head_that_is_late_after_others_were_in_time_closes_the_connection(wire: Wire) -> None:
-    await wire.feed(GET)
-    await wire.turns()
-    await rang(wire)
-    await wire.feed(GET[:-1])
-    assert await is_closed(wire)
-    await wire.end()
 
 
 async def test_a_head_that_never_ends_does_not_cost_the_request_before_it_its_answer(
@@ -548,12 +506,10 @@ async def test_a_head_that_never_ends_does_not_cost_the_request_before_it_its_an
         await go_on.wait()
         await Echo()(scope, receive, send)
 
-    wire = Wire(HttpConnection, app)
-    await wire.feed(GET + GET[:-1])
-    assert wire.protocol.eof_received() is True
-    await rang(wire)
-    assert not wire.closing
-    go_on.set()
-    assert await is_closed(wire)
-    assert wire.answers.count(b"HTTP/1.1 200") == 1
-    await wire.end()
+    async with wired(app, GET + GET[:-1]) as wire:
+        assert wire.protocol.eof_received() is True
+        await rang(wire)
+        assert not wire.closing
+        go_on.set()
+        await eventually(lambda: holds(wire.closing))
+        assert wire.answers.count(b"HTTP/1.1 200") == 1

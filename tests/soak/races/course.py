@@ -4,14 +4,15 @@ at the end of each batch."""
 import asyncio
 import json
 import math
-import os
 import shutil
+import sys
 import time
+from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from redis.asyncio import Redis
 from sqlalchemy import delete, insert, select, update
@@ -20,7 +21,6 @@ from tests.soak.races.after import look
 from tests.soak.races.rounds import ALICE, BOB, CROWD, WAVE, Round
 from tests.soak.races.table import Race
 from tests.soak.result import Result
-from tests.support import forkserver
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.process import environment
 from tests.support.waiting import PATIENCE_SECONDS
@@ -50,25 +50,23 @@ SETTINGS = {
 class _Side:
     """One of the two processes."""
 
-    def __init__(self, process: forkserver.Forked, orders: BinaryIO, answers: asyncio.StreamReader) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
-        self._orders = orders
-        self._answers = answers
 
     async def answer(self) -> Any:
-        line = await self._answers.readline()
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
         assert line, "a racer ended; its log says why"
         return json.loads(line)
 
     async def do(self, **order: Any) -> Any:
-        self._orders.write(json.dumps(order).encode() + b"\n")
-        self._orders.flush()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
         return await self.answer()
 
-    def kill(self) -> None:
-        self._orders.close()
+    async def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        await self._process.communicate()
 
 
 class Course:
@@ -177,20 +175,13 @@ async def course(directory: Path, database_url: str, redis_url: str) -> AsyncIte
             await asyncio.gather(a.answer(), b.answer())
             yield Course(a, b, services, redis)
         finally:
-            a.kill()
-            b.kill()
+            await asyncio.gather(a.kill(), b.kill())
 
 
 async def _start(side: str, settings: dict[str, str], log: Path) -> _Side:
-    (stdin, orders), (answers, stdout) = _pipe(), _pipe()
-    reader = asyncio.StreamReader(limit=1 << 24)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
-    with stdin, stdout, log.open("ab") as output:
-        command = ["-m", "tests.soak.races.racer", side]
-        process = forkserver.start(command, environment(settings), [stdin, stdout, output], ROOT)
-    return _Side(process, orders, reader)
-
-
-def _pipe() -> tuple[BinaryIO, BinaryIO]:
-    read, write = os.pipe()
-    return os.fdopen(read, "rb"), os.fdopen(write, "wb")
+    command = (sys.executable, "-m", "tests.soak.races.racer", side)
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, env=environment(settings), stdin=PIPE, stdout=PIPE, stderr=output, limit=1 << 24
+        )
+    return _Side(process)
