@@ -10,7 +10,7 @@ import httpx2
 
 from tests.support.content import MIB, Content
 from tests.support.process import Process, Server, ended, run_cli
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import queries
 from uploader.database.engine import Database
 
@@ -28,7 +28,7 @@ class Uploading:
 
     def client(self, server: Server) -> httpx2.AsyncClient:
         limits = httpx2.Limits(max_connections=CONNECTIONS)
-        return httpx2.AsyncClient(base_url=server.url, headers=self._headers, timeout=60, limits=limits)
+        return httpx2.AsyncClient(base_url=server.url, headers=self._headers, timeout=PATIENCE_SECONDS, limits=limits)
 
     async def send(self, client: httpx2.AsyncClient, numbers: Iterable[int], *, killed: Server | None = None) -> None:
         """Chunks over all connections. `killed`: a server that is, while others are under way."""

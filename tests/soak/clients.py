@@ -290,10 +290,10 @@ class Client:
         self.streams.forget(upload_id)
         self._count["mixed"] += 1
 
-    def _note_lost(self, md5: str, missing: list[list[int]]) -> None:
-        """A chunk that was acknowledged and is missing again is a trouble, but no reason to give up."""
+    def _note_lost(self, md5: str, missing: list[list[int]], before: set[int] | None = None) -> None:
+        """A chunk that was acknowledged `before` and is missing again is a trouble, but no reason to give up."""
         known = self.promises.uploads[md5]
-        lost = known.acknowledged & _numbers(missing)
+        lost = (known.acknowledged if before is None else before) & _numbers(missing)
         known.acknowledged -= lost
         if lost:
             self._write_down(known.content.md5, f"acknowledged chunks {sorted(lost)} of {known.upload_id} are missing")
@@ -313,7 +313,8 @@ class Client:
         await _together(*(send() for _ in range(_PARALLEL)))
 
     async def _send(self, content: Content, md5: str, number: int) -> None:
-        path, chunk, acknowledged = f"/files/{md5}/chunks/{number}", content.chunk(number), self._acknowledged(md5)
+        path, chunk = f"/files/{md5}/chunks/{number}", content.chunk(number)
+        acknowledged = self.promises.uploads[md5].acknowledged
         if self._random.random() < 0.04 and number not in acknowledged:
             # One that counts already, or whose upload is complete, is answered without a look at its body.
             headers, told = {"Content-MD5": _md5_of_nothing()}, {200, 201, 202, 409, 410, 422}
@@ -349,18 +350,11 @@ class Client:
         self._count["made"] += response.status_code in (200, 201, 202)
         return response
 
-    def _acknowledged(self, md5: str) -> set[int]:
-        """Of an upload that is open, or was while its chunks were under way."""
-        known = self.promises.uploads.get(md5)
-        return set() if known is None else known.acknowledged
-
     async def _ask(self, content: Content, md5: str) -> None:
-        before = set(self._acknowledged(md5))
+        before = set(self.promises.uploads[md5].acknowledged)
         response = await self._request("GET", f"/files/{md5}", content.md5)
-        if response.status_code == 200 and response.json()["state"] == "uploading":
-            lost = before & _numbers(response.json()["upload"]["missing"])
-            if lost:
-                self._write_down(content.md5, f"acknowledged chunks {sorted(lost)} are missing")
+        if before and response.status_code == 200 and response.json()["state"] == "uploading":
+            self._note_lost(md5, response.json()["upload"]["missing"], before)
 
     async def _merge(self, content: Content, fate: str) -> bool:
         """Whether it is a file; if not, chunks are missing again."""

@@ -34,23 +34,6 @@ _ERRORS = re.compile(
     r"^[^\n]*(?:job failed, and|request failed|can't be accounted|merge failed|Redis refuses).*?(?=^\d\d:|\Z)",
     re.MULTILINE | re.DOTALL,
 )
-# What clients did, by what they counted.
-_COUNTS = {
-    "requests": "requests",
-    "chunks": "chunks acknowledged",
-    "duplicates": "of them again",
-    "made": "by instructions",
-    "files": "files finished and compared",
-    "whole": "of them in one request",
-    "members": "in a batch",
-    "streams": "by tus alone",
-    "mixed": "beside chunks",
-    "appends": "appends acknowledged",
-    "appends_broken_off": "broken off",
-    "appends_refused": "displaced",
-    "cancelled": "uploads cancelled",
-    "lies_caught": "lies caught",
-}
 
 
 @dataclass(frozen=True)
@@ -137,7 +120,7 @@ async def _run(
         **{f"kills of {kind}": count for kind, count in sorted(monkey.tally.kills.items())},
         **dict(sorted(monkey.tally.harms.items())),
         **installation.failovers,
-        **{name: record.counts[count] for count, name in _COUNTS.items()},
+        **dict(sorted(record.counts.items())),
         "audits": auditor.findings.audits,
         "while the database was away": auditor.findings.missed,
         **more,

@@ -16,13 +16,13 @@ from tests.support.content import Content
 from tests.support.invariants import checked_accounts
 from tests.support.process import Process, Settings, answers, ended, owner_token, run_cli
 from tests.support.servers import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database.engine import Database
 
 TUS = {"Tus-Resumable": "1.0.0"}
 BYTES = {**TUS, "Content-Type": "application/offset+octet-stream"}
 # Of a server that was to die by itself.
-_DEATH_SECONDS = 60
+_DEATH_SECONDS = 120
 
 
 class Sender:
@@ -146,4 +146,4 @@ class Dying:
 
     def http(self, url: str) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {owner_token(self.data)}"}
-        return httpx2.AsyncClient(base_url=url, headers=headers, timeout=60)
+        return httpx2.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_SECONDS)

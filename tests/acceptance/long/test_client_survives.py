@@ -23,8 +23,8 @@ from uploader.database import queries
 from uploader.database.engine import Database
 
 CONNECTIONS = 4
-# Of small files; for each kill one that is larger.
-FILES, KILLS = 800, 30
+# Small ones, so many that they come in several batches; and of the kills of the command a run tries some.
+FILES, KILLS = 3000, 30
 LARGE = 3
 _CHUNK = re.compile(r"/uploads/\w+/chunks/(\d+)")
 

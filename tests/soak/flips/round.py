@@ -19,6 +19,7 @@ from tests.soak.flips.judging import OWNER, Looks, Verdict, judge
 from tests.soak.result import Result
 from tests.support.content import MIB
 from tests.support.process import owner_token
+from tests.support.waiting import PATIENCE_SECONDS
 
 # For what says "not now"; of whoever was hit, it may say so for ever.
 _PATIENCE_SECONDS = 20.0
@@ -28,7 +29,6 @@ _HABITS = Habits(
 )
 # So long clients work before, between and after flips.
 _WORK_SECONDS = (0.2, 0.8)
-_FIND_TRIES = 100
 
 
 async def run_flips(directory: Path, *, seed: int, flips: int = sys.maxsize, seconds: float = sys.maxsize) -> Result:
@@ -82,13 +82,12 @@ class _Round:
         self.verdict = Verdict()
         self._flipper = Flipper(installation, clients, seed)
         self._random = random.Random(f"{seed}/round")
-        self._number = 0
         self._owner = {"Authorization": f"Bearer {owner_token(installation.data)}"}
 
     async def run(self, flips: int, deadline: float) -> None:
         await self._work_in_peace()
         for kinds in _groups(self._seed):
-            if self._number >= flips or time.monotonic() > deadline:
+            if len(self.flips) >= flips or time.monotonic() > deadline:
                 return
             if kinds[0] in STOPPED:
                 await self._flip_while_stopped(kinds[0])
@@ -102,10 +101,8 @@ class _Round:
         async with self._working():
             for kind in kinds:
                 await self._pause()
-                flip = await self._flip(kind)
-                flips += [flip] if flip is not None else []
+                flips.append(await self._flip(kind))
             await self._pause()
-        self.flips += flips
         contents = contents_of(self._clients)
         for flip in flips:
             await asyncio.gather(*(client.finish(flip.sha256) for client in self._clients if flip.sha256))
@@ -119,16 +116,13 @@ class _Round:
             await asyncio.gather(*(client.discard(flip.sha256) for client in self._clients if flip.sha256))
         self._begin_anew()
 
-    async def _flip(self, kind: str) -> Flip | None:
+    async def _flip(self, kind: str) -> Flip:
         """What is to flip may not be there at the moment, such as an open upload."""
-        for _ in range(_FIND_TRIES):
-            flip = self._flipper.flip(self._number, kind)
-            if flip is not None:
-                self._number += 1
-                return flip
-            await asyncio.sleep(0.02)
-        self._record.counts[f"nothing to flip: {kind}"] += 1
-        return None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (flip := self._flipper.flip(len(self.flips), kind)) is None:
+                await asyncio.sleep(0.02)
+        self.flips.append(flip)
+        return flip
 
     # While the server is stopped
 
@@ -139,10 +133,7 @@ class _Round:
             self._installation.stop()
             self._installation.keep_copy()
             promises = {client.user_id: deepcopy(client.promises) for client in self._clients}
-            flip = self._flipper.flip(self._number, kind)
-            assert flip is not None
-            self._number += 1
-            self.flips.append(flip)
+            flip = await self._flip(kind)
             refusal = self._installation.start()
             if refusal is not None:
                 self._refused(flip, refusal)

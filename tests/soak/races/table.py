@@ -36,10 +36,7 @@ RACES = (
         before=partial(opened, told=False),
         a=sends(0, upload="upload"),
         b=sends(0, upload="upload", lie=True),
-        allowed={
-            ("complete", "complete", "file"),
-            ("complete", "complete", "file of the lie"),
-        },
+        allowed={("complete", "complete", "file"), ("complete", "complete", "file of the lie")},
     ),
     Race(
         "a sender and a liar about the MD5",
@@ -60,10 +57,7 @@ RACES = (
         before=opened,
         a=sends(1),
         b=rounds.cancels,
-        allowed={
-            ("acknowledged", "cancelled", "cancelled"),
-            ("upload-gone", "cancelled", "cancelled"),
-        },
+        allowed={("acknowledged", "cancelled", "cancelled"), ("upload-gone", "cancelled", "cancelled")},
     ),
     Race(
         "cancel against the last chunk",
@@ -71,10 +65,7 @@ RACES = (
         before=opened,
         a=sends(0),
         b=rounds.cancels,
-        allowed={
-            ("complete", "upload-not-found", "file"),
-            ("upload-gone", "cancelled", "cancelled"),
-        },
+        allowed={("complete", "upload-not-found", "file"), ("upload-gone", "cancelled", "cancelled")},
     ),
     Race(
         "reopen against the last chunk",
@@ -94,10 +85,7 @@ RACES = (
         before=partial(opened, age_seconds=AGE_SECONDS),
         a=sends(1),
         b=rounds.expires,
-        allowed={
-            ("acknowledged", "left", "open [1]"),
-            ("upload-gone", "expired", "expired"),
-        },
+        allowed={("acknowledged", "left", "open [1]"), ("upload-gone", "expired", "expired")},
     ),
     Race(
         "the cleanup against a chunk",
@@ -105,10 +93,7 @@ RACES = (
         before=partial(opened, age_seconds=AGE_SECONDS),
         a=sends(1),
         b=None,
-        allowed={
-            ("acknowledged", "", "open [1]"),
-            ("upload-gone", "", "expired"),
-        },
+        allowed={("acknowledged", "", "open [1]"), ("upload-gone", "", "expired")},
         steady=rounds.cleans_up,
     ),
     Race(
@@ -117,9 +102,7 @@ RACES = (
         before=partial(opened, chunks=[1]),
         a=sends(0),
         b=rounds.asks,
-        allowed={
-            ("complete", "told", "file"),
-        },
+        allowed={("complete", "told", "file")},
     ),
     Race(
         "two users merge one content",
@@ -127,9 +110,7 @@ RACES = (
         before=in_turn(partial(opened, user_id=BOB), opened),
         a=sends(0),
         b=sends(0, user_id=BOB),
-        allowed={
-            ("complete", "complete", "file, file"),
-        },
+        allowed={("complete", "complete", "file, file")},
         database="mariadb",
     ),
     Race(
@@ -138,9 +119,7 @@ RACES = (
         before=in_turn(partial(opened, name="first", told=False), opened),
         a=sends(0),
         b=sends(0, upload="first"),
-        allowed={
-            ("complete", "complete", "file"),
-        },
+        allowed={("complete", "complete", "file")},
         database="mariadb",
     ),
     Race(
@@ -149,9 +128,7 @@ RACES = (
         before=partial(opened, chunks=[0]),
         a=rounds.merges,
         b=rounds.merges,
-        allowed={
-            ("complete", "complete", "file"),
-        },
+        allowed={("complete", "complete", "file")},
     ),
     Race(
         "delete of the last file against a merge",
@@ -159,9 +136,7 @@ RACES = (
         before=in_turn(partial(opened, user_id=BOB), finished),
         a=sends(0, user_id=BOB),
         b=rounds.deletes,
-        allowed={
-            ("complete", "deleted", "nothing, file"),
-        },
+        allowed={("complete", "deleted", "nothing, file")},
         database="mariadb",
     ),
     Race(
@@ -170,10 +145,7 @@ RACES = (
         before=finished,
         a=rounds.opens_instantly,
         b=rounds.deletes,
-        allowed={
-            ("complete", "deleted", "nothing, file"),
-            ("uploading", "deleted", "nothing, open []"),
-        },
+        allowed={("complete", "deleted", "nothing, file"), ("uploading", "deleted", "nothing, open []")},
         database="mariadb",
     ),
     Race(
@@ -182,9 +154,7 @@ RACES = (
         before=in_turn(partial(opened, user_id=BOB), finished, deleted),
         a=sends(0, user_id=BOB),
         b=rounds.collects,
-        allowed={
-            ("complete", "collected", "nothing, file"),
-        },
+        allowed={("complete", "collected", "nothing, file")},
         database="mariadb",
     ),
     Race(
@@ -193,9 +163,7 @@ RACES = (
         before=nothing,
         a=rounds.uploads_and_deletes,
         b=None,
-        allowed={
-            ("deleted", "", "nothing"),
-        },
+        allowed={("deleted", "", "nothing")},
         steady=rounds.collects_all,
         database="mariadb",
     ),
@@ -205,10 +173,7 @@ RACES = (
         before=finished,
         a=rounds.downloads,
         b=rounds.deletes,
-        allowed={
-            ("whole", "deleted", "nothing"),
-            ("file-not-found", "deleted", "nothing"),
-        },
+        allowed={("whole", "deleted", "nothing"), ("file-not-found", "deleted", "nothing")},
         database="mariadb",
     ),
 )
