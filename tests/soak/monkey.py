@@ -24,6 +24,13 @@ _SINK_WEIGHTS = {"worker": 1, "server": 1, "sink": 1}
 _ACTS_PER_SECOND = 4.0
 # Where a start asks the gateway for a dozen things, which is away, too; where nothing but starts is done.
 _ACTS_PER_SECOND_ON_S3, _ACTS_PER_SECOND_OF_SINKS = 0.8, 1.0
+_HARMS = {
+    "valkey": "append-only files cut",
+    "flushall": "FLUSHALL",
+    "jump": "jumps of a clock",
+    "freeze": "stops",
+    "freeze_gateway": "stops of the gateway",
+}
 _VICTIMS = ("server", "worker", "valkey", "database", "gateway", "sink")
 _AOF_CUTS = 0.4
 # Of the failovers, those that nobody dies at.
@@ -40,7 +47,6 @@ class Tally:
 
     kills: Counter[str] = field(default_factory=Counter)
     harms: Counter[str] = field(default_factory=Counter)  # that kill nobody
-    ended_unasked: int = 0
     longest_act_seconds: float = 0.0  # whoever is stopped meanwhile stays so
 
 
@@ -72,8 +78,7 @@ class Monkey:
     @property
     def least_of_each(self) -> int:
         """How often everybody was killed, and everything else was done that is done here."""
-        harms = {"flushall": "FLUSHALL", "freeze": "stops", "jump": "jumps of a clock"}
-        harmed = [self.tally.harms[name] for act, name in harms.items() if act in self._weights]
+        harmed = [self.tally.harms[name] for act, name in _HARMS.items() if act in self._weights]
         moved = [pair.failovers.total() for pair in self.pairs]
         return min(*harmed, *moved, *(self.tally.kills[victim] for victim in self.victims))
 
@@ -136,7 +141,6 @@ class Monkey:
         """Start what has ended by itself, such as a server that found no database."""
         for member in self._installation.members:
             if not member.alive and time.monotonic() - self._started_at.get(member, 0.0) > _RESTART_SECONDS:
-                self.tally.ended_unasked += 1
                 self._start(member)
 
     def _start(self, member: Member) -> None:
@@ -174,7 +178,7 @@ class Monkey:
         redis.kill()
         self._frozen.pop(redis, None)
         self.tally.kills["valkey"] += 1
-        if self._random.random() < _AOF_CUTS:
+        if not self.tally.harms[_HARMS["valkey"]] or self._random.random() < _AOF_CUTS:
             self._cut_tail()
         redis.start()
 
@@ -184,7 +188,7 @@ class Monkey:
         size = newest.stat().st_size
         with newest.open("r+b") as file:
             file.truncate(self._random.randint(size * self._random.randint(0, 1), size))
-        self.tally.harms["append-only files cut"] += 1
+        self.tally.harms[_HARMS["valkey"]] += 1
 
     def _database(self) -> None:
         is_settled = self._database_started_at < time.monotonic() - _SETTLED_SECONDS
@@ -233,7 +237,7 @@ class Monkey:
 
     def _flushall(self) -> None:
         self._installation.flush_all()
-        self.tally.harms["FLUSHALL"] += 1
+        self.tally.harms[_HARMS["flushall"]] += 1
 
     def _freeze(self) -> None:
         """SIGSTOP for longer than the lease: whoever wakes up finds that others have taken over."""
@@ -250,15 +254,15 @@ class Monkey:
         assert gateway is not None
         if gateway not in self._frozen:
             self._stop(gateway)
-            self.tally.harms["stops of the gateway"] += 1
+            self.tally.harms[_HARMS["freeze_gateway"]] += 1
 
     def _stop(self, chosen: Member | PrivateRedis | PrivateGateway) -> None:
         chosen.send_signal(signal.SIGSTOP)
         self._frozen[chosen] = time.monotonic() + LEASE_SECONDS * self._random.uniform(1.2, 2.5)
-        self.tally.harms["stops"] += 1
+        self.tally.harms[_HARMS["freeze"]] += 1
 
     def _jump(self) -> None:
         """The clock is set; accounts must not depend on it, and expiry must pause."""
         seconds = self._random.uniform(-_MAX_JUMP_SECONDS, _MAX_JUMP_SECONDS)
         self._random.choice(self._installation.members).set_clock(seconds)
-        self.tally.harms["jumps of a clock"] += 1
+        self.tally.harms[_HARMS["jump"]] += 1
