@@ -53,8 +53,8 @@ class Part:
     needs: Setup = Setup("sqlite")
 
 
-class _TimeIsOver(BaseException):
-    """Wherever the part is at this moment, also where it waits without its loop."""
+class _TimeIsOver(SystemExit):
+    """Wherever the part is at this moment, also where it waits without its loop; which such an exception leaves."""
 
 
 def run(part: Part, directory: Path, seconds: float) -> list[Result]:

@@ -58,7 +58,7 @@ async def run_flips(directory: Path, *, seed: int, flips: int = sys.maxsize, sec
             "commands and starts that failed with a trace": len(verdict.failed),
         },
         verdict.wrong_bytes + verdict.harmed + verdict.unnamed + verdict.failed,
-        verdict.not_tellable + [f"{flip.outcome}: {flip}" for flip in round_.flips],
+        more=verdict.not_tellable + [f"{flip.outcome}: {flip}" for flip in round_.flips],
     )
 
 
