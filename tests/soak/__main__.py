@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.soak.installation import STORES, Setup
-from tests.soak.parts import FAULTS, STOP_SECONDS, Part, flip, kill, race, run, try_all_places
+from tests.soak.parts import FAULTS, Part, flip, kill, race, run, try_all_places
 from tests.soak.races.table import BY_NAME
 from tests.soak.result import as_table
 from tests.support.servers import PRIVATE_DATABASES
@@ -53,9 +53,11 @@ def main() -> int:
     parts = [each for each in all_parts if not each.needs.lacks]
     directory = Path(tempfile.mkdtemp(prefix="soak-"))
     lanes = min(_MAX_LANES, len(parts), math.ceil(len(parts) * _SHARE_SECONDS / (given.minutes * 60)))
-    seconds = (deadline - time.monotonic()) / math.ceil(len(parts) / lanes) - STOP_SECONDS
     with ProcessPoolExecutor(lanes, get_context("spawn")) as pool:
-        running = [pool.submit(run, part, directory / str(number), seconds) for number, part in enumerate(parts)]
+        running = [
+            pool.submit(run, part, directory / str(number), deadline, math.ceil((len(parts) - number) / lanes))
+            for number, part in enumerate(parts)
+        ]
         results = [result for each in running for result in each.result()]
     print(as_table(results), *missing, sep="\n")
     if given.json:

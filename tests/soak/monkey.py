@@ -31,7 +31,6 @@ _HARMS = {
     "freeze": "stops",
     "freeze_gateway": "stops of the gateway",
 }
-_VICTIMS = ("server", "worker", "valkey", "database", "gateway", "sink")
 _AOF_CUTS = 0.4
 # Of the failovers, those that nobody dies at.
 _PLANNED = 0.4
@@ -67,8 +66,6 @@ class Monkey:
             self._weights, acts_per_second = _SINK_WEIGHTS, _ACTS_PER_SECOND_OF_SINKS
         if installation.database is None:
             self._weights = {act: weight for act, weight in self._weights.items() if act != "database"}
-        # Who is killed, and what is done besides.
-        self.victims = [act for act in self._weights if act in _VICTIMS]
         self._pause_seconds = 1 / acts_per_second
         self._frozen: dict[Member | PrivateRedis | PrivateGateway, float] = {}
         self._stopping, self._healed, self._ending = threading.Event(), threading.Event(), threading.Event()
@@ -76,11 +73,12 @@ class Monkey:
         self.error: BaseException | None = None
 
     @property
-    def least_of_each(self) -> int:
-        """How often everybody was killed, and everything else was done that is done here."""
-        harmed = [self.tally.harms[name] for act, name in _HARMS.items() if act in self._weights]
-        moved = [pair.failovers.total() for pair in self.pairs]
-        return min(*harmed, *moved, *(self.tally.kills[victim] for victim in self.victims))
+    def times(self) -> dict[str, int]:
+        """How often each act was done."""
+        pairs = {"fail_over_valkey": self._installation.valkeys, "fail_over_database": self._installation.databases}
+        moved = {act: pair.failovers.total() for act, pair in pairs.items() if pair is not None}
+        tally = self.tally
+        return {act: tally.kills[act] + tally.harms[_HARMS.get(act, "")] for act in self._weights} | moved
 
     def start(self) -> None:
         self._thread.start()
@@ -110,9 +108,6 @@ class Monkey:
             self._thread.join()
 
     def _rage(self) -> None:
-        # Each at first, and then by chance.
-        acts = list(self._weights)
-        first = self._random.sample(acts, len(acts))
         next_at = time.monotonic()
         while not self._stopping.wait(max(0.0, next_at - time.monotonic())):
             # What takes long, on a machine that is slow, is not made up for: nothing would run any more.
@@ -122,9 +117,15 @@ class Monkey:
             if self._installation.valkeys is not None:
                 self._installation.valkeys.follow()
             began = time.monotonic()
-            act = first.pop() if first else self._random.choices(acts, list(self._weights.values()))[0]
-            getattr(self, f"_{act}")()
+            getattr(self, f"_{self._next_act()}")()
             self.tally.longest_act_seconds = max(self.tally.longest_act_seconds, time.monotonic() - began)
+
+    def _next_act(self) -> str:
+        """By chance; every second time one that has not come to pass yet."""
+        undone = [act for act, times in self.times.items() if not times]
+        if undone and self._random.random() < 0.5:
+            return self._random.choice(undone)
+        return self._random.choices(list(self._weights), list(self._weights.values()))[0]
 
     def _heal(self) -> None:
         self._thaw(float("inf"))

@@ -45,7 +45,7 @@ Run = Callable[[list[Result], Path, float], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Part:
-    """One of what is to be done; `run` has a directory, and so many seconds."""
+    """One of what is to be done."""
 
     fault: str
     on: str
@@ -57,8 +57,10 @@ class _TimeIsOver(SystemExit):
     """Wherever the part is at this moment, also where it waits without its loop; which such an exception leaves."""
 
 
-def run(part: Part, directory: Path, seconds: float) -> list[Result]:
-    """To its end, or to that of its time: then what it had begun is not judged."""
+def run(part: Part, directory: Path, deadline: float, count: int) -> list[Result]:
+    """To its end, or to that of its time: then what it had begun is not judged. It is the first of so many that have the
+    rest of the time."""
+    seconds = max(1.0, (deadline - time.monotonic()) / count - STOP_SECONDS)
     print(f"{part.fault}, {part.on}, for {seconds:.0f} s", file=sys.stderr, flush=True)
     started, cut, results = time.monotonic(), Result(part.fault, part.on, "-"), list[Result]()
     signal.signal(signal.SIGALRM, _end_it)
