@@ -103,6 +103,8 @@ async def race(seed: int, names: list[str], results: list[Result], directory: Pa
             for race in (race for race in races if race.database == kind):
                 rest = (ends_at - STOP_SECONDS - time.monotonic()) / (len(races) - len(results))
                 results.append(await made.run(race, seed // 100 * 100, sys.maxsize // 4, rest))
+                if results[-1].wrong:  # what it has left would be in the way of others
+                    return
 
 
 @asynccontextmanager

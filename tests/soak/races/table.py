@@ -9,6 +9,8 @@ from tests.soak.races.before import Before, deleted, finished, in_turn, nothing,
 from tests.soak.races.rounds import AGE_SECONDS, BOB, Act, Steady, one_chunk, one_of_five, sends, two_chunks
 from tests.support.content import Content
 
+TOO_FAST = "unavailable: This upload is changing too fast, or its bytes can't be found; try again."
+
 
 @dataclass(frozen=True, eq=False)
 class Race:
@@ -77,6 +79,8 @@ RACES = (
             ("complete", "complete", "file"),  # before it
             ("upload-gone", "uploading", "open []"),
             ("complete", "uploading", "file"),  # after it, into the new upload
+            # Twice between the announcement of the end and its commit; the client is told to try again.
+            (TOO_FAST, "uploading", "open []"),
         },
     ),
     Race(
