@@ -9,6 +9,7 @@ import httpx2
 
 from tests.support.content import MIB, Content
 from tests.support.process import Server, client_of_owner, ended, owner_token, wait_for
+from tests.support.waiting import PATIENCE_SECONDS
 
 CHUNK = MIB
 CONTENT = Content(20 * MIB + 4321, seed=21, chunk_size=CHUNK, name="stream.bin")
@@ -42,7 +43,7 @@ class Uploading:
 
     def begin(self, offset: int, length: int) -> socket.socket:
         """A request for all that is left, of which so much is sent."""
-        connection = socket.create_connection(("127.0.0.1", self._port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE_SECONDS)
         self.connections.append(connection)
         head = [f"PATCH {self._path} HTTP/1.1", "Host: test", f"Authorization: Bearer {self._token}"]
         head += ["Tus-Resumable: 1.0.0", "Content-Type: application/offset+octet-stream", f"Upload-Offset: {offset}"]
@@ -98,7 +99,7 @@ def test_a_long_request_goes_on_after_whatever_ends_it(tmp_path: Path) -> None:
                     pass
                 connection.close()
         connection = client.begin(offset, CONTENT.size - offset)
-        connection.settimeout(60)
+        connection.settimeout(PATIENCE_SECONDS)
         assert connection.recv(4096).startswith(b"HTTP/1.1 204 ")
         with client_of_owner(processes[-1].url, data) as http:
             (file,) = http.get("/me/files").json()["files"]

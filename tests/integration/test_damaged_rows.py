@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select, update
 
 from tests.conftest import MakeStack
-from tests.flips.sqlite_rows import row_places
+from tests.soak.flips.sqlite_rows import row_places
 from tests.support.background import flush_due
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from tests.soak.races.rounds import opening_of
 from tests.support.at_rest import read_files
 from tests.support.bodies import InPieces
 from tests.support.chosen import places
@@ -61,30 +62,17 @@ from uploader.bootstrap import services as services_module
 from uploader.database.engine import Database
 from uploader.domain import upload as domain_upload
 from uploader.errors import ChunksMissing
-from uploader.service.results import Complete, Opening, Target, UploadStatus
+from uploader.service.results import Complete, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage import disk
 from uploader.storage.local.store import FORMAT
 
 _WAYS = {
-    "power": [
-        "upload",
-        "twin",
-        "leftovers",
-        "withdrawal",
-        "rot",
-        "cancel",
-        "append",
-        "mixed",
-        "at once",
-        "whole",
-        "batch",
-    ],
+    "power": [way for way in WAYS if way not in ("purge", "spool", "cleanup")],
     "process": ["upload", "leftovers", "withdrawal", "append", "mixed", "at once", "whole"],
 }
 # By durability.
 CUT = [(durability, way) for durability, ways in _WAYS.items() for way in ways]
-CHOICES = (nothing, everything, names_only, bytes_only)
 
 
 class Violation(AssertionError):
@@ -101,7 +89,7 @@ class Upload:
     chunk_size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """The database, which makes its commits durable by itself: whole, and what is open or has a file in it."""
 
@@ -133,18 +121,59 @@ def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a test may record: an empty directory, a database to copy, and a Redis."""
+class Recorder:
+    """Goes ways in empty directories, each with a copy of a database and an empty Redis."""
 
-    directory: Path
-    database: Path
-    redis_url: str
+    def __init__(self, directory: Path, database: Path, redis_url: str) -> None:
+        self.directory = directory
+        self._database = database
+        self.redis_url = redis_url
+
+    async def record(self, way: str, durability: str) -> Recording:
+        """A way gone once, from the start of the server."""
+        directory = Path(tempfile.mkdtemp(dir=self.directory))
+        data, database = directory / "data", directory / "uploader.db"
+        shutil.copy(self._database, database)
+        with Redis.from_url(self.redis_url) as redis:
+            redis.flushdb()
+        recording = Recording(data)
+
+        def mark(what: object) -> None:
+            recording.mark(what)
+            if isinstance(what, RottenBlob):
+                recording.rot(str(what.path.relative_to(data)), 0, ROT)
+            if isinstance(what, Rotten):
+                recording.rot(str(what.path.relative_to(data)), ROTTING.chunk_size, ROT)
+
+        url, settings = f"sqlite:///{database}", SETTINGS | {"durability": durability}
+        with recording.running(), _marking_commits(database, recording):
+            async with running_stack(data, url, self.redis_url, **settings) as stack:
+                bob = await stack.client_of("bob", total_space=1 << 30)
+                journey = Journey(stack, bob, OneCall(lambda _: False), mark=mark)
+                for part in WAYS[way]:
+                    await part(journey)
+                await bob.aclose()
+        return recording
+
+
+@contextmanager
+def _marking_commits(path: Path, recording: Recording) -> Iterator[None]:
+    transact = Database.transact
+
+    async def marked(self: Database, work: Any, *of: Any, **how: Any) -> Any:
+        try:
+            return await transact(self, work, *of, **how)
+        finally:
+            recording.mark(Snapshot.of(path))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Database, "transact", marked)
+        yield
 
 
 @pytest.fixture
-def place(tmp_path: Path, sqlite_template: Path, redis_url: str) -> Place:
-    return Place(tmp_path, sqlite_template, redis_url)
+def recorder(tmp_path: Path, sqlite_template: Path, redis_url: str) -> Recorder:
+    return Recorder(tmp_path, sqlite_template, redis_url)
 
 
 # What has happened
@@ -243,63 +272,20 @@ def cuts(states: States, seed: str, by_chance_each: int) -> Iterator[tuple[Tree,
     chance = random.Random(seed)
     seen = set()
     moments = list(promises(states))
-    choices: list[Choice] = [*CHOICES, *(by_chance(chance) for _ in range(by_chance_each))]
+    choices: list[Choice] = [
+        nothing,
+        everything,
+        names_only,
+        bytes_only,
+        *(by_chance(chance) for _ in range(by_chance_each)),
+    ]
     for choice in choices:
         for count, promised in moments:
             tree = states.after(count, choice)
-            key = (
-                id(promised.snapshot),
-                promised.acknowledged,
-                promised.streamed,
-                promised.rotten,
-                promised.rotten_blobs,
-                tuple(tree.items()),
-            )
-            if key not in seen:
-                seen.add(key)
+            state = promised, tuple(tree.items())
+            if state not in seen:
+                seen.add(state)
                 yield tree, promised
-
-
-async def _record(place: Place, way: str, **settings: Any) -> Recording:
-    """A way gone once, from the start of the server."""
-    directory = Path(tempfile.mkdtemp(dir=place.directory))
-    data, database = directory / "data", directory / "uploader.db"
-    shutil.copy(place.database, database)
-    with Redis.from_url(place.redis_url) as redis:
-        redis.flushdb()
-    recording = Recording(data)
-    with recording.running(), _marking_commits(database, recording):
-        database_url = f"sqlite:///{database}"
-        async with running_stack(data, database_url, place.redis_url, **SETTINGS, **settings) as stack:
-            bob = await stack.client_of("bob", total_space=1 << 30)
-
-            def mark(what: object) -> None:
-                recording.mark(what)
-                if isinstance(what, RottenBlob):
-                    recording.rot(str(what.path.relative_to(stack.data)), 0, ROT)
-                if isinstance(what, Rotten):
-                    recording.rot(str(what.path.relative_to(stack.data)), ROTTING.chunk_size, ROT)
-
-            journey = Journey(stack, bob, OneCall(lambda _: False), mark=mark)
-            for part in WAYS[way]:
-                await part(journey)
-            await bob.aclose()
-    return recording
-
-
-@contextmanager
-def _marking_commits(path: Path, recording: Recording) -> Iterator[None]:
-    transact = Database.transact
-
-    async def marked(self: Database, work: Any, *of: Any, **how: Any) -> Any:
-        try:
-            return await transact(self, work, *of, **how)
-        finally:
-            recording.mark(Snapshot.of(path))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Database, "transact", marked)
-        yield
 
 
 # What is found after it
@@ -308,10 +294,10 @@ def _marking_commits(path: Path, recording: Recording) -> Iterator[None]:
 class Restarter:
     """Starts the server on what a cut left, and lets its clients go on."""
 
-    def __init__(self, directory: Path, redis_url: str, clock: ManualClock, durability: str) -> None:
-        self._root = directory / "cut"
-        self._database_path = directory / "cut.db"
-        self._redis_url = redis_url
+    def __init__(self, recorder: Recorder, clock: ManualClock, durability: str) -> None:
+        self._root = recorder.directory / "cut"
+        self._database_path = recorder.directory / "cut.db"
+        self._redis_url = recorder.redis_url
         self._clock = clock
         self._durability = durability
         # One for all: its statements are compiled once.
@@ -358,21 +344,12 @@ class Restarter:
 async def _finish(services: Services, upload: Upload) -> None:
     """An open upload is opened again, and what is missing is sent."""
     (content,) = (each for each in CONTENTS if each.md5 == upload.md5)
-    opening = Opening(
-        user_id=upload.user_id,
-        md5=content.md5,
-        sha256=None,
-        name=content.name,
-        size=content.size,
-        chunk_size=content.chunk_size,
-        instant=False,
-    )
-    answer: Any = await services.openings.open(opening)
+    opening = opening_of(content, upload.user_id)
+    target = Target(upload.user_id, content.md5)
     try:
-        answer = await _send_missing(services, Target(upload.user_id, content.md5), content, answer)
+        answer = await _send_missing(services, target, content, await services.openings.open(opening))
     except ChunksMissing:  # what is rotten is found at the merge
-        answer = await services.openings.open(opening)
-        answer = await _send_missing(services, Target(upload.user_id, content.md5), content, answer)
+        answer = await _send_missing(services, target, content, await services.openings.open(opening))
     assert isinstance(answer, Complete)
     assert blob_path(services.settings.data, content.sha256).read_bytes() == content.data
 
@@ -401,25 +378,25 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize(("durability", "way"), CUT)
 async def test_after_a_power_cut_all_that_was_promised_is_there_and_every_upload_goes_on(
-    place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, durability: str, way: str
+    recorder: Recorder, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, durability: str, way: str
 ) -> None:
-    recording = await _record(place, way, durability=durability)
+    recording = await recorder.record(way, durability)
     states = list(cuts(States(recording), way, by_chance_each=20))
     for tree, promised in states:
         promised.check(tree, durable=durability == "power")
     monkeypatch.setattr(disk, "boot_id", lambda: "the next boot")
-    restarter = Restarter(place.directory, place.redis_url, clock, durability)
+    restarter = Restarter(recorder, clock, durability)
     with without_syncs():
         for tree, promised in places(states, f"{durability} {way}"):
             await restarter.check(tree, promised)
     await restarter.database.close()
 
 
-async def test_a_server_that_leaves_out_any_one_sync_is_found_out(place: Place) -> None:
+async def test_a_server_that_leaves_out_any_one_sync_is_found_out(recorder: Recorder) -> None:
     places: set[str] = set()
     caught: set[str] = set()
     for durability, way in CUT:
-        recording = await _record(place, way, durability=durability)
+        recording = await recorder.record(way, durability)
         places |= {happened.place for happened in recording.events if isinstance(happened, Sync)} - {THE_DISK}
         for left_out in places - caught:
             try:

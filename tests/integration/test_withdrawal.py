@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from tests.conftest import MakeStack
-from tests.races.rounds import Worker, keep
+from tests.soak.races.rounds import Worker, keep
 from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
 from tests.support.problems import problem

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _ROOT = Path(__file__).parents[2]
-# What servers, workers, commands and racers import sooner or later.
+# What servers, workers and commands import sooner or later.
 _IMPORTED = (
     *("uploader.bootstrap", "uploader.http.server.http11", "uploader.database.migrate", "uploader.cli.shell"),
     *("uploader.cli.client.put", "uploader.cli.client.get", "uploader.cli.client.sync", "uploader.cli.client.files"),
@@ -33,7 +33,7 @@ _IMPORTED = (
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
     *("uvicorn.loops.auto", "h11", "httpcore2", "truststore", "anyio._backends._asyncio", "encodings.idna"),
     *("alembic.command", "alembic.config", "asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "hiredis"),
-    *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress", "tests.races.racer"),
+    *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress"),
 )
 # What reads the environment when it is imported.
 _READ_AT_IMPORT = ("uploader.clock", "uploader.crashpoints")

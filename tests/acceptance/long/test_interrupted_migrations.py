@@ -11,27 +11,21 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, event, inspect, text
 
+from tests.support.chosen import PLACES, places
 from tests.support.process import environment, run_cli, run_to_end
 from tests.support.servers import PrivateDatabase
+from tests.support.waiting import SERVER_SECONDS
 from uploader.database import migrate, models
 from uploader.database.engine import Database
 from uploader.errors import Unavailable
 
 ROOT = Path(__file__).parents[3]
 ARMED = "migrate.after_statement"
-# Tables and their indexes, `usage_daily` twice, and once it is dropped; then columns, two that may be NULL, indexes, and
-# a column.
-LATER_STATEMENTS = 6 + 2 + 4 + 1
-# Five tables, and four indexes, which go with their tables.
-TABLES_STATEMENTS = 5 + 4
-# One each, of four steps, and three of another.
-COLUMNS_STATEMENTS = 4 + 3
-# Four tables, and five indexes, which go with their tables.
-OBJECTS_STATEMENTS = 4 + 5
-# Indexes of tables that stay.
-INDEX_STATEMENTS = 2
-_TABLES = 8 + 9 + 1 + TABLES_STATEMENTS + OBJECTS_STATEMENTS
-STATEMENTS = _TABLES + LATER_STATEMENTS + COLUMNS_STATEMENTS + INDEX_STATEMENTS
+# Tables, each with its indexes and columns in the order of the migrations.
+STATEMENTS = 58
+# Tables go with their indexes.
+DOWN_STATEMENTS = len(models.metadata.tables) + 25
+WHOLE = ({"alembic_version", *models.metadata.tables}, list[Any]())
 
 
 @pytest.fixture(params=["mariadb", "mysql"])
@@ -48,17 +42,21 @@ def upgrade(settings: dict[str, str]) -> "subprocess.CompletedProcess[str]":
 def downgrade(settings: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     """As a developer does."""
     alembic = ("-m", "alembic")
-    return run_to_end(("downgrade", "base"), environment(settings), cwd=ROOT, program=alembic, timeout_seconds=60)
+    return run_to_end(
+        ("downgrade", "base"), environment(settings), cwd=ROOT, program=alembic, timeout_seconds=SERVER_SECONDS
+    )
 
 
-def deaths_of(run: Any, settings: dict[str, str]) -> int:
-    """Run again and again what dies after the first thing that it changes; how often that was, until it came to its end."""
-    deaths = 0
-    while (ended := run(settings | {"TEST_CRASH_AT": ARMED})).returncode == -signal.SIGKILL:
-        deaths += 1
-        assert deaths <= 2 * STATEMENTS, "it does not come forward"
+def die_again_and_again(run: Any, settings: dict[str, str], statements: int) -> None:
+    """After some of the statements that change something, each time further on, and after the last; then there is nothing
+    left to be done."""
+    done = 0
+    for place in (*places(range(1, statements), run.__name__), statements):
+        died = run(settings | {"TEST_CRASH_AT": f"{ARMED}:{place - done}"})
+        assert died.returncode == -signal.SIGKILL, f"{place}: {died.stderr}"
+        done = place
+    ended = run(settings | {"TEST_CRASH_AT": ARMED})
     assert ended.returncode == 0, ended.stderr
-    return deaths
 
 
 async def schema_of(url: str) -> tuple[set[str], list[Any]]:
@@ -75,27 +73,24 @@ async def schema_of(url: str) -> tuple[set[str], list[Any]]:
         await database.close()
 
 
-async def test_a_migration_that_is_killed_after_each_statement_goes_on(blank_url: str, tmp_path: Path) -> None:
+async def test_a_migration_that_is_killed_after_a_statement_goes_on(blank_url: str, tmp_path: Path) -> None:
     settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_url}
-    assert deaths_of(upgrade, settings) == STATEMENTS
-    assert await schema_of(blank_url) == ({"alembic_version", *models.metadata.tables}, [])
-
-    tables = len(models.metadata.tables)
-    assert deaths_of(downgrade, settings) == tables + 3 + LATER_STATEMENTS + COLUMNS_STATEMENTS + INDEX_STATEMENTS
+    die_again_and_again(upgrade, settings, STATEMENTS)
+    assert await schema_of(blank_url) == WHOLE
+    die_again_and_again(downgrade, settings, DOWN_STATEMENTS)
     assert (await schema_of(blank_url))[0] == {"alembic_version"}
-
     assert upgrade(settings).returncode == 0
-    assert await schema_of(blank_url) == ({"alembic_version", *models.metadata.tables}, [])
+    assert await schema_of(blank_url) == WHOLE
 
 
-@pytest.mark.parametrize("nth", [1, 8, STATEMENTS])
+@pytest.mark.parametrize("nth", [8, STATEMENTS])
 async def test_on_sqlite_a_migration_that_is_killed_leaves_nothing(nth: int, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'empty.db'}"
     settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": url}
     assert upgrade(settings | {"TEST_CRASH_AT": f"{ARMED}:{nth}"}).returncode == -signal.SIGKILL
     assert (await schema_of(url))[0] == set()
     assert upgrade(settings).returncode == 0
-    assert await schema_of(url) == ({"alembic_version", *models.metadata.tables}, [])
+    assert await schema_of(url) == WHOLE
 
 
 async def test_a_migration_goes_on_when_the_database_is_killed_in_its_statements(own_server: PrivateDatabase) -> None:
@@ -128,15 +123,15 @@ async def test_a_migration_goes_on_when_the_database_is_killed_in_its_statements
     database = Database(url)
     await migrate.upgrade(database)
     await database.close()
-    assert await schema_of(url) == ({"alembic_version", *models.metadata.tables}, [])
+    assert await schema_of(url) == WHOLE
 
 
 async def test_going_up_after_an_interrupted_way_down_is_whole_or_refused(blank_url: str, tmp_path: Path) -> None:
     """The revision changes after the statements of its step, so it may say more than there is."""
     settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_url}
     assert upgrade(settings).returncode == 0
-    refused = 0
-    for nth in range(1, len(models.metadata.tables) + 4):
+    refused, ways = 0, range(1, len(models.metadata.tables) + 4)
+    for nth in places(ways, "down and up"):
         died = downgrade(settings | {"TEST_CRASH_AT": f"{ARMED}:{nth}"})
         assert died.returncode == -signal.SIGKILL, died.stderr
         up = upgrade(settings)
@@ -146,8 +141,8 @@ async def test_going_up_after_an_interrupted_way_down_is_whole_or_refused(blank_
             assert "the migration down that was interrupted" in up.stderr
             assert downgrade(settings).returncode == 0
             assert upgrade(settings).returncode == 0
-        assert await schema_of(blank_url) == ({"alembic_version", *models.metadata.tables}, []), nth
-    assert refused > 0
+        assert await schema_of(blank_url) == WHOLE, nth
+    assert refused or len(ways) > PLACES
 
 
 async def test_who_waits_for_a_migration_finds_all_of_it(blank_url: str, tmp_path: Path) -> None:
@@ -168,7 +163,7 @@ async def test_who_waits_for_a_migration_finds_all_of_it(blank_url: str, tmp_pat
     await database.close()
     waiting.join()
     assert [(ended.returncode, ended.stderr) for ended in second] == [(0, "")]
-    assert await schema_of(blank_url) == ({"alembic_version", *models.metadata.tables}, [])
+    assert await schema_of(blank_url) == WHOLE
 
 
 async def test_the_table_of_another_program_is_not_taken_for_ours(blank_url: str, tmp_path: Path) -> None:

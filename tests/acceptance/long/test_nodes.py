@@ -22,7 +22,7 @@ def in_order_through_two(sending: Sending, _scale: Scale) -> None:
 @pytest.mark.parametrize(
     ("way", "scale", "most_read_bytes"),
     [
-        (through_all_but_one, Scale(file_bytes=256 * MIB), 256 * MIB),
+        (through_all_but_one, Scale(file_bytes=64 * MIB), 64 * MIB),
         (in_order_through_two, Scale(file_bytes=64 * MIB), 0),
     ],
     ids=["in parallel, one killed", "in order, one stopped"],
