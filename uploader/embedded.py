@@ -4,6 +4,8 @@ One process owns it, by a lock on a file; others attach. One that was left behin
 What it can't load is set aside, because all of it can be rebuilt. Also starts the private servers of the tests.
 """
 
+# Its lock is held while a process forks: if another thread imported it just then, one would be released that nobody holds.
+import concurrent.futures.thread  # noqa: F401
 import ctypes
 import errno
 import fcntl

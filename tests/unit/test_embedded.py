@@ -360,3 +360,9 @@ def test_a_directory_with_a_long_path_is_reached_through_a_descriptor(tmp_path: 
         damages.append_zeros(directory)
         ready(directory)
         assert before.ping(), "that of the directory that took the place"
+
+
+def test_nothing_that_locks_at_forks_is_imported_while_the_watcher_forks() -> None:
+    """The command failed with its one line, and seldom with a trace of a lock that was released, but never taken."""
+    code = "import sys, uploader.embedded; assert {'logging', 'concurrent.futures.thread'} <= sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -24,6 +24,7 @@ from uvicorn.protocols.http import flow_control
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 import uploader
 
@@ -201,3 +202,6 @@ def test_uvicorn_leaves_the_signals_of_several_processes_to_methods(monkeypatch:
     for name in ("handle_hup", "handle_term", "init_processes", "keep_subprocess_alive"):
         there = there and takes(supervisor, name)
     as_used("uvicorn", SUPERVISOR, "Multiprocess.processes, or a method of it", there)
+    process = Process(uvicorn.Config("none"), [])
+    process.child_conn.close()
+    as_used("uvicorn", SUPERVISOR, "Process.child_conn, the end of a worker", not process.ping(60))

@@ -230,10 +230,17 @@ class ServerProcesses(Multiprocess):
     def init_processes(self) -> None:
         with _held_back():
             super().init_processes()
+        self._leave_their_ends()
 
     def keep_subprocess_alive(self) -> None:
         with _held_back():
             super().keep_subprocess_alive()
+        self._leave_their_ends()
+
+    def _leave_their_ends(self) -> None:
+        """Close the processes' own ends of the pipes: then that of a dead one ends, and its answer is not waited for."""
+        for process in self.processes:
+            process.child_conn.close()
 
     def handle_hup(self) -> None:
         if self._terminal.is_gone:
