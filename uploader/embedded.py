@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _SOCKET = "r.sock"
 _START_TIMEOUT_SECONDS = 30.0
 _STOP_TIMEOUT_SECONDS = 20.0
+_ANSWER_TIMEOUT_SECONDS = 5.0
 _RESTART_DELAY_SECONDS = 0.5
 _STANDBY_POLL_SECONDS = 0.2
 _MINIMUM_REDIS = (7, 0)
@@ -266,13 +267,7 @@ class EmbeddedRedis:
         )
 
     def _accepts(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as connection:
-            try:
-                connection.connect(socket_path(self._directory))
-                connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
-            except OSError:
-                return False
+        return is_running(self._directory)
 
     def _end_leftover(self) -> None:
         """End a server that still runs in this directory though its owner is gone."""
@@ -339,6 +334,18 @@ class EmbeddedRedis:
 
     def _log_tail(self) -> str:
         return self._log()[-500:] or "no log"
+
+
+def is_running(directory: Path) -> bool:
+    """Return whether a server of this directory answers."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_TIMEOUT_SECONDS)
+        try:
+            connection.connect(socket_path(directory))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
 
 
 def socket_path(directory: Path) -> str:

@@ -333,6 +333,13 @@ class Settings:
         return {variable_of(setting): _spell(setting, getattr(self, setting.name)) for setting in fields(self)}
 
 
+def secret_files(environment: Mapping[str, str] | None = None) -> dict[str, Path]:
+    """The files that secrets are read from, by the names of their variables."""
+    environment = os.environ if environment is None else environment
+    known = {variable_of(setting): setting for setting in fields(Settings)}
+    return {name: Path(text) for name, text in environment.items() if _file_variant_of(name, known) is not None}
+
+
 def _problem(name: str, parse: Callable[[str], Any], text: str) -> list[str]:
     try:
         parse(text)

@@ -28,9 +28,10 @@ from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
 from uploader.storage.base import Busy, Digests, Gone
-from uploader.storage.disk import close_to_others, is_locked, try_lock, write
+from uploader.storage.disk import is_locked, try_lock, write
 from uploader.storage.local import chunks, digests, locks
 from uploader.storage.local import store as local_store
+from uploader.storage.modes import close_to_others
 from uploader.storage.store import Spool
 
 CONTENT = Content(8 * 64 * KIB + 1000)

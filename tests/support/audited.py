@@ -12,6 +12,7 @@ COMMANDS: dict[str, Action | None] = {
     "serve": None,
     "work": None,
     "config": None,
+    "doctor": None,
     "db upgrade": None,
     "redis reset": Action.REDIS_RESET,
     "installation": None,

@@ -14,7 +14,7 @@ from tests.support.faults import Call, failing, failing_call
 from tests.support.storing import new_storage
 from uploader.errors import ConfigurationError
 from uploader.storage import disk
-from uploader.storage.disk import doubt_about, filesystem_of
+from uploader.storage.disk import doubt_about, mount_of, parse_mounts
 from uploader.storage.store import Spool
 
 MOUNTS = """\
@@ -32,8 +32,12 @@ a line of a kernel to come
 def test_the_filesystem_of_a_path_is_that_of_the_deepest_mount() -> None:
     kinds = {"/home/data": "ext4", "/srv": "xfs", "/srv/database": "xfs", "/srv/data/uploader": "nfs4"}
     kinds |= {"/srv/data two/uploader": "fuse.juicefs", "/twice/data": "ceph", "/proc/self": "proc"}
-    assert {path: filesystem_of(Path(path), MOUNTS) for path in kinds} == kinds
-    assert filesystem_of(Path("/data"), ["", "1 2 3"]) is None
+    found = {path: mount_of(Path(path), parse_mounts(MOUNTS)) for path in kinds}
+    assert {path: mount and mount.kind for path, mount in found.items()} == kinds
+    home = found["/home/data"]
+    assert home is not None
+    assert home.options == {"rw", "relatime", "discard"}
+    assert mount_of(Path("/data"), parse_mounts(["", "1 2 3"])) is None
 
 
 def test_a_shared_filesystem_is_doubted_and_a_local_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

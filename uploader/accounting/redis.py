@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
@@ -533,6 +534,28 @@ class _MasterBySentinel(PipelinedRedis):
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await super().aclose(close_connection_pool)
         await self.asked.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class RedisServer:
+    """A server, as far as it tells of itself: its product, its version, the time of its clock."""
+
+    product: str
+    version: str | None
+    now: datetime | None
+
+
+async def look_at_server(redis: RedisConnection) -> RedisServer:
+    """Raises Unavailable."""
+    with asking(redis):
+        told: dict[str, Any] = await redis.info("server")
+    version = told.get("valkey_version")
+    microseconds = told.get("server_time_usec")
+    return RedisServer(
+        "Redis" if version is None else "Valkey",
+        version or told.get("redis_version"),
+        None if microseconds is None else datetime.fromtimestamp(int(microseconds) / 1e6, UTC),
+    )
 
 
 _MARK = re.compile(r"([0-9]+) ([0-9a-f]{32})")

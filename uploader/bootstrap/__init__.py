@@ -14,10 +14,11 @@ from uploader.bootstrap.installation import (
     begin_installation,
     check_redis,
     check_settings,
+    examine,
     prepare_database,
     prepare_installation,
+    tell_worst,
     upgrade_database,
-    warn_of_settings,
 )
 from uploader.bootstrap.services import Services, database_url, redis_directory
 
@@ -29,12 +30,13 @@ __all__ = [
     "check_settings",
     "create_app",
     "database_url",
+    "examine",
     "prepare_database",
     "prepare_installation",
     "redis_directory",
     "reset_redis",
     "running",
     "server_config",
+    "tell_worst",
     "upgrade_database",
-    "warn_of_settings",
 ]

@@ -1,30 +1,37 @@
 """Checks and prepares everything before the server serves: the settings, the database, the owner."""
 
 import asyncio
-import ipaddress
 import logging
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 
+from uploader import embedded
 from uploader.accounting import redis
 from uploader.bootstrap.application import check_shards, create_verifier
-from uploader.bootstrap.services import Services, database_url, sqlite_path
+from uploader.bootstrap.services import Services, database_url, redis_directory, sqlite_path
+from uploader.bootstrap.services import list_aside as aside_of
 from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database, is_refusal, unfitness
 from uploader.database.meta import Mishap, note_mishap
+from uploader.domain.diagnosis import Diagnosis, Level, Subject, error, to_act_on, worst_first
 from uploader.embedded import list_aside
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.server.tls import read_certificate
 from uploader.service.access import OWNER_TOKEN_FILE, owner_token
+from uploader.service.doctor import Doctor, Kept
+from uploader.service.exposure import is_local
+from uploader.service.health import Integrity
 from uploader.settings import Settings
-from uploader.sinks.configuration import load_events
-from uploader.storage.disk import close_to_others
+from uploader.sinks.configuration import EventSettings, load_events
 from uploader.storage.local.store import MARK
+from uploader.storage.modes import close_to_others
 
 # What a data directory has, but for the database.
-_KEPT = ("blobs", "temp", "trash", "spool", "metrics", "redis", MARK, OWNER_TOKEN_FILE)
+_KEPT = (OWNER_TOKEN_FILE, MARK, "redis", "metrics", "spool", "trash", "temp", "blobs")
 
 logger = logging.getLogger(__name__)
 
@@ -33,30 +40,14 @@ _RETRY_SECONDS = 1.0
 
 def check_settings(settings: Settings) -> None:
     """Raises ConfigurationError."""
-    if settings.auth == "none" and not _is_loopback(settings.host):
+    if settings.auth == "none" and not is_local(settings.host):
         raise ConfigurationError(
             f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {settings.host}, which is not a loopback address"
         )
     create_verifier(settings, Clock())
     load_events(settings.events)
     if settings.tls_certificate is not None:
-        read_certificate(settings).warn_unless_valid(Clock().now())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def warn_of_settings(settings: Settings) -> None:
-    if settings.instant == "trust":
-        logger.warning("UPLOADER_INSTANT=trust: any user who knows the MD5 and size of a file can get it")
-    if settings.auth == "jwt" and (settings.jwt_jwks or "").startswith("http://"):
-        logger.warning("UPLOADER_JWT_JWKS: over plain http an attacker on the way can put in keys of their own")
-    if settings.auth == "jwt" and settings.jwt_jwks is not None and settings.jwt_audience is None:
-        logger.warning("UPLOADER_JWT_AUDIENCE is not set: tokens that its issuer made for others are taken, too")
+        read_certificate(settings)
 
 
 async def upgrade_database(settings: Settings) -> str | None:
@@ -107,8 +98,6 @@ async def begin_installation(settings: Settings) -> None:
 
 async def _begin(services: Services) -> None:
     await services.storage.prepare()
-    if services.storage.doubt is not None:
-        logger.warning(services.storage.doubt)
     await services.spool.prepare()
     # Before SQLite opens its file: what it makes beside it gets the same mode.
     was_open = await asyncio.to_thread(_close_to_others, services.settings)
@@ -145,18 +134,89 @@ def _close_to_others(settings: Settings) -> bool:
     """Return whether what an installation has here was open to others, as older versions left it: the database has the
     secret that signs links. What lies deeper is closed by what is above it; a directory in which others keep something stays
     as it is."""
+    kept = kept_by(settings)
+    return close_to_others([kept.data, *kept.paths] if kept.owns_all else kept.paths) and kept.is_begun
+
+
+def kept_by(settings: Settings) -> Kept:
+    """Say what an installation keeps on this machine. Raises OSError."""
     data = settings.data.resolve()
+    # The largest last.
     ours = [*(data / name for name in _KEPT), *list_aside(data / "redis")]
-    was_there = (data / MARK).exists()
+    is_begun = (data / MARK).exists()
     path = sqlite_path(settings)
     if path is not None:
         path = path.resolve()  # SQLite keeps the rest beside what a link leads to
-        was_there = was_there or path.exists()
-        ours += [path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")]
-    status = data.stat()
-    if not status.st_mode & stat.S_ISVTX and set(data.iterdir()) <= set(ours):
-        ours = [data, *ours]
-    return close_to_others(ours) and was_there
+        is_begun = is_begun or path.exists()
+        ours = [*(path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")), *ours]
+    owns_all = False
+    with suppress(FileNotFoundError):
+        owns_all = not data.stat().st_mode & stat.S_ISVTX and set(data.iterdir()) <= set(ours)
+    return Kept(data, ours, owns_all, is_begun, path)
+
+
+async def examine(settings: Settings, *, all_files: bool = False) -> list[Diagnosis]:
+    """Look at everything, the worst first, and change nothing. `all_files`: at the mode of each."""
+    found = _problems_of(settings)
+    events = _events_of(settings)
+    async with _services(settings if events is not None else replace(settings, events=None)) as services:
+        try:
+            doctor = _doctor(services, events or EventSettings())
+        except OSError as failure:
+            what = f"{settings.data} can't be looked at: {failure.strerror}"
+            return worst_first([*found, error(Subject.FILES, what, "run this as the account of the server")])
+        return worst_first([*found, *await doctor.examine(all_files=all_files)])
+
+
+async def tell_worst(settings: Settings) -> None:
+    """Say in one line of the log what is the worst, of what a start can know in a moment."""
+    async with _services(settings) as services:
+        found = to_act_on(await _doctor(services, load_events(settings.events)).examine_at_start())
+    if found:
+        more = f" (and {len(found) - 1} more)" if found[1:] else ""
+        level = logging.ERROR if found[0].level is Level.ERROR else logging.WARNING
+        logger.log(level, f"{found[0].subject}: {found[0].what}; {found[0].do}{more}: `uploader doctor` says all")
+
+
+def _problems_of(settings: Settings) -> list[Diagnosis]:
+    """What stops each start."""
+    try:
+        check_settings(settings)
+    except ConfigurationError as failure:
+        return [
+            error(Subject.SETTINGS, line, "correct it: no server starts before") for line in failure.detail.splitlines()
+        ]
+    return []
+
+
+def _events_of(settings: Settings) -> EventSettings | None:
+    with suppress(ConfigurationError):
+        return load_events(settings.events)
+    return None
+
+
+def _doctor(services: Services, events: EventSettings) -> Doctor:
+    """Raises OSError if the data directory can't be looked at."""
+    settings, validity = services.settings, None
+    with suppress(ConfigurationError):
+        if settings.tls_certificate is not None:
+            certificate = read_certificate(settings)
+            validity = (certificate.valid_from, certificate.valid_until)
+    return Doctor(
+        settings,
+        events,
+        services.database,
+        services.storage,
+        services.pending,
+        services.installation,
+        Integrity(services.database, services.scrubbing),
+        services.watching,
+        services.clock,
+        kept=kept_by(settings),
+        list_aside=partial(aside_of, settings),
+        asks_redis=settings.redis_url is not None or embedded.is_running(redis_directory(settings)),
+        validity=validity,
+    )
 
 
 async def check_redis(settings: Settings) -> None:

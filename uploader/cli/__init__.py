@@ -62,6 +62,11 @@ _COMMANDS = (
     Later("serve", "server.serve", "Run the server, and the background jobs with it."),
     Later("work", "server.serve", "Run the background jobs only."),
     Later("config", "server.maintenance", "Print the settings in force, secrets masked."),
+    Later(
+        "doctor",
+        "server.maintenance",
+        "Look at an installation, and say what is wrong and what to do, the worst first.",
+    ),
     Later("db", "server.maintenance", "The database."),
     Later("redis", "server.maintenance", "Redis, the accounting store."),
     Later("installation", "server.maintenance", "Show the ids of store, database and Redis."),

@@ -1,5 +1,7 @@
 """Facts about this installation that outlive its settings, and about the server that keeps them."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -50,6 +52,32 @@ async def durability(connection: AsyncConnection) -> dict[str, str]:
     names = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin")
     row = (await connection.execute(text(f"SELECT {', '.join(f'@@{name}' for name in names)}"))).one()
     return {name: str(value) for name, value in zip(names, row, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseServer:
+    """A MySQL or MariaDB: the time of its clock, and what writes need of its settings, as far as it tells them."""
+
+    now: datetime
+    settings: Mapping[str, str]
+
+
+async def look_at_server(connection: AsyncConnection) -> DatabaseServer | None:
+    """Return None of SQLite, which is a file."""
+    if connection.dialect.name == "sqlite":
+        return None
+    now: datetime = (await connection.execute(text("SELECT UTC_TIMESTAMP(6)"))).scalar_one()
+    names = "'log_bin', 'binlog_format', 'innodb_doublewrite', 'version'"
+    rows = await connection.execute(text(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"))
+    return DatabaseServer(now.replace(tzinfo=UTC), {str(name): str(value) for name, value in rows})
+
+
+async def sqlite_pragmas(connection: AsyncConnection) -> dict[str, str]:
+    """The settings of this connection to a SQLite that decide what a commit survives; none of another database."""
+    if connection.dialect.name != "sqlite":
+        return {}
+    names = ("journal_mode", "synchronous")
+    return {name: str((await connection.execute(text(f"PRAGMA {name}"))).scalar_one()) for name in names}
 
 
 async def replace_fact(connection: AsyncConnection, name: str, value: str) -> None:

@@ -108,9 +108,13 @@ class Watching:
         error = await deliveries.last_error(connection, name) if state.waiting or state.dead else None
         return SinkFigures(name, condition, state.waiting, state.dead, lag, error)
 
+    async def warnings(self) -> list[str]:
+        """Raises Unavailable."""
+        return [said for each in await self.sinks() for said in _said_of(each)]
+
     async def warning(self) -> str | None:
         """Raises Unavailable."""
-        return "; ".join(said for each in await self.sinks() for said in _said_of(each)) or None
+        return "; ".join(await self.warnings()) or None
 
     async def forget_old(self, limit: int) -> tuple[int, int]:
         """Forget old events; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""

@@ -18,6 +18,7 @@ from uploader.clock import Clock
 from uploader.database import migrate, queries
 from uploader.database.engine import Database
 from uploader.database.meta import durability, recent_mishaps
+from uploader.domain.diagnosis import Diagnosis, Subject, error, warning
 from uploader.errors import Unavailable, UploaderError
 from uploader.service.cleanup import kept_strays
 from uploader.service.events import Watching
@@ -47,23 +48,27 @@ class Integrity:
         unreadable = await self.database.read(queries.count_unreadable_blobs)
         return Seen(damaged, unreadable, await kept_strays(self.database), await self.scrubbing.age())
 
+    async def diagnoses(self) -> list[Diagnosis]:
+        """Raises Unavailable."""
+        seen, found = await self.look(), []
+        if seen.damaged_blobs:
+            what = f"damaged contents: {seen.damaged_blobs}"
+            found.append(error(Subject.CONTENT, what, "see `uploader scrub`"))
+        if seen.unreadable_blobs:
+            what = f"contents that can't be read: {seen.unreadable_blobs}"
+            found.append(error(Subject.CONTENT, what, "see the log"))
+        if seen.kept_strays:
+            what = f"blobs that no row names: {seen.kept_strays}, too many to be what crashes left"
+            do = "is this their database? `uploader cleanup --yes` puts them away"
+            found.append(warning(Subject.CONTENT, what, do))
+        if not seen.age.within_goal:
+            what = f"a content was not read back for {format_duration(round(seen.age.seconds))}"
+            found.append(warning(Subject.CONTENT, what, "raise UPLOADER_SCRUB_RATE, or let a worker run"))
+        return found
+
     async def warning(self) -> str | None:
         """Raises Unavailable."""
-        seen = await self.look()
-        warnings = []
-        if seen.damaged_blobs:
-            warnings.append(f"damaged contents: {seen.damaged_blobs}, see `uploader scrub`")
-        if seen.unreadable_blobs:
-            warnings.append(f"contents that can't be read: {seen.unreadable_blobs}, see the log")
-        if seen.kept_strays:
-            warnings.append(
-                f"blobs that no row names: {seen.kept_strays}, too many to be what crashes left; is this their database? "
-                "`uploader cleanup --yes` puts them away"
-            )
-        if not seen.age.within_goal:
-            age = format_duration(round(seen.age.seconds))
-            warnings.append(f"a content was not read back for {age}: UPLOADER_SCRUB_RATE is too low, or no worker runs")
-        return "; ".join(warnings) or None
+        return "; ".join(f"{each.what}, {each.do}" for each in await self.diagnoses()) or None
 
 
 Warn = Callable[[], Awaitable[str | None]]
@@ -162,10 +167,7 @@ class Health:
 
     async def _database_warning(self) -> str | None:
         found = await self.database.read(durability)
-        wanted = {"innodb_flush_log_at_trx_commit": ("1",)}
-        if found.get("log_bin") == "1":
-            wanted["sync_binlog"] = ("1",)
-        return _warning_of(found, wanted)
+        return "; ".join(not_durable(found)) or None
 
     async def _storage_warning(self) -> str | None:
         mishaps: list[str] = []
@@ -174,21 +176,31 @@ class Health:
         return "; ".join(filter(None, (self.storage.doubt, *mishaps))) or None
 
     async def _redis_warning(self) -> str | None:
-        wanted = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}
-        odd = _warning_of(await self.pending.configuration(*wanted), wanted)
+        odd = "; ".join(odd_settings(await self.pending.configuration(*REDIS_SETTINGS), REDIS_SETTINGS))
         aside = [path.name for path in await asyncio.to_thread(self.list_aside)]
         lost = f"could not be loaded, all was rebuilt; find out why, and remove: {', '.join(aside)}" if aside else None
         return "; ".join(filter(None, (odd, lost))) or None
 
 
-def _warning_of(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> str | None:
-    """The settings of the server that are not as they should be; those that it does not tell are passed over."""
-    odd = [
+def not_durable(found: Mapping[str, str]) -> list[str]:
+    """The settings of a MySQL or MariaDB by which a commit does not survive a power cut."""
+    wanted = {"innodb_flush_log_at_trx_commit": ("1",)}
+    if found.get("log_bin") == "1":
+        wanted["sync_binlog"] = ("1",)
+    return odd_settings(found, wanted)
+
+
+# Each as it should be. Without the last Redis may forget accounts; without the others it is rebuilt after a crash.
+REDIS_SETTINGS = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}
+
+
+def odd_settings(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The settings of a server that are not as they should be; those that it does not tell are passed over."""
+    return [
         f"{name} is {found[name]}, not {' or '.join(values)}"
         for name, values in wanted.items()
         if name in found and found[name] not in values
     ]
-    return "; ".join(odd) or None
 
 
 # Who asks more often gets the figures of a moment ago: asking is open to everybody.

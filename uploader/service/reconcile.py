@@ -7,17 +7,20 @@ under the upload's locks, so that mere motion is never reported. Refuses to gues
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+import msgspec
+
 from uploader.accounting.pending import Audit, AuditedUpload, TaskBucket
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, recount
+from uploader.database import meta, queries, recount
 from uploader.database.engine import Connection, Database
 from uploader.database.recount import RecountedUser, Sums
 from uploader.database.transactions.rows import NotOpen
@@ -106,6 +109,29 @@ class Findings:
         for drift in drifts:
             self.drifts.append(drift)
             self.repairs.append(repair)
+
+
+_FACT = "reconciled"
+
+
+class Reconciled(msgspec.Struct, frozen=True):
+    """The last time that everything was looked at, and how many drifts were found then."""
+
+    at: datetime
+    drifts: int
+    repaired: int
+
+
+async def _remember(connection: Connection, done: Reconciled) -> None:
+    await meta.replace_fact(connection, _FACT, msgspec.json.encode(done).decode())
+
+
+async def last_reconciled(connection: Connection) -> Reconciled | None:
+    """Return None if nobody has looked yet."""
+    with suppress(msgspec.MsgspecError):  # a damaged row
+        stored = await meta.fact(connection, _FACT)
+        return None if stored is None else msgspec.json.decode(stored, type=Reconciled)
+    return None
 
 
 def drifts_of_upload(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
@@ -284,6 +310,8 @@ class Reconciling:
         if repair:
             for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
                 found.repaired += await uninterrupted(self._repair(drift, repair_drift))
+        with suppress(Unavailable):  # what was found is told all the same
+            await self.database.transact(_remember, Reconciled(self.clock.now(), len(found.drifts), found.repaired))
         return found
 
     async def _repair(self, drift: Drift, repair: Repair) -> bool:

@@ -144,6 +144,8 @@ SinkSettings = WebhookSettings | StreamSettings | KafkaSettings
 class EventSettings:
     sinks: Mapping[str, SinkSettings] = field(default_factory=dict)
     pre_create: PreCreateSettings | None = None
+    # That secrets were read from.
+    files: tuple[Path, ...] = ()
 
     def sinks_of(self, kind: EventType) -> tuple[str, ...]:
         return tuple(name for name, sink in self.sinks.items() if kind in sink.types)
@@ -173,6 +175,7 @@ class _Mistake(Exception):
 class _Reader:
     def __init__(self, path: Path) -> None:
         self._directory = path.absolute().parent
+        self._files: list[Path] = []
         self.problems: list[str] = []
 
     def read(self, document: Mapping[str, Any]) -> EventSettings:
@@ -184,7 +187,7 @@ class _Reader:
                 sinks[name] = sink
         question = document.get("pre_create")
         asked = None if question is None else self._told("[pre_create]", self._pre_create, question)
-        return EventSettings(sinks, asked)
+        return EventSettings(sinks, asked, tuple(self._files))
 
     def _tables(self, sinks: object) -> Mapping[str, object]:
         if isinstance(sinks, dict):
@@ -242,6 +245,7 @@ class _Reader:
 
     def _file(self, key: str, file: str) -> str:
         """Read a file, whose path is relative to the document."""
+        self._files.append(self._directory / file)
         try:
             return (self._directory / file).read_text().strip()
         except OSError as error:

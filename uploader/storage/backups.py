@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from uploader.storage import disk
+from uploader.storage import disk, modes
 from uploader.storage.disk import Directory, Root
 from uploader.storage.local import directories
 from uploader.storage.local.blobs import fan_out
@@ -130,7 +130,7 @@ class BackupDirectory:
         opened._lock = root.open_to_write(_OWNER)
         if not disk.try_lock(opened._lock, 0, 0):
             raise BackupRefused(f"another backup to {opened.path} is being made")
-        disk.close_to_others([opened.path.resolve()])
+        modes.close_to_others([opened.path.resolve()])
         return opened
 
     def close(self) -> None:

@@ -10,11 +10,11 @@ import fcntl
 import logging
 import os
 import re
-import stat
 import struct
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from types import TracebackType
@@ -33,7 +33,6 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ENODEV})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
-_OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 # Of one write: for a longer one the page cache takes larger blocks of memory, which are cold; above all in a virtual machine
 # that gives free ones back to its host, where each is a fault anew (docs/performance.md).
 _WRITE_BYTES = 128 << 10
@@ -268,46 +267,6 @@ def _make_path(path: Path) -> None:
             opened.sync()
 
 
-def close_to_others(paths: Iterable[Path]) -> bool:
-    """Take from other accounts what they may do with these files and directories, and say so in one line; what belongs to
-    another account, or can't be changed, is told in another. Return whether anything was taken. What is not there, and
-    symlinks, are passed over."""
-    closed: list[str] = []
-    open_still: list[str] = []
-    for path in paths:
-        with suppress(FileNotFoundError):
-            is_closed = _close_to_others(path)
-            if is_closed is not None:
-                (closed if is_closed else open_still).append(str(path))
-    if closed:
-        logger.warning(f"other accounts of this machine had access to {', '.join(closed)}: not any more")
-    if open_still:
-        logger.warning(
-            f"other accounts of this machine have access to {', '.join(open_still)}, and it can't be taken away"
-        )
-    return bool(closed)
-
-
-def _close_to_others(path: Path) -> bool | None:
-    """Return whether they have no access any more; None if they had none."""
-    try:
-        # It opens nothing: to close a file that SQLite has open would give up SQLite's locks.
-        descriptor = os.open(path, os.O_PATH | _SAFE)
-    except PermissionError:
-        return False
-    with opened(descriptor):
-        found = os.fstat(descriptor)
-        if stat.S_ISLNK(found.st_mode) or not found.st_mode & _OF_OTHERS:
-            return None
-        if found.st_uid != os.geteuid():
-            return False
-        try:
-            Path(f"/proc/self/fd/{descriptor}").chmod(stat.S_IMODE(found.st_mode) & ~_OF_OTHERS)
-        except OSError:
-            return False
-        return not os.fstat(descriptor).st_mode & _OF_OTHERS
-
-
 def _checked(name: str) -> str:
     if name in ("", ".", "..") or "/" in name:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
@@ -505,29 +464,65 @@ def check_unnamed(directory: Directory) -> None:
         ) from error
 
 
-def doubt_about(path: Path) -> str | None:
-    """The doubt about the filesystem of a path, by its type (`proc_pid_mountinfo(5)`); None if there is none."""
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount, as `proc_pid_mountinfo(5)` has it: its place, the type of its filesystem, and the options of both."""
+
+    point: Path
+    kind: str
+    options: frozenset[str]
+
+
+def mounts() -> list[Mount]:
+    """Those that this process sees, in their order; none where the kernel does not tell."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+        return parse_mounts(Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines())
     except OSError:
-        return None
-    kind = filesystem_of(path.resolve(), mounts)
-    if kind is None or not _DOUBTFUL.fullmatch(kind):
-        return None
-    return f"UPLOADER_DATA lies on {kind}: bytes are safe on a local filesystem only, such as ext4 or XFS"
+        return []
 
 
-def filesystem_of(path: Path, mounts: Iterable[str]) -> str | None:
-    """The type of the filesystem that an absolute path without symlinks lies on; None if no line tells. Of two mounts in one
-    place the later covers the earlier."""
-    found: tuple[int, str] | None = None
-    for line in mounts:
+def parse_mounts(lines: Iterable[str]) -> list[Mount]:
+    """What is no line of mountinfo is passed over."""
+    found = []
+    for line in lines:
         before, separator, after = line.partition(" - ")
-        fields, types = before.split(" "), after.split(" ")
-        if not separator or len(fields) < 6:
-            continue
-        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
-        depth = len(point.parts)
-        if path.is_relative_to(point) and (found is None or depth >= found[0]):
-            found = depth, types[0]
-    return None if found is None else found[1]
+        fields, (kind, *more) = before.split(" "), after.split(" ")
+        if separator and len(fields) >= 6:
+            point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
+            options = [each for text in (fields[5], *more[1:]) for each in text.split(",")]
+            found.append(Mount(point, kind, frozenset(options)))
+    return found
+
+
+def mount_of(path: Path, among: Iterable[Mount]) -> Mount | None:
+    """Return the mount that an absolute path without symlinks lies on; None if none is told. Of two in one place the later
+    covers the earlier."""
+    found: Mount | None = None
+    for mount in among:
+        is_deeper = found is None or len(mount.point.parts) >= len(found.point.parts)
+        if is_deeper and path.is_relative_to(mount.point):
+            found = mount
+    return found
+
+
+def doubt_about(path: Path) -> str | None:
+    """The doubt about the filesystem of a path, by its type; None if there is none."""
+    mount = mount_of(path.resolve(), mounts())
+    if mount is None or not _DOUBTFUL.fullmatch(mount.kind):
+        return None
+    return f"UPLOADER_DATA lies on {mount.kind}: bytes are safe on a local filesystem only, such as ext4 or XFS"
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """The room on the filesystem of a path. `inodes` is 0 where a filesystem does not count them."""
+
+    total_bytes: int
+    free_bytes: int
+    inodes: int
+    free_inodes: int
+
+
+def volume_of(path: Path) -> Volume:
+    found = os.statvfs(path)
+    return Volume(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize, found.f_files, found.f_favail)

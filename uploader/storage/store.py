@@ -18,6 +18,7 @@ from isal.isal_zlib import crc32
 
 from uploader.cores import run_anywhere
 from uploader.domain import delta
+from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import ConfigurationError, StorageFailed
 from uploader.storage import disk
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
@@ -241,6 +242,11 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
     @abstractmethod
     async def prepare(self) -> None:
         """Make ready to store. Raises ConfigurationError if this place is unfit."""
+
+    async def diagnoses(self, *, upload_expiry_seconds: float) -> list[Diagnosis]:
+        """Tell what is wrong with the place where the bytes are, by a few questions; nothing is written. Raises
+        StorageFailed."""
+        return []
 
     def stop(self) -> None:
         """Let long work end with Stopping."""

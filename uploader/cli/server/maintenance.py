@@ -39,6 +39,43 @@ def config() -> None:
         click.echo(f"{name}={value}")
 
 
+@click.command()
+@click.option("--notes", is_flag=True, help="Tell also what is only good to know.")
+@click.option(
+    "--all-files", is_flag=True, help="Look at the mode of every file, however long that takes; else for 1 s."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list of objects: level, subject, what, do.")
+def doctor(notes: bool, all_files: bool, as_json: bool) -> None:
+    """Look at an installation, and say what is wrong and what to do, the worst first. Changes nothing.
+
+    At its settings, files, disk, database, Redis, bucket, clocks and libraries, and at what its jobs found. Works while the
+    server runs, without it, and if the database or Redis is away; run it as the account of the server, with its settings.
+
+    \b
+    Each line says: level  subject: what is wrong; what to do
+      error    bytes can be lost, strangers are let in, or the server can't work
+      warning  it works, and would not withstand an attacker, a power cut or the next months
+      note     good to know; shown by --notes
+
+    Exit codes: 0 nothing to do, 1 an error or a warning, 2 bad usage or settings that can't be read.
+    """
+    settings = load_settings()
+    from uploader import bootstrap
+    from uploader.domain.diagnosis import to_act_on
+
+    found = run_to_end(bootstrap.examine(settings, all_files=all_files))
+    acted_on = to_act_on(found)
+    shown = found if notes else acted_on
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in shown]))
+    else:
+        for each in shown:
+            click.echo(each)
+        if not acted_on:
+            click.echo("nothing to do")
+    sys.exit(EXIT_FAILED if acted_on else EXIT_OK)
+
+
 @click.group()
 def db() -> None:
     """The database."""

@@ -56,7 +56,6 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
     from uploader import bootstrap
     from uploader.bootstrap.application import ServerProcesses
 
-    bootstrap.warn_of_settings(settings)
     try:
         bootstrap.check_settings(settings)
         # Here it only leads out of this function: uvicorn ends in its own order, then raises it again.
@@ -67,6 +66,7 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
     run_to_end(bootstrap.check_redis(settings))
+    run_to_end(bootstrap.tell_worst(settings))
     config = bootstrap.server_config(settings)
     host, port = listener.getsockname()[:2]
     threading.Thread(target=announce, args=(settings, host, port, token), daemon=True).start()
@@ -113,6 +113,7 @@ def work() -> None:
             await bootstrap.begin_installation(settings)
             wait_for_redis()
             await bootstrap.check_redis(settings)
+            await bootstrap.tell_worst(settings)
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -10,8 +10,8 @@ import hashlib
 import io
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -415,6 +415,28 @@ class Bucket:
             raise failed(self.place, "what was just stored is something else")
         self.delete([key])
 
+    def rules(self) -> list[Mapping[str, Any]]:
+        """The lifecycle rules; none also where the server has no such thing, or does not tell this key."""
+        with suppress(NoSuchObject, StorageFailed), translated(self.place, "GetBucketLifecycleConfiguration"):
+            return list(self._asked.get_bucket_lifecycle_configuration(Bucket=self._name)["Rules"])
+        return []
+
+    def is_public(self) -> bool:
+        """Return whether anybody may list what is there, without a key."""
+        with suppress(NoSuchObject, StorageFailed), translated(self.place, "ListObjectsV2"):
+            anybody = make_client(self.address, brief=True, signs=False)
+            try:
+                anybody.list_objects_v2(Bucket=self._name, Prefix=self._prefix, MaxKeys=1)
+            finally:
+                anybody.close()
+            return True
+        return False
+
+    @property
+    def prefix(self) -> str:
+        """Of all keys, as rules name them."""
+        return self._prefix
+
     def close(self) -> None:
         with self._lock:
             for made in self._made.values():
@@ -479,10 +501,12 @@ def _file_of(body: Body) -> Any:
 # The SDK
 
 
-def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":
-    """It may be used by many threads. `brief`: for questions. Raises what the SDK raises."""
+def make_client(address: BucketAddress, *, brief: bool = False, signs: bool = True) -> "S3Client":
+    """It may be used by many threads. `brief`: for questions. `signs`: with the key, or as anybody. Raises what the SDK
+    raises."""
     import boto3
     import botocore.session
+    from botocore import UNSIGNED
     from botocore.config import Config
 
     options: Any = {
@@ -492,7 +516,7 @@ def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":
         "payload_signing_enabled": True,
     }
     config = Config(
-        signature_version="s3v4",
+        signature_version="s3v4" if signs else UNSIGNED,
         s3=options,
         # Servers other than AWS don't know the checksums that the SDK would add by itself, in trailers.
         request_checksum_calculation="when_required",

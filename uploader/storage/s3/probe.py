@@ -5,14 +5,16 @@ What is wrong with the settings is told here, too, by their names.
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
+from uploader.domain.diagnosis import Diagnosis, Subject, error, warning
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull
 from uploader.storage.base import BytesBody, Gone
-from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged, code_of
+from uploader.storage.s3.bucket import SIGNATURES, Bucket, NoSuchMultipart, PartsChanged, code_of
 
 logger = logging.getLogger(__name__)
 
@@ -177,3 +179,50 @@ class _Probing:
 
 def _unfit(bucket: Bucket, why: str) -> ConfigurationError:
     return ConfigurationError(f"UPLOADER_STORAGE: {bucket.place} {why}")
+
+
+# What a bucket does by itself, and for whom.
+
+_SECONDS_A_DAY = 86400
+
+
+def diagnoses_of(bucket: Bucket, upload_expiry_seconds: float) -> list[Diagnosis]:
+    """Ask two questions, which other servers than AWS may not know, and a key may not be allowed."""
+    found = list(diagnoses_of_rules(bucket.rules(), bucket.prefix, upload_expiry_seconds))
+    if bucket.is_public():
+        what = f"anybody may list {bucket.place}, and perhaps read it"
+        found.append(error(Subject.BUCKET, what, "take that away: all that is there is for the servers alone"))
+    return found
+
+
+def diagnoses_of_rules(
+    rules: Sequence[Mapping[str, Any]], prefix: str, upload_expiry_seconds: float
+) -> Iterator[Diagnosis]:
+    """Tell which of the lifecycle rules, as S3 has them, take what the store below a prefix still needs."""
+    for rule in rules:
+        begin = _prefix_of(rule)
+        is_apart = not (prefix.startswith(begin) or begin.startswith(prefix))
+        if rule.get("Status") != "Enabled" or is_apart or begin.startswith(prefix + SIGNATURES):
+            continue
+        name = rule.get("ID") or "without a name"
+        expiration = rule.get("Expiration", {})
+        if "Days" in expiration or "Date" in expiration:
+            what = f"the rule {name!r} of the bucket deletes contents"
+            yield error(Subject.BUCKET, what, f"take the prefix {prefix!r} out of it")
+        for transition in rule.get("Transitions", ()):
+            if transition.get("StorageClass") in _UNREADABLE:
+                what = f"the rule {name!r} of the bucket moves contents to where they can't be read at once"
+                yield error(Subject.BUCKET, what, f"take the prefix {prefix!r} out of it")
+        days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
+        if days is not None and days * _SECONDS_A_DAY < upload_expiry_seconds:
+            what = f"the rule {name!r} of the bucket takes the chunks of uploads that were opened {days} days ago"
+            yield warning(Subject.BUCKET, what, "make it longer than UPLOADER_UPLOAD_EXPIRY, and than any upload takes")
+
+
+_UNREADABLE = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+
+
+def _prefix_of(rule: Mapping[str, Any]) -> str:
+    """Return what the keys of a rule begin with; of one for tags or sizes as well, all that it may mean."""
+    chosen = rule.get("Filter", {})
+    return str(chosen.get("Prefix") or chosen.get("And", {}).get("Prefix") or rule.get("Prefix") or "")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
+from uploader.domain.diagnosis import Diagnosis, diagnoses_of_skew
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull
 from uploader.storage import store as stores
@@ -20,10 +21,12 @@ from uploader.storage.s3.bucket import Bucket, Stat
 from uploader.storage.s3.ledger import Ledger
 from uploader.storage.s3.multipart import S3Endings
 from uploader.storage.s3.parts import Multipart, multipart_of
-from uploader.storage.s3.probe import probe
+from uploader.storage.s3.probe import diagnoses_of, probe
 from uploader.units import format_size
 
 _LIST_BATCH = 250
+# An answer is dated to the second.
+_DATE_SECONDS = 1.0
 
 
 # Of which installation a store on S3 is: the object `marks/installation`; and `marks/proposed/<id>` during a first
@@ -111,6 +114,11 @@ class S3Store(S3Endings, S3Blobs):
                 f"UPLOADER_MIN_CHUNK_SIZE: chunks are parts, and {self._bucket.place} takes none below "
                 f"{format_size(abilities.min_part_bytes)}"
             )
+
+    async def diagnoses(self, *, upload_expiry_seconds: float) -> list[Diagnosis]:
+        found = await self._requests.run(diagnoses_of, self._bucket, upload_expiry_seconds)
+        found += diagnoses_of_skew("the store on S3", await self._clock_ahead(), within_seconds=_DATE_SECONDS)
+        return found
 
     async def check(self) -> None:
         with suppress(StorageFull):

@@ -1,0 +1,417 @@
+"""The doctor looks at an installation as it is, from its settings to its last backup: what is wrong, and what to do.
+
+It changes nothing. Each part is looked at by itself and for a limited time: one that is away is a diagnosis, and the others
+are told all the same.
+"""
+
+import asyncio
+import platform
+import sqlite3
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from uploader.accounting.pending import Pending
+from uploader.accounting.redis import look_at_server as look_at_redis
+from uploader.clock import Clock
+from uploader.database import audit_log, meta, migrate, reports
+from uploader.database.audit_log import Wanted
+from uploader.database.engine import Database
+from uploader.database.reports import Page
+from uploader.domain import advisories
+from uploader.domain.audit_log import Action
+from uploader.domain.diagnosis import (
+    Diagnosis,
+    Subject,
+    diagnoses_of_skew,
+    error,
+    note,
+    warning,
+    worst_first,
+)
+from uploader.domain.reports import floor_of
+from uploader.errors import ConfigurationError, UploaderError
+from uploader.service import exposure
+from uploader.service.events import Watching
+from uploader.service.health import REDIS_SETTINGS, Integrity, not_durable, odd_settings
+from uploader.service.installation import Installation
+from uploader.service.reconcile import last_reconciled
+from uploader.settings import Settings, secret_files
+from uploader.sinks.configuration import EventSettings
+from uploader.storage import disk, modes
+from uploader.storage.store import Store
+from uploader.units import format_duration, format_size
+
+# Of each part.
+_PATIENCE_SECONDS = 5.0
+_FILES_SECONDS, _FILES_AT_START_SECONDS = 1.0, 0.1
+# Of a start: what is not known by then is not told.
+_START_SECONDS = 2.0
+_MINIMUM_REDIS = (7,)
+_LEAST_INODES_SHARE = 20
+_MAX_KEY_SET_BYTES = 256 << 10
+# Later than these the jobs that do it once an hour, or once a day, do not run.
+_RECONCILED_WITHIN, _SNAPSHOT_WITHIN = timedelta(days=1), timedelta(days=2)
+_BACKUP_WITHIN = timedelta(days=8)
+_SOON = timedelta(days=14)
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+_NO_BARRIER = frozenset({"nobarrier", "barrier=0"})
+_BLOCKS = "no server starts before that"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The files of an installation on this machine: `paths` in the data directory, and of the database; nothing else is in
+    that directory, if it `owns_all`; whether there was a start (`is_begun`)."""
+
+    data: Path
+    paths: Sequence[Path]
+    owns_all: bool
+    is_begun: bool
+    sqlite: Path | None
+
+
+@dataclass(eq=False, repr=False)
+class Doctor:
+    settings: Settings
+    events: EventSettings
+    database: Database
+    storage: Store
+    pending: Pending
+    installation: Installation
+    integrity: Integrity
+    watching: Watching
+    clock: Clock
+    _: KW_ONLY
+    kept: Kept
+    # The directories of the embedded Valkey that it could not load; blocks.
+    list_aside: Callable[[], Sequence[Path]]
+    # Whether there is a Redis to ask: the embedded one runs with a server.
+    asks_redis: bool
+    # From when to when the certificate of UPLOADER_TLS_CERTIFICATE is valid.
+    validity: tuple[datetime, datetime] | None
+
+    async def examine(self, *, all_files: bool = False) -> list[Diagnosis]:
+        """Look at everything, the worst first. `all_files`: at the mode of each, however long that takes."""
+        files_seconds = float("inf") if all_files else _FILES_SECONDS
+        parts = {
+            Subject.DATABASE: self._database,
+            Subject.REDIS: self._redis,
+            Subject.BUCKET: self._bucket,
+            Subject.CONTENT: self._content,
+            Subject.EVENTS: self._events,
+            Subject.RECONCILE: self._reconcile,
+            Subject.SNAPSHOT: self._snapshot,
+            Subject.BACKUP: self._backup,
+        }
+        asked = await asyncio.gather(*(self._asked(subject, ask) for subject, ask in parts.items()))
+        return worst_first([*await self._here(files_seconds), *(each for found in asked for each in found)])
+
+    async def examine_at_start(self) -> list[Diagnosis]:
+        """Look at what a start can know in a moment. It has told itself what is away, and that no job ran while it
+        was down is no news."""
+        found = await self._here(_FILES_AT_START_SECONDS)
+        for ask in (self._database, self._redis, self._bucket):
+            with suppress(UploaderError, TimeoutError):
+                async with asyncio.timeout(_START_SECONDS):
+                    found += await ask()
+        return worst_first(found)
+
+    async def _asked(self, subject: Subject, ask: Callable[[], Awaitable[list[Diagnosis]]]) -> list[Diagnosis]:
+        if subject in _OF_ROWS and not self._has_rows:
+            return []
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                return await ask()
+        except ConfigurationError as failure:
+            return [error(subject, failure.detail, _BLOCKS)]
+        except UploaderError as failure:
+            # The database says for itself that it is away.
+            return [] if subject in _OF_ROWS else [error(subject, failure.reason, "start it, or correct its address")]
+        except TimeoutError:
+            return [error(subject, f"it did not answer within {_PATIENCE_SECONDS:.0f} s", "look what it is busy with")]
+
+    @property
+    def _has_rows(self) -> bool:
+        return self.kept.sqlite is None or self.kept.is_begun
+
+    # What is on this machine
+
+    async def _here(self, files_seconds: float) -> list[Diagnosis]:
+        found = exposure.diagnoses_of(self.settings, self.events)
+        found += self._certificate()
+        found += await asyncio.to_thread(self._secrets)
+        found += _umask()
+        found += advisories.diagnoses_of(_versions(), self.clock.now().date())
+        try:
+            found += await asyncio.to_thread(self._files, files_seconds)
+            found += await asyncio.to_thread(self._disk)
+        except FileNotFoundError:
+            what = f"{self.kept.data} is not there"
+            found.append(warning(Subject.FILES, what, "correct UPLOADER_DATA; or the first `uploader serve` makes it"))
+        except OSError as failure:
+            what = f"{self.kept.data} can't be looked at: {failure.strerror}"
+            found.append(error(Subject.FILES, what, "run this as the account of the server"))
+        return found
+
+    def _certificate(self) -> list[Diagnosis]:
+        if self.validity is None:
+            return []
+        begin, end = self.validity
+        now = self.clock.now()
+        if not begin <= now <= end:
+            what = f"UPLOADER_TLS_CERTIFICATE: the certificate is not valid now, but from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
+            return [error(Subject.CERTIFICATE, what, "renew it, and send SIGHUP to the server")]
+        if end - now < _SOON:
+            what = f"UPLOADER_TLS_CERTIFICATE: the certificate ends on {end:%Y-%m-%d}"
+            return [warning(Subject.CERTIFICATE, what, "renew it, and send SIGHUP to the server")]
+        return []
+
+    def _secrets(self) -> list[Diagnosis]:
+        files = secret_files()
+        if self.settings.tls_key is not None:
+            files["UPLOADER_TLS_KEY"] = self.settings.tls_key
+        if self.settings.jwt_jwks is not None and _holds_secrets(Path(self.settings.jwt_jwks)):
+            files["UPLOADER_JWT_JWKS"] = Path(self.settings.jwt_jwks)
+        named = [*files.items(), *(("UPLOADER_EVENTS", file) for file in self.events.files)]
+        found = []
+        for name, file in named:
+            with suppress(OSError):  # without it, it was told already
+                if modes.is_readable_to_others(file):
+                    what = f"{name}: other accounts can read or change {file}"
+                    found.append(warning(Subject.SECRETS, what, f"chmod 600 {file}"))
+        return found
+
+    def _files(self, seconds: float) -> list[Diagnosis]:
+        """Look who may do what with the files. Raises OSError."""
+        data, found = self.kept.data, []
+        access = modes.look_at_access(data, self.kept.paths, owns_all=self.kept.owns_all, seconds=seconds)
+        if access.open.count:
+            what = f"other accounts of this machine can get at {access.open}"
+            found.append(error(Subject.FILES, what, "chmod -R go= them"))
+        if access.foreign.count:
+            what = f"{access.foreign} belong to another account than {data}"
+            found.append(warning(Subject.FILES, what, "chown them, and run commands as the account of the server"))
+        if access.hidden.count:
+            what = f"this account can't look at {access.hidden}"
+            found.append(warning(Subject.FILES, what, "run this as the account of the server"))
+        if access.closed_above.count:
+            what = f"{access.closed_above} have modes for others, whom a directory above keeps out"
+            found.append(note(Subject.FILES, what, "chmod -R go= them before that is opened, or copied without it"))
+        if not access.is_whole:
+            what = f"the modes of the first {access.seen} files were looked at, in {seconds:.1f} s"
+            found.append(note(Subject.FILES, what, "`uploader doctor --all-files` looks at all"))
+        return found
+
+    def _disk(self) -> list[Diagnosis]:
+        """Look at the filesystem of the data directory. Raises OSError."""
+        data, mounts = self.kept.data, disk.mounts()
+        found = diagnoses_of_mounts(data, mounts)
+        places = [data / name for name in ("temp", "blobs", "trash") if (data / name).is_dir()]
+        if any(place.lstat().st_dev != data.stat().st_dev for place in places):
+            what = f"temp, blobs and trash in {data} are not on one filesystem"
+            found.append(error(Subject.DISK, what, _BLOCKS))
+        if (doubt := disk.doubt_about(data)) is not None:
+            found.append(error(Subject.DISK, doubt, "move it there, with all servers stopped"))
+        path = self.kept.sqlite
+        if path is not None and not path.is_relative_to(data) and (doubt := disk.doubt_about(path.parent)) is not None:
+            what = doubt.replace("UPLOADER_DATA", f"the database {path}")
+            found.append(error(Subject.DATABASE, what, "move it there, with all servers stopped"))
+        return found + (self._room(disk.volume_of(data)) if self.storage.keeps_files else [])
+
+    def _room(self, volume: disk.Volume) -> list[Diagnosis]:
+        found, floor_bytes = [], floor_of(volume.total_bytes, self.settings.free_space_floor_bytes)
+        if volume.free_bytes < floor_bytes:
+            free, floor = (format_size(size >> 20 << 20) for size in (volume.free_bytes, floor_bytes))
+            what = f"{free} of the disk are free, below the floor of {floor}: the trash gives way, then uploads are refused"
+            found.append(warning(Subject.DISK, what, "free disk, or lower UPLOADER_FREE_SPACE_FLOOR"))
+        if volume.free_inodes * _LEAST_INODES_SHARE < volume.inodes:
+            what = f"{volume.free_inodes} of {volume.inodes} inodes of the disk are free: each file takes one"
+            found.append(warning(Subject.DISK, what, "free some, or make a filesystem with more"))
+        return found
+
+    # What is asked
+
+    async def _database(self) -> list[Diagnosis]:
+        if not self._has_rows:
+            return []
+        await self.database.look()
+        await self.database.check_writable()
+        revision = await migrate.current_revision(self.database)
+        if self.settings.database_url is None and (revision or "") < migrate.head_revision():
+            what = f"the database is at revision {revision or 'none'}, of an older version"
+            return [note(Subject.DATABASE, what, "the next start migrates it; `uploader backup` before")]
+        await migrate.check(self.database)
+        await self.installation.compare()
+        found = []
+        for odd in not_durable(await self.database.read(meta.durability)):
+            what = f"a power cut takes back what was committed: {odd}"
+            found.append(warning(Subject.DATABASE, what, "set it in the configuration of the server, and restart that"))
+        pragmas = await self.database.read(meta.sqlite_pragmas)
+        for odd in odd_settings(pragmas, {"journal_mode": ("wal",), "synchronous": ("2",)}):
+            found.append(warning(Subject.DATABASE, odd, "put its file on a local filesystem, such as ext4"))
+        return found + await self._database_server()
+
+    async def _database_server(self) -> list[Diagnosis]:
+        before = self.clock.now()
+        server = await self.database.read(meta.look_at_server)
+        if server is None:
+            return []
+        found = self._skew("the database", server.now, before)
+        settings = server.settings
+        if settings.get("log_bin") == "ON" and settings.get("binlog_format") == "STATEMENT":
+            what = "binlog_format is STATEMENT: the server refuses each write at READ COMMITTED"
+            found.append(error(Subject.DATABASE, what, "set it to ROW in the configuration of the server"))
+        if settings.get("innodb_doublewrite", "ON") in ("OFF", "0", "DETECT_ONLY"):
+            what = "innodb_doublewrite is off: a power cut in the middle of a page damages it"
+            found.append(warning(Subject.DATABASE, what, "set it to ON, unless the disk writes pages whole"))
+        return found
+
+    async def _redis(self) -> list[Diagnosis]:
+        found = []
+        aside = [path.name for path in await asyncio.to_thread(self.list_aside)]
+        if aside:
+            what = f"the embedded Valkey could not load its files, and all was rebuilt: {', '.join(aside)}"
+            found.append(warning(Subject.REDIS, what, "find out why, and remove them"))
+        if not self.asks_redis:
+            return found
+        before = self.clock.now()
+        server = await look_at_redis(self.pending.redis)
+        if server.now is not None:
+            found += self._skew("Redis", server.now, before)
+        if server.version is not None:
+            if server.product == "Redis" and advisories.parse_version(server.version) < _MINIMUM_REDIS:
+                what = f"this is Redis {server.version}, which lacks what the scripts need"
+                found.append(error(Subject.REDIS, what, "install Redis 7.0 or newer, or any Valkey"))
+            found += advisories.diagnoses_of({server.product: server.version}, self.clock.now().date())
+        found += diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
+        marked = await self.installation.redis.read()
+        if None not in (marked, self.installation.id) and marked != self.installation.id:
+            what = f"Redis belongs to installation {marked}, the rest to {self.installation.id}"
+            found.append(error(Subject.REDIS, what, "correct UPLOADER_REDIS_URL, or see `uploader adopt`"))
+        return found
+
+    def _skew(self, name: str, theirs: datetime, before: datetime) -> list[Diagnosis]:
+        """Compare a clock that was read between `before` and now."""
+        half_seconds = (self.clock.now() - before).total_seconds() / 2
+        ahead_seconds = (theirs - before).total_seconds() - half_seconds
+        return diagnoses_of_skew(name, ahead_seconds, within_seconds=half_seconds)
+
+    async def _bucket(self) -> list[Diagnosis]:
+        return await self.storage.diagnoses(upload_expiry_seconds=self.settings.upload_expiry_seconds)
+
+    # What the jobs found
+
+    async def _content(self) -> list[Diagnosis]:
+        mishaps = await self.database.read(meta.recent_mishaps, self.clock.now())
+        told = [warning(Subject.CONTENT, mishap.removesuffix(": see the log"), "see the log") for mishap in mishaps]
+        return told + await self.integrity.diagnoses()
+
+    async def _events(self) -> list[Diagnosis]:
+        do = "`uploader events list --dead` says why, `uploader events replay` tells them once more"
+        return [warning(Subject.EVENTS, said, do) for said in await self.watching.warnings()]
+
+    async def _reconcile(self) -> list[Diagnosis]:
+        last = await self.database.read(last_reconciled)
+        if last is None:
+            return []
+        ago = self._ago(last.at)
+        if last.drifts > last.repaired:
+            what = f"the last reconcile, {ago}, found {last.drifts} drifts"
+            do = "`uploader reconcile` says which, `--repair` mends what can be mended"
+            return [error(Subject.RECONCILE, what, do)]
+        if self.clock.now() - last.at > _RECONCILED_WITHIN:
+            what = f"the last reconcile was {ago}"
+            return [
+                warning(Subject.RECONCILE, what, "let a worker run: `uploader serve` with jobs, or `uploader work`")
+            ]
+        return [note(Subject.RECONCILE, f"the last reconcile, {ago}, found nothing", "nothing to do")]
+
+    async def _snapshot(self) -> list[Diagnosis]:
+        day = await self.database.read(reports.newest_day_until, self.clock.now().date())
+        if day is None:
+            return []
+        if self.clock.now() - day.taken_at > _SNAPSHOT_WITHIN:
+            what = f"the last snapshot of the totals was taken {self._ago(day.taken_at)}"
+            return [warning(Subject.SNAPSHOT, what, "let a worker run: `uploader serve` with jobs, or `uploader work`")]
+        return [note(Subject.SNAPSHOT, f"the last snapshot was taken {self._ago(day.taken_at)}", "nothing to do")]
+
+    async def _backup(self) -> list[Diagnosis]:
+        newest = Page(sort="created_at", descending=True, limit=1, after=None)
+        made = await self.database.read(audit_log.acts, Wanted(action=Action.BACKUP_MADE.value), newest)
+        if not made:
+            what = "`uploader backup` has made none"
+            return [note(Subject.BACKUP, what, "make one every day, unless something else does")]
+        ago, lacking = self._ago(made[0].created_at), made[0].details.get("lacking")
+        if lacking:
+            what = f"the last backup, {ago}, lacks {lacking} contents"
+            return [error(Subject.BACKUP, what, "run `uploader scrub`, send them again, and back up anew")]
+        if self.clock.now() - made[0].created_at > _BACKUP_WITHIN:
+            return [warning(Subject.BACKUP, f"the last backup was made {ago}", "look why no newer one was")]
+        return [note(Subject.BACKUP, f"the last backup was made {ago}", "nothing to do")]
+
+    def _ago(self, moment: datetime) -> str:
+        seconds = max(0, round((self.clock.now() - moment).total_seconds()))
+        unit = next((unit for unit in (86400, 3600, 60) if seconds >= unit), 1)
+        return f"{format_duration(seconds // unit * unit)} ago"
+
+
+_OF_ROWS = (Subject.CONTENT, Subject.EVENTS, Subject.RECONCILE, Subject.SNAPSHOT, Subject.BACKUP)
+
+
+def diagnoses_of_mounts(data: Path, mounts: Sequence[disk.Mount]) -> list[Diagnosis]:
+    """Tell what the mount of a data directory does to it, and mounts in the middle of it."""
+    found, mount = [], disk.mount_of(data, mounts)
+    if mount is not None and mount.kind in _IN_MEMORY:
+        what = f"UPLOADER_DATA lies in memory ({mount.kind}): all of it is gone with the next boot"
+        found.append(error(Subject.DISK, what, "move it to a disk"))
+    if mount is not None and "ro" in mount.options:
+        found.append(error(Subject.DISK, f"{mount.point} is mounted to be read only", _BLOCKS))
+    if mount is not None and (odd := mount.options & _NO_BARRIER):
+        what = f"{mount.point} is mounted with {', '.join(odd)}: a power cut may take what was synced"
+        found.append(warning(Subject.DISK, what, "mount it without, unless its cache has a battery"))
+    for name in ("temp", "blobs", "trash"):
+        if any(each.point == data / name for each in mounts):
+            what = f"{data / name} is a mount of its own: no file can be linked to it from the others"
+            found.append(error(Subject.DISK, what, _BLOCKS))
+    return found
+
+
+def diagnoses_of_redis_settings(found: dict[str, str]) -> list[Diagnosis]:
+    """Without `noeviction` Redis forgets what it was told. Without the rest more is rebuilt after a crash of it."""
+    diagnoses = []
+    for name, values in REDIS_SETTINGS.items():
+        for odd in odd_settings(found, {name: values}):
+            if name == "maxmemory-policy":
+                diagnoses.append(warning(Subject.REDIS, odd, "set it: a Redis of its own evicts nothing"))
+            else:
+                diagnoses.append(note(Subject.REDIS, odd, "set it, and less is rebuilt after a crash of Redis"))
+    return diagnoses
+
+
+def _umask() -> list[Diagnosis]:
+    mask = modes.umask()
+    if mask & 0o077 == 0o077:
+        return []
+    what = f"files are made with umask {mask:03o}, so other accounts may read some"
+    return [warning(Subject.UMASK, what, "start the server by `uploader`, or with umask 077")]
+
+
+def _holds_secrets(key_set: Path) -> bool:
+    with suppress(OSError), key_set.open("rb") as file:
+        return b'"oct"' in file.read(_MAX_KEY_SET_BYTES)
+    return False
+
+
+def _versions() -> dict[str, str]:
+    """The versions of what this process stands on, as far as it is installed."""
+    found = {"Python": platform.python_version(), "SQLite": sqlite3.sqlite_version}
+    found["OpenSSL"] = ".".join(map(str, ssl.OPENSSL_VERSION_INFO[:3]))
+    for package in {advisory.package for advisory in advisories.ADVISORIES if not advisory.is_backported}:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
