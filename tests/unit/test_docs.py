@@ -30,6 +30,7 @@ from tests.support.rows import NOW, file_row, upload_row
 from uploader import observability
 from uploader.domain import events
 from uploader.domain.audit_log import Action
+from uploader.domain.diagnosis import Subject
 from uploader.domain.events import EventType, Message, News
 from uploader.domain.upload import Reason
 from uploader.service.events import RETRY_SECONDS
@@ -139,6 +140,11 @@ def test_the_operations_page_lists_every_metric_with_its_type_and_meaning() -> N
     rows = table(ROOT / "docs" / "operations.md", "## Metrics")
     assert {name.strip("`"): (kind, about) for name, kind, about in rows} == metrics()
     assert len(rows) == len(metrics()), "a metric is listed twice"
+
+
+def test_the_page_of_the_doctor_has_each_subject_once_in_its_order() -> None:
+    rows = table(ROOT / "docs" / "doctor.md", "## What is looked at")
+    assert [subject.strip("`") for subject, _, _ in rows] == list(Subject)
 
 
 def test_the_dashboard_asks_for_metrics_that_exist_by_labels_that_they_have() -> None:

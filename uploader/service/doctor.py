@@ -38,7 +38,7 @@ from uploader.errors import ConfigurationError, UploaderError
 from uploader.service import exposure
 from uploader.service.events import Watching
 from uploader.service.health import REDIS_SETTINGS, Integrity, not_durable, odd_settings
-from uploader.service.installation import Installation
+from uploader.service.installation import FACT, Installation
 from uploader.service.reconcile import last_reconciled
 from uploader.settings import Settings, secret_files
 from uploader.sinks.configuration import EventSettings
@@ -46,8 +46,6 @@ from uploader.storage import disk, modes
 from uploader.storage.store import Store
 from uploader.units import format_duration, format_size
 
-# Of each part.
-_PATIENCE_SECONDS = 5.0
 _FILES_SECONDS, _FILES_AT_START_SECONDS = 1.0, 0.1
 # Of a start: what is not known by then is not told.
 _START_SECONDS = 2.0
@@ -125,7 +123,7 @@ class Doctor:
         if subject in _OF_ROWS and not self._has_rows:
             return []
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(self._patience_seconds):
                 return await ask()
         except ConfigurationError as failure:
             return [error(subject, failure.detail, _BLOCKS)]
@@ -133,7 +131,14 @@ class Doctor:
             # The database says for itself that it is away.
             return [] if subject in _OF_ROWS else [error(subject, failure.reason, "start it, or correct its address")]
         except TimeoutError:
-            return [error(subject, f"it did not answer within {_PATIENCE_SECONDS:.0f} s", "look what it is busy with")]
+            return [
+                error(subject, f"it did not answer within {self._patience_seconds:.0f} s", "look what it is busy with")
+            ]
+
+    @property
+    def _patience_seconds(self) -> float:
+        """Of each part."""
+        return max(self.settings.database_timeout_seconds, self.settings.redis_timeout_seconds)
 
     @property
     def _has_rows(self) -> bool:
@@ -289,11 +294,17 @@ class Doctor:
                 found.append(error(Subject.REDIS, what, "install Redis 7.0 or newer, or any Valkey"))
             found += advisories.diagnoses_of({server.product: server.version}, self.clock.now().date())
         found += diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
-        marked = await self.installation.redis.read()
-        if None not in (marked, self.installation.id) and marked != self.installation.id:
-            what = f"Redis belongs to installation {marked}, the rest to {self.installation.id}"
-            found.append(error(Subject.REDIS, what, "correct UPLOADER_REDIS_URL, or see `uploader adopt`"))
-        return found
+        return found + await self._redis_of_others()
+
+    async def _redis_of_others(self) -> list[Diagnosis]:
+        marked, ours = await self.installation.redis.read(), None
+        if self._has_rows:
+            with suppress(UploaderError):  # which is told of the database
+                ours = await self.database.read(meta.fact, FACT)
+        if ours is None or marked in (None, ours):
+            return []
+        what = f"Redis belongs to installation {marked}, the database to {ours}"
+        return [error(Subject.REDIS, what, "correct UPLOADER_REDIS_URL, or see `uploader adopt`")]
 
     def _skew(self, name: str, theirs: datetime, before: datetime) -> list[Diagnosis]:
         """Compare a clock that was read between `before` and now."""
