@@ -356,7 +356,10 @@ def socket_path(directory: Path) -> str:
         return str(plain)
     key = str(plain.parent.parent)
     if key not in _directory_descriptors:
-        _directory_descriptors[key] = os.open(key, os.O_PATH | os.O_CLOEXEC)
+        try:
+            _directory_descriptors[key] = os.open(key, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return str(plain)  # which leads nowhere, either
     return f"/proc/self/fd/{_directory_descriptors[key]}/{plain.parent.name}/{_SOCKET}"
 
 

@@ -134,11 +134,11 @@ def _close_to_others(settings: Settings) -> bool:
     """Return whether what an installation has here was open to others, as older versions left it: the database has the
     secret that signs links. What lies deeper is closed by what is above it; a directory in which others keep something stays
     as it is."""
-    kept = kept_by(settings)
+    kept = _kept_by(settings)
     return close_to_others([kept.data, *kept.paths] if kept.owns_all else kept.paths) and kept.is_begun
 
 
-def kept_by(settings: Settings) -> Kept:
+def _kept_by(settings: Settings) -> Kept:
     """Say what an installation keeps on this machine. Raises OSError."""
     data = settings.data.resolve()
     # The largest last.
@@ -212,7 +212,7 @@ def _doctor(services: Services, events: EventSettings) -> Doctor:
         Integrity(services.database, services.scrubbing),
         services.watching,
         services.clock,
-        kept=kept_by(settings),
+        kept=_kept_by(settings),
         list_aside=partial(aside_of, settings),
         asks_redis=settings.redis_url is not None or embedded.is_running(redis_directory(settings)),
         validity=validity,

@@ -110,10 +110,10 @@ class Doctor:
         return worst_first([*await self._here(files_seconds), *(each for found in asked for each in found)])
 
     async def examine_at_start(self) -> list[Diagnosis]:
-        """Look at what a start can know in a moment. It has told itself what is away, and that no job ran while it
-        was down is no news."""
+        """Look at what a start can know in a moment. It has told itself what is away, and has tried the bucket; that no job
+        ran while it was down is no news."""
         found = await self._here(_FILES_AT_START_SECONDS)
-        for ask in (self._database, self._redis, self._bucket):
+        for ask in (self._database, self._redis):
             with suppress(UploaderError, TimeoutError):
                 async with asyncio.timeout(_START_SECONDS):
                     found += await ask()
@@ -244,6 +244,9 @@ class Doctor:
     async def _database(self) -> list[Diagnosis]:
         if not self._has_rows:
             return []
+        path = self.kept.sqlite
+        if path is not None and not path.exists():
+            return [error(Subject.DATABASE, f"the database {path} is not there", "put it back, or restore a backup")]
         await self.database.look()
         await self.database.check_writable()
         revision = await migrate.current_revision(self.database)
