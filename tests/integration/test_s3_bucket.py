@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import os
 import secrets
 import signal
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders, get_current_datetime
+from botocore.exceptions import ClientError
 from botocore.loaders import JSONFileLoader
 from urllib3 import HTTPResponse
 
@@ -34,8 +36,8 @@ from uploader.addresses import BucketAddress
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
 from uploader.storage.base import BytesBody, Gone
 from uploader.storage.s3 import bucket as s3_bucket
-from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged
-from uploader.storage.s3.probe import Abilities, probe
+from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged, make_client
+from uploader.storage.s3.probe import Abilities, diagnoses_of, probe
 
 # What every server takes as a part that is not the last one.
 PART = secrets.token_bytes(5 << 20)
@@ -598,4 +600,25 @@ def test_a_server_without_room_is_full(own_gateway: JuiceGateway) -> None:
     assert probe(bucket) == Abilities(min_part_bytes=5 << 20, completes_twice=False)
     assert bucket.get("a", 0, 7) == b"content"
     bucket.delete(["a"])
+    bucket.close()
+
+
+def test_rules_and_rights_that_the_doctor_tells_of(s3_address: BucketAddress) -> None:
+    """JuiceFS has neither: nothing is told of it, and nothing goes wrong."""
+    address = replace(s3_address, bucket=f"doctor-{secrets.token_hex(4)}", prefix="files")
+    bucket, client = Bucket(address), make_client(address)
+    rule = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": "files/"}, "Expiration": {"Days": 30}}
+    allowed = {"Effect": "Allow", "Principal": "*", "Action": "s3:ListBucket"}
+    policy = {"Version": "2012-10-17", "Statement": [allowed | {"Resource": f"arn:aws:s3:::{address.bucket}"}]}
+    expected: list[str] = []
+    with suppress(ClientError):
+        client.create_bucket(Bucket=address.bucket)
+        assert diagnoses_of(bucket, 7 * 86400) == []
+        rules: Any = {"Rules": [rule]}
+        client.put_bucket_lifecycle_configuration(Bucket=address.bucket, LifecycleConfiguration=rules)
+        expected.append("the rule 'old' of the bucket deletes contents")
+        client.put_bucket_policy(Bucket=address.bucket, Policy=json.dumps(policy))
+        expected.append(f"anybody may list {bucket.place}, and perhaps read it")
+    assert [each.what for each in diagnoses_of(bucket, 7 * 86400)] == expected
+    client.close()
     bucket.close()
