@@ -20,11 +20,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.fleet import Fleet
 from benchmarks.ingest.places import memory_directory
 from benchmarks.report import Row
 from benchmarks.s3 import GATEWAYS, PRODUCTS
 from benchmarks.storage.client import Connection, Reply, in_parallel
-from tests.support.fleet import Fleet
 from tests.support.gateways import Gateway
 from tests.support.proxies import running_nginx
 from uploader.units import parse_size

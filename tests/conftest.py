@@ -59,23 +59,21 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
     for kind, private in PRIVATE_DATABASES.items():
         if not private.is_installed():
             missing[private.product] = partial(_needs_database, kind)
-    if not UNPACKED_VALKEY.is_dir():
-        missing["A Valkey that speaks TLS"] = _needs_valkey_with_tls
-    if chromium_path() is None:
-        missing["Chromium"] = _needs_chromium
-    if tmux_path() is None:
-        missing["tmux"] = _needs_tmux
     for proxy in PROXIES:
         if program_of(proxy) is None:
             missing[proxy] = partial(_needs_proxy, proxy)
-    if find_spec("confluent_kafka") is None:
-        missing["The client of Kafka"] = _needs_kafka
     if find_spec("boto3") is None or juicefs_program() is None:
         missing["The client of S3, or JuiceFS' gateway"] = _needs_s3
-    if not can_mount():
-        missing["The right to mount"] = _needs_mounts
-    if len(os.sched_getaffinity(0)) < 2:
-        missing["A second core"] = _needs_two_cores
+    for name, fixture, is_here in (
+        ("A Valkey that speaks TLS", "valkey_authority", UNPACKED_VALKEY.is_dir()),
+        ("Chromium", "browser", chromium_path() is not None),
+        ("tmux", "tmux", tmux_path() is not None),
+        ("The client of Kafka", "kafka_servers", find_spec("confluent_kafka") is not None),
+        ("The right to mount", "mounts", can_mount()),
+        ("A second core", "two_cores", len(os.sched_getaffinity(0)) > 1),
+    ):
+        if not is_here:
+            missing[name] = partial(_takes, fixture)
     return missing
 
 
@@ -151,16 +149,8 @@ def _is_of_any_database(item: pytest.Item) -> bool:
     return "stack_url" in names and "sqlite_url" not in names and "own_server" not in names
 
 
-def _needs_valkey_with_tls(item: pytest.Item) -> bool:
-    return "valkey_authority" in getattr(item, "fixturenames", ())
-
-
-def _needs_chromium(item: pytest.Item) -> bool:
-    return "browser" in getattr(item, "fixturenames", ())
-
-
-def _needs_tmux(item: pytest.Item) -> bool:
-    return "tmux" in getattr(item, "fixturenames", ())
+def _takes(fixture: str, item: pytest.Item) -> bool:
+    return fixture in getattr(item, "fixturenames", ())
 
 
 def _needs_proxy(proxy: str, item: pytest.Item) -> bool:
@@ -168,23 +158,11 @@ def _needs_proxy(proxy: str, item: pytest.Item) -> bool:
     return callspec is not None and callspec.params.get("proxy") == proxy
 
 
-def _needs_kafka(item: pytest.Item) -> bool:
-    return "kafka_servers" in getattr(item, "fixturenames", ())
-
-
 def _needs_s3(item: pytest.Item) -> bool:
     names, params = getattr(item, "fixturenames", ()), getattr(getattr(item, "callspec", None), "params", {})
     if find_spec("boto3") is not None and GIVEN_S3 is not None:
         return "own_gateway" in names
     return "own_gateway" in names or "s3_gateway" in names or params.get("make_process") == "s3"
-
-
-def _needs_mounts(item: pytest.Item) -> bool:
-    return "mounts" in getattr(item, "fixturenames", ())
-
-
-def _needs_two_cores(item: pytest.Item) -> bool:
-    return "two_cores" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session", autouse=True)

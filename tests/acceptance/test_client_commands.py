@@ -178,16 +178,6 @@ def test_bad_usage_is_2(commands: Commands) -> None:
     assert Commands(commands.home, "nonsense").run("ls").returncode == 2
 
 
-def test_a_token_that_is_unknown_is_3(server: Server, tmp_path: Path) -> None:
-    write_tree(tmp_path, {"a": b"a", "b": b"b"})
-    for token in ("wrong", None, "line\nfeed"):
-        commands = Commands(tmp_path, server.url, token)
-        refused = commands.run("put", "a", "b", "--connections", "1")
-        assert refused.returncode == 3, refused.stderr
-        assert "1 failed, 1 not begun" in refused.stderr
-        assert commands.run("ls").returncode == 3
-
-
 def test_who_is_not_logged_in_is_told_at_once(tmp_path: Path) -> None:
     """Without a line about any server: none is asked."""
     write_tree(tmp_path, {"a": b"a"})

@@ -158,11 +158,3 @@ def test_bad_arguments_are_refused(tmp_path: Path, command: tuple[str, ...], cod
     refused = run_cli({"DATA": str(tmp_path / "data"), "AUTH": "none"}, *command)
     assert (refused.returncode, told in refused.stderr) == (code, True), refused.stderr
     assert "Traceback" not in refused.stderr
-
-
-@pytest.mark.parametrize("command", ["", "serve ", "work ", "db ", "token ", "token create ", "user "])
-def test_every_command_has_help(command: str) -> None:
-    shown = run_cli({}, *f"{command}--help".split(" "))
-    assert shown.returncode == 0
-    assert "Usage: uploader" in shown.stdout
-    assert len(shown.stdout) > 100

@@ -5,7 +5,7 @@ import io
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tusclient.client import TusClient
 from tusclient.exceptions import TusCommunicationError
 from tusclient.storage.filestorage import FileStorage
 
-from tests.support.commands import serving, token_of_somebody
+from tests.support.commands import token_of_somebody
 from tests.support.content import KIB, MIB, Content
 from tests.support.mortal import Mortal
 from tests.support.process import Server
@@ -35,12 +35,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 TRIES = 10
 # Both hand their chunks to aiohttp as they are.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly with raw bytes:ResourceWarning")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server")) as made:
-        yield made
 
 
 @pytest.fixture

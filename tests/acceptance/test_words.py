@@ -74,9 +74,10 @@ def said(home: Path, url: str, token: str | None = "token", *, codes: tuple[int,
 def test_a_wrong_or_missing_token_is_told_as_the_command_line_has_it(
     server: Server, token: str, tmp_path: Path
 ) -> None:
-    wrong, missing = (said(tmp_path, server.url, each, codes=(3,)) for each in ("wrong", None))
+    wrong, missing, broken = (said(tmp_path, server.url, each, codes=(3,)) for each in ("wrong", None, "line\nfeed"))
     assert f"{server.url} does not know the token" in wrong
     assert "it is the one of UPLOADER_TOKEN" in wrong
+    assert "the token holds characters that no token has; it is the one of UPLOADER_TOKEN" in broken
     assert f"{server.url} asks for a token, and none was given; `uploader login` asks for one" in missing
     commands = Commands(tmp_path)
     refused = commands.run("login", server.url, stdin="wrong\n")

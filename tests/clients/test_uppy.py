@@ -6,8 +6,6 @@ from playwright.async_api import expect
 
 from tests.clients.site import Person
 from tests.support.content import MIB, Content
-from tests.support.mortal import Mortal
-from tests.support.relay import relaying
 
 CONTENTS = [Content(5 * MIB + 7, seed=193, name="holiday.mp4"), Content(1234, seed=194, name="böse.txt")]
 LARGE = CONTENTS[0]
@@ -115,17 +113,6 @@ async def test_after_a_reload_it_has_the_files_again_and_goes_on_where_it_was(pe
     )
     await completed(person)
     assert await person.offsets() == [3 * MIB]
-
-
-async def test_a_killed_server_costs_no_acknowledged_byte(person: Person, mortal: Mortal, tmp_path: Path) -> None:
-    with relaying(mortal.server.port, 3 * MIB, mortal.kill_and_start) as relay:
-        person.url, person.token = relay.url, mortal.token
-        await person.open()
-        await show(person, chunk_size=MIB)
-        await add(person, LARGE, directory=tmp_path)
-        await completed(person)
-        assert relay.is_cut
-        assert (await person.offsets()).count(0) == 1
 
 
 async def test_a_network_that_is_cut_and_returns_only_costs_time(person: Person, tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 import asyncio
 import io
 import itertools
-import json
-import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +10,22 @@ from typing import Any
 
 import httpx2
 import pytest
-from playwright.async_api import Browser, Route, expect
+from playwright.async_api import Browser, expect
 from tusclient.client import TusClient
 from tusclient.exceptions import TusCommunicationError
 
 from tests.support.browser import visiting
-from tests.support.commands import Commands, serving, token_of_somebody
+from tests.support.commands import Commands, token_of_somebody
 from tests.support.content import MIB, Content
-from tests.support.process import UPLOADER, Server
+from tests.support.process import Server
 from tests.support.resumable import RESUMABLE
-from tests.support.waiting import PATIENCE_SECONDS, eventually
+from tests.support.waiting import eventually
 from uploader.client import Client
 
 TUS = {"Tus-Resumable": "1.0.0"}
 SIZE = 20 * MIB + 77
 NAME = "film.mp4"
 SEEDS = itertools.count(195_000)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server")) as made:
-        yield made
 
 
 @dataclass
@@ -161,7 +152,7 @@ def test_which_upload_is_meant_has_to_be_clear(somebody: Somebody) -> None:
     assert [each["received_bytes"] for each in somebody.uploads()] == [MIB, MIB], "nothing of it changed anything"
 
 
-@pytest.mark.parametrize("by", ["command", "API", "page"])
+@pytest.mark.parametrize("by", ["command", "page"])
 async def test_others_cancel_what_tus_began(somebody: Somebody, browser: Browser, by: str) -> None:
     upload_id = somebody.begun_by_tus(9 * MIB)
 
@@ -170,8 +161,6 @@ async def test_others_cancel_what_tus_began(somebody: Somebody, browser: Browser
 
     if by == "command":
         assert somebody.commands.run("cancel", upload_id).returncode == 0
-    elif by == "API":
-        assert somebody.http.delete(f"/uploads/{upload_id}").status_code == 204
     else:
         async with visiting(browser, somebody.server.url, token=somebody.token) as visitor:
             await visitor.press(f"Cancel {NAME}")
@@ -181,50 +170,3 @@ async def test_others_cancel_what_tus_began(somebody: Somebody, browser: Browser
     with pytest.raises(TusCommunicationError, match="410"):
         somebody.tus(upload_id)
     assert somebody.usage() == (0, 0, 0)
-
-
-def test_tus_goes_on_with_what_a_command_began(somebody: Somebody) -> None:
-    arguments = ["put", NAME, "--chunk-size", "64KiB", "--connections", "1", "--hash-first", "1", "--json"]
-    arguments += ["--limit-rate", "4MiB"]
-    running = subprocess.Popen(
-        [UPLOADER, *arguments], env=somebody.commands.environment, cwd=somebody.home, stdout=subprocess.PIPE, text=True
-    )
-    assert running.stdout is not None
-    while json.loads(running.stdout.readline()).get("received_bytes", 0) == 0:
-        pass
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=PATIENCE_SECONDS)
-    (upload,) = somebody.uploads()
-    uploader = somebody.tus(upload["id"])
-    assert 0 < uploader.offset == upload["received_bytes"] < SIZE
-    uploader.upload()
-    somebody.check_file()
-    assert somebody.commands.events("put", NAME)[-1]["present"] == 1
-
-
-async def test_tus_goes_on_with_what_the_page_began_and_the_page_sees_it(somebody: Somebody, browser: Browser) -> None:
-    held: list[Route] = []
-
-    async def hold(route: Route) -> None:
-        if route.request.url.endswith("/chunks/0"):
-            await route.continue_()
-        else:
-            held.append(route)
-
-    async def has_begun() -> bool:
-        return bool(held) and any(each["received_bytes"] for each in somebody.uploads())
-
-    async with visiting(browser, somebody.server.url, token=somebody.token) as visitor:
-        await visitor.page.route("**/chunks/*", hold)
-        await visitor.choose(somebody.path)
-        await eventually(has_begun)
-        await visitor.page.reload()
-        (upload,) = somebody.uploads()
-        await expect(visitor.row(NAME, "unfinished")).to_be_visible()
-        uploader = somebody.tus(upload["id"])
-        assert uploader.offset == upload["received_bytes"]
-        await asyncio.to_thread(uploader.upload)
-        await visitor.page.reload()
-        await expect(visitor.files()).to_contain_text(NAME)
-        await expect(visitor.row(NAME)).to_have_count(0)
-    somebody.check_file()

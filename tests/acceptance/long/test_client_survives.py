@@ -1,31 +1,24 @@
-"""The client commands under the hardest hand: killed at random moments, a server that restarts, thousands of files."""
+"""`put` under the hardest hand: killed at random moments, and a server that restarts."""
 
 import asyncio
 import random
 import re
-import signal
-from asyncio.subprocess import Process
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import httpx2
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.conftest import MakeStack
 from tests.support.chosen import places, seed
 from tests.support.commands import Commands, checked_events, outcome
-from tests.support.content import KIB, MIB, Content
-from tests.support.process import Server, ended, owner_token, run_cli
+from tests.support.content import KIB, Content
+from tests.support.process import Server, ended, owner_token
 from tests.support.sockets import serving_stack
 from tests.support.waiting import eventually
-from uploader.database import queries
-from uploader.database.engine import Database
 
 CONNECTIONS = 4
-# Small ones, so many that they come in several batches; and of the kills of the command a run tries some.
-FILES, KILLS = 3000, 30
-LARGE = 3
+# Of which a run tries some.
+KILLS = 30
 _CHUNK = re.compile(r"/uploads/\w+/chunks/(\d+)")
 
 
@@ -114,99 +107,3 @@ async def test_a_server_that_restarts_meanwhile_only_costs_time(tmp_path: Path) 
 async def _has_some(commands: Commands) -> bool:
     code, output = await outcome(await commands.start("uploads", "--json"))
     return code == 0 and any(event["upload"]["received_bytes"] for event in checked_events(output))
-
-
-async def test_a_directory_of_small_files_arrives_whole_and_is_not_sent_again(tmp_path: Path) -> None:
-    """Interrupted, run again while the server is killed, and again: nothing is lost, nothing is there twice. Of the small
-    files a quarter are one of a kind. Unchanged, it costs a few requests."""
-    settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "DURABILITY": "process"}
-    expected = _filled(tmp_path / "files")
-    server = Server(tmp_path / "log", settings)
-    token = owner_token(tmp_path / "data")
-    commands = Commands(tmp_path, server.url, token)
-    with ended(server):
-        running = await _begun(commands)
-        running.send_signal(signal.SIGINT)
-        assert (await outcome(running))[0] == 130
-        assert 0 < len(_names(commands)) < len(expected)
-        running = await _begun(commands)
-        server.kill()
-    again = Server(tmp_path / "log", settings, port=server.port)
-    with ended(again):
-        code, output = await outcome(running)
-        assert code == 0, output[-2000:]
-        # What `_begun` read is missing in it.
-        events = checked_events(output)
-        assert "retry" in {event["event"] for event in events}
-        assert [events[-1][name] for name in ("event", "complete", "failed", "left")] == [
-            "summary",
-            len(expected),
-            0,
-            0,
-        ]
-        assert _names(commands) == expected
-        assert run_cli(settings, "reconcile").returncode == 0
-
-        before = _requests(again, token)
-        hows = _hows(await _put(commands))
-        assert _requests(again, token) - before <= 30
-        assert hows == {"present": set(expected)}
-
-        (tmp_path / "files/00/1.txt").write_text("changed")
-        (tmp_path / "files/00/new.txt").write_text("new")
-        hows = _hows(await _put(commands, "--if-exists", "replace"))
-        assert hows == {"present": set(expected) - {"files/00/1.txt"}, "sent": {"files/00/1.txt", "files/00/new.txt"}}
-        assert _names(commands) == sorted([*expected, "files/00/new.txt"])
-        listed = checked_events(commands.run("ls", "-r", "--json").stdout)
-    database = Database(f"sqlite:///{tmp_path / 'data' / 'uploader.db'}")
-    usage = await database.read(lambda connection: queries.usage(connection, "owner"))
-    await database.close()
-    assert usage is not None
-    assert (usage.reserved, usage.use_space_unfinished) == (0, 0)
-    assert usage.use_space_finished == sum(event["file"]["size"] for event in listed)
-
-
-def _filled(directory: Path) -> list[str]:
-    """A directory of small files and some large ones; their names on the server."""
-    for number in range(FILES):
-        path = directory / f"{number // 100:02}" / f"{number}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"file {number % (FILES // 4)}")
-    for number in range(LARGE):
-        (directory / f"film {number}").write_bytes(Content(9 * MIB + number, seed=995).data)
-    return sorted(f"files/{path.relative_to(directory)}" for path in directory.rglob("*") if path.is_file())
-
-
-async def _begun(commands: Commands) -> Process:
-    """A `put` that has told of its first sent files; it waits for whoever reads the rest of a batch."""
-    running = await commands.start("put", "files", "--json")
-    assert running.stdout is not None
-    while b'"how":"sent"' not in await running.stdout.readline():
-        pass
-    return running
-
-
-async def _put(commands: Commands, *more: str) -> list[dict[str, Any]]:
-    code, output = await outcome(await commands.start("put", "files", "--json", *more))
-    assert code == 0, output[-2000:]
-    return checked_events(output)
-
-
-def _hows(events: list[dict[str, Any]]) -> dict[str, set[str]]:
-    """Which files are complete, by how they came to be."""
-    hows: dict[str, set[str]] = {}
-    for event in events:
-        if event["event"] == "complete":
-            hows.setdefault(event["how"], set()).add(event["file"]["name"])
-    return hows
-
-
-def _names(commands: Commands) -> list[str]:
-    listed = checked_events(commands.run("ls", "-r", "--json").stdout)
-    return sorted(event["file"]["name"] for event in listed)
-
-
-def _requests(server: Server, token: str) -> int:
-    """How many it has answered."""
-    lines = httpx2.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {token}"}).text.splitlines()
-    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith("uploader_http_requests_total{"))

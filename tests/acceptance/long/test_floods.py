@@ -13,7 +13,6 @@ import pytest
 from tests.support.process import UPLOADER, Server, ended, owner_token
 from tests.support.sockets import Answer
 
-FLOOD = 5000
 FEW_DESCRIPTORS = 1024
 # Beside the sockets, in the process of the tests.
 _OWN_DESCRIPTORS = 500
@@ -64,19 +63,6 @@ def told(client: socket.socket) -> Answer:
     lines = head.split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
     return Answer(int(lines[0].split()[1]), headers, body.encode())
-
-
-def test_five_thousand_idle_sockets_from_one_address_keep_nobody_out(tmp_path: Path) -> None:
-    settings = {"DATA": str(tmp_path / "data"), "MAX_CONNECTIONS_PER_ADDRESS": "1024"}
-    server = Server(tmp_path / "log", settings, "--no-jobs")
-    with ended(server), descriptors(FLOOD + _OWN_DESCRIPTORS), flood(server.port, FLOOD) as idle:
-        token = owner_token(tmp_path / "data")
-        for source in ("127.0.0.1", "127.0.0.2"):
-            for path in ("/livez", "/readyz", "/me/usage"):
-                assert asked(server.port, path, source=source, token=token) == 200
-        answers = [told(client) for client in idle[: FLOOD - 1024]]
-        assert {(answer.status, answer.code) for answer in answers} == {(429, "too-many-requests")}
-        assert asked(server.port, "/readyz", source="127.0.0.1") == 200
 
 
 def test_with_few_descriptors_probes_are_answered_and_refusals_are_read(tmp_path: Path) -> None:

@@ -125,42 +125,6 @@ async def test_a_chunk_or_a_merge_of_a_node_that_stood_still_while_the_upload_wa
     assert await another.at_rest() == {"alice": NOTHING}
 
 
-@pytest.mark.parametrize("after", [False, True])
-async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_finished(
-    node: Node, another: Node, after: bool
-) -> None:
-    await node.stack.open(CONTENT)
-    async with node.bucket.asleep("upload_part", node.stack.put(CONTENT, 1), after=after) as zombie:
-        response = await another.stack.upload(CONTENT)
-        assert response.status_code == 201
-    answer = await zombie
-    assert (answer.status_code, answer.json()["file"]["id"]) == (200, response.json()["file"]["id"])
-    assert await node.download() == CONTENT.data
-    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
-
-
-async def test_other_bytes_of_a_node_that_stood_still_are_never_finished(node: Node, another: Node) -> None:
-    """They come after the row of the chunk, and overwrite its part: it is missing again."""
-    await node.stack.open(CONTENT)
-    url = f"/files/{CONTENT.md5}/chunks/1"
-    async with node.bucket.asleep(
-        "upload_part", node.stack.client.put(url, content=OTHER.chunk(1)), after=False
-    ) as zombie:
-        for number in range(LAST):
-            assert (await another.stack.put(CONTENT, number)).status_code == 200
-    answer = await zombie
-    assert (answer.status_code, answer.json()["duplicate"]) == (200, True)
-    response = await another.stack.put(CONTENT, LAST)
-    assert (response.status_code, response.json()["missing"]) == (409, [[1, 1]])
-    status = (await node.stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]
-    assert (status["received_bytes"], status["missing"]) == (CONTENT.size - CHUNK, [[1, 1]])
-    assert (await node.stack.services.reconciling.reconcile()).drifts == []
-    response = await node.stack.put(CONTENT, 1)
-    assert response.status_code == 201, response.text
-    assert await another.download() == CONTENT.data
-    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
-
-
 async def test_a_merge_that_stands_still_for_longer_than_its_lease(node: Node, another: Node) -> None:
     """After Complete, before the transaction."""
     await node.stack.open(CONTENT)
@@ -210,25 +174,9 @@ async def test_of_a_content_that_came_twice_the_later_object_stays(node: Node, a
     assert await another.download(bob) == CONTENT.data
 
 
-async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) -> None:
-    key, dump = await _deleted(node)
-    assert (await node.trash(), await node.locations()) == ([key], {})
-    assert await node.stack.services.trash.restore_named() == 0, "no row names it"
-    await _restore_dump(node.stack, dump)
-    assert await node.stack.services.trash.restore_named() in (0, 1)
-    assert await node.download() == CONTENT.data
-    assert (await node.stack.services.trash.empty()).disk_bytes == 0
-    assert await node.download() == CONTENT.data
-
-    await node.delete_file()
-    assert (await node.stack.services.trash.empty()).entries == 1
-    assert node.bucket.left() == []
-    assert await node.at_rest() == {"alice": NOTHING}
-
-
 async def test_a_restored_dump_has_what_is_in_the_trash(node: Node) -> None:
     """Its row has no key, or another one than that of the object."""
-    _, dump = await _deleted(node)
+    dump = await _deleted(node)
     for place in (None, "u/elsewhere"):
         for row in dump[models.blob]:
             row["location"] = place
@@ -298,18 +246,14 @@ async def _appended(node: Node, data: bytes) -> str:
     return str(made.headers["location"]).removeprefix("http://test")
 
 
-async def _deleted(node: Node) -> tuple[str, Dump]:
-    """A file goes: its object, and a dump of before."""
+async def _deleted(node: Node) -> Dump:
+    """A file goes; a dump of before."""
     assert (await node.stack.upload(CONTENT)).status_code == 201
-    (key,), dump = node.bucket.left(), await _dump(node.stack)
-    await node.delete_file()
-    return key, dump
-
-
-async def _dump(stack: Stack) -> Dump:
     tables = (models.user_info, models.blob, models.file)
-    async with stack.services.database.engine.connect() as connection:
-        return {table: [row._asdict() for row in await connection.execute(table.select())] for table in tables}
+    async with node.stack.services.database.engine.connect() as connection:
+        dump = {table: [row._asdict() for row in await connection.execute(table.select())] for table in tables}
+    await node.delete_file()
+    return dump
 
 
 async def _restore_dump(stack: Stack, dump: Dump) -> None:

@@ -156,19 +156,6 @@ async def test_a_link_signs_in_and_takes_nobodys_place_without_asking(site: Site
 # Administration
 
 
-async def test_only_administrators_are_led_to_the_other_page(site: Site, browser: Browser) -> None:
-    for admin in (True, False):
-        async with visiting(browser, site.url) as visitor:
-            await visitor.sign_in(await site.token(admin=admin))
-            link = visitor.page.get_by_role("link", name="Administration")
-            await expect(link).to_have_count(int(admin))
-            if admin:
-                await link.click()
-                await expect(visitor.page.get_by_role("heading", name="Administration")).to_be_visible()
-                await visitor.page.get_by_role("link", name="Files", exact=True).click()
-                await expect(visitor.page.get_by_text("Drop files or folders here")).to_be_visible()
-
-
 async def test_the_first_day_and_days_without_anything_are_told_in_words(browser: Browser, site: Site) -> None:
     async with _administrating(browser, site) as visitor:
         page = visitor.page

@@ -97,7 +97,7 @@ async def test_a_folder_shares_requests_and_what_changed_is_sent(site: Site, vis
 
     await visitor.load_anew()
     sent = Sent(visitor)
-    await visitor.drop(folder)
+    await visitor.page.set_input_files("#folder-input", folder)
     await visitor.all_done(1106)
     assert (sent.batches, sent.bodies) == (1, 0)
     assert sent.requests < 20

@@ -10,7 +10,7 @@ from tests.support.browser import Held, Visitor, visiting
 from tests.support.content import KIB, MIB, Content
 from tests.support.sites import Site, a_file
 
-PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
+PHONE = {"viewport": {"width": 320, "height": 700}, "has_touch": True, "is_mobile": True}
 
 
 def of_size(path: Path, size: int, seed: int = 0) -> Path:
@@ -61,7 +61,7 @@ async def test_what_needs_the_person_is_on_top_a_folder_one_row(browser: Browser
         await expect(visitor.tray).to_contain_text("Uploading 31 files")
         await expect(page).to_have_title("1 failed · 0% · uploader")
         assert await visitor.violations() == []
-        assert not await visitor.is_wider_than(390)
+        assert not await visitor.is_wider_than(320)
 
         unfold = page.get_by_role("button", name="Show the files of album", exact=True)
         await unfold.focus()

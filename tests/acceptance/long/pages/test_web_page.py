@@ -1,6 +1,5 @@
 """The web page as a person uses it: uploads that survive everything, in words that say what is."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -139,53 +138,6 @@ async def test_ten_thousand_files_that_are_dropped_cost_no_more_rows_than_are_se
     if await visitor.page.get_by_role("button", name="Clear finished").is_visible():
         await visitor.press("Clear finished")
     await expect(visitor.page.locator("#transfers")).to_be_hidden()
-
-
-async def test_everybody_can_use_it(browser: Browser, site: Site, tmp_path: Path) -> None:
-    """axe-core finds nothing serious, in light and dark: signing in, busy, in error, in a dialog; 320 pixels are enough."""
-    first, second = (
-        a_file(tmp_path / f"{number}.bin", Content(2 * MIB, seed=70 + number, chunk_size=MIB)) for number in (1, 2)
-    )
-    large = a_file(tmp_path / "large.bin", b"")
-    os.truncate(large, 100 * MIB)
-    site.gate.close()
-    async with visiting(browser, site.url, viewport={"width": 320, "height": 700}) as visitor:
-        await visitor.go()
-        await expect(visitor.page.get_by_label("Token")).to_be_focused()
-        await visitor.page.keyboard.type("not a token")
-        await visitor.page.keyboard.press("Enter")
-        await expect(visitor.page.get_by_role("alert")).to_contain_text("The server does not know this token.")
-        assert await visitor.violations() == []
-        await visitor.sign_in(await site.token("dave", total_space=4 * MIB))
-        await expect(visitor.page.get_by_text("Drop files or folders here")).to_be_visible()
-        assert await visitor.violations() == []
-        site.gate.let_pass(2)
-        await visitor.choose(first)
-        await expect(visitor.row("1.bin", "complete")).to_be_visible()
-        await visitor.choose(second, large)
-        await expect(visitor.row("large.bin", "failed")).to_be_visible()
-        await expect(visitor.row("2.bin", "uploading")).to_be_visible()
-        assert await visitor.violations() == []
-        assert not await visitor.is_wider_than(320)
-        site.gate.open()
-
-
-async def test_folders_arrive_with_all_that_is_in_them(site: Site, visitor: Visitor, tmp_path: Path) -> None:
-    """Dropped with a file beside it, and chosen."""
-    contents = {f"album/{name}": name.encode() for name in ("1.txt", "live/2.txt", "live/encore/3.txt")} | {
-        "empty": b""
-    }
-    for name, content in contents.items():
-        a_file(tmp_path / name, content)
-    await visitor.drop(tmp_path / "album", tmp_path / "empty")
-    # The folder is one row.
-    await expect(visitor.page.locator("#transfer-list .row[data-phase=complete]")).to_have_count(2)
-    await expect(visitor.files()).to_have_count(2)
-    await expect(visitor.files().first).to_contain_text("3 files")
-    assert await site.sha256s() == {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    await visitor.page.set_input_files("#folder-input", tmp_path / "album")
-    await expect(visitor.total).to_contain_text("7 of 7 files done · 3 there already")
-    await expect(visitor.files()).to_have_count(2)
 
 
 # How the page's client reads large files: not before they may fit, no longer than it has to, and as they are now.
