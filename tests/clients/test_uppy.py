@@ -49,10 +49,6 @@ async def add_and_hold(person: Person, sent: int, directory: Path) -> None:
     await person.holds(1)
 
 
-async def press(person: Person, name: str) -> None:
-    await person.page.locator(".uppy-StatusBar").get_by_role("button", name=name, exact=True).click()
-
-
 async def says(person: Person, text: str) -> None:
     await expect(person.page.locator(".uppy-StatusBar")).to_contain_text(text)
 
@@ -91,16 +87,6 @@ async def test_a_folder_that_is_dropped_is_a_folder_on_the_server(person: Person
     assert person.sha256s() == {f"photos/2026/{content.name}": content.sha256 for content in CONTENTS}
 
 
-async def test_a_paused_upload_goes_on_where_it_was(person: Person, tmp_path: Path) -> None:
-    await add_and_hold(person, 2, tmp_path)
-    await press(person, "Pause")
-    await says(person, "Paused")
-    await person.allow()
-    await press(person, "Resume")
-    await completed(person)
-    assert await person.offsets() == list(range(0, LARGE.size, MIB))
-
-
 async def test_after_a_reload_it_has_the_files_again_and_goes_on_where_it_was(person: Person, tmp_path: Path) -> None:
     """By Golden Retriever."""
     await add_and_hold(person, 3, tmp_path)
@@ -133,10 +119,3 @@ async def test_what_the_quota_has_no_room_for_is_told(person: Person, tmp_path: 
     await says(person, "Upload failed")
     await person.arrived(sha256s(CONTENTS[1]))
     assert sorted(status for status in await person.statuses() if status[0] == "POST") == [("POST", 201), ("POST", 413)]
-
-
-async def test_what_is_cancelled_gives_its_room_back(person: Person, tmp_path: Path) -> None:
-    await add_and_hold(person, 1, tmp_path)
-    await press(person, "Cancel")
-    await person.until("gate.requests.some(({ method, status }) => method === 'DELETE' && status === 204)")
-    person.check_nothing_is_held()

@@ -17,11 +17,10 @@ from starlette.types import Message
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, StorageFull, TooManyRequests
+from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, StorageFull
 from uploader.http.bodies import intake as intake_module
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments
 from uploader.http.bodies.intake import Incoming, Intake, MessageBody
-from uploader.service.chunk import ConcurrentBodies
 from uploader.settings import Settings
 from uploader.storage.base import Body
 from uploader.storage.store import Spool
@@ -326,12 +325,6 @@ async def test_a_client_is_not_to_blame_for_a_still_disk(spool: Spool, monkeypat
     body.close()
 
 
-async def test_a_body_below_the_minimum_rate_is_given_up(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "GRACE_SECONDS", 0.02)
-    with pytest.raises(BodyTimeout):
-        await incoming(spool, Sender(b"ab", last=False), min_body_rate_bytes=10**9).receive("alice", 4)
-
-
 async def test_a_body_that_takes_long_is_spooled(spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "GRACE_SECONDS", 0.02)
     sender = Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05)
@@ -394,16 +387,3 @@ async def test_a_part_of_a_stream_waits_for_memory_that_others_give_back_but_not
     assert (content_of(part.body), part.error) == (b"abcd", None)
     assert len(open_files_under(tmp_path / "spool")) == (not given_back)
     part.body.close()
-
-
-async def test_a_user_sends_so_many_chunks_at_once_and_no_more() -> None:
-    concurrency = ConcurrentBodies(2)
-    with concurrency.counted("alice"):
-        with concurrency.counted("alice"):
-            with pytest.raises(TooManyRequests) as caught, concurrency.counted("alice"):
-                pass
-            assert caught.value.fields == {"limit": 2}
-            with concurrency.counted("bob"):
-                pass
-        with concurrency.counted("alice"):
-            pass

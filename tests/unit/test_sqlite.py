@@ -290,23 +290,6 @@ async def test_an_upload_ends_as_by_sqlalchemy(compared: list[Executable], act: 
     assert compared
 
 
-async def test_http_is_answered_as_by_sqlalchemy(
-    make_stack: MakeStack, sqlite_url: str, compared: list[Executable]
-) -> None:
-    content, cancelled = Content(3000, seed=1), Content(3000, seed=2)
-    async with make_stack(database_url=sqlite_url) as stack:
-        uploaded = await stack.upload(content)
-        assert uploaded.status_code == 201
-        await stack.open(cancelled)
-        assert (await stack.client.delete(f"/files/{cancelled.md5}")).status_code == 204
-        paths = (f"/files/{content.md5}", "/uploads", "/me/files", "/me/usage", f"/files/{cancelled.md5}")
-        assert [(await stack.client.get(path)).status_code for path in paths] == [200, 200, 200, 200, 410]
-        assert (await stack.client.post("/files/status", json={"md5s": [content.md5]})).status_code == 200
-        assert (await stack.open(content)).json()["state"] == "complete"
-        assert (await stack.client.delete(f"/me/files/{uploaded.json()['file']['id']}")).status_code == 204
-    assert len({id(statement) for statement in compared}) >= 15
-
-
 async def test_a_small_file_takes_nothing_of_sqlalchemy(make_stack: MakeStack, sqlite_url: str) -> None:
     async with make_stack(database_url=sqlite_url) as stack:
         await stack.upload(Content(1000, seed=1))  # so that the user, and the room of the disk, are known

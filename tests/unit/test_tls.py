@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.support.certificates import self_signed
 from uploader.errors import ConfigurationError
-from uploader.http.server.tls import CertificateInForce, read_certificate
+from uploader.http.server.tls import read_certificate
 from uploader.settings import Settings
 
 
@@ -68,18 +68,3 @@ def test_one_that_is_not_valid_is_told_of(settings: Settings, caplog: pytest.Log
     for days in (-2, 2):
         found.warn_unless_valid(now + timedelta(days=days))
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
-
-
-async def test_what_is_unfit_leaves_the_old_one(
-    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    in_force, now = CertificateInForce(settings), datetime.now(UTC)
-    before = in_force.context
-    assert settings.tls_key is not None
-    settings.tls_key.write_bytes(key_of(tmp_path / "other"))
-    await in_force.reload(now)
-    assert in_force.context is before
-    assert "is not the key of" in caplog.records[-1].reason  # type: ignore[attr-defined]
-    self_signed(tmp_path, "127.0.0.1")
-    await in_force.reload(now)
-    assert in_force.context is not before

@@ -2,7 +2,7 @@
 
 import asyncio
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,27 +68,25 @@ async def test_the_benchmarks_of_the_storage(name: str, tmp_path: Path) -> None:
     make_a_table(storage.BENCHMARKS[name](tmp_path / name, TINY_STORAGE))
 
 
-def test_the_benchmark_of_large_patches(tmp_path: Path) -> None:
-    taking_part = patches.entries(with_peers=False, on_disk=False)
-    make_a_table(patches.measure(Places(tmp_path, tmp_path), patches.TINY, taking_part))
+OTHERS: dict[str, Callable[[Places], Sequence[report.Row]]] = {
+    "large patches": lambda places: patches.measure(
+        places, patches.TINY, patches.entries(with_peers=False, on_disk=False)
+    ),
+    "S3": lambda _: s3.measure(s3.TINY),
+    "pieces": lambda places: pieces.measure(places, size=8 << 20, rounds=1),
+    "events": lambda _: events.measure(events.TINY),
+}
 
 
-def test_the_benchmark_of_s3() -> None:
-    make_a_table(s3.measure(s3.TINY))
+@pytest.mark.parametrize("measure", OTHERS.values(), ids=OTHERS)
+def test_the_other_benchmarks(measure: Callable[[Places], Sequence[report.Row]], tmp_path: Path) -> None:
+    make_a_table(measure(Places(tmp_path, tmp_path)))
 
 
 def test_the_benchmark_of_nodes() -> None:
     rows = nodes.measure(nodes.TINY)
     make_a_table(rows)
     assert [row for row in rows if row.met is False and "beyond" not in row.figure] == []
-
-
-def test_the_benchmark_of_the_pieces(tmp_path: Path) -> None:
-    make_a_table(pieces.measure(Places(tmp_path, tmp_path), size=8 << 20, rounds=1))
-
-
-def test_the_benchmark_of_the_events() -> None:
-    make_a_table(events.measure(events.TINY))
 
 
 async def test_the_benchmark_of_the_page(browser: Browser) -> None:

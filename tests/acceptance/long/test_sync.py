@@ -10,7 +10,6 @@ from typing import Any
 
 from tests.support.commands import NOON, Commands, token_of_somebody, tree_in, write_tree
 from tests.support.content import MIB, Content
-from tests.support.lying import claimed, lying
 from tests.support.process import UPLOADER, Server
 
 # More than the server lists at once.
@@ -269,15 +268,6 @@ def test_bad_usage_is_said_before_anything_is_done(commands: Commands) -> None:
         refused = commands.run("sync", *words.split(), stdin="../up\n")
         assert (refused.returncode, refused.stdout) == (2, ""), words
     assert tree_there(commands) == {}
-
-
-def test_names_that_lead_elsewhere_do_not(commands: Commands) -> None:
-    hostile = ["../up", "/abs", "in/../../up", "fine"]
-    write_tree(commands.home / "deep/there", {"extra": b"e"})
-    with lying([claimed(name, name.encode()) for name in hostile]) as liar:
-        failed = synced(Commands(commands.home, liar.url, "any"), ":", "deep/there", "--delete", code=6)
-    assert codes(failed) == ["invalid-name"] * 3
-    assert tree_in(commands.home) == {"deep/there/extra": b"e", "deep/there/fine": b"fine"}
 
 
 def test_interrupted_it_deletes_nothing_and_said_again_it_is_done(commands: Commands) -> None:
