@@ -17,11 +17,12 @@ from tests.support.archives import Entry, archive
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.chosen import PLACES, chosen
 from tests.support.content import KIB, MIB, Content
-from tests.support.crashing import BYTES, Dying, Sender
+from tests.support.crashing import Dying, Sender
 from tests.support.deltas import copied, literal
 from tests.support.invariants import Account
 from tests.support.layout import blob_path
 from tests.support.process import Server, ended, run_cli
+from tests.support.resumable import Tus
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.crashpoints import NAMES
@@ -205,15 +206,14 @@ class Client(Sender):
             self.acknowledged.pop(CANCELLED.md5)
             await self.expect("DELETE", f"/files/{CANCELLED.md5}", 204)
             await self._send_whole()
-            await self._append()
+            await self.append_to_upload(STREAMED, "stream", 100, 70 * KIB, 140 * KIB)
             await self.join(JOINED, 80 * KIB)
             await self._append_deferred()
             await self._make_of(kept["id"])
             await self._compare_files()
 
     async def _open(self, content: Content) -> Any:
-        body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
-        answer = await self.ask("POST", f"/files/{content.md5}", 200, 201, json=body)
+        answer = await self.opening(content)
         self._check_missing(content, answer)
         return answer
 
@@ -281,23 +281,15 @@ class Client(Sender):
 
     async def _send_whole(self) -> None:
         """One file in a request, of which other bytes have the place; and many in one."""
-        query = {"name": WHOLE.name}
-        await self.ask("PUT", f"/files/{WHOLE.md5}", 200, 201, params=query, content=WHOLE.data)
+        await self.whole(WHOLE)
         members = archive(*(Entry(content.name, content.data) for content in BATCH))
         answer = await self.ask("POST", "/files/batch", 200, content=members)
         assert {each["status"] for each in answer["results"]} <= {200, 201}
 
-    async def _append(self) -> None:
-        answer = await self.open_by_id(STREAMED, "stream")
-        if answer["state"] == "uploading":
-            path = f"/resumable/{answer['upload']['id']}"
-            await self.append(path, STREAMED, 100, 70 * KIB, 140 * KIB, STREAMED.size)
-
     async def _append_deferred(self) -> None:
         """The length is told with the last byte."""
-        path = self.paths.get(DEFERRED.name) or await self.opened(DEFERRED.name, {"Upload-Defer-Length": "1"})
-        said = {"Upload-Length": str(DEFERRED.size)}
-        await self.append(path, DEFERRED, 100, 70 * KIB, DEFERRED.size, last=said)
+        path = self.paths.get(DEFERRED.name) or await self.opened(DEFERRED.name)
+        await self.append(path, DEFERRED, 100, 70 * KIB, DEFERRED.size, Upload_Length=str(DEFERRED.size))
 
     async def _make_of(self, base_id: str) -> None:
         """A content of which most is there."""
@@ -431,8 +423,7 @@ async def test_a_scrub_that_dies_when_it_has_computed_an_md5_is_ended_by_the_nex
     server = Server(installation.log, installation.settings)
     with ended(server):
         async with installation.http(server.url) as http:
-            facts = {**BYTES, "Upload-Length": str(STREAMED.size)}
-            assert (await http.post("/resumable", content=STREAMED.data, headers=facts)).status_code == 201
+            assert (await Tus(http).create(STREAMED.size, STREAMED.data)).status_code == 201
     assert await installation.md5s() == {None}
     await installation.die_running(READING_BACK, "scrub", "--restart")
     assert await installation.md5s() == {None}, "neither the blob nor the file"

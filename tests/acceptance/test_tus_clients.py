@@ -53,12 +53,6 @@ def files_on(url: str, token: str) -> list[tuple[str, str]]:
         return [(file.name, file.sha256) for file in client.files()]
 
 
-async def get(server: Server, token: str, path: str, member: str) -> list[Any]:
-    async with aiohttp.ClientSession(headers=bearer(token)) as session:
-        found: list[Any] = (await (await session.get(f"{server.url}{path}")).json())[member]
-    return found
-
-
 def send_by_tuspy(url: str, token: str, content: bytes, **more: Any) -> str:
     """The URL of the upload."""
     client = TusClient(url + RESUMABLE, headers=bearer(token))
@@ -219,11 +213,12 @@ async def test_aiotus_goes_on_by_a_url(server: Server, token: str) -> None:
 
     url = server.url + RESUMABLE
     assert await aiotus.upload(url, Broken(CONTENT.data), headers=bearer(token), chunksize=CHUNK) is None
-    (upload,) = await get(server, token, "/uploads", "uploads")
-    assert upload["received_bytes"] == 3 * CHUNK
+    with Client(server.url, token) as client:
+        (upload,) = client.uploads()
+    assert upload.received_bytes == 3 * CHUNK
     async with aiohttp.ClientSession(headers=bearer(token)) as session:
-        await upload_buffer(session, yarl.URL(f"{url}/{upload['id']}"), io.BytesIO(CONTENT.data))
-    assert [file["sha256"] for file in await get(server, token, "/me/files", "files")] == [CONTENT.sha256]
+        await upload_buffer(session, yarl.URL(f"{url}/{upload.id}"), io.BytesIO(CONTENT.data))
+    assert [sha256 for _, sha256 in files_on(server.url, token)] == [CONTENT.sha256]
 
 
 async def test_aiotus_puts_parts_together(server: Server, token: str) -> None:
@@ -234,8 +229,7 @@ async def test_aiotus_puts_parts_together(server: Server, token: str) -> None:
     assert sent is not None
 
     async def is_there() -> bool:  # parts are put together in the background
-        return bool(await get(server, token, "/me/files", "files"))
+        return bool(files_on(server.url, token))
 
     await eventually(is_there)
-    (file,) = await get(server, token, "/me/files", "files")
-    assert (file["name"], file["sha256"]) == ("holiday.mp4", CONTENT.sha256)
+    assert files_on(server.url, token) == [ARRIVED]

@@ -171,14 +171,6 @@ async def test_a_request_that_another_one_displaced_goes_on_after_it(person: Per
     assert ("PATCH", 409) in await person.statuses()
 
 
-async def test_a_token_that_is_unknown_is_told_at_once(person: Person, path: Path) -> None:
-    person.token = "wrong"
-    await person.open()
-    await begin(person, path)
-    assert await end(person) == 401
-    assert await person.statuses() == [("POST", 401)]
-
-
 async def test_a_token_is_asked_for_before_each_request(person: Person, path: Path) -> None:
     """So none expires on the way."""
     await person.page.evaluate(
@@ -189,14 +181,22 @@ async def test_a_token_is_asked_for_before_each_request(person: Person, path: Pa
     assert await person.page.evaluate("asked") == len(await person.statuses()) == 4
 
 
-async def test_what_the_quota_has_no_room_for_is_refused_before_it_is_sent(person: Person, tmp_path: Path) -> None:
-    too_much = tmp_path / "too much"
-    with too_much.open("wb") as opened:
-        opened.truncate(32 * MIB + 1)
-    await begin(person, too_much)
-    assert await end(person) == 413
-    assert await person.statuses() == [("POST", 413)]
-    assert "quota-exceeded" in await person.page.evaluate("upload._req.getUnderlyingObject().responseText")
+@pytest.mark.parametrize(
+    ("token", "size", "status", "code"),
+    [("wrong", 1, 401, "unauthenticated"), (None, 32 * MIB + 1, 413, "quota-exceeded")],
+)
+async def test_what_is_refused_is_told_before_it_is_sent(
+    person: Person, tmp_path: Path, token: str | None, size: int, status: int, code: str
+) -> None:
+    path = tmp_path / "refused"
+    with path.open("wb") as opened:
+        opened.truncate(size)
+    person.token = token or person.token
+    await person.open()
+    await begin(person, path)
+    assert await end(person) == status
+    assert await person.statuses() == [("POST", status)]
+    assert code in await person.page.evaluate("upload._req.getUnderlyingObject().responseText")
 
 
 async def test_what_is_cancelled_gives_its_room_back(person: Person, path: Path) -> None:

@@ -1,7 +1,6 @@
 """Servers and commands that die at crash points, one after the other on one data directory, and a client that comes to the
 same end when it is told to do everything again."""
 
-import base64
 import contextlib
 import shutil
 import signal
@@ -15,12 +14,11 @@ import httpx2
 from tests.support.content import Content
 from tests.support.invariants import checked_accounts
 from tests.support.process import Process, Settings, answers, ended, owner_token, run_cli
+from tests.support.resumable import RESUMABLE, Tus, metadata_of
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database.engine import Database
 
-TUS = {"Tus-Resumable": "1.0.0"}
-BYTES = {**TUS, "Content-Type": "application/offset+octet-stream"}
 # Of a server that was to die by itself.
 _DEATH_SECONDS = 120
 
@@ -55,32 +53,55 @@ class Sender:
         body = {"name": f"{key}.bin", "size": content.size, "chunk_size": content.chunk_size}
         return await self.ask("POST", "/uploads", 200, 201, json=body, headers={"Idempotency-Key": key})
 
-    async def opened(self, name: str, said: dict[str, str]) -> str:
+    async def in_chunks(self, content: Content) -> None:
+        answer = await self.opening(content)
+        if answer["state"] == "uploading":
+            for number in range(content.chunk_count):
+                path = f"/files/{content.md5}/chunks/{number}"
+                await self.expect("PUT", path, 200, 201, content=content.chunk(number))
+        elif answer["state"] == "merging":
+            await self.expect("POST", f"/files/{content.md5}/merge", 200, 201)
+
+    async def opening(self, content: Content) -> Any:
+        body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
+        return await self.ask("POST", f"/files/{content.md5}", 200, 201, json=body)
+
+    async def whole(self, content: Content) -> None:
+        await self.expect("PUT", f"/files/{content.md5}", 200, 201, params={"name": content.name}, content=content.data)
+
+    @property
+    def tus(self) -> Tus:
+        return Tus(self.http)
+
+    async def opened(self, name: str, size: int | None = None, **said: Any) -> str:
         """By tus: one that was opened before, also if its opener did not hear of it; else a new one."""
         for upload in (await self.ask("GET", "/uploads", 200))["uploads"]:
             if upload["name"] == name:
-                self.paths[name] = f"/resumable/{upload['id']}"
+                self.paths[name] = f"{RESUMABLE}/{upload['id']}"
         if name not in self.paths:
-            made = await self.expect("POST", "/resumable", 201, headers={**TUS, **said, **named(name)})
-            self.paths[name] = httpx2.URL(made.headers["location"]).path
+            self.paths[name] = await self.tus.created(size, Upload_Metadata=metadata_of(filename=name), **said)
         return self.paths[name]
 
-    async def append(self, path: str, content: Content, *ends: int, last: dict[str, str] | None = None) -> None:
+    async def append(self, path: str, content: Content, *ends: int, **last: Any) -> None:
         """Up to each of the ends; `last`: what is said with the last byte."""
         for end in ends:
             offset = await self.offset(path)
             assert offset >= self.appended.get(path, 0), "appended bytes are lost"
             if offset < end:
-                said = last if last is not None and end == content.size else {}
-                await self.patch(path, offset, content.data[offset:end], **said)
+                await self.patch(path, offset, content.data[offset:end], **last if end == content.size else {})
                 self.appended[path] = end
 
-    async def patch(self, path: str, offset: int, data: bytes, **said: str) -> None:
-        headers = {**BYTES, "Upload-Offset": str(offset), **said}
-        await self.expect("PATCH", path, 204, content=data, headers=headers)
+    async def append_to_upload(self, content: Content, key: str, *ends: int) -> None:
+        """To one that is opened by id."""
+        answer = await self.open_by_id(content, key)
+        if answer["state"] == "uploading":
+            await self.append(f"{RESUMABLE}/{answer['upload']['id']}", content, *ends, content.size)
+
+    async def patch(self, path: str, offset: int, data: bytes, **said: Any) -> None:
+        self.tus.check(await self.tus.patch(path, offset, data, **said), 204)
 
     async def offset(self, path: str) -> int:
-        return int((await self.expect("HEAD", path, 200, headers=TUS)).headers["upload-offset"])
+        return (await self.tus.state(path))[0]
 
     async def join(self, content: Content, middle: int) -> None:
         """Two parts that become one file."""
@@ -88,13 +109,12 @@ class Sender:
             return
         paths = []
         for number, data in enumerate((content.data[:middle], content.data[middle:])):
-            said = {"Upload-Concat": "partial", "Upload-Length": str(len(data))}
-            paths.append(await self.opened(f"{content.name}-{number}", said))
+            paths.append(await self.opened(f"{content.name}-{number}", len(data), Upload_Concat="partial"))
             offset = await self.offset(paths[-1])
             if offset < len(data):
                 await self.patch(paths[-1], offset, data[offset:])
-        whole = {**TUS, "Upload-Concat": f"final;{paths[0]} {paths[1]}", **named(content.name)}
-        await self.expect("POST", "/resumable", 201, headers=whole)
+        said = {"Upload_Concat": f"final;{paths[0]} {paths[1]}", "Upload_Metadata": metadata_of(filename=content.name)}
+        self.tus.check(await self.tus.send("POST", RESUMABLE, **said), 201)
         await eventually(lambda: self.has_file(content.name))
 
     async def check_files(self, contents: Sequence[Content] | dict[str, Content]) -> None:
@@ -105,10 +125,6 @@ class Sender:
         for file in files:
             downloaded = await self.expect("GET", f"/me/files/{file['id']}/content", 200)
             assert downloaded.content == by_name[file["name"]].data
-
-
-def named(name: str) -> dict[str, str]:
-    return {"Upload-Metadata": f"filename {base64.b64encode(name.encode()).decode()}"}
 
 
 class Dying:

@@ -29,29 +29,17 @@ def open_file(tmp_path: Path) -> Iterator[Open]:
         os.close(descriptor)
 
 
-def test_two_descriptors_of_one_process_exclude_each_other_and_none_itself(open_file: Open) -> None:
-    first, second = open_file(), open_file()
-    assert try_lock(first, 0, 8)
-    assert try_lock(first, 0, 8)
-    assert not try_lock(second, 0, 8)
-    assert try_lock(second, 8, 8), "ranges that do not touch are independent"
-    assert not try_lock(second, 7, 1)
-
-
-def test_a_length_of_zero_reaches_to_the_end_and_beyond(open_file: Open) -> None:
-    first, second = open_file(), open_file()
-    assert try_lock(first, 128, 0)
-    assert not try_lock(second, 10**9, 8)
-    assert try_lock(second, 120, 8)
-
-
-def test_a_look_sees_the_locks_of_others_only_and_takes_nothing(open_file: Open) -> None:
+def test_a_range_is_of_one_descriptor_and_a_look_takes_nothing(open_file: Open) -> None:
     first, second = open_file(), open_file()
     assert not is_locked(second, 0, 8)
-    assert try_lock(first, 0, 8)
-    assert not is_locked(first, 0, 8)
-    assert is_locked(second, 7, 1)
-    assert not is_locked(second, 8, 1)
+    for _ in range(2):
+        assert try_lock(first, 0, 8)
+    assert [is_locked(each, 7, 1) for each in (first, second)] == [False, True]
+    assert [is_locked(second, 8, 1), try_lock(second, 7, 1)] == [False, False]
+    assert try_lock(second, 8, 8), "ranges that do not touch are independent"
+    # A length of 0 reaches to the end and beyond.
+    assert try_lock(first, 128, 0)
+    assert [try_lock(second, start, 8) for start in (10**9, 120)] == [False, True]
 
 
 def test_closing_the_descriptor_gives_up_all_and_closing_another_nothing(tmp_path: Path, open_file: Open) -> None:

@@ -105,12 +105,6 @@ def test_a_place_in_a_script_is_found_by_the_name_of_its_file(name: str) -> None
         changed(name, LUA, "script.lua", "'ab'", "")
 
 
-def test_a_name_that_nothing_has_is_an_error() -> None:
-    for name in ("missing", "Chest.put", "ut", "missing.lua", "Box"):
-        with pytest.raises(ValueError, match=f"nothing is named {name}"):
-            changed("a.py", PLAIN, name, "thing", "")
-
-
 def test_two_functions_or_classes_of_one_name_are_an_error_that_tells_both() -> None:
     sources = {Path("a.py"): PLAIN, Path("b.py"): PLAIN.replace("Box", "Chest")}
     with pytest.raises(ValueError, match=r"put is in a\.py and b\.py: name its class, too"):
@@ -125,15 +119,20 @@ def test_a_function_of_a_module_goes_before_methods_of_its_name() -> None:
     assert changed("a.py", source, "put", "self._full()", "0") == f"{PLAIN}\ndef put() -> None:\n    0\n"
 
 
-def test_a_pattern_that_is_there_twice_or_not_is_an_error_also_if_an_edit_before_made_it_so() -> None:
-    with pytest.raises(ValueError, match=r"put in a\.py has 4 times 'self'"):
-        changed("a.py", PLAIN, "put", "self", "")
-    twice = changed("a.py", PLAIN, "put", "self._full()", "self._full() or self._full()")
-    with pytest.raises(ValueError, match=r"has 2 times 'self\._full\(\)'"):
-        changed("a.py", twice, "put", "self._full()", "")
-    for pattern in ("self._empty()", "", "# only a comment"):
-        with pytest.raises(ValueError, match="has 0 times"):
-            changed("a.py", PLAIN, "put", pattern, "")
+@pytest.mark.parametrize(
+    ("where", "pattern", "told"),
+    [
+        *(
+            (where, "thing", f"nothing is named {where}")
+            for where in ("missing", "Chest.put", "ut", "missing.lua", "Box")
+        ),
+        *(("put", pattern, "has 0 times") for pattern in ("self._empty()", "", "# only a comment")),
+        ("put", "self", r"put in a\.py has 4 times 'self'"),
+    ],
+)
+def test_what_is_not_there_just_once_is_an_error(where: str, pattern: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        changed("a.py", PLAIN, where, pattern, "")
 
 
 def test_the_sources_are_all_of_a_package_and_nothing_else(tmp_path: Path) -> None:

@@ -30,27 +30,10 @@ SETTINGS = {"QUIET_INTERVAL": "100ms", "CLAIM_LEASE": "1s", "CHUNK_SIZE": str(CH
 class Client(Sender):
     """Sends contents in one way or another."""
 
-    async def in_chunks(self, content: Content) -> None:
-        answer = await self._opened(content)
-        if answer["state"] == "uploading":
-            for number in range(content.chunk_count):
-                path = f"/files/{content.md5}/chunks/{number}"
-                await self.expect("PUT", path, 200, 201, content=content.chunk(number))
-        elif answer["state"] == "merging":
-            await self.expect("POST", f"/files/{content.md5}/merge", 200, 201)
-
-    async def _opened(self, content: Content) -> dict[str, object]:
-        said = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
-        answer: dict[str, object] = await self.ask("POST", f"/files/{content.md5}", 200, 201, json=said)
-        return answer
-
     async def cancelled(self, content: Content) -> None:
-        await self._opened(content)
+        await self.opening(content)
         await self.expect("PUT", f"/files/{content.md5}/chunks/0", 200, content=content.chunk(0))
         await self.expect("DELETE", f"/files/{content.md5}", 204)
-
-    async def whole(self, content: Content) -> None:
-        await self.expect("PUT", f"/files/{content.md5}", 200, 201, params={"name": content.name}, content=content.data)
 
     async def signed(self, content: Content) -> None:
         await self.whole(content)
@@ -58,16 +41,14 @@ class Client(Sender):
             await self.expect("GET", f"/me/files/{file['id']}/signature", 200)
 
     async def appended_to(self, content: Content) -> None:
-        answer = await self.open_by_id(content, content.name.removesuffix(".bin"))
-        if answer["state"] == "uploading":
-            await self.append(f"/resumable/{answer['upload']['id']}", content, 100, CHUNK + 7, content.size)
+        await self.append_to_upload(content, content.name.removesuffix(".bin"), 100, CHUNK + 7)
 
     async def deferred(self, content: Content) -> None:
         """The length comes after the last byte."""
         if not await self.has_file(content.name):
-            path = await self.opened(content.name, {"Upload-Defer-Length": "1"})
+            path = await self.opened(content.name)
             await self.append(path, content, 100, CHUNK + 7, content.size)
-            await self.patch(path, content.size, b"", **{"Upload-Length": str(content.size)})
+            await self.patch(path, content.size, b"", Upload_Length=str(content.size))
 
     async def joined(self, content: Content) -> None:
         await self.join(content, content.size // 2)

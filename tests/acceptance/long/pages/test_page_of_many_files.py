@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, Request, Route, expect
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.conftest import MakeStack
 from tests.support.browser import Held, Visitor, visiting
@@ -17,25 +16,10 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.process import Server as ServerProcess
 from tests.support.process import client_of_owner, ended, owner_token
 from tests.support.sites import BATCHES_AT_ONCE, CONNECTIONS, Site, a_file, a_site, is_batch
-from tests.support.sockets import serving_stack
 from tests.support.waiting import eventually
 
 # A file that is larger than what goes in a batch, and one that is larger than a chunk.
 WHOLE_BYTES, LARGE_BYTES = 300 * KIB, 2 * MIB
-
-
-class OlderServer:
-    """Stands before the application: lets it answer as one did that knew no batches, no whole files and no times."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("path") == "/files/batch":
-            scope = {**scope, "path": "/files/no-md5"}
-        elif scope.get("method") == "PUT" and re.fullmatch(r"/files/\w+", scope["path"]):
-            scope = {**scope, "path": "/livez"}
-        await self._app(scope, receive, send)
 
 
 class Sent:
@@ -239,31 +223,19 @@ async def test_a_server_that_is_killed_and_started_again_only_costs_time(browser
             assert {file["name"]: file["sha256"] for file in files} == digests_below(film.parent)
 
 
-async def test_an_older_server_gets_chunks(browser: Browser, make_stack: MakeStack, tmp_path: Path) -> None:
+async def test_where_nothing_but_chunks_passes_there_are_chunks(site: Site, visitor: Visitor, tmp_path: Path) -> None:
+    """As through a proxy, or at an older server."""
     folder = a_folder(tmp_path, 20)
     a_file(folder / "whole.bin", Content(WHOLE_BYTES, seed=1))
     a_file(folder / "large.bin", Content(LARGE_BYTES, seed=1))
-    told: list[str] = []
-    async with serving_stack(make_stack, around=OlderServer, jobs=True, chunk_size_bytes=MIB) as server:
-        token = server.stack.client.headers["authorization"].removeprefix("Bearer ")
-        async with visiting(browser, server.url, token=token) as visitor:
-            sent = Sent(visitor)
-            visitor.page.on("request", lambda request: told.append(request.url + (request.post_data or "")))
-            await visitor.drop(folder)
-            await visitor.all_done(22)
-            assert (sent.batches, sent.bodies) == (1, 23)
-        files = (await server.stack.client.get("/me/files")).json()["files"]
-        assert {file["name"]: file["sha256"] for file in files} == digests_below(folder)
-    assert not [each for each in told if "modified_at" in each]
-
-
-async def test_where_a_proxy_lets_no_batch_pass_there_are_chunks(site: Site, visitor: Visitor, tmp_path: Path) -> None:
-    folder = a_folder(tmp_path, 5)
 
     async def refuse(route: Route) -> None:
         await route.fulfill(status=403, body="<h1>Forbidden</h1>", content_type="text/html")
 
     await visitor.page.route("**/files/batch", refuse)
+    await visitor.page.route(re.compile(r"/files/\w{32}\?"), refuse)
+    sent = Sent(visitor)
     await visitor.drop(folder)
-    await visitor.all_done(5)
+    await visitor.all_done(22)
+    assert (sent.batches, sent.bodies) == (1, 23)
     assert await site.sha256s() == digests_below(folder)
