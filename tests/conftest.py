@@ -23,7 +23,7 @@ from tests.support.certificates import Authority
 from tests.support.chosen import chosen, places, seed
 from tests.support.clock import ManualClock
 from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
-from tests.support.mounting import can_mount
+from tests.support.process import can_mount
 from tests.support.proxies import PROXIES, program_of
 from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack, patient, running_stack

@@ -11,8 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.support.content import KIB, Content
-from tests.support.mounting import run_mounted
-from tests.support.process import Process, Server, answers, client_of_owner, ended, run_cli, wait_for
+from tests.support.process import Process, Server, answers, client_of_owner, ended, run_cli, run_mounted, wait_for
 from tests.support.sending import get, send
 from tests.support.servers import PrivateDatabase, PrivateRedis, free_port
 

@@ -20,8 +20,7 @@ from tusclient.storage.filestorage import FileStorage
 
 from tests.support.commands import token_of_somebody
 from tests.support.content import KIB, MIB, Content
-from tests.support.mortal import Mortal
-from tests.support.process import Server
+from tests.support.process import Mortal, Server
 from tests.support.relay import relaying
 from tests.support.resumable import RESUMABLE
 from tests.support.waiting import eventually

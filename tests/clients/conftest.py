@@ -9,7 +9,7 @@ from playwright.async_api import Browser
 from tests.clients.site import Person, build_page, serving_page
 from tests.support.browser import PATIENCE_MS
 from tests.support.commands import token_of_somebody
-from tests.support.mortal import Mortal
+from tests.support.process import Mortal
 
 # Browsers ask before a page of elsewhere calls a server on their own machine, as only tests have it.
 MAY_CALL_THIS_MACHINE = "local-network-access"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.clients.site import Person
 from tests.support.content import MIB, Content
-from tests.support.mortal import Mortal
+from tests.support.process import Mortal
 from tests.support.relay import relaying
 from tests.support.servers import PrivateRedis
 

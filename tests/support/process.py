@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import shlex
 import signal
 import ssl
 import subprocess
@@ -50,6 +51,20 @@ def run_on_macos(
         text=True,
         timeout=SERVER_SECONDS,
         check=False,
+    )
+
+
+def can_mount() -> bool:
+    """In a namespace of its own, where nobody else sees it."""
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+def run_mounted(mounts: str, settings: Settings, *command: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command that sees what a shell has mounted for it alone."""
+    script = f"{mounts} && exec {shlex.join([str(UPLOADER), *command])}"
+    program = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+    return subprocess.run(
+        program, env=environment(settings), capture_output=True, text=True, check=False, timeout=SERVER_SECONDS
     )
 
 
@@ -166,6 +181,27 @@ def ended(*processes: Process) -> Iterator[None]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.process.pid, signal.SIGKILL)
             process.process.wait()
+
+
+class Mortal:
+    """A server that a test kills, and starts again in the same place."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        directory.mkdir(exist_ok=True)
+        self._log = directory / "log"
+        self._settings = {"DATA": str(directory / "data"), "FREE_SPACE_FLOOR": "0", "CHUNK_SIZE": "1MiB", **settings}
+        self.server = Server(self._log, self._settings)
+        self.url = self.server.url
+        self.token = owner_token(directory / "data")
+
+    def kill_and_start(self) -> None:
+        """SIGKILL to all of it, and another one in its place."""
+        self.end()
+        self.server = Server(self._log, self._settings, port=self.server.port)
+
+    def end(self) -> None:
+        with ended(self.server):
+            pass
 
 
 def workers_of(server: Process) -> list[int]:

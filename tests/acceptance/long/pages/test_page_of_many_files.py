@@ -181,17 +181,6 @@ async def test_a_file_that_is_cancelled_on_its_way_is_not_there(site: Site, visi
     await site.until_there_are(*digests_below(folder))
 
 
-async def test_all_are_cancelled_whether_on_their_way_or_not(site: Site, visitor: Visitor, tmp_path: Path) -> None:
-    folder = await album_on_its_way(site, visitor, tmp_path)
-    await visitor.press("Cancel all")
-    await visitor.press("Cancel upload")
-    await expect(visitor.page.locator("#transfers")).to_be_hidden()
-    site.gate.open()
-    await visitor.drop(folder)
-    await visitor.all_done(30)
-    assert await site.sha256s() == digests_below(folder)
-
-
 async def test_a_server_that_is_killed_and_started_again_only_costs_time(browser: Browser, tmp_path: Path) -> None:
     """While chunks of one file and batches of a folder are on their way: each file is there once."""
     folder = a_folder(tmp_path, 1500, size=2 * KIB)
