@@ -20,7 +20,7 @@ from tests.support.process import (
 )
 from tests.support.sending import get, put, send
 
-CONTENT = Content(8 * 64 * KIB)
+CONTENT = Content(20 * 64 * KIB)
 
 
 def metrics_of(url: str, token: str) -> dict[str, float]:
@@ -48,10 +48,17 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
                 return metrics["uploader_received_bytes_total"] == sent and flushed >= 1
 
             wait_for(all_counted)
-            before = metrics_of(server.url, scraper)
-            assert before["uploader_chunks_total{'outcome': 'recorded'}"] == CONTENT.chunk_count - 1
-            assert before["uploader_open_uploads"] == 1
-            assert not any(name.startswith("process_") for name in before)
+            before = first = metrics_of(server.url, scraper)
+            for _ in range(10):
+                metrics = metrics_of(server.url, scraper)
+                assert metrics["uploader_received_bytes_total"] == sent
+                assert metrics["uploader_chunks_total{'outcome': 'recorded'}"] == CONTENT.chunk_count - 1
+                assert metrics["uploader_chunk_duration_seconds_count"] == CONTENT.chunk_count - 1
+                assert metrics["uploader_open_uploads"] == 1
+                assert metrics["uploader_free_disk_bytes"] > 0
+                assert all(metrics[name] >= value for name, value in before.items() if name.endswith("_total"))
+                before = metrics
+            assert not any(name.startswith("process_") for name in first)
             killed = workers_of(server)
             assert len(killed) == 2
             for pid in killed:

@@ -53,15 +53,6 @@ class Sender:
         body = {"name": f"{key}.bin", "size": content.size, "chunk_size": content.chunk_size}
         return await self.ask("POST", "/uploads", 200, 201, json=body, headers={"Idempotency-Key": key})
 
-    async def in_chunks(self, content: Content) -> None:
-        answer = await self.opening(content)
-        if answer["state"] == "uploading":
-            for number in range(content.chunk_count):
-                path = f"/files/{content.md5}/chunks/{number}"
-                await self.expect("PUT", path, 200, 201, content=content.chunk(number))
-        elif answer["state"] == "merging":
-            await self.expect("POST", f"/files/{content.md5}/merge", 200, 201)
-
     async def opening(self, content: Content) -> Any:
         body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
         return await self.ask("POST", f"/files/{content.md5}", 200, 201, json=body)

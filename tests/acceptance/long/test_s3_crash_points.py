@@ -30,6 +30,15 @@ SETTINGS = {"QUIET_INTERVAL": "100ms", "CLAIM_LEASE": "1s", "CHUNK_SIZE": str(CH
 class Client(Sender):
     """Sends contents in one way or another."""
 
+    async def in_chunks(self, content: Content) -> None:
+        answer = await self.opening(content)
+        if answer["state"] == "uploading":
+            for number in range(content.chunk_count):
+                path = f"/files/{content.md5}/chunks/{number}"
+                await self.expect("PUT", path, 200, 201, content=content.chunk(number))
+        elif answer["state"] == "merging":
+            await self.expect("POST", f"/files/{content.md5}/merge", 200, 201)
+
     async def cancelled(self, content: Content) -> None:
         await self.opening(content)
         await self.expect("PUT", f"/files/{content.md5}/chunks/0", 200, content=content.chunk(0))
