@@ -46,6 +46,9 @@ FLUSHED_UPLOADS = Counter("uploader_flushed_uploads", "Uploads whose received by
 INSTANT_UPLOADS = Counter("uploader_instant_uploads", "Files that were finished without sending their bytes.")
 REBUILDS = Counter("uploader_hydrations", "Uploads rebuilt in Redis from the disk.")
 REQUESTS = Counter("uploader_http_requests", "Requests by method, route and status.", ["method", "route", "status"])
+COST_SECONDS = Counter("uploader_cost_seconds", "CPU seconds that were charged to requests, by what for.", ["kind"])
+TURNS = Counter("uploader_turns", "Requests that waited for others to have their turn, by outcome.", ["outcome"])
+TURN_SECONDS = Counter("uploader_turn_seconds", "For how long they waited in all.")
 REFUSED_CONNECTIONS = Counter(
     "uploader_refused_connections", "Connections refused, or closed for a newer one, by limit.", ["limit"]
 )

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import platform
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from uploader.cores import run_anywhere
+from uploader.meter import Cost, Kind, cost_of_request
 
 T = TypeVar("T")
 # What a thread does; returns what is to be called on the event loop then, if anybody still waits for it.
@@ -142,6 +144,22 @@ def run_in(
     return outcome
 
 
+def in_thread(work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
+    """As `asyncio.to_thread`; what it costs is charged to the request."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+    attempt = _attempt_later(outcome, work, arguments, None)
+    settled = loop.run_in_executor(None, attempt)
+    settled.add_done_callback(_settle)
+    return outcome
+
+
+def _settle(settled: "asyncio.Future[Callable[[], None] | None]") -> None:
+    settle = None if settled.cancelled() else settled.result()
+    if settle is not None:
+        settle()
+
+
 class Pool:
     def __init__(
         self,
@@ -227,7 +245,19 @@ def _attempt_later(
         except BaseException as error:
             return partial(_fail, outcome, error)
 
-    return partial(copy_context().run, attempt)
+    def attempt_and_charge(cost: Cost) -> Callable[[], None] | None:
+        began = time.thread_time()
+        settle = attempt()
+        return None if settle is None else partial(_charge, cost, time.thread_time() - began, settle)
+
+    cost = cost_of_request.get()
+    context = copy_context()
+    return partial(context.run, attempt) if cost is None else partial(context.run, attempt_and_charge, cost)
+
+
+def _charge(cost: Cost, seconds: float, settle: Callable[[], None]) -> None:
+    cost.add(Kind.THREADS, seconds)
+    settle()
 
 
 def _succeed(outcome: "asyncio.Future[T]", result: T) -> None:

@@ -29,7 +29,7 @@ _REMEMBERED_UPLOADS = 1000
 # halfway, the next process begins another era, in which the keys that are left count for nothing.
 KINDS = (
     *("era", "up", "chunks", "due", "minutes", "task", "swept", "sweeping"),
-    *("challenge", "probes", "unproven"),
+    *("challenge", "probes", "unproven", "cost"),
 )
 
 
@@ -101,6 +101,10 @@ class Shards:
         """The keys of the sweep of a shard, in the order the scripts take them."""
         tag = tag_of(shard, self._spread_over)
         return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]
+
+    def cost(self, hour: int) -> str:
+        """The key of what the requests of an hour since the epoch have cost, by user."""
+        return f"cost:{tag_of(0, self._spread_over)}:{hour}"
 
     def challenge(self, user_id: str, challenge_id: str) -> ChallengeKeys:
         return challenge_keys(self.of(user_id), user_id, challenge_id, self._spread_over)

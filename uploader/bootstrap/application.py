@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
@@ -66,7 +67,7 @@ async def running(services: Services, *, jobs: bool, begins: bool = True) -> Asy
             await services.installation.check_redis()
         await check_shards(services)
         # What every process relies on is looked after in one without jobs, too.
-        watch = Runner([Job("watch", services.installation.look)])
+        watch = Runner([Job("watch", services.installation.look), Job("costs", services.costs.tell)])
         async with services.exposition, _run(watch), _jobs(services) if jobs else nullcontext():
             yield
     finally:
@@ -252,6 +253,9 @@ class ServerProcesses(Multiprocess):
                     os.kill(pid, signal.SIGHUP)
 
 
+# How long a thread that computes keeps the interpreter from others: a request takes it back from them dozens of times.
+_SWITCH_SECONDS = 0.0005
+
 if TYPE_CHECKING:
     import uvicorn
 
@@ -297,6 +301,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
             services.accounts,
             services.uploads,
             services.queues,
+            services.costs,
             services.clock,
         ),
         TokenHandlers(services.accounts, settings.auth),
@@ -313,6 +318,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         concurrency_limit=ConcurrencyLimit(settings, proxies),
         intake=intake,
         proxies=proxies,
+        meter=services.meter,
         pre_creates=services.pre_create_hook.is_on,
         dialect=resumable,
     )
@@ -387,6 +393,7 @@ def create_app() -> Application:
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn.error").addFilter(is_news)
     services = Services(settings)
+    sys.setswitchinterval(_SWITCH_SECONDS)
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:

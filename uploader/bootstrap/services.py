@@ -5,12 +5,14 @@ from functools import partial
 from pathlib import Path
 
 from uploader import embedded
+from uploader.accounting.costs import CostsByHour
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Audit, Challenges, Pending
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.database.outbox import Outbox
+from uploader.meter import Meter
 from uploader.observability import Exposition
 from uploader.service.access import Accounts, Links
 from uploader.service.append import Appends, DeferredLength
@@ -20,6 +22,7 @@ from uploader.service.chunk import ConcurrentBodies, Receiving
 from uploader.service.cleanup import Cleanup, Expiry
 from uploader.service.close import Closers
 from uploader.service.concatenate import Concatenations, Filling, Joining
+from uploader.service.costs import Costs
 from uploader.service.delta import DeltaBases
 from uploader.service.events import Relay, Reviewing, Watching
 from uploader.service.files import Files, Folders
@@ -193,6 +196,8 @@ class Services:
         self.reports = Reports(database, files, clock)
         self.overview = Overview(database, storage, admission, clock)
         self.queues = Queues(database, pending, clock)
+        self.meter = Meter()
+        self.costs = Costs(self.meter, CostsByHour(redis, shards), clock)
         self.links = Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds)
         self.gauges = Gauges(database, storage, pending, integrity, watching, aside)
         self.exposition = Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1)

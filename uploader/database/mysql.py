@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from uploader.addresses import TLS_OPTIONS, parse_mysql_url
+from uploader.meter import ROW_SECONDS, STATEMENT_SECONDS, Kind, charge
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, WaitBudget, wait_budget
 
@@ -230,6 +231,7 @@ class Mysql:
         event.listen(engine.sync_engine, "do_connect", _connect)
         event.listen(engine.sync_engine, "connect", _note_session)
         event.listen(engine.sync_engine, "checkout", self._check_out)
+        event.listen(engine.sync_engine, "after_cursor_execute", _charge)
         return engine
 
     def _check_out(self, connection: Any, record: Any, _proxy: Any) -> None:
@@ -247,6 +249,11 @@ class Mysql:
             raise InvalidatePoolError() from error
         if _is_on(read_only):
             raise DisconnectionError("it leads to a server that takes no writes")
+
+
+def _charge(_connection: Any, cursor: Any, *_: Any) -> None:
+    """Charge a statement, with its rows, to the request that waits for it."""
+    charge(Kind.ROWS, STATEMENT_SECONDS + max(0, cursor.rowcount) * ROW_SECONDS)
 
 
 async def is_read_only(connection: AsyncConnection) -> bool:

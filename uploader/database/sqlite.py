@@ -29,6 +29,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from uploader.meter import Cost, Kind, cost_of_request
+from uploader.tasks import run_in
+
 # For one run, or for each of many.
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -398,6 +401,9 @@ class _Write:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     result: Any = None
     error: BaseException | None = None
+    # Who pays for it, and how much: its part of the commit is not counted.
+    cost: Cost | None = field(default_factory=cost_of_request.get)
+    spent_seconds: float = 0.0
 
 
 class Sqlite:
@@ -417,7 +423,7 @@ class Sqlite:
         disk."""
         if brief and self.engine.is_open and time.monotonic() >= self._cold_until:
             return self._glance(work)
-        return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: self._read(work))
+        return await run_in(self._readers, self._read, work)
 
     def _read(self, work: "Work[T]") -> T:
         with self.engine.reading() as connection:
@@ -434,7 +440,7 @@ class Sqlite:
 
     async def look(self) -> None:
         """Raises FileLost."""
-        await asyncio.get_running_loop().run_in_executor(self._readers, self.engine.file.look)
+        await run_in(self._readers, self.engine.file.look)
 
     async def write(self, work: "Work[T]", *, alone: bool) -> T:
         """`alone`: no other transaction may be in its commit, but for one that has called this one."""
@@ -487,20 +493,25 @@ class Sqlite:
         with self.engine.writing() as connection:
             _caller.set(CallingTransaction(connection))  # in this thread nothing but transactions runs
             for write in batch:
-                if len(batch) == 1:
-                    write.result = run_to_its_end(write.work, connection)
-                    continue
+                began = time.thread_time()
                 try:
-                    write.result = run_part(connection, write.work)
+                    if len(batch) == 1:
+                        write.result = run_to_its_end(write.work, connection)
+                    else:
+                        write.result = run_part(connection, write.work)
                 except Exception as error:
                     write.error = error
-                    if not connection.in_transaction:
+                    if len(batch) == 1 or not connection.in_transaction:
                         raise
+                finally:
+                    write.spent_seconds = time.thread_time() - began
         self.engine.file.look()
 
 
 def _tell(batch: list[_Write]) -> None:
     for write in batch:
+        if write.cost is not None:
+            write.cost.add(Kind.THREADS, write.spent_seconds)
         if write.outcome.done():
             continue  # its caller is gone
         if write.error is None:

@@ -22,6 +22,7 @@ from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Call, Operation
 from uploader.http.shared.responses import Json
 from uploader.service.access import Accounts, Token, new_token
 from uploader.service.audit_log import AuditLogReports, Wanted
+from uploader.service.costs import CostReport, Costs
 from uploader.service.events import Reviewing, SinkFigures, Watching
 from uploader.service.reconcile import Recounting
 from uploader.service.reports import (
@@ -236,6 +237,7 @@ class AdminHandlers:
     accounts: Accounts
     uploads: Uploads
     queues: Queues
+    costs: Costs
     clock: Clock
 
     # Reports
@@ -298,6 +300,15 @@ class AdminHandlers:
     async def queue(self, call: Call) -> Response:
         user_id, upload_id = call.query("user_id"), call.query("upload_id")
         return Json(await self.queues.report(user_id=user_id and checked_user_id(user_id), upload_id=upload_id))
+
+    @_admin(
+        "GET /admin/cost",
+        "The users whose requests cost most of late",
+        responses={200: CostReport},
+        parameters=(LIMIT,),
+    )
+    async def cost(self, call: Call) -> Response:
+        return Json(await self.costs.report(call.query_int(LIMIT)))
 
     # Users
 

@@ -12,7 +12,15 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from uploader.errors import BadRequest, MethodNotAllowed, NotFound, RangeNotSatisfiable, UploaderError
+from uploader.errors import (
+    BadRequest,
+    MethodNotAllowed,
+    NotFound,
+    RangeNotSatisfiable,
+    TooManyRequests,
+    Unavailable,
+    UploaderError,
+)
 from uploader.http.auth.authenticator import Authenticator, Origins
 from uploader.http.bodies.intake import Intake
 from uploader.http.resumable.dialect import ResumableHandlers
@@ -23,12 +31,15 @@ from uploader.http.shared.operation import Call, Operation, Routing, operations_
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
 from uploader.http.shared.responses import Json
+from uploader.meter import Cost, Meter, NotYourTurn, cost_of_request
 from uploader.service.access import Identity
 from uploader.service.audit_log import Actor, Via, actor_of_context
 from uploader.service.precreate import Asker, asker_of_request
 from uploader.wait_budget import WaitBudget, wait_budget_of_request
 
 logger = logging.getLogger(__name__)
+
+_NOT_YOUR_TURN = "Others wait for this server, too, and it was not your turn for a while: try again later."
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 
@@ -45,6 +56,7 @@ class Application:
     concurrency_limit: ConcurrencyLimit
     intake: Intake
     proxies: Proxies
+    meter: Meter
     dialect: ResumableHandlers
     # Whether a pre-create hook is asked, and told from where.
     pre_creates: bool = False
@@ -78,6 +90,7 @@ class Application:
         finally:
             actor_of_context.set(None)  # what goes on in this task is nobody's request any more
             wait_budget_of_request.set(None)
+            cost_of_request.set(None)
             exchange.end()
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:
@@ -100,7 +113,12 @@ class Application:
                 identity = await self.authenticator.identify(operation.access, request)
                 self.concurrency_limit.admit_user(identity.user_id, exchange)
                 actor_of_context.set(partial(self._actor, came_by, identity))
-                response = await operation.handler(Call(request, identity, self.intake))
+                cost = self._charge(identity.user_id, operation, exchange)
+                if cost is not None and operation.takes is None:
+                    await cost.begin(pauses=operation.takes_bytes)
+                response = await operation.handler(Call(request, identity, self.intake, cost))
+                if cost is not None:
+                    cost.answered(len(response.body) if isinstance(response, Json) else 0)
             except Exception as error:
                 response = self._problem(request, exchange, error)
             if dialect is not None:
@@ -108,6 +126,14 @@ class Application:
         if self.origins.are_any:
             self.origins.mark(request, response)
         return response
+
+    def _charge(self, user_id: str, operation: Operation, exchange: Exchange) -> Cost | None:
+        """Begin to charge a request to its user; None: it has none."""
+        if not user_id:
+            return None
+        cost = exchange.cost = self.meter.open(user_id, operation.route)
+        cost_of_request.set(cost)
+        return cost
 
     def _actor(self, came_by: Scope, identity: Identity | None) -> Actor:
         address = self.proxies.client_address(Request(came_by))
@@ -132,6 +158,11 @@ class Application:
 
     def _problem(self, request: Request, exchange: Exchange, error: Exception) -> Response:
         match error:
+            case NotYourTurn():
+                # Clients of tus give up at a 429.
+                refusal = TooManyRequests if self._dialect_of(request) is None else Unavailable
+                later = refusal(_NOT_YOUR_TURN, retry_after_seconds=error.retry_after_seconds)
+                return self._problem(request, exchange, later)
             case UploaderError():
                 exchange.outcome, exchange.reason = error.code, error.inside
                 dialect = self._dialect_of(request)

@@ -4,7 +4,6 @@ Owns the order: the upload is found; the body is received whole and compared wit
 Redis, and answered; the last chunk merges. A chunk that was acknowledged before is a duplicate, whatever a call has wrong.
 """
 
-import asyncio
 import hashlib
 import hmac
 import time
@@ -26,7 +25,7 @@ from uploader.service.close import Closers
 from uploader.service.results import Acknowledged, Complete, Result, Target
 from uploader.service.status import ATTEMPTS, Uploads
 from uploader.storage.base import Body, Gone, UploadBytes
-from uploader.tasks import uninterrupted
+from uploader.tasks import in_thread, uninterrupted
 
 _PYTHON_NAMES = {"md5": "md5", "sha-256": "sha256"}
 
@@ -43,7 +42,7 @@ class Comparing:
     async def add(self, pieces: Iterable[memoryview]) -> None:
         """The next bytes. To its end in any case: their memory may be used again afterwards."""
         if self._hashes:
-            await uninterrupted(asyncio.to_thread(self._update, pieces))
+            await uninterrupted(in_thread(self._update, pieces))
 
     def _update(self, pieces: Iterable[memoryview]) -> None:
         for piece in pieces:

@@ -16,7 +16,8 @@ from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import NotOpen
-from uploader.domain.upload import Concatenation, NewConcatenation, Reason, State, Upload, UploadKind
+from uploader.domain.upload import Concatenation, NewConcatenation, Reason, State, Upload, UploadKind, chunk_length
+from uploader.meter import Kind, charge_apart, go_on
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
@@ -134,6 +135,7 @@ class Filling:
 
     async def _run(self, upload_id: str) -> None:
         """Run it, and log what goes wrong: the job comes back to it."""
+        charge_apart()
         try:
             async with self._turns:
                 complete = await self._fill(upload_id)
@@ -168,6 +170,7 @@ class Filling:
     async def _copy(self, upload: Upload, numbers: list[int]) -> None:
         async with self.storage.filling(upload) as read:
             for number in numbers:
+                await go_on(Kind.MADE, chunk_length(number, upload.size, upload.chunk_size))
                 body = await read(number)
                 stored = await uninterrupted(self.receiving.hold_and_record(upload, number, body))
                 if stored.result.outcome not in COUNTED:

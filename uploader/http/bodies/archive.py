@@ -20,6 +20,7 @@ from uploader.domain.names import MAX_NAME_BYTES
 from uploader.errors import BodyTimeout, InvalidArchive, UploaderError
 from uploader.http.bodies.body import ReceivedBody
 from uploader.http.bodies.intake import GRACE_SECONDS, BodySource, Intake, PieceReader
+from uploader.meter import Kind, charge
 from uploader.storage.base import Body
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ _NEWLINE = ord("\n")
 _TOO_SLOW = "The archive came too slowly; what is in `results` stands."
 # Of one piece, before all others have their turn: what so many cost is about a millisecond.
 _TURN_MEMBERS = 32
+# Of a member, beside what threads do for it.
+_MEMBER_SECONDS = 1e-4
 
 
 @dataclass(slots=True)
@@ -341,6 +344,7 @@ class Unpacking(Generic[T]):
 
     async def _begin(self, member: Member) -> tuple[T, Body] | UploaderError | None:
         self._looked_at += 1
+        charge(Kind.REQUESTS, _MEMBER_SECONDS)
         if self._looked_at % _TURN_MEMBERS == 0:
             await asyncio.sleep(0)
         self._file, self._size = None, member.size

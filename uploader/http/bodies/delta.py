@@ -16,6 +16,7 @@ from uploader.domain.digest import ClaimedDigests
 from uploader.errors import BaseUnusable, ChunkLengthMismatch, InvalidDelta
 from uploader.http.bodies.body import ReceivedBody
 from uploader.http.bodies.intake import PIECE_BYTES, Intake, Pace, PieceReader, source_of
+from uploader.meter import Kind, go_on
 from uploader.service.chunk import Comparing
 from uploader.service.delta import DeltaBase
 from uploader.storage.base import Body
@@ -138,6 +139,7 @@ class DeltaChunk:
 async def _add(turn: list[Copy | memoryview], base: DeltaBase, body: ReceivedBody, pace: Pace) -> None:
     ranges = [(part.offset, part.length) for part in turn if isinstance(part, Copy)]
     await asyncio.sleep(0)  # others have their turn in any case: not all that is copied is waited for
+    await go_on(Kind.MADE, sum(length for _, length in ranges))
     copied, loop = iter(await base.read(ranges)), asyncio.get_running_loop()
     for part in turn:
         content = memoryview(next(copied)) if isinstance(part, Copy) else part

@@ -16,6 +16,7 @@ from starlette.types import Receive
 
 from uploader import errors
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments, WholeBody
+from uploader.meter import BYTE_SECONDS, JSON_BYTE_SECONDS, Kind, charge, go_on, pause
 from uploader.service.append import Part, a_newer_one
 from uploader.settings import Settings
 from uploader.storage.store import Spool
@@ -192,6 +193,7 @@ class PieceReader:
     async def read(self) -> memoryview:
         """Return the next piece, good until the next is read, or as much as came of it before a `failure`."""
         loop = asyncio.get_running_loop()
+        pause()
         self._pace.excuse(self._read_at, loop.time())
         self._length = 0
         try:
@@ -203,6 +205,7 @@ class PieceReader:
         late = self._read_at >= self._pace.late_at(self._source.progressed_at, self._received)
         if late and not self.ended:
             self.failure = self.failure or errors.BodyTimeout(self._too_slow)
+        await go_on(Kind.RECEIVED, self._length)
         return self._memory[: self._length]
 
 
@@ -247,6 +250,7 @@ class Incoming:
         source, budget = self.source, self.intake._budget
         if source.is_whole and budget.charge(user_id, source.waiting_bytes):
             whole = WholeBody(budget, user_id, source.take())
+            charge(Kind.RECEIVED, whole.length * BYTE_SECONDS)
             try:
                 _check_length(whole.length, most_bytes, exactly=exactly)
             except errors.UploaderError:
@@ -260,6 +264,8 @@ class Incoming:
         except BaseException:
             body.close()
             raise
+        finally:
+            charge(Kind.RECEIVED, body.length * BYTE_SECONDS)
         return body
 
     async def _fill(self, body: ReceivedBody, most_bytes: int) -> int:
@@ -297,6 +303,8 @@ class Incoming:
         except BaseException:
             body.close()
             raise
+        finally:
+            charge(Kind.RECEIVED, body.length * BYTE_SECONDS)
         return Part(body, ended=source.ended, error=error)
 
     def stored(self, offset: int) -> None:
@@ -366,6 +374,7 @@ class Intake:
             raise errors.BodyTimeout() from error
         finally:
             self._json_budget.release(user_id, len(content))
+            charge(Kind.JSON, len(content) * JSON_BYTE_SECONDS)
         return bytes(content)
 
     def whole(self, user_id: str, content: memoryview) -> WholeBody | None:

@@ -1,6 +1,5 @@
 """`/me/archive`: files as one zip or tar, made while it is sent. Nothing is compressed: most of what people keep is."""
 
-import asyncio
 import io
 import tarfile
 import zipfile
@@ -14,7 +13,7 @@ from uploader.domain.names import common_folder
 from uploader.domain.upload import File
 from uploader.http.native.download import disposition
 from uploader.storage.base import OpenBlob
-from uploader.tasks import uninterrupted
+from uploader.tasks import in_thread, uninterrupted
 
 _PIECE_BYTES = 256 << 10
 _MODE = 0o644
@@ -114,7 +113,7 @@ async def _zip(files: AsyncIterator[tuple[str, File]], open_file: OpenFile) -> A
             member.file_size = file.size  # so that a large one is written in the form for large ones
             with written.open(member, "w") as opened:
                 async for piece in _contents(file, open_file):
-                    await asyncio.to_thread(opened.write, piece)  # for the checksum
+                    await in_thread(opened.write, piece)  # for the checksum
                     yield sink.take()
             yield sink.take()
     yield sink.take()

@@ -20,6 +20,7 @@ from uploader.errors import TooManyRequests, UploaderError
 from uploader.http.bodies.intake import DIRECT_BODY, DirectSource, Drain, MessageBody
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
+from uploader.meter import BYTE_SECONDS, Cost, Kind
 from uploader.observability import REQUESTS, request_id, user_id
 from uploader.settings import Settings
 
@@ -59,6 +60,8 @@ class Exchange:
         # Which host or file stands behind the outcome, where one does.
         self.reason: str | None = None
         self.at_end: list[Callable[[], None]] = []
+        # What it costs its user, where it has one.
+        self.cost: Cost | None = None
         headers = dict(reversed(scope["headers"]))  # the first of several
         given = headers.get(b"x-request-id", b"")
         self._request_id = given.decode() if _REQUEST_ID.fullmatch(given) else _new_request_id()
@@ -91,9 +94,20 @@ class Exchange:
             headers += [header for header in _RAW_SECURITY_HEADERS if header[0] not in given_names]
             if not self._body_ended() and not await self._drain():
                 headers.append((b"connection", b"close"))
+        cost = self.cost
+        if cost is not None and message["type"] != "http.response.start":
+            # What follows is made when it is its turn, and not while the client is waited for.
+            cost.pause()
+            await self._send(message)
+            cost.add(Kind.SENT, (len(message.get("body", b"")) or message.get("count") or 0) * BYTE_SECONDS)
+            if message.get("more_body", False):
+                await cost.go_on()
+            return
         await self._send(message)
 
     def end(self) -> None:
+        if self.cost is not None:
+            self.cost.end()
         for step in self.at_end:
             step()
         peer = (self._scope.get("client") or ("",))[0]

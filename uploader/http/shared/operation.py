@@ -5,7 +5,6 @@ The OpenAPI document is made from them, too, so neither can drift from the other
 other, with a layer of its own around each request; this one looks the first segment up.
 """
 
-import asyncio
 import json
 import re
 from collections import defaultdict
@@ -25,7 +24,9 @@ from uploader.domain.digest import ClaimedDigests, parse_hex
 from uploader.domain.names import normalise_name
 from uploader.errors import InvalidMd5, InvalidRequest, UnsupportedMediaType
 from uploader.http.bodies.intake import MAX_JSON_BYTES, Intake
+from uploader.meter import Cost
 from uploader.service.access import Identity
+from uploader.tasks import in_thread
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
@@ -118,6 +119,7 @@ class Call:
     request: Request
     identity: Identity
     intake: Intake
+    cost: Cost | None = None
 
     @property
     def user_id(self) -> str:
@@ -172,6 +174,7 @@ class Call:
         """Decode strictly; with `optional`, an empty body stands for `{}`. Raises InvalidRequest, BodyTimeout,
         TooManyRequests."""
         content = await self.intake.receive_json(self.request.receive, self.user_id)
+        await self._begin()
         return decode_json(content or (b"{}" if optional else b""), kind)
 
     async def json_or_form(self, kind: type[T], field: str) -> T:
@@ -180,8 +183,14 @@ class Call:
             return await self.json(kind)
         # A form has three bytes for most of JSON's.
         content = await self.intake.receive_json(self.request.receive, self.user_id, 3 * MAX_JSON_BYTES)
+        await self._begin()
         # A large one takes a tenth of a second.
-        return await asyncio.to_thread(_decode_form, content, field, kind)
+        return await in_thread(_decode_form, content, field, kind)
+
+    async def _begin(self) -> None:
+        """Wait for the turn of a request whose body has come: nobody else waits for its client. Raises NotYourTurn."""
+        if self.cost is not None:
+            await self.cost.begin()
 
 
 def decode_json(content: bytes, kind: type[T]) -> T:

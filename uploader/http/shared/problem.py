@@ -104,7 +104,7 @@ def problem_response(
     status = status or STATUS[error.code]
     all_headers = dict(headers or {})
     if status in _RETRY_AFTER_SECONDS:
-        all_headers["Retry-After"] = _RETRY_AFTER_SECONDS[status]
+        all_headers["Retry-After"] = str(error.fields.get("retry_after_seconds", _RETRY_AFTER_SECONDS[status]))
     if status == 401:
         all_headers["WWW-Authenticate"] = "Bearer"
     said = problem_of(error, status) | members
