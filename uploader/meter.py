@@ -77,9 +77,15 @@ class Party:
     # When the credit was last brought up to date.
     seen_at: float
     under_way: int = 0
+    # What they are expected to cost, as far as they have a turn.
+    claimed_seconds: float = 0.0
     # What was charged since somebody took it.
     spent_seconds: float = 0.0
     waiting: "deque[Turn]" = field(default_factory=deque)
+
+    @property
+    def spare_seconds(self) -> float:
+        return self.credit_seconds - self.claimed_seconds
 
 
 @dataclass(eq=False, slots=True)
@@ -117,11 +123,11 @@ class Turns:
         party = turn.party
         self.recover(party, now)
         if not party.waiting:
-            if party.credit_seconds > 0:
+            if party.spare_seconds > 0:
                 self._begin(turn, now)
                 return True
             if not self._round and self.claimed_seconds < WINDOW_SECONDS:
-                party.credit_seconds = 0.0  # nobody else wants what it has used
+                party.credit_seconds = max(party.credit_seconds, 0.0)  # nobody else wants what it has used
                 self._begin(turn, now)
                 return True
             self._round.append(party)
@@ -133,7 +139,7 @@ class Turns:
         if turn in self._under_way:
             del self._under_way[turn]
             self.claimed_seconds = self.claimed_seconds - turn.claim_seconds if self._under_way else 0.0
-            turn.party.credit_seconds += turn.claim_seconds
+            turn.party.claimed_seconds -= turn.claim_seconds
 
     def serve(self, now: float) -> None:
         """Begin as many of those who wait as there is room for."""
@@ -171,22 +177,22 @@ class Turns:
         return None if turn.is_void else turn
 
     def _first_with_credit(self, now: float) -> Party:
-        if all(party.credit_seconds <= 0 for party in self._round):
+        if all(party.spare_seconds <= 0 for party in self._round):
             for party in self._round:
                 self.recover(party, now)
             # As many rounds at once as one of them needs.
-            lacking = max(0.0, -max(party.credit_seconds for party in self._round))
+            lacking = max(0.0, -max(party.spare_seconds for party in self._round))
             given = (int(lacking / CREDIT_SECONDS) + 1) * CREDIT_SECONDS
             for party in self._round:
                 party.credit_seconds += given
             self._round.rotate(-1)  # the one that was served last
-        while self._round[0].credit_seconds <= 0:
+        while self._round[0].spare_seconds <= 0:
             self._round.rotate(-1)
         return self._round[0]
 
     def _begin(self, turn: Turn, now: float) -> None:
         turn.began_at = now
-        turn.party.credit_seconds -= turn.claim_seconds
+        turn.party.claimed_seconds += turn.claim_seconds
         self.claimed_seconds += turn.claim_seconds
         self._under_way[turn] = None
 
