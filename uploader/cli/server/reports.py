@@ -25,15 +25,20 @@ _MAX_ROWS = 1000  # as in a page of the API
 @click.option(
     "--idle", type=DURATION, default="24h", show_default=True, help="For how long nothing arrived of an idle upload."
 )
+@click.option("--cost", is_flag=True, help="Show the users whose requests cost most in the last 24 hours instead.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one figure a line: section, subject, figure, value.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the figures of /admin.")
-def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
+def report(top: int, idle: float, cost: bool, as_csv: bool, as_json: bool) -> None:
     """Report totals, growth, the largest users, idle uploads. Works while the server runs.
 
     Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json: one of them")
+
+    if cost:
+        _report_costs(top, as_csv=as_csv, as_json=as_json)
+        return
 
     async def run(services: "Services") -> "Report":
         from uploader.service.reports import Idle, OpenUploadList, Order, Report
@@ -57,6 +62,21 @@ def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
         from uploader.cli.server.tables import print_report
 
         print_report(asked)
+
+
+def _report_costs(top: int, *, as_csv: bool, as_json: bool) -> None:
+    asked = with_services(load_settings(), lambda services: services.costs.report(top))
+    if as_json:
+        click.echo(_json(asked))
+    elif as_csv:
+        from uploader.service.reports import csv_lines
+
+        rows = [("cost", user.user_id, "cpu_seconds", user.cpu_seconds) for user in asked.users]
+        sys.stdout.write(csv_lines([("section", "subject", "figure", "value"), *rows]))
+    else:
+        from uploader.cli.server.tables import print_costs
+
+        print_costs(asked)
 
 
 @click.command()

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uploader.cli.terminal import human_bytes, human_seconds
+from uploader.service.costs import CostReport
 from uploader.service.reports import QueueReport, Report
 
 # Where the output is no terminal: wide enough that no column is cut.
@@ -47,6 +48,14 @@ def print_queue(queue: QueueReport) -> None:
     for bucket in queue.buckets:
         minute = "unreadable" if bucket.minute is None else f"{bucket.minute:%Y-%m-%d %H:%M}"
         _add(table, bucket.queue, minute, str(bucket.tasks), human_bytes(bucket.pending_bytes))
+    _print(table)
+
+
+def print_costs(costs: CostReport) -> None:
+    sys.stdout.write(f"The last {costs.hours} hours as of {costs.as_of:%Y-%m-%d %H:%M:%S} UTC\n")
+    table = _table("Requests that cost most", " user", "CPU seconds")
+    for user in costs.users:
+        _add(table, user.user_id, f"{user.cpu_seconds:,.3f}")
     _print(table)
 
 

@@ -8,6 +8,7 @@ import { onLanguage, t, translate } from "../i18n.js";
 import { Session } from "../session.js";
 import { Audit } from "./audit/audit.js";
 import { attempt } from "./card.js";
+import { Cost } from "./cost.js";
 import { Growth } from "./growth.js";
 import { NewUser } from "./new-user.js";
 import { Waiting } from "./queue/waiting.js";
@@ -45,6 +46,7 @@ const totals = new Totals($("totals"));
 const growth = new Growth($("growth"), api);
 const temp = new Temp($("temp"));
 const waiting = new Waiting($("queue"), api);
+const cost = new Cost($("cost"), api, { open });
 const users = new Users($("users"), api, { open, tell });
 const stale = new Stale($("stale"), api, { changed: reload, open });
 const sinks = new Sinks($("sinks"), api);
@@ -73,7 +75,7 @@ function summarise() {
 
 /** Everything as it is now. */
 function reload({ keepError = false } = {}) {
-  const lists = [growth.reload(), users.reload(), waiting.reload(), sinks.reload(), audit.reload()];
+  const lists = [growth.reload(), users.reload(), waiting.reload(), cost.reload(), sinks.reload(), audit.reload()];
   return Promise.all([summarise(), ...lists, keepError || stale.reload()]);
 }
 
