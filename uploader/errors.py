@@ -177,6 +177,10 @@ class QuotaExceeded(Refused):
     """The file does not fit into your total space beside your files and your open uploads."""
 
 
+class TooManyFiles(Refused):
+    """You have as many files and open uploads as a user may have: delete or cancel some first; `limit` is their number."""
+
+
 class FileTooLarge(Refused):
     """The file is larger than this server takes; `limit` is in bytes."""
 

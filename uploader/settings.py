@@ -147,6 +147,7 @@ class Settings:
     chunk_size_bytes: int = _setting(_size, "8MiB", "chunk size where the client asks for none")
     min_chunk_size_bytes: int = _setting(_size, "64KiB", "smallest chunk size (on S3: `5MiB`)")
     max_chunk_size_bytes: int = _setting(_size, "64MiB", "largest chunk size")
+    max_files: int = _setting(units.integer(1, 10**12), "1000000", "files and open uploads of one user")
     max_open_uploads: int = _setting(units.integer(1, 10**9), "100", "open uploads of one user")
     max_concurrent_chunks: int = _setting(
         units.integer(1, 10**6), "16", "chunk bodies of one user at once, per process"

@@ -263,7 +263,7 @@ async def test_a_row_that_came_after_the_look_at_its_directory_keeps_it(stack_on
         [late] = [upload for upload in uploads if (stack_on.data / upload.place / "map").exists()]
         await services.database.transact(
             lambda connection: transactions.uploads.open_upload(
-                connection, late, max_open_uploads=10, expires_at=late.created_at
+                connection, late, max_open_uploads=10, max_files=10, expires_at=late.created_at
             )
         )
         pause.go_on.set()

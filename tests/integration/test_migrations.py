@@ -124,7 +124,7 @@ async def test_the_unique_keys_and_indexes_are_there(empty: Database) -> None:
 
 async def test_no_figure_becomes_negative(database: Database) -> None:
     assert ("user_info", "reserved") in BYTE_COLUMNS
-    assert len(BYTE_COLUMNS) == 21
+    assert len(BYTE_COLUMNS) == 22
     rows: dict[str, dict[str, Any]] = {
         "user_info": {"user_id": "u"},
         "upload": {"id": "i", "user_id": "u", "name": "n", "state": "OPEN", "temp_path": "t"},

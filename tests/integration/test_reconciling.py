@@ -580,7 +580,7 @@ async def test_a_recount_waits_for_a_change_that_is_not_committed(scene_on: Scen
     await ROWS["refs"](scene_on)
     await ROWS["finished"](scene_on)
     async with scene_on.stack.services.database.engine.begin() as connection:
-        await transactions.files.add_file(connection, copy, IfExists.KEEP, replaced_upload_id=None)
+        await transactions.files.add_file(connection, copy, IfExists.KEEP, replaced_upload_id=None, max_files=99)
         repairing = asyncio.gather(recounting._repair_refs(DONE.sha256), recounting._repair_user("alice"))
         assert await still_waits(asyncio.ensure_future(repairing))
     assert list(await repairing) == [True, True]

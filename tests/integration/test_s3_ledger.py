@@ -477,7 +477,11 @@ async def test_files_that_come_whole_say_where_their_bytes_are(act: Transactions
 
         await act.database.transact(
             lambda connection, place=place: transactions.files.add_whole_files(  # type: ignore[misc]
-                connection, [replace(file, id=new_id()) for file in files], IfExists.KEEP, place_blobs=place
+                connection,
+                [replace(file, id=new_id()) for file in files],
+                IfExists.KEEP,
+                place_blobs=place,
+                max_files=99,
             )
         )
         assert await ledger.locations([file.sha256 for file in files]) == locations
@@ -488,7 +492,7 @@ async def test_files_that_come_whole_say_where_their_bytes_are(act: Transactions
 
     await act.database.transact(
         lambda connection: transactions.files.add_file(
-            connection, replace(files[0], id=new_id()), IfExists.KEEP, replaced_upload_id=None, place_blob=place_one
+            connection, replace(files[0], id=new_id()), IfExists.KEEP, None, place_one, max_files=99
         )
     )
     assert [put.key for put in await ledger.copies(files[0].sha256)] == ["w/0/0", "w/1/0"]

@@ -32,18 +32,23 @@ async def checked_accounts(database: Database, *, lowered: bool = False) -> dict
 
 async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[str, Account]:
     uploads, files, blobs = models.upload.c, models.file.c, models.blob.c
-    sums = select(uploads.user_id, func.sum(uploads.flushed_bytes), func.sum(uploads.size))
+    sums = select(uploads.user_id, func.sum(uploads.flushed_bytes), func.sum(uploads.size), func.count())
     found = await connection.execute(sums.where(uploads.state == "OPEN").group_by(uploads.user_id))
-    open_sums = {user_id: (int(unfinished), int(reserved)) for user_id, unfinished, reserved in found}
-    finished = select(files.user_id, func.sum(files.size)).group_by(files.user_id)
-    file_sums = {row[0]: int(row[1]) for row in await connection.execute(finished)}
+    open_sums = {user_id: tuple(map(int, figures)) for user_id, *figures in found}
+    finished = select(files.user_id, func.sum(files.size), func.count()).group_by(files.user_id)
+    file_sums = {user_id: tuple(map(int, figures)) for user_id, *figures in await connection.execute(finished)}
 
     accounts = {}
     for row in (await connection.execute(select(models.user_info))).mappings():
         user_id = row["user_id"]
         account = Account(row["use_space_finished"], row["use_space_unfinished"], row["reserved"])
-        expected = Account(file_sums.pop(user_id, 0), *open_sums.pop(user_id, (0, 0)))
+        bytes_made, made = file_sums.pop(user_id, (0, 0))
+        unfinished, reserved, opened = open_sums.pop(user_id, (0, 0, 0))
+        expected = Account(bytes_made, unfinished, reserved)
         assert account == expected, f"invariant 1: {user_id!r} has {account}, its rows make {expected}"
+        assert row["files"] == made + opened, (
+            f"invariant 1: {user_id!r} has {row['files']} files, not {made} + {opened}"
+        )
         assert 0 <= account.unfinished <= account.reserved, f"invariant 2: {user_id!r} has {account}"
         assert account.finished >= 0
         if not lowered:

@@ -64,8 +64,9 @@ def file_row(user_id: str = "alice", size: int = 1000, seed: str = "content", **
 class Transactions:
     """The transactions of the product, each committed on its own, with what tests leave out filled in."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_files: int = 10**6) -> None:
         self.database = database
+        self.max_files = max_files
 
     async def _act(self, work: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
         return await self.database.transact(lambda connection: work(connection, *arguments, **options))
@@ -74,7 +75,8 @@ class Transactions:
         await self._act(users.create_user, user_id, total_space)
 
     async def open(self, upload: Upload, max_open_uploads: int = 1000) -> Upload:
-        await self._act(uploads.open_upload, upload, max_open_uploads=max_open_uploads, expires_at=NOW)
+        limits = {"max_open_uploads": max_open_uploads, "max_files": self.max_files}
+        await self._act(uploads.open_upload, upload, **limits, expires_at=NOW)
         return upload
 
     async def flush(self, *items: tuple[Upload, int, int]) -> uploads.Flushed:
@@ -101,7 +103,8 @@ class Transactions:
         self, file: File, replaced: Upload | None = None, if_exists: IfExists = IfExists.KEEP
     ) -> tuple[File, bool]:
         replaced_id = None if replaced is None else replaced.id
-        added = await self._act(files.add_file, file, if_exists, replaced_upload_id=replaced_id)
+        asked = {"replaced_upload_id": replaced_id, "max_files": self.max_files}
+        added = await self._act(files.add_file, file, if_exists, **asked)
         return added.file, added.is_new
 
     async def whole(
@@ -119,13 +122,15 @@ class Transactions:
                 await place()
 
         replaced_id = None if replaced is None else replaced.id
-        return await self._act(files.add_file, file, if_exists, replaced_upload_id=replaced_id, place_blob=place_blob)
+        asked = {"replaced_upload_id": replaced_id, "place_blob": place_blob, "max_files": self.max_files}
+        return await self._act(files.add_file, file, if_exists, **asked)
 
     async def batch(self, added: Sequence[File], if_exists: IfExists = IfExists.KEEP) -> list[files.Verdict | None]:
         async def place_blobs(_: Collection[str]) -> dict[str, str]:
             return {}
 
-        return await self._act(files.add_whole_files, added, if_exists, place_blobs=place_blobs)
+        asked = {"place_blobs": place_blobs, "max_files": self.max_files}
+        return await self._act(files.add_whole_files, added, if_exists, **asked)
 
     async def rename(self, file: File, name: str) -> bool:
         return await self._act(files.rename_file, file.user_id, file.id, name)

@@ -17,7 +17,7 @@ sizes = st.integers(0, 2**40)
 
 def usage(total: int, finished: int, reserved: int, unfinished: int = 0) -> Usage:
     figures = {"use_space_finished": finished, "use_space_unfinished": unfinished, "reserved": reserved}
-    return Usage(user_id="alice", total_space=total, **figures)
+    return Usage(user_id="alice", total_space=total, files=0, **figures)
 
 
 def test_available_is_what_files_and_promises_leave() -> None:

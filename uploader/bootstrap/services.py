@@ -153,7 +153,11 @@ class Services:
         deferred_length = DeferredLength(
             database, closers, admission, clock, max_file_size_bytes=openings.max_file_size_bytes
         )
-        storing = Storing(database, storage, closers, uploads, admission, pre_create_hook, clock, max_bytes=max_bytes)
+        storing = Storing(
+            *(database, storage, closers, uploads, admission, pre_create_hook, clock),
+            max_bytes=max_bytes,
+            max_files=settings.max_files,
+        )
         self.concatenations = concatenations = Concatenations(
             settings,
             database,

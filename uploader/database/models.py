@@ -160,6 +160,8 @@ user_info = _table(
     _figure("use_space_finished"),
     _figure("use_space_unfinished"),
     _figure("reserved"),
+    # Of files and of open uploads, how many.
+    _figure("files"),
 )
 
 upload = _table(
@@ -192,7 +194,8 @@ upload = _table(
     Column("kind", Bytewise(8)),
     UniqueConstraint("user_id", "md5", "open_flag", name="uq_upload_open"),
     UniqueConstraint("user_id", "idempotency_key", name="uq_upload_idempotency"),
-    Index("ix_upload_user_open", "user_id", "open_flag"),
+    # For the open ones of a user, and for the closed ones by their ends.
+    Index("ix_upload_user", "user_id", "open_flag", "closed_at"),
     Index("ix_upload_open_updated", "open_flag", "updated_at"),
     Index("ix_upload_closed", "closed_at"),
 )

@@ -31,6 +31,7 @@ class Sums:
     use_space_finished: int
     use_space_unfinished: int
     reserved: int
+    files: int
 
 
 class RecountedUser(NamedTuple):
@@ -97,7 +98,7 @@ async def _slice(
     return Slice(within.until, found, await recounted(connection, within))
 
 
-_KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved")
+_KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved", "files")
 
 
 # What is kept of a user or a content, and what is counted, lie in rows of their own, which are then added up: so each table
@@ -125,13 +126,14 @@ async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[
     users, files, uploads = models.user_info.c, models.file.c, models.upload.c
     kept = {"there": sa.literal(1), **{name: users[name] for name in _KEPT}}
     unfinished, reserved = sa.func.sum(uploads.flushed_bytes), sa.func.sum(uploads.size)
-    held = {"counted_use_space_unfinished": unfinished, "counted_reserved": reserved}
+    held = {"counted_use_space_unfinished": unfinished, "counted_reserved": reserved, "counted_files": sa.func.count()}
+    finished = {"counted_use_space_finished": sa.func.sum(files.size), "counted_files": sa.func.count()}
     table = _added_up(
         within,
         "user_id",
         ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:])),
         _Part(users.user_id, kept, is_counted=False),
-        _Part(files.user_id, {"counted_use_space_finished": sa.func.sum(files.size)}),
+        _Part(files.user_id, finished),
         _Part(uploads.user_id, held, (uploads.state == State.OPEN.value,)),
     ).c
     wrong = [table[name] != table[f"counted_{name}"] for name in _KEPT[1:]]
@@ -150,11 +152,16 @@ async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[
 
 async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
     uploads, files = models.upload.c, models.file.c
-    sums = sa.func.coalesce(sa.func.sum(uploads.flushed_bytes), 0), sa.func.coalesce(sa.func.sum(uploads.size), 0)
-    open_sums = sa.select(*sums).where(uploads.user_id == user_id, uploads.state == State.OPEN.value)
-    unfinished, reserved = (await connection.execute(open_sums)).one()
-    finished = sa.select(sa.func.coalesce(sa.func.sum(files.size), 0)).where(files.user_id == user_id)
-    return Sums(int((await connection.execute(finished)).scalar_one()), int(unfinished), int(reserved))
+    flushed, sizes, size = (
+        sa.func.coalesce(sa.func.sum(column), 0) for column in (uploads.flushed_bytes, uploads.size, files.size)
+    )
+    open_sums = sa.select(flushed, sizes, sa.func.count()).where(
+        uploads.user_id == user_id, uploads.state == State.OPEN.value
+    )
+    unfinished, reserved, opened = (await connection.execute(open_sums)).one()
+    file_sums = sa.select(size, sa.func.count()).where(files.user_id == user_id)
+    finished, made = (await connection.execute(file_sums)).one()
+    return Sums(int(finished), int(unfinished), int(reserved), opened + made)
 
 
 async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[RecountedRefs]:

@@ -56,13 +56,14 @@ def floor_of(total_bytes: int, set_bytes: int | None) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """The accounts of one user, in bytes: one row of `user_info`. Who may store how much is the one formula, for
-    people; the decision itself is the conditional UPDATE in the database."""
+    people; the decision itself is the conditional UPDATE in the database. `files` counts open uploads, too."""
 
     user_id: str
     total_space: int
     use_space_finished: int
     use_space_unfinished: int
     reserved: int
+    files: int
 
     @property
     def available(self) -> int:
@@ -72,6 +73,10 @@ class Usage:
     def fits(self, size: int) -> bool:
         """Return whether a file of `size` bytes may be opened; an empty one may only while nothing is over the total."""
         return size <= self.total_space - self.use_space_finished - self.reserved
+
+    def takes_files(self, more: int, max_files: int) -> bool:
+        """Return whether so many more may come about. What takes the place of as many needs no room."""
+        return more <= 0 or self.files + more <= max_files
 
     def refusal(self, requested: int) -> QuotaExceeded:
         return QuotaExceeded(

@@ -79,6 +79,7 @@ class ClientConfig(Struct):
     chunk_size: ChunkSizeBounds
     max_file_size: int
     max_chunks: int
+    max_files: int
     instant: str
     upload_expiry_seconds: float
     link_lifetime_seconds: float
@@ -194,6 +195,7 @@ class OpsHandlers:
                 chunk_size=ChunkSizeBounds(sizes.default, sizes.minimum, sizes.maximum),
                 max_file_size=self.openings.max_file_size_bytes,
                 max_chunks=MAX_CHUNK_COUNT,
+                max_files=self.settings.max_files,
                 instant=self.settings.instant,
                 upload_expiry_seconds=self.settings.upload_expiry_seconds,
                 link_lifetime_seconds=self.settings.link_lifetime_seconds,

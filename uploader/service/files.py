@@ -139,7 +139,10 @@ class Files:
     async def usage(self, user_id: str) -> Usage:
         """The accounts of a user; zeros for one who is unknown."""
         usage = await self.database.read(queries.usage, user_id)
-        return usage or Usage(user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0)
+        nothing = Usage(
+            user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0, files=0
+        )
+        return usage or nothing
 
 
 # Of one transaction: other writers of SQLite wait for it.

@@ -54,7 +54,8 @@ class Instant:
 
     async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
         """Return the file, if the caller has it under this name, or if its content is there and may be used as it is.
-        It closes `existing`, the caller's open upload of this content. Raises NotOpen, QuotaExceeded, NameTaken."""
+        It closes `existing`, the caller's open upload of this content. Raises NotOpen, QuotaExceeded, TooManyFiles,
+        NameTaken."""
         same, sha256 = source
         wanted = sha256 if same is None else same.sha256
         if wanted is None or not await self.healing.is_whole(wanted, opening.size):
@@ -124,7 +125,7 @@ class Instant:
         return challenge if issued else None
 
     async def prove(self, target: Target, name: str, challenge_id: str, proof: bytes) -> Complete:
-        """Finish by the answer to a challenge. Raises ProofFailed, QuotaExceeded, UploadNotFound, UploadGone,
+        """Finish by the answer to a challenge. Raises ProofFailed, QuotaExceeded, TooManyFiles, UploadNotFound, UploadGone,
         Unavailable; after that one, the same answer will do."""
         meant: Upload | None = None
         if target.upload_id is not None:
@@ -196,10 +197,16 @@ class Instant:
             created_at=self.clock.now(),
             modified_at=opening.modified_at,
         )
-        if_exists, replaced_id = opening.if_exists or IfExists.KEEP, None if replaced is None else replaced.id
+        add = partial(
+            transactions.files.add_file,
+            file=file,
+            if_exists=opening.if_exists or IfExists.KEEP,
+            replaced_upload_id=None if replaced is None else replaced.id,
+            max_files=self.settings.max_files,
+        )
 
         async def commit() -> Complete:
-            added = await self.database.transact(transactions.files.add_file, file, if_exists, replaced_id)
+            added = await self.database.transact(add)
             crash_point("instant.after_commit")
             return Complete(file=added.file, created=added.is_new)
 

@@ -7,6 +7,7 @@ Whether it may finish without bytes is asked of `instant.py` first.
 import asyncio
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 from uploader import errors
 from uploader.clock import Clock
@@ -97,7 +98,7 @@ class Admission:
 
 
 # Raised by the transaction of an opening before its commit.
-_ROLLED_BACK = (Duplicate, BlobLost, errors.QuotaExceeded, errors.TooManyUploads)
+_ROLLED_BACK = (Duplicate, BlobLost, errors.Refused)
 _TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
 
 
@@ -254,11 +255,14 @@ class Openings:
         """The directory first, then the row: a row without bytes would lose what is acknowledged."""
         made_at = await self.storage.create(upload)
         crash_point("open.after_create")
+        insert = partial(
+            transactions.uploads.open_upload,
+            max_open_uploads=self.settings.max_open_uploads,
+            max_files=self.settings.max_files,
+            expires_at=upload.created_at + timedelta(seconds=self.settings.upload_expiry_seconds),
+        )
         try:
-            expires_at = upload.created_at + timedelta(seconds=self.settings.upload_expiry_seconds)
-            await self.database.transact(
-                transactions.uploads.open_upload, upload, self.settings.max_open_uploads, expires_at
-            )
+            await self.database.transact(insert, upload)
         except Exception as error:
             if isinstance(error, _ROLLED_BACK) or not await self._may_have_committed(upload):
                 await self.storage.discard(upload)
@@ -280,6 +284,8 @@ class Openings:
         if usage is not None and not usage.fits(opening.size):
             QUOTA_REFUSALS.inc()
             raise usage.refusal(opening.size)
+        if usage is not None and not usage.takes_files(1, self.settings.max_files):
+            raise errors.TooManyFiles(limit=self.settings.max_files)
         if found.open_uploads >= self.settings.max_open_uploads:
             raise errors.TooManyUploads(limit=self.settings.max_open_uploads)
 

@@ -40,10 +40,11 @@ from uploader.tasks import uninterrupted
 class Kind(StrEnum):
     # Rows of SQLite, with its indexes and with what their columns can hold.
     DATABASE = "database"
-    # In the database, of a user: the sums over uploads and files; what they must stay below.
+    # In the database, of a user: the sums over uploads and files, and their number; what they must stay below.
     USE_SPACE_FINISHED = "use_space_finished"
     USE_SPACE_UNFINISHED = "use_space_unfinished"
     RESERVED = "reserved"
+    FILES = "files"
     OVER_RESERVED = "over-reserved"
     OVER_TOTAL_SPACE = "over-total-space"
     # Of a blob: the number of its files; its size; whether it has a row.
@@ -70,7 +71,7 @@ class Kind(StrEnum):
     INDEX = "index"
 
 
-_SUMS = (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED)
+_SUMS = (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED, Kind.FILES)
 
 
 @dataclass(frozen=True, slots=True)

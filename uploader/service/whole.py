@@ -13,11 +13,20 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.transactions.files import Added
+from uploader.database.transactions.files import Added, Room
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import File, IfExists
-from uploader.errors import FileTooLarge, NameTaken, NotAllowed, QuotaExceeded, StorageFull, Unavailable, UploaderError
+from uploader.errors import (
+    FileTooLarge,
+    NameTaken,
+    NotAllowed,
+    QuotaExceeded,
+    Refused,
+    StorageFull,
+    Unavailable,
+    UploaderError,
+)
 from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS, WHOLE_FILES
 from uploader.service.chunk import ConcurrentBodies, check_digests
 from uploader.service.close import Closers
@@ -47,24 +56,26 @@ class Storing:
     clock: Clock
     _: KW_ONLY
     max_bytes: int
+    max_files: int
 
     # Before
 
     async def refuse_early(self, new: NewFile, size: int) -> None:
         """Refuse what is sure to be refused before anything is written; the transaction decides. Raises FileTooLarge,
-        NameTaken, QuotaExceeded, StorageFull."""
+        NameTaken, QuotaExceeded, TooManyFiles, StorageFull."""
         if size > self.max_bytes:
             raise FileTooLarge(limit=self.max_bytes)
-        if new.if_exists is IfExists.FAIL or not await self._fits(new.user_id, size):
-            await self.database.read(_refuse, new, size)
+        if new.if_exists is IfExists.FAIL or not await self._fit(new.user_id, 1, size):
+            await self.database.read(_refuse, new, size, self.max_files)
         await self.admission.check(size)
 
-    async def _fits(self, user_id: str, size: int) -> bool:
+    async def _fit(self, user_id: str, files: int, size: int) -> bool:
         usage = await self.database.read(queries.usage, user_id, brief=True)
-        return usage is not None and usage.fits(size)
+        return usage is not None and usage.fits(size) and usage.takes_files(files, self.max_files)
 
-    async def has_room(self, user_id: str, size: int) -> bool:
-        if not await self._fits(user_id, size):
+    async def has_room(self, user_id: str, files: int, size: int) -> bool:
+        """Return whether so many files fit, of this size together."""
+        if not await self._fit(user_id, files, size):
             return False
         try:
             await self.admission.check(size)
@@ -112,6 +123,7 @@ class Storing:
             files=[self._file(new, arrival) for new, arrival in whole],
             if_exists=whole[0][0].if_exists,
             place_blobs=self.database.in_thread(place),
+            max_files=self.max_files,
         )
         for _ in range(ATTEMPTS):
             try:
@@ -136,12 +148,11 @@ class Storing:
             if existing is not None and not existing.may_be(file.sha256, file.size):
                 existing = None
             replaced_id = None if existing is None else existing.id
-            commit = partial(
-                self.database.transact, transactions.files.add_file, file, new.if_exists, replaced_id, place
-            )
+            add = partial(transactions.files.add_file, max_files=self.max_files)
+            commit = partial(self.database.transact, add, file, new.if_exists, replaced_id, place)
             try:
                 return _outcome(await self.closers.close_by(existing, commit))
-            except (NameTaken, QuotaExceeded, StorageFull) as error:
+            except (NameTaken, Refused) as error:
                 return error
             except (Duplicate, NotOpen, BlobLost):
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -162,21 +173,24 @@ class Storing:
         )
 
 
-async def _refuse(connection: Connection, new: NewFile, size: int) -> None:
-    """Raises NameTaken, QuotaExceeded, unless this may be a file that is there already, or takes the place of others."""
+async def _refuse(connection: Connection, new: NewFile, size: int, max_files: int) -> None:
+    """Raises NameTaken, QuotaExceeded, TooManyFiles, unless this may be a file that is there already, or takes the place
+    of others."""
     of_name = await queries.files_of_names(connection, new.user_id, [new.name])
     if any((file.size == size and new.md5 is None) or file.may_be(new.md5, new.sha256, size) for file in of_name):
         return
     if new.if_exists is IfExists.FAIL and of_name:
         raise NameTaken("You have another file of this name.")
     usage = await queries.usage(connection, new.user_id)
-    replaced = sum(file.size for file in of_name) if new.if_exists is IfExists.REPLACE else 0
+    replaced = of_name if new.if_exists is IfExists.REPLACE else []
     existing = None if new.md5 is None else await queries.open_upload_by_md5(connection, new.user_id, new.md5)
-    reserved = existing.size if existing is not None and existing.size == size else 0
-    if usage is None or usage.fits(size - replaced - reserved):
-        return
-    QUOTA_REFUSALS.inc()
-    raise usage.refusal(size)
+    room = Room(max_files, existing if existing is not None and existing.size == size else None)
+    more_bytes, more_files = size - sum(file.size for file in replaced), 1 - len(replaced)
+    refusal = None if usage is None else room.refusal(usage, more_bytes, more_files, size)
+    if isinstance(refusal, QuotaExceeded):
+        QUOTA_REFUSALS.inc()
+    if refusal is not None:
+        raise refusal
 
 
 def _outcome(verdict: transactions.files.Verdict) -> Outcome:
@@ -337,7 +351,7 @@ class WholeFiles:
     concurrency: ConcurrentBodies
 
     async def receive(self, new: NewFile, source: WholeSource, claims: ClaimedDigests) -> Complete:
-        """Raises FileTooLarge, QuotaExceeded, NameTaken, StorageFull, TooManyRequests, BodyTimeout,
+        """Raises FileTooLarge, QuotaExceeded, TooManyFiles, NameTaken, StorageFull, TooManyRequests, BodyTimeout,
         ChunkLengthMismatch, DigestMismatch, Md5Mismatch, Sha256Mismatch, Unavailable."""
         declared = source.declared_bytes
         if declared is not None:
@@ -375,14 +389,14 @@ class WholeFiles:
                 yield outcome
 
     async def _store_group(self, group: _Group) -> list[Outcome]:
-        if await self.storing.has_room(group.files[0].user_id, group.bytes):
+        if await self.storing.has_room(group.files[0].user_id, len(group.files), group.bytes):
             return await self.storing.store(group.files, group.bodies)
         return [await self._store_refusable(new, body) for new, body in zip(group.files, group.bodies, strict=True)]
 
     async def _store_refusable(self, new: NewFile, body: Body) -> Outcome:
         try:
             await self.storing.refuse_early(new, body.length)
-        except (NameTaken, QuotaExceeded, StorageFull) as error:
+        except (NameTaken, Refused) as error:
             return error
         (outcome,) = await self.storing.store([new], [body])
         return outcome

@@ -23,11 +23,13 @@ from uploader.domain import events
 from uploader.domain.events import EventType
 from uploader.domain.reports import Usage
 from uploader.domain.upload import SUPERSEDED, File, IfExists, State, Upload
-from uploader.errors import NameTaken, QuotaExceeded
+from uploader.errors import NameTaken, QuotaExceeded, TooManyFiles
 
 T = TypeVar("T")
 # Makes bytes the blob while its row is locked, and returns where they are now, if the store has locations.
 PlaceBlob = Callable[[], Awaitable[str | None]]
+# Of those with these SHA-256s, by SHA-256.
+PlaceBlobs = Callable[[Collection[str]], Awaitable[Mapping[str, str]]]
 
 
 async def relocate(connection: AsyncConnection, locations: Mapping[str, str], now: datetime) -> None:
@@ -145,7 +147,25 @@ class Added:
 
 
 # What became of a file that was to be made.
-Verdict = Added | NameTaken | QuotaExceeded
+Refusal = NameTaken | QuotaExceeded | TooManyFiles
+Verdict = Added | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The bounds of a user's account, beyond the quota in it, and an open upload that is closed by a file."""
+
+    max_files: int
+    closed: Upload | None = None
+
+    def refusal(self, usage: Usage, more_bytes: int, more_files: int, size: int) -> QuotaExceeded | TooManyFiles | None:
+        freed_bytes, freed_files = (0, 0) if self.closed is None else (self.closed.size, 1)
+        # What replaces more than it takes is let in, also where an administrator lowered the total below what is used.
+        if not usage.fits(more_bytes - freed_bytes) and not more_bytes <= 0 < size:
+            return usage.refusal(size)
+        if not usage.takes_files(more_files - freed_files, self.max_files):
+            return TooManyFiles(limit=self.max_files)
+        return None
 
 
 @dataclass(slots=True)
@@ -155,9 +175,9 @@ class Changes:
     if_exists: IfExists
     # By name, the files there are.
     standing: dict[str, list[File]]
-    # None if the quota is not asked.
+    # None if all that is needed was reserved.
+    room: Room | None
     usage: Usage | None
-    freed_bytes: int
     verdicts: list[Verdict] = field(default_factory=list)
     # To be added to `use_space_finished`.
     finished_bytes: int = 0
@@ -166,8 +186,12 @@ class Changes:
     # Of contents, how many refs are too many.
     dropped: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def more_files(self) -> int:
+        return len(self.made) - len(self.removed)
+
     def only(self) -> Added:
-        """Raises NameTaken, QuotaExceeded."""
+        """Raises NameTaken, QuotaExceeded, TooManyFiles."""
         (verdict,) = self.verdicts
         if isinstance(verdict, Added):
             return verdict
@@ -178,7 +202,7 @@ class Changes:
         same = next((other for other in of_name if other.sha256 == file.sha256), None)
         replaced = [other for other in of_name if other is not same] if self.if_exists is IfExists.REPLACE else []
         more = (0 if same else file.size) - sum(other.size for other in replaced)
-        refusal = None if same else self._refusal(file, of_name, more)
+        refusal = None if same else self._refusal(file, of_name, more, 1 - len(replaced))
         if same or refusal:
             self.dropped[file.sha256] += 1
         if refusal:
@@ -192,18 +216,16 @@ class Changes:
         self.finished_bytes += more
         self.verdicts.append(Added(same or file, is_new=same is None))
 
-    def _refusal(self, file: File, of_name: Sequence[File], more: int) -> NameTaken | QuotaExceeded | None:
+    def _refusal(self, file: File, of_name: Sequence[File], more: int, more_files: int) -> Refusal | None:
         try:
             _refuse_taken(file, of_name, self.if_exists)
         except NameTaken as error:
             return error
-        if self.usage is None:
+        if self.room is None or self.usage is None:
             return None
-        usage = replace(self.usage, use_space_finished=self.usage.use_space_finished + self.finished_bytes)
-        # What replaces more than it takes is let in, also where an administrator lowered the total below what is used.
-        if usage.fits(more - self.freed_bytes) or more <= 0 < file.size:
-            return None
-        return usage.refusal(file.size)
+        finished, files = self.usage.use_space_finished + self.finished_bytes, self.usage.files + self.more_files
+        usage = replace(self.usage, use_space_finished=finished, files=files)
+        return self.room.refusal(usage, more, more_files, file.size)
 
 
 async def lock_contents(
@@ -245,20 +267,19 @@ async def add_files(
     if_exists: IfExists,
     locked: set[str],
     *,
-    freed_bytes: int | None,
+    room: Room | None,
 ) -> Changes:
-    """Make files of one user and of different names, after `lock_contents`; the caller accounts for `finished_bytes`.
-
-    `freed_bytes`: what an upload that is closed by it gives back of the quota; None if the quota is not asked, because
-    all that is needed was reserved. Raises NamesChanged, BlobLost if the user's row has gone.
+    """Make files of one user and of different names, after `lock_contents`; the caller accounts for `finished_bytes` and
+    `more_files`. `room`: None if all that is needed was reserved. Raises NamesChanged, BlobLost if the user's row has
+    gone.
     """
     usage = None
-    if freed_bytes is not None or if_exists is not IfExists.KEEP:
+    if room is not None or if_exists is not IfExists.KEEP:
         usage = await queries.usage(connection, files[0].user_id, lock=True)
         if usage is None:
             raise rows.BlobLost(files[0].user_id)
     standing = await _read_names(connection, files, if_exists)
-    changes = Changes(if_exists, standing, None if freed_bytes is None else usage, freed_bytes or 0)
+    changes = Changes(if_exists, standing, room, usage)
     for file in files:
         changes.decide(file)
     if not {file.sha256 for file in changes.removed} <= locked:
@@ -318,26 +339,27 @@ async def add_file(
     if_exists: IfExists,
     replaced_upload_id: str | None,
     place_blob: PlaceBlob | None = None,
+    *,
+    max_files: int,
 ) -> Added:
     """Give a user a file of bytes that came whole, or, without `place_blob`, of content that is there already.
 
     An open upload of the same content is closed as done in the same transaction and its reservation exchanged, so that
-    it fits at the edge of the quota. Raises NotOpen, QuotaExceeded, NameTaken, Duplicate, and BlobLost if the blob of an
-    instant file has no refs (any more).
+    it fits at the edge of the quota. Raises NotOpen, QuotaExceeded, TooManyFiles, NameTaken, Duplicate, and BlobLost if
+    the blob of an instant file has no refs (any more).
     """
     replaced = None if replaced_upload_id is None else await rows.lock_open(connection, replaced_upload_id)
     is_whole = place_blob is not None
     locked = await lock_contents(connection, [file], if_exists, file.created_at, brings_bytes=is_whole)
     if place_blob is not None and (location := await place_blob()) is not None:
         await relocate(connection, {file.sha256: location}, file.created_at)
-    freed = 0 if replaced is None else replaced.size
-    changes = await add_files(connection, [file], if_exists, locked, freed_bytes=freed)
+    changes = await add_files(connection, [file], if_exists, locked, room=Room(max_files, replaced))
     added = changes.only()
     if replaced is None:
-        await rows.add_finished(connection, file.user_id, changes.finished_bytes)
+        await rows.add_finished(connection, file.user_id, changes.finished_bytes, changes.more_files)
     else:
         await close_by(connection, replaced, added, file.created_at, is_superseded=True)
-        await rows.settle_user(connection, replaced, finished=changes.finished_bytes)
+        await rows.settle_user(connection, replaced, finished=changes.finished_bytes, files=changes.more_files)
     return added
 
 
@@ -346,7 +368,8 @@ async def add_whole_files(
     files: Sequence[File],
     if_exists: IfExists,
     *,
-    place_blobs: Callable[[Collection[str]], Awaitable[Mapping[str, str]]],
+    place_blobs: PlaceBlobs,
+    max_files: int,
 ) -> list[Verdict | None]:
     """Add files of one user and of different names, of bytes that came whole. None: an upload of this MD5 is open, and
     closing one is not for here.
@@ -361,7 +384,8 @@ async def add_whole_files(
     else:
         uploads = [] if await queries.open_upload_by_md5(connection, user_id, md5s[0]) is None else md5s
     taken = [file for file in files if file.md5 not in uploads]
-    verdicts = iter(await _add_files(connection, taken, if_exists, place_blobs) if taken else ())
+    room = Room(max_files)
+    verdicts = iter(await _add_files(connection, taken, if_exists, place_blobs, room) if taken else ())
     return [None if file.md5 in uploads else next(verdicts) for file in files]
 
 
@@ -369,15 +393,16 @@ async def _add_files(
     connection: AsyncConnection,
     files: Sequence[File],
     if_exists: IfExists,
-    place_blobs: Callable[[Collection[str]], Awaitable[Mapping[str, str]]],
+    place_blobs: PlaceBlobs,
+    room: Room,
 ) -> list[Verdict]:
     try:
         locked = await lock_contents(connection, files, if_exists, files[0].created_at)
     except NameTaken as error:  # of the only one: nothing is written yet
         return [error]
     await relocate(connection, await place_blobs({file.sha256 for file in files}), files[0].created_at)
-    changes = await add_files(connection, files, if_exists, locked, freed_bytes=0)
-    await rows.add_finished(connection, files[0].user_id, changes.finished_bytes)
+    changes = await add_files(connection, files, if_exists, locked, room=room)
+    await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
     return changes.verdicts
 
 
@@ -395,7 +420,7 @@ async def delete_file(connection: AsyncConnection, file: File) -> bool:
     if await rows.changed(connection, rows.DELETE_FILE, removed=file.id) == 0:
         return False
     await connection.execute(rows.DROP_REFS, {"dropped": file.sha256, "fewer": 1})
-    await rows.add_finished(connection, file.user_id, -file.size)
+    await rows.add_finished(connection, file.user_id, -file.size, -1)
     await tell(connection, events.file_deleted, file)
     return True
 
@@ -417,7 +442,7 @@ async def delete_files(connection: AsyncConnection, files: Sequence[File], reaso
     gone = [file for file in files if await _is_deleted(connection, file)]
     if gone:
         await _drop_refs(connection, Counter(file.sha256 for file in gone))
-        await rows.add_finished(connection, gone[0].user_id, -sum(file.size for file in gone))
+        await rows.add_finished(connection, gone[0].user_id, -sum(file.size for file in gone), -len(gone))
         await tell_all(connection, events.file_deleted, gone, reason)
     return len(gone)
 

@@ -22,6 +22,7 @@ from uploader.database.models import UtcDateTime, blob, file, put_away, upload, 
 from uploader.database.outbox import listens, tell_all
 from uploader.domain.events import EventType, content_damaged, content_healed
 from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind
+from uploader.errors import TooManyFiles
 
 
 def given(*columns: str) -> dict[str, Any]:
@@ -37,12 +38,19 @@ _users = user_info.c
 _OF_USER = sa.update(user_info).where(_users.user_id == sa.bindparam("of_user"))
 _THAT_HAS_ROOM = _OF_USER.where(_users.total_space - _users.use_space_finished - _users.reserved >= _bytes("more"))
 RESERVE = _THAT_HAS_ROOM.values(reserved=_users.reserved + _bytes("more"))
+# For an upload that comes about by it.
+RESERVE_ANEW = _THAT_HAS_ROOM.where(_users.files < _bytes("max_files")).values(
+    reserved=_users.reserved + _bytes("more"), files=_users.files + 1
+)
 RELEASE = _OF_USER.values(reserved=_users.reserved - _bytes("less"))
-ADD_FINISHED = _OF_USER.values(use_space_finished=_users.use_space_finished + _bytes("more"))
+ADD_FINISHED = _OF_USER.values(
+    use_space_finished=_users.use_space_finished + _bytes("more"), files=_users.files + _bytes("more_files")
+)
 SETTLE_USER = _OF_USER.values(
     use_space_unfinished=_users.use_space_unfinished - _bytes("flushed"),
     reserved=_users.reserved - _bytes("size"),
     use_space_finished=_users.use_space_finished + _bytes("finished"),
+    files=_users.files + _bytes("more_files"),
 )
 
 INSERT_UPLOAD = sa.insert(upload)
@@ -263,19 +271,28 @@ async def close_row(
     await connection.execute(CLOSE_UPLOAD, values)
 
 
-async def settle_user(connection: AsyncConnection, upload: Upload, finished: int) -> None:
-    """Take an upload out of its user's account (the compensation, by the row's own figure) and add `finished` bytes."""
-    values = {"flushed": upload.flushed_bytes, "size": upload.size, "finished": finished}
+async def settle_user(connection: AsyncConnection, upload: Upload, *, finished: int, files: int) -> None:
+    """Take an upload out of its user's account (the compensation, by the row's own figure) and add `finished` bytes and
+    so many files."""
+    values = {"flushed": upload.flushed_bytes, "size": upload.size, "finished": finished, "more_files": files - 1}
     await connection.execute(SETTLE_USER, values | {"of_user": upload.user_id})
 
 
-async def reserve(connection: AsyncConnection, user_id: str, more: int, requested: int) -> None:
-    """Raises QuotaExceeded, which tells of `requested` bytes; BlobLost if the user's row has gone."""
-    if await changed(connection, RESERVE, of_user=user_id, more=more) == 0:
-        usage = await queries.usage(connection, user_id)
+async def reserve(
+    connection: AsyncConnection, user_id: str, more: int, *, requested: int, max_files: int | None = None
+) -> None:
+    """`max_files`: for an upload that comes about by it. Raises QuotaExceeded, which tells of `requested` bytes;
+    TooManyFiles; BlobLost if the user's row has gone."""
+    statement, limits = (RESERVE, {}) if max_files is None else (RESERVE_ANEW, {"max_files": max_files})
+    while await changed(connection, statement, of_user=user_id, more=more, **limits) == 0:
+        # Locked: where room was made at this moment, the statement finds it.
+        usage = await queries.usage(connection, user_id, lock=True)
         if usage is None:
             raise BlobLost(user_id)
-        raise usage.refusal(requested)
+        if not usage.fits(more):
+            raise usage.refusal(requested)
+        if max_files is not None and not usage.takes_files(1, max_files):
+            raise TooManyFiles(limit=max_files)
 
 
 async def insert_files(connection: AsyncConnection, files: Sequence[File]) -> None:
@@ -336,6 +353,6 @@ async def tell_of_content(connection: AsyncConnection, kind: EventType, sha256: 
     await tell_all(connection, make, files[:_MOST_TOLD], len(files) > _MOST_TOLD)
 
 
-async def add_finished(connection: AsyncConnection, user_id: str, more_bytes: int) -> None:
-    if more_bytes:
-        await connection.execute(ADD_FINISHED, {"of_user": user_id, "more": more_bytes})
+async def add_finished(connection: AsyncConnection, user_id: str, more_bytes: int, more_files: int) -> None:
+    if more_bytes or more_files:
+        await connection.execute(ADD_FINISHED, {"of_user": user_id, "more": more_bytes, "more_files": more_files})

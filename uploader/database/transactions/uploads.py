@@ -64,7 +64,8 @@ async def join_concatenation(
     if more := whole.size - held:
         await rows.reserve(connection, whole.user_id, more, requested=more)
     flushed = sum(part.flushed_bytes for part in parts.values())
-    values = {"of_user": whole.user_id, "flushed": flushed, "size": 0, "finished": 0}
+    # It takes their place, so it needs no room among the files.
+    values = {"of_user": whole.user_id, "flushed": flushed, "size": 0, "finished": 0, "more_files": 1 - len(parts)}
     await connection.execute(rows.SETTLE_USER, values)
     await tell(connection, events.upload_created, whole, expires_at)
     await make_room()
@@ -124,10 +125,13 @@ class Flushed:
     open_ids: frozenset[str]
 
 
-async def open_upload(connection: AsyncConnection, upload: Upload, max_open_uploads: int, expires_at: datetime) -> None:
-    """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyUploads."""
+async def open_upload(
+    connection: AsyncConnection, upload: Upload, *, max_open_uploads: int, max_files: int, expires_at: datetime
+) -> None:
+    """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyFiles,
+    TooManyUploads."""
     await connection.execute(rows.INSERT_UPLOAD, rows.row_of(upload))
-    await rows.reserve(connection, upload.user_id, upload.size, requested=upload.size)
+    await rows.reserve(connection, upload.user_id, upload.size, requested=upload.size, max_files=max_files)
     # The user's row is locked by now, so racing callers count one after the other.
     if await queries.count_open_uploads(connection, upload.user_id) > max_open_uploads:
         raise TooManyUploads(limit=max_open_uploads)
@@ -227,7 +231,7 @@ async def close_upload(
     """
     upload = await rows.lock_open(connection, upload_id)
     await rows.close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
-    await rows.settle_user(connection, upload, finished=0)
+    await rows.settle_user(connection, upload, finished=0, files=0)
     if not upload.is_part:
         await tell(connection, events.upload_closed, upload, reason)
     await note(connection, act, name=upload.name, size=upload.size)
@@ -244,7 +248,7 @@ async def withdraw(connection: AsyncConnection, upload_id: str, received: int, n
     generation = upload.generation + 1
     values = {"generation": generation, "flushed_generation": generation, "flushed_bytes": flushed}
     await rows.set_upload(connection, upload_id, **values, updated_at=now)
-    less = {"flushed": upload.flushed_bytes - flushed, "size": 0, "finished": 0}
+    less = {"flushed": upload.flushed_bytes - flushed, "size": 0, "finished": 0, "more_files": 0}
     await connection.execute(rows.SETTLE_USER, less | {"of_user": upload.user_id})
     return generation
 
@@ -282,10 +286,10 @@ async def merge(
         file = replace(file, md5=await queries.md5_of(connection, sha256))
     if (location := await place_blob()) is not None:
         await relocate(connection, {sha256: location}, now)
-    changes = await add_files(connection, [file], upload.if_exists, locked, freed_bytes=None)
+    changes = await add_files(connection, [file], upload.if_exists, locked, room=None)
     added = changes.only()
     await close_by(connection, upload, added, now)
-    await rows.settle_user(connection, upload, finished=changes.finished_bytes)
+    await rows.settle_user(connection, upload, finished=changes.finished_bytes, files=changes.more_files)
     return added.file
 
 

@@ -41,7 +41,7 @@ _OPEN_FILE = {**_OPEN, 200: (schemas.UploadState, schemas.FileState, schemas.Cha
 _MERGE = {**FILE, 202: schemas.UploadState}
 _CHUNK = {**_MERGE, 200: (schemas.ChunkState, schemas.FileState)}
 # Where a file begins, and where it is made.
-BEGINNING = ("refused", "quota-exceeded", "file-too-large")
+BEGINNING = ("refused", "quota-exceeded", "too-many-files", "file-too-large")
 FINISHING = ("name-taken", "md5-mismatch", "sha256-mismatch", "storage-full")
 _OPENING = ("invalid-request", *BEGINNING, *FINISHING, "too-many-uploads")
 _FINDING = ("upload-not-found", "upload-gone", "invalid-request")
@@ -156,7 +156,7 @@ class UploadHandlers:
         "Prove that you hold the content",
         takes=schemas.Prove,
         responses=FILE,
-        problems=("proof-failed", "refused", "name-taken", "quota-exceeded", *_FINDING),
+        problems=("proof-failed", "refused", "name-taken", "quota-exceeded", "too-many-files", *_FINDING),
     )
     async def prove(self, call: Call) -> Response:
         target = _target(call)

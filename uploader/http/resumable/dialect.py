@@ -125,7 +125,10 @@ class ResumableHandlers:
         takes_bytes=True,
         takes_optional=True,
         responses={201: None, 202: None, **_OF_BYTES},
-        problems=(*_APPEND, *_FINDING, "upload-exists", "quota-exceeded", "refused", "too-many-uploads"),
+        problems=(
+            *(*_APPEND, *_FINDING, "upload-exists", "refused"),
+            *("quota-exceeded", "too-many-files", "too-many-uploads"),
+        ),
         parameters=_CREATION,
     )
     async def create(self, call: Call) -> Response:

@@ -27,6 +27,7 @@ _STATUS: dict[type[UploaderError], int] = {
     errors.Conflict: 409,
     errors.UploadGone: 410,
     errors.QuotaExceeded: 413,
+    errors.TooManyFiles: 413,
     errors.FileTooLarge: 413,
     errors.TargetTooLong: 414,
     errors.UnsupportedMediaType: 415,
