@@ -163,7 +163,9 @@ class Settings:
         units.parse_duration, "10s", "how long a request waits for its merge before the answer is 202"
     )
     upload_expiry_seconds: float = _setting(_duration, "7d", "when an idle upload expires")
-    closed_retention_seconds: float = _setting(_duration, "30d", "how long it is remembered what became of an upload")
+    closed_retention_seconds: float = _setting(
+        _duration, "30d", "how long it is remembered what became of an upload, of a user the newest 1,000"
+    )
     audit_retention_seconds: float = _setting(
         units.parse_duration, "400d", "how long it is kept who did what to whom; `0s`: for ever"
     )

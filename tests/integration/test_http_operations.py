@@ -225,13 +225,15 @@ async def test_who_reads_the_metrics_is_set(make_stack: MakeStack) -> None:
 
 async def test_the_configuration_says_what_a_client_needs(make_stack: MakeStack) -> None:
     sizes = {"chunk_size_bytes": 256 * KIB, "min_chunk_size_bytes": 128 * KIB, "max_chunk_size_bytes": 512 * KIB}
-    async with make_stack(**sizes, max_file_size_bytes=10**6, instant="own", upload_expiry_seconds=60.0) as stack:
+    limits = {"max_file_size_bytes": 10**6, "max_files": 7, "upload_expiry_seconds": 60.0}
+    async with make_stack(**sizes, **limits, instant="own") as stack:
         response = await stack.anonymous().get("/config")
         assert response.status_code == 200
         assert response.json() == {
             "chunk_size": {"default": 256 * KIB, "min": 128 * KIB, "max": 512 * KIB},
             "max_file_size": 10**6,
             "max_chunks": 10_000,
+            "max_files": 7,
             "instant": "own",
             "upload_expiry_seconds": 60,
             "link_lifetime_seconds": 604800,

@@ -12,6 +12,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import CheckConstraint, Connection, Index, UniqueConstraint, insert, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from tests.support.invariants import checked_accounts
 from tests.support.process import run_cli
 from tests.support.rows import NOW, Transactions, digests, upload_row
 from tests.support.waiting import SERVER_SECONDS
@@ -94,6 +95,21 @@ async def test_a_token_for_the_metrics_does_not_become_one_for_everything(empty:
     await migrate.downgrade(empty, "0011")
     async with empty.engine.connect() as connection:
         assert (await connection.execute(text("SELECT user_id, admin FROM token"))).all() == [(b"u", 0)]
+
+
+async def test_users_have_the_number_of_their_files_from_their_rows(empty: Database) -> None:
+    await migrate.upgrade(empty)
+    act = Transactions(empty)
+    for user_id in ("alice", "bob", "carol"):
+        await act.create_user(user_id)
+    for user_id, size in (("alice", 10), ("alice", 20), ("bob", 30)):
+        await act.upload_and_merge(user_id, size, seed=f"{size}")
+        await act.open(upload_row(user_id, size))
+    await act.close(await act.open(upload_row("carol")))
+    await migrate.downgrade(empty, "0013")
+    await migrate.upgrade(empty)
+    await checked_accounts(empty)
+    assert await ask(empty, differences) == []
 
 
 async def test_the_comparison_with_the_models_sees_a_difference(empty: Database) -> None:

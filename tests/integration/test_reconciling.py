@@ -311,6 +311,7 @@ ROWS = {
     "finished": _rows((Kind.USE_SPACE_FINISHED, "alice", DONE.size, DONE.size + 11), use_space_finished=DONE.size + 11),
     "unfinished": _rows((Kind.USE_SPACE_UNFINISHED, "alice", STORED, STORED - 1), use_space_unfinished=STORED - 1),
     "reserved": _rows((Kind.RESERVED, "alice", OPEN.size + WHOLE.size, 0), reserved=0),
+    "files": _rows((Kind.FILES, "alice", 3, 5), files=5),
     "refs": _rows((Kind.REFS, DONE.sha256, 1, 3), refs=3),
     # The row and its user agree, and the disk has less, or more.
     "flushed too much": _rows(

@@ -1,5 +1,5 @@
-"""Files that come whole, in batches, by uploads and from others, under names that others have, at the edge of the quota, in
-any order and with workers that die at any step, compared with a model of names and sizes."""
+"""Files that come whole, in batches, by uploads and from others, under names that others have, at the edge of the quota and
+of the number of files, in any order and with workers that die at any step, compared with a model of names and sizes."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -23,14 +23,14 @@ from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import IfExists
-from uploader.errors import FileNotFound, NameTaken, QuotaExceeded, UploaderError
+from uploader.errors import FileNotFound, NameTaken, QuotaExceeded, TooManyFiles, UploaderError
 from uploader.http.bodies.delta import DeltaChunk
 from uploader.http.bodies.intake import Intake
 from uploader.service.results import Complete, NewFile, Opening, Target, UploadStatus
 from uploader.storage.base import Body
 
 USERS = ("alice", "bob")
-TOTAL_SPACE = 2000
+TOTAL_SPACE, MAX_FILES = 2000, 6
 CONTENTS = [Content(size, seed) for seed, size in enumerate((0, 100, 300, 300, 700, 900))]
 CONTENTS += [Edited.of(CONTENTS[base], seed=base) for base in (1, 3, 4)]
 BY_SHA256 = {content.sha256: number for number, content in enumerate(CONTENTS)}
@@ -72,13 +72,22 @@ class Books:
         room = TOTAL_SPACE - self._finished() - self._reserved(besides=wanted.number)
         if not is_there and not reserved and more > room and not more <= 0 < wanted.size:
             return "no room"
+        places = 1 - len(removed) - (wanted.number in self.uploads)
+        if not is_there and not reserved and places > 0 and self._count() + places > MAX_FILES:
+            return "too many"
         self.files -= {(wanted.name, number) for number in removed}
         self.files.add((wanted.name, wanted.number))
         self.uploads.pop(wanted.number, None)
         return "there" if is_there else "made"
 
-    def fits(self, size: int) -> bool:
-        return size <= TOTAL_SPACE - self._finished() - self._reserved(besides=None)
+    def refusal(self, size: int) -> type[UploaderError] | None:
+        """Why no upload of this size is opened."""
+        if size > TOTAL_SPACE - self._finished() - self._reserved(besides=None):
+            return QuotaExceeded
+        return TooManyFiles if self._count() >= MAX_FILES else None
+
+    def _count(self) -> int:
+        return len(self.files) + len(self.uploads)
 
     def _finished(self) -> int:
         return sum(CONTENTS[number].size for _, number in self.files)
@@ -96,7 +105,7 @@ class FilesMachine(Machine):
 
     @initialize()
     def start(self) -> None:
-        self.serve(USERS, TOTAL_SPACE)
+        self.serve(USERS, TOTAL_SPACE, max_files=MAX_FILES)
         self.intake = Intake(self.services.settings, self.services.spool)
 
     @rule(user_id=user_ids, name=names, number=numbers, if_exists=choices, dies_at=DEATHS)
@@ -155,11 +164,11 @@ class FilesMachine(Machine):
             opened = self.runner.run(self.services.openings.open(opening))
         except NameTaken:
             assert taken
-        except QuotaExceeded:
-            assert not books.fits(content.size)
+        except (QuotaExceeded, TooManyFiles) as error:
+            assert type(error) is books.refusal(content.size)
         else:
             assert isinstance(opened, UploadStatus)
-            assert books.fits(content.size) and not taken
+            assert books.refusal(content.size) is None and not taken
             books.uploads[number] = Wanted(name, number, if_exists)
 
     @rule(user_id=user_ids, which=numbers, dies_at=DEATHS)
@@ -276,6 +285,8 @@ def _said(outcome: object) -> str:
             return "taken"
         case QuotaExceeded():
             return "no room"
+        case TooManyFiles():
+            return "too many"
         case FileNotFound():
             return "no base"
     raise AssertionError(outcome)

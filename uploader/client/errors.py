@@ -2,7 +2,7 @@
 
 ClientError
 ├── ServerProblem        the server's answer: its code, status and further members
-│   └── Unauthenticated  QuotaExceeded  NotFound
+│   └── Unauthenticated  QuotaExceeded  TooManyFiles  NotFound
 ├── Stopped
 │   └── Cancelled
 └── Unreachable  BadAnswer  Unreadable  Unwritable  InvalidName  AmbiguousName  LeadsOutside  ServerTooOld  FileChanged
@@ -54,6 +54,10 @@ class Unauthenticated(ServerProblem):
 
 class QuotaExceeded(ServerProblem):
     """The file does not fit into the total space; `fields` holds the figures."""
+
+
+class TooManyFiles(ServerProblem):
+    """There are as many files and open uploads as one may have; `fields` holds the `limit`."""
 
 
 class NotFound(ServerProblem):

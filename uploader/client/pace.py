@@ -10,7 +10,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from uploader.client.errors import ClientError, NotFound, QuotaExceeded, ServerProblem, Unauthenticated
+from uploader.client.errors import (
+    ClientError,
+    NotFound,
+    QuotaExceeded,
+    ServerProblem,
+    TooManyFiles,
+    Unauthenticated,
+)
 
 # A piece is about so much of the rate: what is sent or read at once is never followed by a long silence, on which servers
 # and proxies hang up.
@@ -26,6 +33,7 @@ _PROBLEMS: dict[str, type[ServerProblem]] = {
     "unauthenticated": Unauthenticated,
     "forbidden": Unauthenticated,
     "quota-exceeded": QuotaExceeded,
+    "too-many-files": TooManyFiles,
     "not-found": NotFound,
     "upload-not-found": NotFound,
     "file-not-found": NotFound,

@@ -269,6 +269,16 @@ async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> Non
     raise error_of(problem | asdict(usage) | {"requested": size}, 413)
 
 
+async def needs_no_place(api: Api, name: str, size: int, if_exists: IfExists) -> bool:
+    """Return whether a file may be taken where there are too many: it may be there under this name, take the place of
+    another, or be what an open upload is of."""
+    page = await api.page(None, name, _PAGE_FILES, one_level=True)
+    of_name = [file.size for file in page.files if file.name == name]
+    if page.next is not None or size in of_name or (if_exists == "replace" and of_name):
+        return True
+    return any(upload.size == size for upload in await api.uploads())
+
+
 async def all_or_none(works: Iterable[Awaitable[T]]) -> list[T]:
     """Run all; the first error ends the others, and nothing of them goes on behind the caller's back."""
     tasks = [asyncio.ensure_future(work) for work in works]

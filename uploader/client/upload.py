@@ -19,7 +19,7 @@ from uploader.client.api import Api
 from uploader.client.model import Challenged, Complete, Digests, File, Merging, Open, Upload, UploadStatus
 from uploader.client.plan import Part
 from uploader.client.source import Source, digests_of, proof_of, sample_of
-from uploader.client.transfer import Meter, Shared, all_or_none, check_room, end
+from uploader.client.transfer import Meter, Shared, all_or_none, check_room, end, needs_no_place
 
 if TYPE_CHECKING:
     from uploader.client.delta import Known
@@ -415,6 +415,10 @@ class Uploading:
             except errors.QuotaExceeded:
                 await self._check_room()
                 return None  # the content may be there already
+            except errors.TooManyFiles:
+                if not await needs_no_place(self._api, self._name, size, self._destination.if_exists):
+                    raise
+                return None
             if not isinstance(opened, Complete):
                 return opened
             if opened.file.sha256 == (await self._hashing).sha256:

@@ -93,6 +93,11 @@ async def fact(connection: AsyncConnection, name: str) -> str | None:
     return stored
 
 
+async def moment(connection: AsyncConnection, name: str) -> datetime:
+    """Return the moment that a fact is; the earliest one where there is no such fact."""
+    return _moment(await fact(connection, name) or "", datetime.min.replace(tzinfo=UTC))
+
+
 async def lease(connection: AsyncConnection, name: str, owner: str, *, now: datetime, until: datetime) -> bool:
     """Return whether `owner` may do alone, until a moment, what `name` says: it does it already, or nobody does now.
     Raises Duplicate (from the engine) where two are the first at once."""

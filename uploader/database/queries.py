@@ -74,6 +74,19 @@ _NEWEST_CLOSED_UPLOAD = (
     .order_by(_UPLOADS.closed_at.desc(), _UPLOADS.id.desc())
     .limit(1)
 )
+_CLOSED_OF_USER = (_UPLOADS.user_id == sa.bindparam("user_id"), _UPLOADS.open_flag.is_(None))
+# Of those that are remembered, the oldest; NULL where they are fewer.
+_OLDEST_OF_NEWEST = (
+    sa.select(_UPLOADS.closed_at)
+    .where(*_CLOSED_OF_USER)
+    .order_by(_UPLOADS.closed_at.desc())
+    .limit(1)
+    .offset(sa.bindparam("newest", type_=sa.Integer))
+    .scalar_subquery()
+)
+_CLOSED_BEFORE_NEWEST = _UPLOAD.where(*_CLOSED_OF_USER, _UPLOADS.closed_at < _OLDEST_OF_NEWEST).limit(
+    sa.bindparam("most", type_=sa.Integer)
+)
 _UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "idempotency_key")).limit(1)
 _OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER).order_by(_UPLOADS.id.desc())
 _COUNT_OF_OPEN_UPLOADS = sa.select(sa.func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
@@ -146,6 +159,27 @@ async def uploads_by_id(connection: AsyncConnection, upload_ids: list[str]) -> d
 async def closed_uploads(connection: AsyncConnection, closed_before: datetime, limit: int) -> list[Upload]:
     query = _UPLOAD.where(_UPLOADS.closed_at < closed_before).limit(limit)
     return await all_of(connection, upload_of, query)
+
+
+async def ends_of_uploads(
+    connection: AsyncConnection, after: datetime, until: datetime, limit: int
+) -> list[tuple[datetime, str]]:
+    """When uploads were closed, and whose they were: the earliest after a moment first."""
+    query = sa.select(_UPLOADS.closed_at, _UPLOADS.user_id).where(_UPLOADS.closed_at > after)
+    query = query.where(_UPLOADS.closed_at <= until).order_by(_UPLOADS.closed_at).limit(limit)
+    return [(closed_at, user_id) for closed_at, user_id in await connection.execute(query)]
+
+
+async def closed_before_newest(
+    connection: AsyncConnection, user_ids: Sequence[str], newest: int, limit: int
+) -> list[Upload]:
+    """Closed uploads of users that are older than so many others of theirs; in all at most `limit`."""
+    found: list[Upload] = []
+    for user_id in user_ids:
+        if len(found) < limit:
+            asked = {"user_id": user_id, "newest": newest - 1, "most": limit - len(found)}
+            found += await all_of(connection, upload_of, _CLOSED_BEFORE_NEWEST, **asked)
+    return found
 
 
 async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str) -> Upload | None:

@@ -71,8 +71,9 @@ _BATCH = 1000
 
 @dataclass(eq=False, repr=False)
 class Collector:
-    """Removes blobs that no file refers to, and what is left of closed uploads; forgets those that were closed long
-    ago, and old acts of the audit log. Several at once are safe: each blob is removed under the lock of its row."""
+    """Removes blobs that no file refers to, and what is left of closed uploads; forgets those that were closed long ago,
+    or before the newest of their users, and old acts of the audit log. Several at once are safe: each blob is removed
+    under the lock of its row."""
 
     files: Files
     closers: Closers
@@ -88,9 +89,10 @@ class Collector:
     async def run_once(self) -> float:
         collected = await self.files.collect_all(_BATCH)
         purged = await self.cleanup.purge_closed(self.clock.now() - self._closed_retention, _BATCH)
+        more = await self.cleanup.purge_crowded(_BATCH)
         forgotten = await self.audit_log.forget_old(_BATCH)
         await self.closers.tidy_left()
-        return 0.0 if _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
+        return 0.0 if more or _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
 
 
 # Of a short retention, and of none where the store keeps things all the same.

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from uploader.clock import Clock
 from uploader.database import meta, queries, transactions
@@ -94,6 +95,9 @@ async def kept_strays(database: Database) -> int:
 
 
 _BATCH = 250
+# Of each user's closed uploads.
+_REMEMBERED = 1000
+_PURGED_UNTIL = "users with many closed uploads"
 # So many blobs without a row are what crashes leave; or so large a part of all.
 _MAX_STRAYS, _MAX_STRAY_PART = 100, 0.01
 
@@ -156,9 +160,25 @@ class Cleanup:
         return run.cleaned
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
-        """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
-        and the row at the next call: bytes that no row names would stay. Raises Unavailable."""
-        closed = await self.database.read(queries.closed_uploads, closed_before, limit)
+        """Forget what became of uploads that were closed long ago; returns how many. Raises Unavailable."""
+        return await self._purge(await self.database.read(queries.closed_uploads, closed_before, limit))
+
+    async def purge_crowded(self, limit: int) -> bool:
+        """Forget what became of uploads that were closed before the newest of their users, as far as these closed any since
+        the last call; returns whether more such users may follow. Raises Unavailable."""
+        since, now = await self.database.read(meta.moment, _PURGED_UNTIL), self.clock.now()
+        ends = await self.database.read(queries.ends_of_uploads, min(since, now), now, limit)
+        if not ends:
+            return False
+        user_ids = sorted({user_id for _, user_id in ends})
+        ask = partial(self.database.read, queries.closed_before_newest, user_ids, _REMEMBERED, limit)
+        while (closed := await ask()) and await self._purge(closed):
+            pass
+        await self.database.transact(meta.replace_fact, _PURGED_UNTIL, ends[-1][0].isoformat())
+        return len(ends) == limit
+
+    async def _purge(self, closed: list[Upload]) -> int:
+        """Where bytes are left they go first, and the row at the next call: bytes that no row names would stay."""
         left = {upload.id for upload in await self.storage.remaining(closed)}
         for upload_id in left:
             try:

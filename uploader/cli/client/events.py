@@ -17,7 +17,18 @@ import msgspec
 from msgspec import Struct
 
 from uploader.cli.terminal import EXIT_OK, human_bytes, human_seconds, percent, shown_path
-from uploader.client import ClientError, File, Folder, How, QuotaExceeded, ServerProblem, Unauthenticated, Upload, Usage
+from uploader.client import (
+    ClientError,
+    File,
+    Folder,
+    How,
+    QuotaExceeded,
+    ServerProblem,
+    TooManyFiles,
+    Unauthenticated,
+    Upload,
+    Usage,
+)
 from uploader.domain.names import CONTROL
 
 EXIT_AUTHENTICATION = 3
@@ -398,7 +409,7 @@ def _cleaned(part: Any) -> Any:
 def exit_code_of(error: ClientError) -> int:
     if isinstance(error, Unauthenticated):
         return EXIT_AUTHENTICATION
-    if isinstance(error, QuotaExceeded):
+    if isinstance(error, QuotaExceeded | TooManyFiles):
         return EXIT_QUOTA
     return EXIT_TRY_AGAIN if error.retryable else EXIT_FAILED
 
@@ -426,13 +437,18 @@ def _words_of(error: ClientError) -> str:
 
 
 def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
-    """A file that does not fit, with the figures. Raises KeyError if they were not given."""
+    """A file that does not fit, or is one too many, with the figures. Raises KeyError if they were not given."""
     if isinstance(error, QuotaExceeded):
         fields = error.fields
         free_bytes = fields["total_space"] - fields["use_space_finished"] - fields["reserved"]
         free = f"{human_bytes(max(0, free_bytes))} of your {sizes['total_space']} are free"
         held = f", {sizes['reserved']} are kept for open uploads (`uploader uploads`)" if fields["reserved"] else ""
         return f"not enough space: the file needs {sizes['requested']}, and {free}{held}"
+    if isinstance(error, TooManyFiles):
+        most = f"{error.fields['limit']:,}"
+        return (
+            f"you have {most} files and open uploads (`uploader uploads`), the most that the server allows: delete some"
+        )
     if error.code == "storage-full" and "limit" in sizes:
         holds = f"it needs {sizes['requested']}, and at most {sizes['limit']} fit"
         return f"the server's disk is too small for this file: {holds}"

@@ -189,7 +189,7 @@ export class Uploading {
         if (opened.state !== "complete") return opened;
         if (opened.file.sha256 === (await this.#hashing.both).sha256) return opened.file.name === this.name ? opened : null;
       } catch (problem) {
-        if (problem.code === "quota-exceeded" && (await this.#mayBeThere())) return null;
+        if (["quota-exceeded", "too-many-files"].includes(problem.code) && (await this.#mayBeThere())) return null;
         if (!NOT_THERE.has(problem.code)) throw problem;
         // it was cancelled, has expired, or its file was deleted
       }

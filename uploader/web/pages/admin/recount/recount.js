@@ -56,7 +56,7 @@ export function differences({ drifts, notes }) {
 function columns() {
   const value = (row, figure) => {
     if (figure === null) return t("none");
-    return row.kind === "refs" ? formatCount(figure) : formatBytes(figure);
+    return ["refs", "files"].includes(row.kind) ? formatCount(figure) : formatBytes(figure);
   };
   // Bytes in full: what differs by one byte has to show.
   const exact = (row, figure) => element("span", { title: figure === null ? null : formatCount(figure) }, value(row, figure));
