@@ -35,10 +35,10 @@ def _asked(upload: Any) -> dict[str, tuple[Executable, dict[str, Any]]]:
         "count of open uploads": (queries._COUNT_OF_OPEN_UPLOADS, user),
         "token by hash": (queries._TOKEN_BY_HASH, {"token_sha256": "0" * 64}),
         "blobs by MD5": (queries._BLOBS_BY_MD5, {"md5": upload.md5, "size": upload.size}),
-        "reserve": (rows.RESERVE, {"of_user": upload.user_id, "more": 0}),
+        "reserve": (rows.RESERVE_ANEW, {"of_user": upload.user_id, "more": 0, "max_files": 10**6}),
         "settle the user": (
             rows.SETTLE_USER,
-            {"of_user": upload.user_id, "flushed": 0, "size": 0, "finished": 0},
+            {"of_user": upload.user_id, "flushed": 0, "size": 0, "finished": 0, "more_files": 0},
         ),
     }
 

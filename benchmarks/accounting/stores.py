@@ -34,7 +34,8 @@ SELECT id, CONCAT('user', number % :users), id, 'folder/file.bin', :size, :chunk
 FROM JSON_TABLE(:items, '$[*]' COLUMNS (number BIGINT PATH '$[0]', id VARCHAR(32) PATH '$[1]')) AS item
 """
 _RESERVE = """
-INSERT INTO user_info (user_id, total_space, reserved) SELECT user_id, SUM(size), SUM(size) FROM upload GROUP BY user_id
+INSERT INTO user_info (user_id, total_space, reserved, files)
+SELECT user_id, SUM(size), SUM(size), COUNT(*) FROM upload GROUP BY user_id
 """
 
 

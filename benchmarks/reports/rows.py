@@ -52,13 +52,15 @@ SELECT CONCAT('{kind}', LPAD(LOWER(HEX(seq)), 13, '0'), LEFT(MD5(seq), 18)),
 FROM seq_0_to_{last}
 """
 _USERS = """
-INSERT INTO user_info (user_id, total_space, use_space_finished, use_space_unfinished, reserved)
-SELECT CONCAT('user', LPAD(seq, 6, '0')), 1 << 40, COALESCE(finished, 0), COALESCE(unfinished, 0), COALESCE(reserved, 0)
+INSERT INTO user_info (user_id, total_space, use_space_finished, use_space_unfinished, reserved, files)
+SELECT CONCAT('user', LPAD(seq, 6, '0')), 1 << 40, COALESCE(finished, 0), COALESCE(unfinished, 0), COALESCE(reserved, 0),
+  COALESCE(made, 0) + COALESCE(opened, 0)
 FROM seq_0_to_{last}
-LEFT JOIN (SELECT user_id, SUM(size) AS finished FROM file GROUP BY user_id) AS files
+LEFT JOIN (SELECT user_id, SUM(size) AS finished, COUNT(*) AS made FROM file GROUP BY user_id) AS files
   ON files.user_id = CONCAT('user', LPAD(seq, 6, '0'))
 LEFT JOIN (
-  SELECT user_id, SUM(flushed_bytes) AS unfinished, SUM(size) AS reserved FROM upload WHERE open_flag = 1 GROUP BY user_id
+  SELECT user_id, SUM(flushed_bytes) AS unfinished, SUM(size) AS reserved, COUNT(*) AS opened
+  FROM upload WHERE open_flag = 1 GROUP BY user_id
 ) AS uploads ON uploads.user_id = CONCAT('user', LPAD(seq, 6, '0'))
 """
 _DAYS = """

@@ -26,7 +26,7 @@ _CONTENT = bytes(SIZE_BYTES)
 _USER = b"user"
 _BLOB = "INSERT INTO blob (sha256, md5, size, refs, created_at) VALUES (?, ?, ?, 1, ?)"
 _FILE = "INSERT INTO file (id, user_id, md5, sha256, name, size, instant, created_at) VALUES (?, ?, ?, ?, ?, ?, 0, ?)"
-_ADD = "UPDATE user_info SET use_space_finished = use_space_finished + ? WHERE user_id = ?"
+_ADD = "UPDATE user_info SET use_space_finished = use_space_finished + ?, files = files + 1 WHERE user_id = ?"
 _NOW = "2030-01-31 23:59:59.000000"
 
 

@@ -122,9 +122,8 @@ async def _fill(data: Path, user_id: str, count: int) -> None:
             await connection.execute(models.blob.insert(), blobs)
             await connection.execute(models.file.insert(), files)
         user = models.user_info
-        await connection.execute(
-            user.update().where(user.c.user_id == user_id).values(use_space_finished=count * SIZE_BYTES)
-        )
+        owns = {"use_space_finished": count * SIZE_BYTES, "files": count}
+        await connection.execute(user.update().where(user.c.user_id == user_id).values(owns))
 
     try:
         await services.database.transact(insert)

@@ -1,6 +1,7 @@
 """Looks at the accounts all the while, and at everything in the end. It trusts definitions only, no figure of the server."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -79,21 +80,27 @@ def _broken(client: Client, stored: Mapping[str, OnDisk]) -> Iterator[str]:
 
 
 async def _drift_bytes(connection: AsyncConnection, stored: Mapping[str, OnDisk]) -> int:
-    """How far the accounts are from what is stored, open uploads and finished files."""
+    """How far the accounts are from what is stored, open uploads and finished files; one more or less counts as a byte."""
     uploads, files, users = models.upload.c, models.file.c, models.user_info.c
     opened = select(uploads.user_id, uploads.id, uploads.size).where(uploads.state == "OPEN")
     unfinished: dict[str, int] = {}
     reserved: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for user_id, upload_id, size in await connection.execute(opened):
         received = stored[upload_id].received if upload_id in stored else 0
         unfinished[user_id] = unfinished.get(user_id, 0) + received
         reserved[user_id] = reserved.get(user_id, 0) + size
-    summed = select(files.user_id, func.sum(files.size)).group_by(files.user_id)
-    finished = {row[0]: int(row[1]) for row in await connection.execute(summed)}
-    figures = select(users.user_id, users.use_space_finished, users.use_space_unfinished, users.reserved)
+        counts[user_id] += 1
+    summed = select(files.user_id, func.sum(files.size), func.count()).group_by(files.user_id)
+    finished = {}
+    for user_id, size, count in await connection.execute(summed):
+        finished[user_id] = int(size)
+        counts[user_id] += count
+    figures = select(users.user_id, users.use_space_finished, users.use_space_unfinished, users.reserved, users.files)
     return sum(
         abs(row[1] - finished.get(row[0], 0))
         + abs(row[2] - unfinished.get(row[0], 0))
         + abs(row[3] - reserved.get(row[0], 0))
+        + abs(row[4] - counts[row[0]])
         for row in await connection.execute(figures)
     )

@@ -102,7 +102,7 @@ async def finished(services: Services, rounds: Sequence[Round]) -> list[Round]:
         blobs.append(row | {"refs": 1})
         files.append(row | {"id": new_id(), "user_id": ALICE, "name": content.name, "instant": False})
     size = sum(round_.content.size for round_ in rounds)
-    await _insert(services, ALICE, {models.blob: blobs, models.file: files}, use_space_finished=size)
+    await _insert(services, ALICE, {models.blob: blobs, models.file: files}, use_space_finished=size, files=len(files))
     return _named(rounds, "file", [str(file["id"]) for file in files])
 
 

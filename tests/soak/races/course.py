@@ -150,7 +150,8 @@ class Course:
 async def _delete_all(connection: Connection) -> None:
     for table in (models.upload, models.file, models.blob):
         await connection.execute(delete(table))
-    await connection.execute(update(models.user_info).values(use_space_finished=0, use_space_unfinished=0, reserved=0))
+    nothing = {"use_space_finished": 0, "use_space_unfinished": 0, "reserved": 0, "files": 0}
+    await connection.execute(update(models.user_info).values(nothing))
 
 
 async def _contents_in_use(connection: Connection) -> set[str]:
