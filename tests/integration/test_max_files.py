@@ -5,14 +5,15 @@ import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, text
 
 from tests.conftest import MakeStack
 from tests.support.archives import Entry, archive
@@ -24,7 +25,7 @@ from tests.support.problems import problem
 from tests.support.proofs import proof_by
 from tests.support.resumable import Rufh, Tus
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
-from tests.support.statements import statements
+from tests.support.statements import Steps, sqlite_steps, statements
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import File, IfExists, Reason, Upload
@@ -281,6 +282,41 @@ async def test_bytes_that_are_left_go_before_the_row(make_stack: MakeStack, monk
         (left / "data").write_bytes(b"left")
         await stack.services.cleanup.purge_crowded(10)
         assert (left.exists(), await stack.services.database.read(_rows)) == (False, {"alice": 1})
+
+
+async def _rows_read(connection: Connection) -> int:
+    """By this connection, as its server counts them."""
+    status = await connection.execute(text("SHOW SESSION STATUS LIKE 'Handler_read%'"))
+    return sum(int(count) for _, count in status)
+
+
+async def test_nobody_looks_at_all_that_were_closed(database: Database) -> None:
+    for user_id in ("alice", "bob", "carol"):
+        rows = [_closed(number, user_id) for number in range(2000)]
+        await database.transact(partial(_insert, rows=rows))
+    is_sqlite = database.engine.dialect.name == "sqlite"
+
+    async def work(connection: Connection, ask: Callable[[Connection], Awaitable[list[Any]]]) -> tuple[int, int]:
+        before = 0 if is_sqlite else await _rows_read(connection)
+        found = await ask(connection)
+        return len(found), 0 if is_sqlite else await _rows_read(connection) - before
+
+    for ask in (
+        partial(queries.closed_before_newest, user_ids=["alice"], newest=20, limit=30),
+        partial(queries.ends_of_uploads, after=NOW, until=NOW + timedelta(days=1), limit=30),
+    ):
+        with sqlite_steps(database) if is_sqlite else nullcontext(Steps()) as steps:
+            found, read = await database.read(work, ask)
+        assert found == 30
+        # Of 50 rows, and what the status costs; of each of all rows SQLite has several steps.
+        assert read <= 200
+        assert steps.count <= 5000
+
+
+async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    await connection.execute(insert(models.upload), rows)
+    if connection.dialect.name != "sqlite":
+        await connection.execute(text("ANALYZE TABLE upload"))
 
 
 async def test_the_newest_and_the_open_of_a_user_are_found_along_an_index(sqlite_url: str) -> None:
