@@ -654,6 +654,7 @@ async def test_files_without_their_blob_or_their_user_stay_reported(scene_on: Sc
         Drift(Kind.USE_SPACE_FINISHED, "alice", DONE.size, None),
         Drift(Kind.USE_SPACE_UNFINISHED, "alice", STORED, None),
         Drift(Kind.RESERVED, "alice", OPEN.size + WHOLE.size, None),
+        Drift(Kind.FILES, "alice", 3, None),
         Drift(Kind.REFS, DONE.sha256, 1, None),
     ]
     assert found.repaired == 0
