@@ -16,7 +16,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from uploader.database import models
-from uploader.domain.names import Folder, Place
 from uploader.domain.reports import Usage
 from uploader.domain.upload import Concatenation, File, Upload, if_exists_of, kind_of, state_of
 
@@ -544,42 +543,6 @@ def _conditions(
     return conditions
 
 
-_SLASH = b"/"
-
-
-async def folders(
-    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
-) -> list[Folder]:
-    """The folders right below a prefix, by name, with all that is in them."""
-    slash = _slash_after(prefix)
-    folder = sa.func.substr(_FILES.name, 1, len(prefix.encode()) + slash, type_=_FILES.name.type).label("name")
-    query = (
-        sa.select(
-            folder, sa.func.count().label("files"), sa.func.sum(_FILES.size, type_=_FILES.size.type).label("bytes")
-        )
-        .where(*_below(user_id, prefix), slash > 0)
-        .group_by(folder)
-        .order_by(folder)
-        .limit(limit)
-    )
-    if after is not None:
-        query = query.where(folder > after[0])
-    return await all_of(connection, Folder, query)
-
-
-async def files_of_folder(
-    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
-) -> list[File]:
-    """The files right below a prefix, and in no folder there, by name."""
-    query = (
-        FILE.where(*_below(user_id, prefix), _slash_after(prefix) == 0).order_by(_FILES.name, _FILES.id).limit(limit)
-    )
-    if after is not None:
-        name, file_id = after
-        query = query.where(sa.or_(_FILES.name > name, sa.and_(_FILES.name == name, _FILES.id > file_id)))
-    return await all_of(connection, File, query)
-
-
 async def files_below(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None, shortest: bool = False
 ) -> list[File]:
@@ -613,8 +576,3 @@ def _below(user_id: str, prefix: str) -> list[sa.ColumnElement[bool]]:
     # In UTF-8 no byte is the largest one.
     beyond = sa.literal(raw[:-1] + bytes([raw[-1] + 1]), sa.LargeBinary)
     return [_FILES.user_id == user_id, _FILES.name >= prefix, _FILES.name < beyond]
-
-
-def _slash_after(prefix: str) -> sa.ColumnElement[int]:
-    """The place of the first slash of a name after the prefix, counted from 1; 0: there is none."""
-    return sa.func.instr(sa.func.substr(_FILES.name, len(prefix.encode()) + 1), _SLASH)

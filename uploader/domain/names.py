@@ -61,11 +61,13 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder, by the prefix of all that is in it, with how many files those are and their bytes."""
+    """A folder, by the prefix of all that is in it, with how many files those are and their bytes; `at_least` these, if not
+    all were counted."""
 
     name: str
     files: int
     bytes: int
+    at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from heapq import merge
-from itertools import islice
 
 from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
-from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database import levels, queries, transactions
+from uploader.database.engine import Database, Duplicate
 from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
 from uploader.domain.reports import Usage
 from uploader.domain.upload import File
@@ -162,14 +160,9 @@ class Folders:
     ) -> tuple[list[Folder | File], Place | None]:
         """A page of one level, by name: the folders and the files right below a prefix; and where the next page begins."""
 
-        async def look(connection: Connection) -> list[Folder | File]:
-            folders = await queries.folders(connection, user_id, prefix, limit=limit + 1, after=after)
-            files = await queries.files_of_folder(connection, user_id, prefix, limit=limit + 1, after=after)
-            return list(islice(merge(folders, files, key=_key), limit + 1))
-
-        found = await self.database.read(look)
-        page = found[:limit]
-        return page, place_of(page[-1]) if len(found) > limit else None
+        ask = partial(levels.page, limit=limit, after=after)
+        page, has_more = await self.database.read(ask, user_id, prefix)
+        return page, place_of(page[-1]) if has_more else None
 
     async def delete(self, user_id: str, selection: Selection) -> int:
         """Delete files; return how many that were."""
@@ -276,12 +269,6 @@ def _refuse_damaged(file: File | None) -> None:
 def _names_in(folder: str, files: list[File]) -> dict[str, str]:
     """Raises InvalidRequest."""
     return {file.id: _moved(file, folder_of(file.name), folder) for file in files}
-
-
-def _key(found: object) -> tuple[bytes, str]:
-    assert isinstance(found, (Folder, File))
-    name, file_id = place_of(found)
-    return name.encode(), file_id
 
 
 def _moved(file: File, prefix: str, new_prefix: str) -> str:

@@ -74,7 +74,7 @@ class FileHandlers:
         after = _place_of(call.query("after"))
         page, place = await self.folders.level(call.user_id, prefix, limit=limit, after=after)
         files = [schemas.file_of(found) for found in page if isinstance(found, File)]
-        folders = [found for found in page if isinstance(found, Folder)]
+        folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
         cursor = None if place is None else base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
         return Json(schemas.FileList(files, cursor, folders))
 

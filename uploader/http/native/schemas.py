@@ -41,6 +41,8 @@ Moment = Annotated[
 
 # Of one request, so that its body stays small.
 _MAX_SELECTED = 5000
+# Each is a search of its own.
+MAX_PREFIXES = 100
 
 
 class OpenUpload(Struct, forbid_unknown_fields=True):
@@ -210,12 +212,22 @@ class StateSchema(Struct):
     state: Literal["complete", "uploading", "merging", "absent"]
 
 
+class FolderSchema(Struct, omit_defaults=True):
+    """A folder of a level, with how many files are in it, and their bytes. `at_least` is there where a page holds too many to
+    count them all: there are more."""
+
+    name: str
+    files: int
+    bytes: int
+    at_least: bool = False
+
+
 class FileList(Struct):
     """A page of files; `next` is the cursor of the following one. `folders` are there where one level was asked for."""
 
     files: list[FileSchema]
     next: str | None
-    folders: list[Folder] | UnsetType = UNSET
+    folders: list[FolderSchema] | UnsetType = UNSET
 
 
 class Changed(Struct):
@@ -282,6 +294,10 @@ def file_of(file: File) -> FileSchema:
     return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
 
 
+def folder_of(folder: Folder) -> FolderSchema:
+    return FolderSchema(folder.name, folder.files, folder.bytes, folder.at_least)
+
+
 def state_of(result: UploadStatus | StillMerging | Complete | Challenge) -> UploadState | FileState | ChallengeState:
     match result:
         case (UploadStatus() as status) | StillMerging(status):
@@ -297,7 +313,7 @@ class SelectionSchema(Struct, forbid_unknown_fields=True):
     """Files by their ids, and all that is below prefixes. Ids that are none of your files' are passed over."""
 
     ids: Annotated[list[Annotated[str, Meta(max_length=MAX_ID_LENGTH)]], Meta(max_length=_MAX_SELECTED)] = []
-    prefixes: Annotated[list[Annotated[str, Meta(max_length=MAX_NAME_BYTES)]], Meta(max_length=_MAX_SELECTED)] = []
+    prefixes: Annotated[list[Annotated[str, Meta(max_length=MAX_NAME_BYTES)]], Meta(max_length=MAX_PREFIXES)] = []
 
 
 class ArchiveSchema(SelectionSchema, forbid_unknown_fields=True):

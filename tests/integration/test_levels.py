@@ -1,0 +1,149 @@
+"""Levels of names, on each database: pages are those of a plain grouping, and cost what they show."""
+
+import random
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from tests.support.rows import digests, file_row
+from uploader.database import levels, models
+from uploader.database.engine import Connection, Database
+from uploader.domain.names import Folder, Place, place_of
+from uploader.domain.upload import File
+
+# What sorts around a slash, ends where another one begins, and is no ASCII.
+SEGMENTS = (
+    "a",
+    "a-b",
+    "a.b",
+    "a0",
+    "ab",
+    "a b",
+    "b",
+    "\u00e9",
+    "\u00e9\u00e9",
+    "\u4e2d",
+    "\U0001f600",
+    "~",
+    "0",
+    "%",
+    "_",
+)
+
+
+async def insert(database: Database, user_id: str, names: list[str]) -> list[File]:
+    """Files of contents that have no rows."""
+    rows = [
+        file_row(
+            user_id, number, f"{user_id} {number}", id=digests(f"{user_id} {number}")["md5"], name=name, damaged=True
+        )
+        for number, name in enumerate(names)
+    ]
+
+    async def add(connection: Connection) -> None:
+        values = [{column.name: getattr(row, column.name) for column in models.file.c} for row in rows]
+        await connection.execute(models.file.insert(), values)
+
+    await database.transact(add)
+    return rows
+
+
+def grouped(files: list[File], prefix: str) -> list[Folder | File]:
+    """One level, by looking at each name."""
+
+    def entry_of(file: File) -> str:
+        slash = file.name.find("/", len(prefix))
+        return file.name if slash < 0 else file.name[: slash + 1]
+
+    below = sorted(
+        (file for file in files if file.name.startswith(prefix)), key=lambda file: (file.name.encode(), file.id)
+    )
+    found = list[Folder | File]()
+    for entry, group in groupby(sorted(below, key=lambda file: entry_of(file).encode()), entry_of):
+        within = list(group)
+        if entry.endswith("/"):
+            found.append(Folder(entry, len(within), sum(file.size for file in within)))
+        else:
+            found += within
+    return found
+
+
+async def pages(database: Database, user_id: str, prefix: str, limit: int, after: Place | None = None) -> Any:
+    while True:
+        page, has_more = await database.read(
+            lambda connection, after=after: levels.page(connection, user_id, prefix, limit=limit, after=after)
+        )
+        yield page
+        if not has_more:
+            return
+        after = place_of(page[-1])
+
+
+def trees() -> Iterator[list[str]]:
+    for seed in range(12):
+        chosen = random.Random(seed)
+        names = ["/".join(chosen.choices(SEGMENTS, k=chosen.randint(1, 4))) for _ in range(chosen.randint(0, 60))]
+        yield names + names[:3]
+
+
+async def test_pages_of_a_level_are_those_of_a_plain_grouping(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "_HOPS", 4)
+    for number, names in enumerate(trees()):
+        user_id, chosen = f"user{number}", random.Random(number)
+        files = await insert(database, user_id, names) if names else []
+        await insert(database, f"user{number}x", ["a/b", "zz"])
+        prefixes = {"", "a", "a/", "\u00e9", "none/", *(name[: chosen.randint(0, len(name))] for name in names[:8])}
+        for prefix in sorted(prefixes):
+            expected = grouped(files, prefix)
+            for limit in (1, 2, 5, 100):
+                paged = [page async for page in pages(database, user_id, prefix, limit)]
+                assert paged == ([expected[at : at + limit] for at in range(0, len(expected), limit)] or [[]]), (
+                    names,
+                    prefix,
+                    limit,
+                )
+        for after in [
+            ("", ""),
+            ("a/b", "x"),
+            ("a", "0" * 32),
+            ("\U0001f600/", ""),
+            ("zzz", ""),
+            *map(place_of, files[:3]),
+        ]:
+            expected = [each for each in grouped(files, "") if _key(place_of(each)) > _key(after)]
+            (page,) = [page async for page in pages(database, user_id, "", 100, after)]
+            assert page == expected, (names, after)
+
+
+def _key(place: Place) -> tuple[bytes, str]:
+    return place[0].encode(), place[1]
+
+
+async def test_folders_are_counted_as_far_as_a_page_may_cost(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "COUNTED_FILES", 12)
+    names = [
+        "a/1",
+        "a/2",
+        "b",
+        *(f"c/{number:02}/x" for number in range(30)),
+        "d/1",
+        "d/2",
+        *["e/same"] * 9,
+        "f/1",
+        "z",
+    ]
+    await insert(database, "alice", names)
+    (page,) = [page async for page in pages(database, "alice", "", 100)]
+    found = [(each.name, each.files, each.at_least) for each in page if isinstance(each, Folder)]
+    # Each as far as its share of two files.
+    assert found == [("a/", 2, False), ("c/", 2, True), ("d/", 2, False), ("e/", 1, True), ("f/", 1, False)]
+    (page,) = [page async for page in pages(database, "alice", "d/", 100)]
+    assert [each.name for each in page] == ["d/1", "d/2"]
+    (first, *_) = [page async for page in pages(database, "alice", "", 2)]
+    assert first[0] == Folder("a/", 2, 1)

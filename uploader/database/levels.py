@@ -1,0 +1,213 @@
+"""One level of a user's names: the folders and the files right below a prefix, by name, byte by byte.
+
+The names of a level are found by hops along the index of names: from a folder to the first name that is not in it. So a
+page costs what it shows, however much lies in its folders. Their files are counted as far as a page may cost.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models, queries
+from uploader.domain.names import Folder, Place
+from uploader.domain.upload import File
+
+# For the folders of a page. Where they have more, each is counted up to an even share of it.
+COUNTED_FILES = 20_000
+# Of one statement: MySQL and MariaDB end a recursion after 1,000.
+_HOPS = 500
+
+# MySQL and MariaDB plan a subquery once, without the row that it is asked for, and then each hop would begin at the first
+# name of the user. They plan anew for each row of a table that comes before in a join, where nothing can be looked up and
+# no bound is a constant. So the user is a table of one row, and a range. The first row is the first one of the index; told
+# to order them, they would fetch all that follow.
+_HOP = {
+    "sqlite": """
+SELECT file.name FROM file WHERE file.user_id = :user_id AND file.name >= {first} ORDER BY file.name LIMIT 1""",
+    "mysql": """
+SELECT file.name FROM JSON_TABLE(:users, '$[*]' COLUMNS (id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS owner
+STRAIGHT_JOIN file FORCE INDEX (ix_file_user_name)
+  ON file.user_id >= CAST(owner.id AS BINARY) AND file.user_id <= CAST(owner.id AS BINARY) AND file.name >= {first}
+LIMIT 1""",
+}
+_INDEX = {"sqlite": "", "mysql": "FORCE INDEX (ix_file_user_name)"}
+# The place of the first slash after the prefix, and the first name that may come after an entry of the level.
+_SLASH = "INSTR(SUBSTR(hop.name, :skip), X'2F')"
+_AFTER = {
+    "sqlite": f"""
+CAST(CASE WHEN {_SLASH} > 0 THEN SUBSTR(hop.name, 1, :skip + {_SLASH} - 2) || X'30' ELSE hop.name || X'00' END AS BLOB)""",
+    "mysql": f"""
+CASE WHEN {_SLASH} > 0 THEN CONCAT(SUBSTR(hop.name, 1, :skip + {_SLASH} - 2), X'30') ELSE CONCAT(hop.name, X'00') END""",
+}
+_LEVEL = """
+WITH RECURSIVE hop (number, name) AS (
+  SELECT 1, (SELECT MIN(file.name) FROM file WHERE file.user_id = :user_id AND file.name >= :first)
+  UNION ALL SELECT number + 1, ({next}) FROM hop WHERE hop.name < :beyond AND number < :hops
+)
+SELECT hop.number, hop.name AS found, {columns}, COALESCE(`blob`.damaged, `blob`.sha256 IS NULL) AS damaged
+FROM hop
+LEFT JOIN file {index} ON {slash} = 0 AND file.user_id = :user_id AND file.name = hop.name
+  AND (file.name <> :after_name OR file.id > :after_id)
+LEFT JOIN `blob` ON `blob`.sha256 = file.sha256
+WHERE hop.name < :beyond ORDER BY hop.number, file.id LIMIT :most
+"""
+
+_HAS_MORE = """
+SELECT file.name FROM file {index} WHERE file.user_id = :user_id AND file.name >= :first AND file.name < :beyond
+ORDER BY file.name LIMIT 1 OFFSET :most"""
+_COUNT_ALL = """
+SELECT SUBSTR(file.name, 1, :skip + INSTR(SUBSTR(file.name, :skip), X'2F') - 1) AS folder,
+  COUNT(*) AS files, SUM(file.size) AS bytes
+FROM file {index} WHERE file.user_id = :user_id AND file.name >= :first AND file.name < :beyond GROUP BY folder"""
+# Of each folder the files up to the name at which it is cut. MySQL and MariaDB would look for that once for each file, if it
+# were not for the LIMIT.
+_COUNT_SHARES = {
+    "sqlite": """
+WITH item AS (
+  SELECT value ->> 0 AS number, CAST(value ->> 2 AS BLOB) AS name, CAST(value ->> 3 AS BLOB) AS beyond
+  FROM json_each(:folders)
+), shown AS MATERIALIZED (
+  SELECT item.*, (
+    SELECT file.name FROM file
+    WHERE file.user_id = :user_id AND file.name >= item.name AND file.name < item.beyond
+    ORDER BY file.name LIMIT 1 OFFSET :most
+  ) AS cut FROM item
+)
+SELECT shown.number, COUNT(*) AS files, SUM(file.size) AS bytes, MAX(shown.cut IS NOT NULL) AS at_least FROM shown
+CROSS JOIN file ON file.user_id = :user_id AND file.name >= shown.name AND file.name < COALESCE(shown.cut, shown.beyond)
+GROUP BY shown.number""",
+    "mysql": """
+SELECT shown.number, COUNT(*) AS files, SUM(file.size) AS bytes, MAX(shown.cut IS NOT NULL) AS at_least FROM (
+  SELECT item.number, item.user_id, CAST(item.name AS BINARY) AS name, CAST(item.beyond AS BINARY) AS beyond, (
+    SELECT file.name FROM JSON_TABLE(:users, '$[*]' COLUMNS (id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS owner
+    STRAIGHT_JOIN file FORCE INDEX (ix_file_user_name)
+      ON file.user_id >= CAST(owner.id AS BINARY) AND file.user_id <= CAST(owner.id AS BINARY)
+      AND file.name >= CAST(item.name AS BINARY) AND file.name < CAST(item.beyond AS BINARY)
+    LIMIT 1 OFFSET :most
+  ) AS cut
+  FROM JSON_TABLE(:folders, '$[*]' COLUMNS (
+    number BIGINT PATH '$[0]', user_id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]',
+    name VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$[2]', beyond VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$[3]'
+  )) AS item LIMIT 1000000
+) AS shown
+STRAIGHT_JOIN file FORCE INDEX (ix_file_user_name)
+  ON file.user_id >= CAST(shown.user_id AS BINARY) AND file.user_id <= CAST(shown.user_id AS BINARY)
+  AND file.name >= shown.name AND file.name < COALESCE(shown.cut, shown.beyond)
+GROUP BY shown.number""",
+}
+
+_FILES = models.file.c
+_TYPES = {"user_id": _FILES.user_id.type, "after_name": _FILES.name.type, "after_id": _FILES.id.type}
+
+
+def _typed(statement: str, *columns: sa.ColumnElement[Any]) -> sa.TextualSelect:
+    given = [sa.bindparam(name, type_=of_type) for name, of_type in _TYPES.items() if f":{name}" in statement]
+    return sa.text(statement).bindparams(*given).columns(*columns)
+
+
+@cache
+def _level(dialect: str) -> sa.TextualSelect:
+    """The entries of a level, each with its files."""
+    columns = [_FILES[name] for name in queries.FILE_COLUMNS]
+    statement = _LEVEL.format(
+        next=_HOP[dialect].format(first=_AFTER[dialect]),
+        columns=", ".join(f"file.{column.name}" for column in columns),
+        index=_INDEX[dialect],
+        slash=_SLASH,
+    )
+    found = [sa.column("number", sa.Integer()), sa.column("found", _FILES.name.type)]
+    return _typed(statement, *found, *columns, sa.column("damaged", sa.Boolean()))
+
+
+@cache
+def _has_more(dialect: str) -> sa.TextualSelect:
+    """A name that comes after so many others."""
+    return _typed(_HAS_MORE.format(index=_INDEX[dialect]), sa.column("name", _FILES.name.type))
+
+
+_FIGURES = [sa.column(name, models.Integer64()) for name in ("files", "bytes")]
+
+
+@cache
+def _count_all(dialect: str) -> sa.TextualSelect:
+    """Folders by their names; and the files between them."""
+    return _typed(_COUNT_ALL.format(index=_INDEX[dialect]), sa.column("folder", _FILES.name.type), *_FIGURES)
+
+
+@cache
+def _count_shares(dialect: str) -> sa.TextualSelect:
+    """Folders by their numbers, each counted as far as told."""
+    number, at_least = sa.column("number", models.Integer64()), sa.column("at_least", sa.Boolean())
+    return _typed(_COUNT_SHARES[dialect], number, *_FIGURES, at_least)
+
+
+async def page(
+    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
+) -> tuple[list[Folder | File], bool]:
+    """Return a page of one level after a place, by name, with what its folders hold; and whether there is more."""
+    found = await _entries(connection, user_id, prefix, limit + 1, after)
+    shown = found[:limit]
+    folders = await _counted(connection, user_id, prefix, [entry for entry in shown if isinstance(entry, str)])
+    return [folders[entry] if isinstance(entry, str) else entry for entry in shown], len(found) > limit
+
+
+async def _entries(
+    connection: AsyncConnection, user_id: str, prefix: str, limit: int, after: Place | None
+) -> list[str | File]:
+    """Return files, and folders by their names."""
+    statement = _level(connection.dialect.name)
+    name, file_id = after or ("", "")
+    first = prefix.encode() if after is None else max(prefix.encode(), _first_after(prefix, name))
+    found: list[str | File] = []
+    while True:
+        hops = min(limit - len(found) + 1, _HOPS)  # one more: the last file of a name may be before this page
+        asked = {"user_id": user_id, "users": json.dumps([user_id]), "skip": len(prefix.encode()) + 1, "first": first}
+        asked |= {"beyond": _beyond(prefix), "after_name": name, "after_id": file_id, "hops": hops}
+        asked |= {"most": limit - len(found) + 1}
+        rows = (await connection.execute(statement, asked)).mappings().all()
+        for row in rows:
+            file = dict(row)
+            number, at = file.pop("number"), file.pop("found")
+            slash = at.find("/", len(prefix))
+            if slash >= 0:
+                found.append(at[: slash + 1])
+            elif file["id"] is not None:
+                found.append(File(**file))
+        if len(found) >= limit or not rows or number < hops:
+            return found[:limit]
+        first = _first_after(prefix, at) if slash >= 0 else at.encode() + b"\0"
+
+
+async def _counted(connection: AsyncConnection, user_id: str, prefix: str, names: Sequence[str]) -> dict[str, Folder]:
+    """Count what is in folders of one level, which come in their order."""
+    if not names:
+        return {}
+    dialect, beyond = connection.dialect.name, [_first_after(prefix, name) for name in names]
+    asked: dict[str, Any] = {"user_id": user_id, "first": names[0].encode(), "beyond": beyond[-1]}
+    if (await connection.execute(_has_more(dialect), {**asked, "most": COUNTED_FILES})).first() is None:
+        found = await connection.execute(_count_all(dialect), {**asked, "skip": len(prefix.encode()) + 1})
+        return {name: Folder(name, *figures) for name, *figures in found}
+    items = [(number, user_id, name, beyond[number].decode()) for number, name in enumerate(names)]
+    asked = {"user_id": user_id, "users": json.dumps([user_id]), "folders": json.dumps(items)}
+    asked["most"] = max(COUNTED_FILES // len(names), 1)
+    # One that begins with very many files of one name is not among what is found.
+    folders = {name: Folder(name, 1, 0, at_least=True) for name in names}
+    for number, *figures in await connection.execute(_count_shares(dialect), asked):
+        folders[names[number]] = Folder(names[number], *figures)
+    return folders
+
+
+def _first_after(prefix: str, name: str) -> bytes:
+    """Return where the level goes on after a name: after the folder that it is in, or with other files of that name."""
+    slash = name.find("/", len(prefix)) if name.startswith(prefix) else -1
+    return name.encode() if slash < 0 else name[:slash].encode() + b"0"  # the byte after the slash
+
+
+def _beyond(prefix: str) -> bytes:
+    raw = prefix.encode()
+    # In UTF-8 no byte is the largest one.
+    return raw[:-1] + bytes([raw[-1] + 1]) if raw else b"\xff"
