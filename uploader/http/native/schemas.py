@@ -213,8 +213,7 @@ class StateSchema(Struct):
 
 
 class FolderSchema(Struct, omit_defaults=True):
-    """A folder of a level, with how many files are in it, and their bytes. `at_least` is there where a page holds too many to
-    count them all: there are more."""
+    """A folder, how many files are in it, and their bytes; `at_least` so many where a page has too many to count them all."""
 
     name: str
     files: int
