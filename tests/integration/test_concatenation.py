@@ -189,6 +189,7 @@ async def test_what_can_not_be_a_part_is_told(stack: Stack, tus: Tus) -> None:
         tus.problem(await order(tus, [url]), 400, "invalid-request")
     for value in ("final;", "final; ", "final", "Partial", "partial;", "", "final;" + f"{part} " * 251):
         tus.problem(await post(tus, Upload_Concat=value), 400, "invalid-request")
+    tus.problem(await order(tus, [part] * 17), 422, "invalid-request")
     tus.problem(await order(tus, [part], Upload_Length="5"), 400, "invalid-request")
     tus.problem(await post(tus, Upload_Concat="partial"), 400, "invalid-request")
     assert (await tus.head(part)).status_code == 200

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -72,9 +73,7 @@ def grouped(files: list[File], prefix: str) -> list[Folder | File]:
 
 async def pages(database: Database, user_id: str, prefix: str, limit: int, after: Place | None = None) -> Any:
     while True:
-        page, has_more = await database.read(
-            lambda connection, after=after: levels.page(connection, user_id, prefix, limit=limit, after=after)
-        )
+        page, has_more = await database.read(partial(levels.page, limit=limit, after=after), user_id, prefix)
         yield page
         if not has_more:
             return

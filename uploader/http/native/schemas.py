@@ -213,7 +213,7 @@ class StateSchema(Struct):
 
 
 class FolderSchema(Struct, omit_defaults=True):
-    """A folder, how many files are in it, and their bytes; `at_least` so many where a page has too many to count them all."""
+    """A folder, how many files are in it, and their bytes; `at_least` so many where a page has too many to count."""
 
     name: str
     files: int

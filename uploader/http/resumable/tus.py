@@ -1,6 +1,7 @@
 """tus 1.0.0 (https://tus.io/protocols/resumable-upload): each request is one call of a use case, and its result a status."""
 
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,6 +40,8 @@ PARTIAL = "partial"
 _FINAL = "final;"
 _CONCAT = "Upload-Concat"
 _MAX_PARTS = 250
+# How often a final upload may name one part: each time its bytes are written, for a few of the request's.
+_MAX_NAMINGS = 16
 _MAX_CONCAT_BYTES = 16384
 
 VERSION = "1.0.0"
@@ -51,6 +54,7 @@ BYTES = "application/offset+octet-stream"
 _STATUS: dict[type[errors.UploaderError], int] = {
     errors.Unavailable: 423,
     errors.DigestMismatch: 460,
+    errors.PartRepeated: 422,
     errors.InvalidRequest: 400,
 }
 
@@ -68,13 +72,16 @@ def kind_asked(call: Call) -> UploadKind | None:
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """Return the ids of the parts, by whatever address. Raises InvalidRequest."""
+    """Return the ids of the parts, by whatever address. Raises InvalidRequest, PartRepeated."""
     urls = text.removeprefix(_FINAL).split()
     if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_CONCAT_BYTES:
         raise errors.InvalidRequest.field(
             _CONCAT, f"names no uploads, or more than {_MAX_PARTS}, or in more than {_MAX_CONCAT_BYTES} bytes"
         )
-    return tuple(_part_id(url) for url in urls)
+    part_ids = tuple(_part_id(url) for url in urls)
+    if max(Counter(part_ids).values()) > _MAX_NAMINGS:
+        raise errors.PartRepeated.field(_CONCAT, f"names an upload more than {_MAX_NAMINGS} times")
+    return part_ids
 
 
 def _part_id(url: str) -> str:

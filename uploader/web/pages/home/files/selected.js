@@ -2,6 +2,7 @@
 
 // As many ids and folders as one request may name, and as much of it as the server reads, in bytes.
 const MOST_AT_ONCE = 5000;
+const MOST_PREFIXES = 100;
 const MOST_BYTES = 240 * 1024;
 // Of an id, or around a prefix: quotes and a comma.
 const ID_BYTES = 36;
@@ -15,7 +16,7 @@ export function bodiesOf(entries) {
   let bytes = 0;
   for (const { isFolder, key, path } of entries) {
     const own = isFolder ? encoder.encode(JSON.stringify(path)).length + 1 : ID_BYTES;
-    if (count === MOST_AT_ONCE || bytes + own > MOST_BYTES) {
+    if (count === MOST_AT_ONCE || bytes + own > MOST_BYTES || (isFolder && bodies.at(-1).prefixes.length === MOST_PREFIXES)) {
       bodies.push({ ids: [], prefixes: [] });
       count = bytes = 0;
     }
