@@ -146,3 +146,11 @@ async def test_folders_are_counted_as_far_as_a_page_may_cost(
     assert [each.name for each in page] == ["d/1", "d/2"]
     (first, *_) = [page async for page in pages(database, "alice", "", 2)]
     assert first[0] == Folder("a/", 2, 1)
+
+
+async def test_prefixes_in_use_are_those_that_names_begin_with(database: Database) -> None:
+    await insert(database, "alice", ["a/b", "\u00e9/c"])
+    await insert(database, "bob", ["b", "z"])
+    asked = ["", "a", "a/b", "a/b/", "a/c", "b", "\u00e9", "\u00e9/", "z", "\U0001f600"]
+    assert await database.read(levels.prefixes_in_use, "alice", asked) == ["", "a", "a/b", "\u00e9", "\u00e9/"]
+    assert await database.read(levels.prefixes_in_use, "carol", asked) == []

@@ -63,11 +63,13 @@ class Usage(Struct, frozen=True):
 
 
 class Folder(Struct, frozen=True):
-    """A folder: a name that ends with a slash, how many files are in it, and their bytes."""
+    """A folder: a name that ends with a slash, how many files are in it, and their bytes; `at_least` so many where the
+    server did not count them all."""
 
     name: str
     files: int
     bytes: int
+    at_least: bool = False
 
 
 class FilePage(Struct, frozen=True):

@@ -34,6 +34,15 @@ STRAIGHT_JOIN file FORCE INDEX (ix_file_user_name)
   ON file.user_id >= CAST(owner.id AS BINARY) AND file.user_id <= CAST(owner.id AS BINARY) AND file.name >= {first}
 LIMIT 1""",
 }
+# Of each prefix the first name from it on.
+_FIRST = {
+    "sqlite": """
+SELECT item.key AS number, ({hop}) AS name FROM json_each(:prefixes) AS item""",
+    "mysql": """
+SELECT item.number - 1 AS number, ({hop}) AS name FROM JSON_TABLE(:prefixes, '$[*]' COLUMNS (
+  number FOR ORDINALITY, value VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$'
+)) AS item""",
+}
 _INDEX = {"sqlite": "", "mysql": "FORCE INDEX (ix_file_user_name)"}
 # The place of the first slash after the prefix, and the first name that may come after an entry of the level.
 _SLASH = "INSTR(SUBSTR(hop.name, :skip), X'2F')"
@@ -110,6 +119,14 @@ def _typed(statement: str, *columns: sa.ColumnElement[Any]) -> sa.TextualSelect:
 
 
 @cache
+def _first(dialect: str) -> sa.TextualSelect:
+    """Prefixes by their places, each with the first name that does not come before it."""
+    own = "CAST(item.value AS BLOB)" if dialect == "sqlite" else "CAST(item.value AS BINARY)"
+    statement = _FIRST[dialect].format(hop=_HOP[dialect].format(first=own))
+    return _typed(statement, sa.column("number", models.Integer64()), sa.column("name", _FILES.name.type))
+
+
+@cache
 def _level(dialect: str) -> sa.TextualSelect:
     """The entries of a level, each with its files."""
     columns = [_FILES[name] for name in queries.FILE_COLUMNS]
@@ -143,6 +160,14 @@ def _count_shares(dialect: str) -> sa.TextualSelect:
     """Folders by their numbers, each counted as far as told."""
     number, at_least = sa.column("number", models.Integer64()), sa.column("at_least", sa.Boolean())
     return _typed(_COUNT_SHARES[dialect], number, *_FIGURES, at_least)
+
+
+async def prefixes_in_use(connection: AsyncConnection, user_id: str, prefixes: Sequence[str]) -> list[str]:
+    """Return those that a name begins with."""
+    asked = {"user_id": user_id, "users": json.dumps([user_id]), "prefixes": json.dumps(prefixes)}
+    found = await connection.execute(_first(connection.dialect.name), asked)
+    in_use = {number for number, name in found if name is not None and name.startswith(prefixes[number])}
+    return [prefix for number, prefix in enumerate(prefixes) if number in in_use]
 
 
 async def page(

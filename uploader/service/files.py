@@ -1,7 +1,7 @@
 """The use cases of finished files and their folders: list, rename, move, delete, download; and the caller's accounts."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -197,8 +197,8 @@ class Folders:
         async for files in self._selected(user_id, alone):
             _names_in(folder, files)
         moved = 0
-        for prefix, new_prefix in prefixes.items():
-            if new_prefix != prefix:
+        for prefix in await self._in_use(user_id, selection):
+            if (new_prefix := prefixes[prefix]) != prefix:
                 moved += await self.move(user_id, prefix, new_prefix)
         async for files in self._selected(user_id, alone):
             names = _names_in(folder, files)
@@ -216,7 +216,7 @@ class Folders:
 
     async def check(self, user_id: str, selection: Selection) -> None:
         """Raises ContentDamaged if a selected file is known to be damaged."""
-        for prefix in selection.prefixes:
+        for prefix in await self._in_use(user_id, selection):
             _refuse_damaged(await self.database.read(queries.damaged_below, user_id, prefix))
         async for files in self._selected(user_id, Selection(selection.ids)):
             _refuse_damaged(next((file for file in files if file.damaged), None))
@@ -238,7 +238,7 @@ class Folders:
 
     async def _selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
         """In batches that are not empty; ids that are no files of this user are passed over."""
-        for prefix in selection.prefixes:
+        for prefix in await self._in_use(user_id, selection):
             async for files in self._below(user_id, prefix):
                 yield files
         ids = [each for each in selection.ids if ID.fullmatch(each)]
@@ -248,6 +248,12 @@ class Folders:
             # An empty tuple starts no name.
             if files := [file for file in found if not file.name.startswith(selection.prefixes)]:
                 yield files
+
+    async def _in_use(self, user_id: str, selection: Selection) -> Sequence[str]:
+        """Return the prefixes that files have: one question for many that none has."""
+        if len(selection.prefixes) < 2:
+            return selection.prefixes
+        return await self.database.read(levels.prefixes_in_use, user_id, selection.prefixes)
 
     async def _below(self, user_id: str, prefix: str, *, shortest: bool = False) -> AsyncIterator[list[File]]:
         """In batches, in an order that a move does not change, so that each is met once."""

@@ -291,7 +291,8 @@ class ListedFolder(Event, tag="folder"):
     folder: Folder
 
     def lines(self) -> Iterable[str]:
-        files, size = count_of_files(self.folder.files), human_bytes(self.folder.bytes)
+        more = "≥ " if self.folder.at_least else ""
+        files, size = f"{more}{count_of_files(self.folder.files)}", f"{more}{human_bytes(self.folder.bytes)}"
         yield f"{'':32}  {files:>16}  {size:>10}  {self.folder.name}"
 
 

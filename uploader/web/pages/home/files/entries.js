@@ -7,8 +7,9 @@ import { lastSegment } from "./place.js";
 const SORTED_AT_ONCE = 1000;
 const LOOKED_AT_ONCE = 256;
 
-export function entryOfFolder({ name, files, bytes }) {
-  return { key: `/${name}`, isFolder: true, path: name, name: lastSegment(name), files, size: bytes, time: 0 };
+/** `at_least`: the server did not count all of its files. */
+export function entryOfFolder({ name, files, bytes, at_least: more = false }) {
+  return { key: `/${name}`, isFolder: true, path: name, name: lastSegment(name), files, size: bytes, time: 0, more };
 }
 
 export function entryOfFile(file) {

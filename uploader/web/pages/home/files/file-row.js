@@ -41,7 +41,7 @@ export function fileRow(entry, view) {
     check.checked = selected;
     setAttribute(root, "aria-selected", selected);
     setAttribute(root, "data-active", view.selection.active === entry.key ? "true" : null);
-    setText(size, formatBytes(entry.size));
+    setText(size, sizeOf(entry));
     setText(time, whenOf(entry));
     say(said, entry, view.place);
     const isRenamed = view.renaming?.key === entry.key;
@@ -64,7 +64,12 @@ function actionsOf({ name, isFolder }) {
 }
 
 function whenOf(entry) {
-  return entry.isFolder ? t("folder.files", { count: entry.files }) : formatTime(entry.time);
+  if (!entry.isFolder) return formatTime(entry.time);
+  return t(entry.more ? "folder.more-files" : "folder.files", { count: entry.files });
+}
+
+function sizeOf({ size, more }) {
+  return more ? `${formatBytes(size)}+` : formatBytes(size);
 }
 
 /** Below the name: that it is damaged; where a search found it; on phones, what else has a column of its own. */
@@ -80,6 +85,6 @@ function say(node, entry, { query }) {
     node.replaceChildren(where);
   } else {
     node.dataset.kind = "more";
-    setText(node, `${formatBytes(entry.size)} · ${whenOf(entry)}`);
+    setText(node, `${sizeOf(entry)} · ${whenOf(entry)}`);
   }
 }
