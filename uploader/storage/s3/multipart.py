@@ -39,6 +39,8 @@ _PAUSES_SECONDS = (0.1, 0.4, 1.0, 2.0)
 _PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 # In place of who appends, because nobody can any more.
 _AGAIN = "completed again"
+# Of an object that a whole names several times in a row: it is fetched once, if it is no larger.
+_KEPT_BYTES = 16 << 20
 
 
 class S3Endings(S3Parts):
@@ -317,14 +319,18 @@ class S3Endings(S3Parts):
         if (not pieces and whole.size) or not await self._ledger.claim(whole.id, token):
             raise Gone(whole.id)
 
+        repeated: dict[str, bytes] = {}
+
         async def read(number: int) -> BytesBody:
             if await self._ledger.appender(whole.id) != token:
                 raise Busy(whole.id)
-            return await self._requests.run(self._read_chunk, whole, pieces, number)
+            return await self._requests.run(self._read_chunk, whole, pieces, number, repeated)
 
         yield read
 
-    def _read_chunk(self, whole: Upload, pieces: Sequence[tuple[str, int]], number: int) -> BytesBody:
+    def _read_chunk(
+        self, whole: Upload, pieces: Sequence[tuple[str, int]], number: int, repeated: dict[str, bytes]
+    ) -> BytesBody:
         self.check_stopping()
         starts = list(accumulate((size for _, size in pieces), initial=0))
         start = number * whole.chunk_size
@@ -335,8 +341,13 @@ class S3Endings(S3Parts):
             first = start + len(content) - starts[position]
             length = min(end - starts[position], size) - first
             if length > 0:
+                again = position + 1 < len(pieces) and pieces[position + 1][0] == key
                 try:
-                    content += self._bucket.get(key, first, length)
+                    if again and key not in repeated and size <= _KEPT_BYTES:
+                        repeated.clear()
+                        repeated[key] = self._bucket.get(key, 0, size)
+                    kept = repeated.get(key)
+                    content += self._bucket.get(key, first, length) if kept is None else kept[first : first + length]
                 except Gone as error:
                     raise PartDamaged(f"object {key} is not there") from error
             if start + len(content) == end:
