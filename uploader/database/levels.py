@@ -212,15 +212,17 @@ async def _counted(connection: AsyncConnection, user_id: str, prefix: str, names
     if not names:
         return {}
     dialect, beyond = connection.dialect.name, [_first_after(prefix, name) for name in names]
+    # Of one that begins with very many files of one name, or has a damaged name, nothing else is found.
+    folders = {name: Folder(name, 1, 0, at_least=True) for name in names}
     asked: dict[str, Any] = {"user_id": user_id, "first": names[0].encode(), "beyond": beyond[-1]}
     if (await connection.execute(_has_more(dialect), {**asked, "most": COUNTED_FILES})).first() is None:
-        found = await connection.execute(_count_all(dialect), {**asked, "skip": len(prefix.encode()) + 1})
-        return {name: Folder(name, *figures) for name, *figures in found}
+        asked["skip"] = len(prefix.encode()) + 1
+        for name, *figures in await connection.execute(_count_all(dialect), asked):
+            folders[name] = Folder(name, *figures)
+        return folders
     items = [(number, user_id, name, beyond[number].decode()) for number, name in enumerate(names)]
     asked = {"user_id": user_id, "users": json.dumps([user_id]), "folders": json.dumps(items)}
     asked["most"] = max(COUNTED_FILES // len(names), 1)
-    # One that begins with very many files of one name is not among what is found.
-    folders = {name: Folder(name, 1, 0, at_least=True) for name in names}
     for number, *figures in await connection.execute(_count_shares(dialect), asked):
         folders[names[number]] = Folder(names[number], *figures)
     return folders
