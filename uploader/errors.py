@@ -49,10 +49,6 @@ class InvalidRequest(UploaderError):
         return cls(f"{field}: {reason}", errors=[{"field": field, "reason": reason}])
 
 
-class PartRepeated(InvalidRequest, code=InvalidRequest.code):
-    """A final upload names a part too often."""
-
-
 class InvalidMd5(InvalidRequest):
     """An MD5 in a path is 32 hexadecimal digits."""
 

@@ -50,11 +50,17 @@ EXTENSIONS = (
     "concatenation,concatenation-unfinished"
 )
 BYTES = "application/offset+octet-stream"
+
+
+class _PartRepeated(errors.InvalidRequest, code=errors.InvalidRequest.code):
+    """A final upload names a part too often."""
+
+
 # 423 is what clients ask again after; any other refusal of a HEAD makes some of them begin another upload.
 _STATUS: dict[type[errors.UploaderError], int] = {
     errors.Unavailable: 423,
     errors.DigestMismatch: 460,
-    errors.PartRepeated: 422,
+    _PartRepeated: 422,
     errors.InvalidRequest: 400,
 }
 
@@ -72,7 +78,7 @@ def kind_asked(call: Call) -> UploadKind | None:
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """Return the ids of the parts, by whatever address. Raises InvalidRequest, PartRepeated."""
+    """Return the ids of the parts, by whatever address. Raises InvalidRequest."""
     urls = text.removeprefix(_FINAL).split()
     if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_CONCAT_BYTES:
         raise errors.InvalidRequest.field(
@@ -80,7 +86,7 @@ def parse_parts(text: str) -> tuple[str, ...]:
         )
     part_ids = tuple(_part_id(url) for url in urls)
     if max(Counter(part_ids).values()) > _MAX_NAMINGS:
-        raise errors.PartRepeated.field(_CONCAT, f"names an upload more than {_MAX_NAMINGS} times")
+        raise _PartRepeated.field(_CONCAT, f"names an upload more than {_MAX_NAMINGS} times")
     return part_ids
 
 
