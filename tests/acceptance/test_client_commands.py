@@ -8,9 +8,11 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.support.commands import SCHEMA, Commands, write_tree
 from tests.support.content import MIB, Content
-from tests.support.process import UPLOADER, Server, run_on_macos
+from tests.support.process import UPLOADER, Server, run_elsewhere
 from tests.support.waiting import PATIENCE_SECONDS
 
 CONTENT = Content(3 * MIB + 1, seed=81)
@@ -210,9 +212,10 @@ def test_ctrl_c_is_130_and_what_is_left_is_seen_and_cancelled(commands: Commands
     assert commands.run("cancel", "--all").returncode == 0
 
 
-def test_a_client_needs_no_linux(server: Server, token: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["macos", "musl", "32-bit"])
+def test_a_client_runs_where_the_server_cannot(server: Server, token: str, tmp_path: Path, place: str) -> None:
     def run(*arguments: str, stdin: str = "") -> str:
-        done = run_on_macos(arguments, Commands(tmp_path, server.url, token).environment, tmp_path, stdin)
+        done = run_elsewhere(place, arguments, Commands(tmp_path, server.url, token).environment, tmp_path, stdin)
         assert done.returncode == 0, done
         return done.stdout
 

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.support.process import UPLOADER, environment, run_cli, run_on_macos
+from tests.support.process import UPLOADER, environment, run_cli, run_elsewhere
 from uploader import cli
 
 # Without these they ask for them, whatever the system is.
@@ -45,14 +45,31 @@ def test_unknown_and_bad_settings_stop_with_one_line_each(tmp_path: Path, comman
 
 
 @pytest.mark.parametrize("command", [("serve", "--port", "0"), ("config",), ("restore", "there")], ids=" ".join)
-def test_what_runs_the_server_says_that_it_needs_linux(tmp_path: Path, command: tuple[str, ...]) -> None:
-    settings = environment({"DATA": str(tmp_path / "data")})
-    stopped = run_on_macos(command, settings, tmp_path)
-    assert stopped.returncode == 2
-    assert stopped.stdout == ""
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("macos", "the server needs Linux: run it in a container or a virtual machine"),
+        ("windows", "this needs Linux or macOS; on Windows it runs in WSL"),
+        ("musl", "the server needs Linux with glibc, as Debian has it, not musl: run it in a container"),
+        ("32-bit", "the server needs a Python of 64 bits: run it"),
+    ],
+)
+def test_where_the_server_cannot_run_it_says_so_and_what_to_do(
+    tmp_path: Path, command: tuple[str, ...], place: str, said: str
+) -> None:
+    stopped = run_elsewhere(place, command, environment({"DATA": str(tmp_path / "data")}), tmp_path)
+    assert (stopped.returncode, stopped.stdout) == (2, "")
     (line,) = stopped.stderr.splitlines()
-    assert line.startswith("uploader: the server needs Linux")
+    assert line.startswith(f"uploader: {said}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_client_says_that_it_is_not_for_windows(tmp_path: Path) -> None:
+    stopped = run_elsewhere("windows", ("put", "film"), environment({}), tmp_path)
+    assert (stopped.returncode, stopped.stderr.count("\n")) == (2, 1), stopped.stderr
+    program = "from tests.support.elsewhere import be; be('windows'); import uploader.client"
+    started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert started.stderr.splitlines()[-1].startswith("ImportError: uploader.client needs Linux or macOS; on Windows")
 
 
 def _of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import zipfile
 from pathlib import Path
 
 from tests.support import sandboxed
@@ -59,6 +60,28 @@ def test_the_wheel_that_is_built_of_the_sources_archive_serves(tmp_path: Path) -
     server = Server(tmp_path / "log", {"DATA": str(data)}, program=("env", f"PYTHONPATH={libraries}", uploader))
     with ended(server), client_of_owner(server.url, data) as client:
         assert client.post("/me/files?name=photo.jpg", content=b"photo").status_code == 201
+
+
+def test_the_wheel_has_every_licence_and_a_page_on_which_each_link_leads_somewhere(tmp_path: Path) -> None:
+    with zipfile.ZipFile(_build("wheel", ROOT, tmp_path)) as wheel:
+        names = set(wheel.namelist())
+        (metadata,) = (wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    vendored = [
+        path.relative_to(ROOT)
+        for path in (ROOT / "uploader" / "web").rglob("*")
+        if re.search("LICENSE|NOTICE", path.name)
+    ]
+    assert len(vendored) == 5
+    kept = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
+    assert kept == {"LICENSE", *map(str, vendored)}
+    assert {name.split("/")[0] for name in names} == {"uploader", f"uploader_kit-{__version__}.dist-info"}
+    assert "uploader/migrations/env.py" in names
+    page = metadata.partition("\n\n")[2]
+    assert re.findall(r"\]\((?!https://)[^)]*\)", page) == []
+    assert "pip install -q 'uploader-kit[server]'" in page
+    assert "clone" not in page
+    assert "tests/run" not in page
+    assert page.count("\n#") == (ROOT / "README.md").read_text().count("\n#")
 
 
 def test_the_unit_of_systemd_is_one_that_systemd_takes(tmp_path: Path) -> None:

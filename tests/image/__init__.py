@@ -1,0 +1,1 @@
+"""The image that the Dockerfile makes."""
