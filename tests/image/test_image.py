@@ -126,7 +126,7 @@ def build(directory: Path) -> Stage:
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     if not _BASE.exists():
-        made = [ROOT / "tests/support/root", _BASE, "sid", "python3.14-venv apt passwd"]
+        made: list[str | Path] = [ROOT / "tests/support/root", _BASE, "sid", "python3.14-venv apt passwd"]
         subprocess.run(made, check=True)
         # `python` and `pip`, where the image of Python has them.
         subprocess.run(["chroot", _BASE, "python3.14", "-m", "venv", "/usr/local"], check=True)
@@ -150,7 +150,7 @@ def test_it_serves_as_nobody_on_a_root_that_is_read_only(image: Stage, tmp_path:
     done = subprocess.run(
         [
             *("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "python3", "-c", _CONTAINED),
-            *(image.root, volume, image.user, "sh", "-c", _TRIED, "sh", *image.command),
+            *(str(image.root), str(volume), image.user, "sh", "-c", _TRIED, "sh", *image.command),
         ],
         env=image.environment | {"HEALTHCHECK": shlex.join(image.healthcheck)},
         capture_output=True,

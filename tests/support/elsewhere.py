@@ -44,7 +44,7 @@ def _without_linux(platform: str) -> None:
     sys.platform = platform
 
 
-def _as_musl_answers(_name: str) -> str:
+def _as_musl_answers(_name: str | int) -> str | None:
     raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 

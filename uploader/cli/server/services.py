@@ -36,7 +36,7 @@ def load_settings(**overrides: Any) -> Settings:
         missing = "this command needs the packages of the server, which are not installed"
         fail(f"{missing}: pip install 'uploader-kit[server]', in a clone '.[server]'", EXIT_CONFIGURATION)
     try:
-        import greenlet  # noqa: F401  (the one library that needs C++ of the system)
+        import greenlet  # type: ignore[import-untyped]  # noqa: F401  (the one library that needs C++ of the system)
     except ImportError as error:
         fail(f"a library of the system is missing: {error}; on Debian: apt-get install libstdc++6", EXIT_CONFIGURATION)
     try:
