@@ -80,7 +80,7 @@ class Stage:
 
 
 def instructions() -> Iterator[tuple[str, str]]:
-    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in (ROOT / ".ci/Dockerfile").read_text().splitlines() if not line.startswith("#")]
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         if line:
             verb, _, rest = line.partition(" ")

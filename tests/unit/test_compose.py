@@ -102,7 +102,7 @@ def test_there_is_no_secret_in_the_file() -> None:
 
 
 def test_whatever_the_image_copies_is_in_the_repository_and_nothing_else_is_sent_to_its_build() -> None:
-    lines = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines()]
+    lines = [line.split() for line in (ROOT / ".ci/Dockerfile").read_text().splitlines()]
     copied = [source for line in lines if line[:1] == ["COPY"] and "--from" not in line[1] for source in line[1:-1]]
     assert [source for source in copied if not (ROOT / source).exists()] == []
     assert (ROOT / ".dockerignore").read_text().split() == [
@@ -172,11 +172,11 @@ def test_the_stores_can_be_reached_from_the_network_of_the_servers_only() -> Non
 @pytest.mark.parametrize("service", OURS)
 def test_it_runs_the_image_as_the_user_of_the_image_with_nothing_that_he_does_not_need(service: str) -> None:
     """`tests/image` carries out the Dockerfile."""
-    assert SERVICES[service]["build"] == "."
+    assert SERVICES[service]["build"] == {"context": ".", "dockerfile": ".ci/Dockerfile"}
     assert "user" not in SERVICES[service]
     assert SERVICES[service]["cap_drop"] == ["ALL"]
     assert SERVICES[service]["read_only"] is True
-    dockerfile = (ROOT / "Dockerfile").read_text()
+    dockerfile = (ROOT / ".ci/Dockerfile").read_text()
     assert f"UPLOADER_DATA={SERVICES[service]['environment']['UPLOADER_DATA']}\n" in dockerfile
     assert SERVICES["api"]["healthcheck"]["test"][-1] in dockerfile
 

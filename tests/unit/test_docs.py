@@ -240,7 +240,7 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
     "document",
     [
         *DOCUMENTS,
-        *(ROOT / name for name in ("Dockerfile", "docker-compose.yml", "pyproject.toml", "tests/run")),
+        *(ROOT / name for name in (".ci/Dockerfile", "docker-compose.yml", "pyproject.toml", "tests/run")),
         *(ROOT / "tests" / "clients" / name for name in ("run", "package.json", "package-lock.json", ".npmrc")),
     ],
     ids=name_of,
@@ -250,7 +250,10 @@ def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry(
 
 
 def test_nothing_installs_the_program_of_others_that_has_the_name_of_the_package() -> None:
-    texts = [*DOCUMENTS, *(ROOT / name for name in ("Dockerfile", "docker-compose.yml", "pyproject.toml", "tests/run"))]
+    texts = [
+        *DOCUMENTS,
+        *(ROOT / name for name in (".ci/Dockerfile", "docker-compose.yml", "pyproject.toml", "tests/run")),
+    ]
     texts += [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".service", ".json", ".yml", ".toml")]
     texts += [path for suffix in ("py", "html", "js") for path in PACKAGE.rglob(f"*.{suffix}")]
     found = {str(path.relative_to(ROOT)): _STRANGER.findall(path.read_text()) for path in texts}
