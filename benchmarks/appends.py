@@ -18,7 +18,7 @@ from benchmarks import interpreter, report
 from benchmarks.report import Row
 from benchmarks.storage.uploading import serving
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
 SECTION = "appends"
 
 _PIECE = os.urandom(1 << 20)

@@ -21,7 +21,7 @@ from tests.support.bodies import InPieces
 from uploader.domain.upload import State, Upload
 from uploader.storage.local.store import LocalStore
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
 SECTION = "closer"
 
 _CHUNK_BYTES = 64 << 10

@@ -27,7 +27,7 @@ from tests.support.process import UPLOADER, Server, ended, owner_token
 from uploader.settings import Settings
 from uploader.units import parse_size
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
 SECTION = "long patch"
 
 MIB = 1 << 20

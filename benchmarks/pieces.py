@@ -15,7 +15,7 @@ from benchmarks import interpreter, report
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.report import Row
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
 SECTION = "pieces"
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30

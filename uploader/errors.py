@@ -1,6 +1,4 @@
-"""Everything that can go wrong and has a name, as one tree. Each knows its code, and nothing of HTTP (`problem.py` of
-`http/shared` does).
-"""
+"""The tree of errors. Each knows its code, and nothing of HTTP (`problem.py` of `http/shared` does)."""
 
 import re
 from typing import Any, ClassVar
@@ -20,7 +18,7 @@ class UploaderError(Exception):
         cls.retryable = cls.retryable if retryable is None else retryable
 
     def __init__(self, detail: str | None = None, *, inside: str | None = None, **fields: Any) -> None:
-        """`inside`: which host or file it was and what that said, for the log and the commands of the server alone."""
+        """`inside`: the host or file and its answer, for the log and the commands of the server alone."""
         self.inside = inside
         self.detail = detail or message_of(type(self))
         self.fields = fields
@@ -33,7 +31,7 @@ class UploaderError(Exception):
 
 
 def message_of(error: type[UploaderError]) -> str:
-    """The first line of an error's docstring: what it says when nothing more precise is known."""
+    """Return the first line of an error's docstring: its message, unless a more precise one is known."""
     return (error.__doc__ or "").strip().splitlines()[0]
 
 
@@ -66,11 +64,11 @@ class DigestMismatch(InvalidRequest, retryable=True):
 
 
 class InvalidArchive(InvalidRequest):
-    """The body is no whole tar archive; what is in `results` stands. Send it again: what is there is answered 200."""
+    """The body is not a complete tar archive; files in `results` are stored. Send it again: they are answered 200."""
 
 
 class InvalidDelta(InvalidRequest):
-    """The body is no instructions to make the chunk from this base, or copies from too many places: send the chunk whole."""
+    """The instructions to make the chunk are malformed, or copy from too many places: send the chunk whole."""
 
 
 class Unauthenticated(UploaderError):
@@ -82,7 +80,7 @@ class Forbidden(UploaderError):
 
 
 class ProofFailed(UploaderError):
-    """This proves nothing: wrong, too late, used before, or not for you. Send the bytes, with `"instant": false`."""
+    """The proof is wrong, too late, used before, or not for you. Send the bytes, with `"instant": false`."""
 
 
 class NotAllowed(UploaderError, code="refused"):
@@ -122,7 +120,7 @@ class Sha256Conflict(Conflict):
 
 
 class Md5Conflict(Conflict):
-    """Another MD5 was told for this upload before."""
+    """This upload has another MD5 already."""
 
 
 class BytesConflict(Conflict):
@@ -134,11 +132,11 @@ class UploadExists(Conflict):
 
 
 class UploadActive(Conflict):
-    """The upload is not idle for so long, or it is complete: it is not expired."""
+    """The upload is complete, or was not idle for so long: it does not expire."""
 
 
 class OffsetMismatch(Conflict):
-    """The upload ends somewhere else: `offset` says where the next bytes belong."""
+    """The upload has another offset: `offset` says where the next bytes belong."""
 
 
 class NameTaken(Conflict):
@@ -158,7 +156,7 @@ class TokenInUse(Conflict):
 
 
 class TokensUnused(Conflict):
-    """This server is told by others who is calling (UPLOADER_AUTH): it has no tokens to show, make or revoke."""
+    """This server does not use tokens of its own (UPLOADER_AUTH): it has none to show, make or revoke."""
 
 
 class Md5Mismatch(UploaderError):
@@ -186,7 +184,7 @@ class FileTooLarge(Refused):
 
 
 class LengthExceeded(FileTooLarge, code=FileTooLarge.code):
-    """More bytes came than the upload has; `limit` is its length."""
+    """The body is longer than the upload; `limit` is its length."""
 
 
 class TooManyUploads(Refused, retryable=True):
@@ -202,11 +200,11 @@ class StorageFull(Refused, retryable=True):
 
 
 class StorageTooSmall(StorageFull, code=StorageFull.code, retryable=False):
-    """The disk of this server could not hold this file if it were empty; `limit` is in bytes."""
+    """The file is larger than the disk of this server; `limit` is in bytes."""
 
 
 class ContentDamaged(UploaderError):
-    """The stored bytes of this file went bad. Send the same content again, and it is whole again."""
+    """The stored bytes of this file are damaged. Upload the same content again to heal it."""
 
 
 class BodyTimeout(UploaderError, retryable=True):
@@ -222,7 +220,7 @@ class UnsupportedMediaType(UploaderError):
 
 
 class Unavailable(UploaderError, retryable=True):
-    """Something the server depends on is away for the moment; nothing was acknowledged. Try again soon."""
+    """A store that the server depends on is away; nothing was acknowledged. Try again soon."""
 
 
 class DatabaseDamaged(Unavailable, code=Unavailable.code):
@@ -230,7 +228,7 @@ class DatabaseDamaged(Unavailable, code=Unavailable.code):
 
 
 class UploadBusy(Unavailable, code=Unavailable.code):
-    """Another request appends to this upload, and does not let go; try again."""
+    """Another request appends to this upload: try again."""
 
 
 class StorageFailed(Unavailable, code=Unavailable.code):
@@ -238,15 +236,15 @@ class StorageFailed(Unavailable, code=Unavailable.code):
 
 
 class StorageAway(StorageFailed, code=Unavailable.code):
-    """The store is away for the moment; nothing was acknowledged. Try again soon."""
+    """The store is away; nothing was acknowledged. Try again soon."""
 
 
 class Unverified(Unavailable, code=Unavailable.code):
-    """The bytes of this upload are checked first, after a restart of the machine or damage. Try again."""
+    """The server still checks this upload, after a restart of the machine or damage: try again."""
 
 
 class BadRequest(UploaderError):
-    """The request could not be understood."""
+    """The request is malformed."""
 
 
 class TargetTooLong(BadRequest):

@@ -40,7 +40,7 @@ def _secret(about: str) -> Any:
 
 
 def variable_of(setting: "Field[Any]") -> str:
-    """The environment variable of a field: a text there says its unit itself."""
+    """Return the environment variable of a field: a text there says its unit itself."""
     return PREFIX + setting.name.removesuffix("_seconds").removesuffix("_bytes").upper()
 
 
@@ -77,7 +77,7 @@ class Settings:
     storage: str | None = _setting(units.text_of, None, "`s3://bucket/prefix`; unset: below `UPLOADER_DATA`")
     s3_endpoint: str | None = _setting(units.text_of, None, "`https://host:port` of that bucket; unset: AWS")
     s3_region: str | None = _setting(units.text_of, None, "its region; unset: as the SDK of AWS finds it")
-    s3_access_key_id: str | None = _secret("who is calling it; unset, both: as the SDK of AWS finds them")
+    s3_access_key_id: str | None = _secret("the key id for it; unset: the key that the SDK of AWS finds")
     s3_secret_access_key: str | None = _secret("the secret that belongs to it")
     s3_path_style: bool = _setting(
         units.boolean, "false", "`http://host/bucket`: what an endpoint of your own usually wants"
@@ -85,7 +85,7 @@ class Settings:
     s3_presigned_downloads: bool = _setting(
         units.boolean, "false", "downloads are sent on (307) to the bucket, by signed URLs of a minute"
     )
-    events: Path | None = _setting(Path, None, "a TOML file: who is told of what happens (docs/events.md)")
+    events: Path | None = _setting(Path, None, "a TOML file that names the sinks of events (docs/events.md)")
     host: str = _setting(units.text_of, "127.0.0.1", "address to listen on (`serve --host`)")
     port: int = _setting(units.integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
     tls_certificate: Path | None = _setting(
@@ -94,7 +94,7 @@ class Settings:
     tls_key: Path | None = _setting(units.path_of, None, "the file with its key; both are read anew at `SIGHUP`")
     workers: int = _setting(units.integer(1, 256), "1", "server processes (`serve --workers`)")
     cpu_affinity: str = _setting(units.one_of("auto", "off"), "auto", "`auto`: short work on one core; `off`")
-    jobs: bool = _setting(units.boolean, "true", "whether `serve` runs the background jobs too, beside `work`")
+    jobs: bool = _setting(units.boolean, "true", "`serve` runs the background jobs too, beside `work`")
     auth: str = _setting(units.one_of("token", "jwt", "none"), "token", "`token`, `jwt`, or `none` (loopback only)")
     jwt_secret: str | None = _secret("the secret of HS256, 32 bytes or more")
     jwt_public_key: str | None = _secret("or a public key in PEM: RSA, EC P-256 or Ed25519")
@@ -102,10 +102,10 @@ class Settings:
     jwt_algorithms: tuple[str, ...] = _setting(
         units.list_of(units.one_of(*JWT_ALGORITHMS)),
         ",".join(JWT_ALGORITHMS),
-        "the algorithms that are taken; each key takes only the one of its kind",
+        "accepted algorithms; a key accepts only the one of its kind",
     )
-    jwt_issuer: str | None = _setting(units.text_of, None, "what `iss` has to be; unset: not checked")
-    jwt_audience: str | None = _setting(units.text_of, None, "what `aud` has to name; unset: not checked")
+    jwt_issuer: str | None = _setting(units.text_of, None, "the `iss` that tokens need; unset: not checked")
+    jwt_audience: str | None = _setting(units.text_of, None, "the `aud` that tokens need; unset: not checked")
     jwt_leeway_seconds: float = _setting(
         units.duration_within(0, 30), "10s", "by how much clocks may differ for `exp` and `nbf`, at most 30s"
     )
@@ -113,7 +113,9 @@ class Settings:
         units.header_name, None, "the header in which a proxy names the user, such as `X-Remote-User`"
     )
     trusted_proxies: tuple[str, ...] | None = _setting(
-        units.list_of(units.network), None, "the proxies that it, `Forwarded` and `X-Forwarded-*` are taken from"
+        units.list_of(units.network),
+        None,
+        "proxies whose `UPLOADER_TRUSTED_HEADER`, `Forwarded` and `X-Forwarded-*` are believed",
     )
     cors_origins: tuple[str, ...] | None = _setting(
         units.list_of(units.origin), None, "origins whose pages may call the server, or `*`; unset: none"
@@ -121,7 +123,9 @@ class Settings:
     link_lifetime_seconds: float = _setting(
         units.duration_within(1, 2592000), "7d", "how long a signed link works at the most, up to 30d"
     )
-    link_secret: str | None = _secret("what signs links, at least 32 bytes; unset: made, kept in the database")
+    link_secret: str | None = _secret(
+        "the secret that signs links, at least 32 bytes; unset: made, kept in the database"
+    )
     instant: str = _setting(
         units.one_of("off", "own", "proof", "trust"),
         "proof",
@@ -138,7 +142,7 @@ class Settings:
     durability: str = _setting(
         units.one_of("power", "process"),
         "power",
-        "what an acknowledged chunk survives: `power` cuts, or the end of a `process`",
+        "an acknowledged chunk survives `power` cuts, or only the end of a `process`",
     )
     default_total_space_bytes: int = _setting(
         units.parse_size, "10GiB", "total space of a user seen for the first time"
@@ -155,7 +159,7 @@ class Settings:
     quiet_interval_seconds: float = _setting(
         _duration, "5s", "how long an upload is quiet before its bytes are written to the database"
     )
-    max_delay_seconds: float = _setting(_duration, "60s", "the longest that bytes of a steady uploader wait for that")
+    max_delay_seconds: float = _setting(_duration, "60s", "the longest that bytes wait for that while more arrive")
     max_pending_bytes: int = _setting(_size, "64MiB", "pending bytes of one upload that do not wait")
     claim_lease_seconds: float = _setting(_duration, "30s", "how long a claimed task is its worker's alone")
     shards: int = _setting(units.integer(1, 100), "1", "shards of the Redis keys (more for Cluster)")
@@ -164,10 +168,10 @@ class Settings:
     )
     upload_expiry_seconds: float = _setting(_duration, "7d", "when an idle upload expires")
     closed_retention_seconds: float = _setting(
-        _duration, "30d", "how long it is remembered what became of an upload, of a user the newest 1,000"
+        _duration, "30d", "how long the end of an upload is remembered; of a user the newest 1,000"
     )
     audit_retention_seconds: float = _setting(
-        units.parse_duration, "400d", "how long it is kept who did what to whom; `0s`: for ever"
+        units.parse_duration, "400d", "how long the audit log keeps an entry; `0s`: for ever"
     )
     trash_retention_seconds: float = _setting(
         units.parse_duration, "7d", "how long deleted content stays in the trash; `0s`: not at all"
@@ -178,8 +182,10 @@ class Settings:
         "`all`: all content is read back, within the times that follow; `sample`: one content an hour; unset: `all` on a "
         "disk, `sample` on S3, where each reading is paid for",
     )
-    scrub_first_seconds: float = _setting(_duration, "24h", "within what time new content is read back from the disk")
-    scrub_every_seconds: float = _setting(_duration, "30d", "within what time all content is read back again")
+    scrub_first_seconds: float = _setting(
+        _duration, "24h", "the time within which new content is read back from the disk"
+    )
+    scrub_every_seconds: float = _setting(_duration, "30d", "the time within which all content is read back again")
     scrub_rate_bytes: int = _setting(
         units.parse_rate, "50MiB/s", "bytes a second at which content is read back, per installation"
     )

@@ -30,7 +30,7 @@ def parse_rate(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest exact spelling that `parse_size` takes back."""
+    """Return the shortest exact spelling that `parse_size` takes back."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         factor = _UNITS[unit.upper()]
         if size_bytes and size_bytes % factor == 0:
@@ -50,7 +50,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A short exact spelling that `parse_duration` takes back."""
+    """Return a short exact spelling that `parse_duration` takes back."""
     for unit in ("d", "h"):
         if seconds and seconds % _DURATIONS[unit] == 0:
             return f"{seconds / _DURATIONS[unit]:.0f}{unit}"

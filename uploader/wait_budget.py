@@ -84,7 +84,7 @@ def in_passing() -> Iterator[None]:
 
 
 def wait_budget() -> WaitBudget:
-    """The budget of the request in whose context this runs; without one, all there may be."""
+    """Return the budget of the request in whose context this runs; without one, all there may be."""
     return wait_budget_of_request.get() or WaitBudget()
 
 

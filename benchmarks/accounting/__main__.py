@@ -1,4 +1,4 @@
-"""Measures the accounting, and writes the table of `docs/performance.md`: `python -m benchmarks.accounting`."""
+"""Measures the accounting, and writes the table of `docs/capacity.md`: `python -m benchmarks.accounting`."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from benchmarks.accounting.scale import FULL, QUICK, Scale
 from benchmarks.accounting.stores import versions
 from benchmarks.report import Row
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 SECTION = "accounting"
 _SHARDED_PENDING = 10_000_000
 

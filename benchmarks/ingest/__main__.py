@@ -1,4 +1,4 @@
-"""Measures receiving, and writes the table of `docs/performance.md`: `python -m benchmarks.ingest`."""
+"""Measures receiving, and writes tables of `docs/performance.md` and `docs/capacity.md`: `python -m benchmarks.ingest`."""
 
 import argparse
 import resource
@@ -17,8 +17,7 @@ from benchmarks.ingest.rounds import reason
 from benchmarks.ingest.scale import FULL, QUICK, Scale
 from benchmarks.report import Row
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-SECTION = "ingest"
+DOCS = Path(__file__).parents[2] / "docs"
 
 Benchmark = Callable[[Places, Scale, Collection[str]], list[Row]]
 BENCHMARKS: dict[str, Benchmark] = {
@@ -28,6 +27,12 @@ BENCHMARKS: dict[str, Benchmark] = {
     "latency": latency.latency,
     "connections": growth.connections,
     "open": growth.open_uploads,
+}
+# Of each table: its page, and the benchmarks whose rows it has.
+TABLES: dict[str, tuple[Path, list[str]]] = {
+    "large": (DOCS / "performance.md", ["large"]),
+    "small": (DOCS / "capacity.md", ["small"]),
+    "load": (DOCS / "capacity.md", ["memory", "latency", "connections", "open"]),
 }
 
 
@@ -43,16 +48,22 @@ def main() -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     scale = QUICK if arguments.quick else FULL
-    section = measure(scale, arguments.only or list(BENCHMARKS), arguments.servers, arguments.directory)
-    print(section)
-    if not arguments.quick and not arguments.only and not arguments.servers:
-        report.write(PAGE, SECTION, section)
+    machine, rows = measure(scale, arguments.only or list(BENCHMARKS), arguments.servers, arguments.directory)
+    for name, (page, parts) in TABLES.items():
+        measured = [row for part in parts for row in rows.get(part, ())]
+        section = f"{machine}\n\n{report.table(measured)}"
+        if measured:
+            print(section)
+        if not arguments.quick and not arguments.only and not arguments.servers:
+            report.write(page, name, section)
 
 
-def measure(scale: Scale, names: list[str], servers: Collection[str], directory: Path | None) -> str:
-    """The section of the page: the machine, and a table of all figures."""
+def measure(
+    scale: Scale, names: list[str], servers: Collection[str], directory: Path | None
+) -> tuple[str, dict[str, list[Row]]]:
+    """Return the line about the machine, and the figures of each benchmark."""
     machine = report.machine([f"{name} {version(name)}" for name in ("uvicorn", "starlette", "uvloop")])
-    rows: list[Row] = []
+    rows: dict[str, list[Row]] = {}
     with ExitStack() as stack:
         disk, memory = (
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=parent)))
@@ -65,10 +76,10 @@ def measure(scale: Scale, names: list[str], servers: Collection[str], directory:
                 measured = BENCHMARKS[name](places.of(name), scale, servers)
             except (LoadFailed, RuntimeError, OSError) as error:
                 measured = [Row(name, "–", f"failed: {reason(error)}")]  # the other parts are worth their time
-            rows += measured
+            rows[name] = measured
             print(f"{name}: {time.monotonic() - begin:.0f} s", *measured, sep="\n  ", flush=True)
     peers = installing.versions() if scale.peers else []
-    return f"{', '.join([machine, *peers])}.\n\n{report.table(rows)}"
+    return f"{', '.join([machine, *peers])}.", rows
 
 
 if __name__ == "__main__":

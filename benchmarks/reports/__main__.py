@@ -1,4 +1,4 @@
-"""Measures the reports, and writes the table of `docs/performance.md`: `python -m benchmarks.reports`."""
+"""Measures the reports, and writes the table of `docs/capacity.md`: `python -m benchmarks.reports`."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ from uploader.database.engine import Database
 from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.settings import Settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 SECTION = "reports"
 
 _TARGET_MS = 1000

@@ -1,4 +1,4 @@
-"""Measures what slow clients cost honest ones, and writes the table of `docs/performance.md`:
+"""Measures what slow clients cost honest ones, and writes the table of `docs/capacity.md`:
 `python -m benchmarks.slow_clients`."""
 
 import argparse
@@ -17,7 +17,7 @@ from benchmarks.report import Row
 from benchmarks.slow_clients.honest import send_for
 from benchmarks.slow_clients.installation import Installation, running_installation
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 SECTION = "slow clients"
 _SLOW_USERS = 40
 _MEMORY_GROWTH_MIB = 256.0

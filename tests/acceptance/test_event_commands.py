@@ -49,16 +49,21 @@ async def test_events_are_listed_and_told_again(make_stack: MakeStack, tmp_path:
             assert json.loads((await run("show", first["id"], "--json")).stdout) == first
 
             refused = await run("test", "hook")
-            assert (refused.returncode, refused.stderr) == (1, "uploader: hook has not taken it: 410 moved away\n")
+            assert (refused.returncode, refused.stderr) == (
+                1,
+                "uploader: hook did not take the event: 410 moved away\n",
+            )
             consumer.status = 200
-            assert (await run("test", "hook")).stdout == "hook has taken it\n"
+            assert (await run("test", "hook")).stdout == "hook took the event\n"
             assert consumer.events[-1]["type"] == "test"
             assert "off" not in {each.condition for each in await stack.services.watching.sinks()}
 
-            assert (await run("replay", "--dead")).stdout == "to be told once more: 2\n"
-            assert (await run("replay", "--dead")).stdout == "to be told once more: 0\n"
-            assert (await run("replay", "--id", first["id"], "--sink", "hook")).stdout == "to be told once more: 1\n"
-            assert (await run("replay", "--since", "30d")).stdout == "to be told once more: 4\n"
+            assert (await run("replay", "--dead")).stdout == "events to be sent once more: 2\n"
+            assert (await run("replay", "--dead")).stdout == "events to be sent once more: 0\n"
+            assert (
+                await run("replay", "--id", first["id"], "--sink", "hook")
+            ).stdout == "events to be sent once more: 1\n"
+            assert (await run("replay", "--since", "30d")).stdout == "events to be sent once more: 4\n"
             told = len(consumer.requests)
             clock.jump(86400 * 30)  # what was told once more is due by the clock of the command
             assert await hook.relay_due() == 0.0

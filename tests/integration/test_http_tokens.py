@@ -92,7 +92,7 @@ async def test_users_see_who_made_their_tokens_and_what_these_are_good_for(make_
         assert own == await _list(root, "alice")
         assert (await _as(stack, metrics).get("/metrics")).status_code == 200
         refused = problem(await _as(stack, metrics).get("/me/tokens"), 403, "forbidden")
-        assert refused["detail"] == "This token is good for /metrics, and for nothing else."
+        assert refused["detail"] == "This token is valid for /metrics alone."
         (roots,) = (await root.get("/me/tokens")).json()["tokens"]
         assert roots["admin"]
         # From before the maker of a token was kept: as good as ever.

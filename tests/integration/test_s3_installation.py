@@ -76,4 +76,4 @@ def test_the_commands_say_what_the_store_is_called(
     assert f"bucket {where}: {adopted.stdout.split()[-2]}\n" in shown
     made = run_cli(settings, "backup", str(tmp_path / "backups"))
     assert made.returncode == 0, made.stderr
-    assert f"the blobs stay where they are, in the bucket {where}; the backup has the database\n" in made.stdout
+    assert f"the backup has the database; the blobs stay in the bucket {where}\n" in made.stdout

@@ -1,5 +1,5 @@
-"""TLS to each store, with certificates that are verified both ways, and passwords: by the URLs that docs/operations.md
-lists, and a sentence that names host and reason where something of it is missing."""
+"""TLS to each store, with certificates that are verified both ways, and passwords: by the URLs that docs/redis.md and
+docs/databases.md list, and a sentence that names host and reason where something of it is missing."""
 
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager

@@ -1,4 +1,4 @@
-"""nginx and Caddy, set up as docs/operations.md has it, but for ports and paths."""
+"""nginx and Caddy, set up as docs/tls.md has it, but for ports and paths."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from tests.support.certificates import Certified
 from tests.support.process import wait_for
 from uploader.embedded import end_with_parent
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+PROXY_PAGE = Path(__file__).parents[2] / "docs" / "tls.md"
 HOST = "files.example"
 PROXIES = ("nginx", "caddy")
 program_of = servers.program_of
@@ -21,7 +21,7 @@ _LANGUAGES = {"nginx": "nginx", "caddy": "caddyfile"}
 
 def printed(proxy: str) -> str:
     """The configuration that the document prints."""
-    (block,) = re.findall(rf"```{_LANGUAGES[proxy]}\n(.*?)```", OPERATIONS.read_text(), flags=re.DOTALL)
+    (block,) = re.findall(rf"```{_LANGUAGES[proxy]}\n(.*?)```", PROXY_PAGE.read_text(), flags=re.DOTALL)
     return str(block)
 
 

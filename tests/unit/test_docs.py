@@ -129,15 +129,17 @@ def test_the_index_of_decisions_has_each_once() -> None:
     assert sorted(links) == [decision.name for decision in DECISIONS]
 
 
-def test_the_readme_is_read_to_its_end() -> None:
+def test_documents_are_read_to_their_end() -> None:
+    """The changelog grows with each version, and is read from its top."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert [page.name for page in DOCUMENTS if page.name != "changelog.md" and page.stat().st_size > 25 << 10] == []
 
 
 # The other pages
 
 
-def test_the_operations_page_lists_every_metric_with_its_type_and_meaning() -> None:
-    rows = table(ROOT / "docs" / "operations.md", "## Metrics")
+def test_the_page_on_monitoring_lists_every_metric_with_its_type_and_meaning() -> None:
+    rows = table(ROOT / "docs" / "monitoring.md", "## Metrics")
     assert {name.strip("`"): (kind, about) for name, kind, about in rows} == metrics()
     assert len(rows) == len(metrics()), "a metric is listed twice"
 

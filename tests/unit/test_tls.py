@@ -55,7 +55,7 @@ def test_each_fault_is_told_with_its_setting_and_its_file(settings: Settings, tm
     assert problem_of(settings) == f"UPLOADER_TLS_KEY: {key}: No such file or directory"
     key.write_bytes(right)
     certificate.write_bytes(right)
-    assert problem_of(settings) == f"UPLOADER_TLS_CERTIFICATE: {certificate}: is no certificate in PEM"
+    assert problem_of(settings) == f"UPLOADER_TLS_CERTIFICATE: {certificate}: is not a certificate in PEM"
     certificate.unlink()
     certificate.mkdir()
     assert problem_of(settings) == f"UPLOADER_TLS_CERTIFICATE: {certificate}: Is a directory"

@@ -88,7 +88,7 @@ class Shards:
         self._spread_over = self.number
 
     def of(self, identifier: str) -> int:
-        """The shard of an upload, or of the challenges of a user."""
+        """Return the shard of an upload, or of the challenges of a user."""
         return shard_of(identifier, self.number)
 
     def upload(self, upload_id: str) -> UploadKeys:
@@ -98,7 +98,7 @@ class Shards:
         return upload_queue_keys(shard, name, self._spread_over)
 
     def sweep(self, shard: int) -> list[str]:
-        """The keys of the sweep of a shard, in the order the scripts take them."""
+        """Return the keys of the sweep of a shard, in the order the scripts take them."""
         tag = tag_of(shard, self._spread_over)
         return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]
 
@@ -116,14 +116,14 @@ def _keys_of_upload(upload_id: str, shards: int, spread_over: int) -> UploadKeys
 
 
 def queue_keys(shard: int, queue: str) -> QueueKeys:
-    """The keys of a plain queue, whose tasks are hashes of their own."""
+    """Return the keys of a plain queue, whose tasks are hashes of their own."""
     tag = tag_of(shard)
     return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"task:{tag}:{queue}:", f"wake:{tag}:{queue}")
 
 
 @cache
 def upload_queue_keys(shard: int, queue: str, spread_over: int = 0) -> QueueKeys:
-    """The keys of a queue of uploads, whose tasks are the uploads' hashes."""
+    """Return the keys of a queue of uploads, whose tasks are the uploads' hashes."""
     tag = tag_of(shard, spread_over)
     return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"up:{tag}:", f"wake:{tag}:{queue}")
 

@@ -202,7 +202,7 @@ class Pending:
         await _END_SWEEP.run(self.redis, self.shards.sweep(shard), [_era_token(), self._claimant, era])
 
     async def not_closed(self, shard: int) -> AsyncIterator[str]:
-        """The uploads of a shard that Redis calls open or merging, of any era. Raises Unavailable."""
+        """Yield the uploads of a shard that Redis calls open or merging, of any era. Raises Unavailable."""
         prefix = self.shards.queue(shard, FLUSH_QUEUE).task_prefix
         with asking(self.redis):
             async for key in self.redis.scan_iter(match=f"{prefix}*", count=1000):
@@ -307,7 +307,7 @@ class Audit:
         return AuditedUpload(state.decode(errors="replace"), received, flushed, bitmap, queue.decode(), tail)
 
     async def buckets(self) -> list[TaskBucket]:
-        """Every bucket that exists, and every bucket that an index names."""
+        """Return every bucket that exists, and every bucket that an index names."""
         found = set()
         with asking(self.redis):
             for shard in range(self.shards.number):
@@ -323,7 +323,7 @@ class Audit:
             yield key.removeprefix(f"{keys.due}:".encode())
 
     async def bucket(self, bucket: TaskBucket) -> AsyncIterator[BucketStep]:
-        """A bucket in steps. A task that moves meanwhile may come twice, or not at all."""
+        """Yield a bucket in steps. A task that moves meanwhile may come twice, or not at all."""
         keys, cursor = self.shards.queue(bucket.shard, bucket.queue), b""
         while cursor != b"0":
             arguments = [*self._arguments(bucket), cursor or 0, _TASKS_A_STEP]

@@ -127,7 +127,7 @@ class DelayQueue:
         return await next_due(self._redis, self._keys, now_ms)
 
     async def due(self) -> AsyncGenerator[Task, None]:
-        """Tasks as they become due, each claimed for the caller, without end. Close it (`aclosing`) to stop listening."""
+        """Yield tasks without end as they become due, claimed for the caller. Close it (`aclosing`) to stop listening."""
         async with wakeups(self._redis, [self._keys.wake]) as events:
             woken = events[self._keys.wake]
             while True:
@@ -280,7 +280,7 @@ class UploadQueue:
 
 
 def epoch_minute(text: bytes) -> int | None:
-    """The minute that stands in the index; None if it is none."""
+    """Return the minute that stands in the index; None if it is none."""
     return int(text) if text.isdigit() and len(text) <= 8 else None
 
 

@@ -42,17 +42,18 @@ _MAX_OUTSTANDING = 1000
 
 
 def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes:
-    """The command that runs a script, as it is sent."""
+    """Return the command that runs a script, as it is sent."""
     command: bytes = hiredis.pack_command(("EVALSHA", sha, numkeys, *keys_and_args))
     return command
 
 
 @dataclass(eq=False, repr=False)
 class Pipeline:
-    """One connection to one server for all calls of a process: those of one turn of the event loop go together.
-    redis-py costs several times as much per call, and a chunk is one call. It still finds the server, logs in and pools
-    the connections for everything else; this takes over one that it has made, and so touches private parts of redis-py,
-    which `tests/unit/test_private_parts.py` names."""
+    """One connection to one server for all calls of a process: sends the calls of one turn of the event loop together.
+
+    redis-py costs several times as much per call, and a chunk is one call. redis-py still finds the server, logs in and
+    pools connections for everything else. This class takes over one of its connections, and so touches private parts of
+    redis-py, which `tests/unit/test_private_parts.py` names."""
 
     # `options`: those of redis-py for its connections.
     connection_class: type[AbstractConnection]
@@ -66,7 +67,7 @@ class Pipeline:
         return self._pipe is not None and not self._pipe.lost
 
     async def call(self, command: bytes) -> Any:
-        """The reply. Raises PipelineFull, and as redis-py."""
+        """Return the reply. Raises PipelineFull, and as redis-py."""
         pipe = self._pipe
         if pipe is None or pipe.lost:
             pipe = await self._connect()
@@ -132,7 +133,7 @@ class _Pipe(asyncio.Protocol):
         self.lost = False
 
     def call(self, command: bytes) -> "asyncio.Future[Any]":
-        """The reply to come. Raises PipelineFull, and ConnectionError if the connection is lost."""
+        """Return the reply to come. Raises PipelineFull, and ConnectionError if the connection is lost."""
         if self.lost:
             raise exceptions.ConnectionError("The connection was lost.")
         if self._clogged or len(self._outstanding) >= _MAX_OUTSTANDING:
@@ -304,7 +305,7 @@ def answering(timeout_seconds: float) -> AbstractAsyncContextManager[None]:
 
 
 def time_argument(now_ms: int | None) -> int | str:
-    """The argument `now_ms` of the scripts: '' lets them ask Redis `TIME`; tests pass a time."""
+    """Return the argument `now_ms` of the scripts: '' lets them ask Redis `TIME`; tests pass a time."""
     return "" if now_ms is None else now_ms
 
 
@@ -384,7 +385,7 @@ _ELSEWHERE = (
 
 
 def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS) -> RedisConnection:
-    """Return a client that connects when it is first used, by any of the URLs that docs/operations.md lists.
+    """Return a client that connects when it is first used, by any of the URLs that docs/redis.md lists.
     `connections`: how many at most (of a Cluster: to each node), beside the one of all scripts. Raises ValueError with
     what is wrong with the URL."""
     address = parse_redis_url(url)
@@ -472,7 +473,7 @@ class _Cluster(RedisCluster):
             return await super().evalsha(sha, numkeys, *keys_and_args)
 
     def _pipeline_to(self, key: str) -> Pipeline | None:
-        """The pipeline to the node of a key, as far as that is known."""
+        """Return the pipeline to the node of a key, as far as that is known."""
         nodes = self.nodes_manager.slots_cache.get(key_slot(key.encode()))
         if not nodes:
             return None
@@ -568,7 +569,7 @@ class RedisMark:
     redis: RedisConnection
 
     async def read(self) -> str | None:
-        """The installation; None if Redis says of none. Raises ConfigurationError, Unavailable."""
+        """Return the installation; None if Redis says of none. Raises ConfigurationError, Unavailable."""
         return _parse(await self._tried(self.redis.get(INSTALLATION)))[1]
 
     async def claim(self, installation: str) -> str:

@@ -111,7 +111,7 @@ async def check_shards(services: Services) -> None:
 
 
 def _spread(number: int) -> str:
-    """The word in the database for so many shards whose tags are spread. A single one has the tag it always had."""
+    """Return the word in the database for so many shards whose tags are spread. A single one has the tag it always had."""
     return f"{number} spread" if number > 1 else "1"
 
 
@@ -132,7 +132,7 @@ async def reset_redis(services: Services) -> int:
 
 
 def _checked(job: Job, installation: Installation) -> Job:
-    """A job that removes things, and does not run where disk, database and Redis don't belong together."""
+    """Return a job that removes things, and does not run where disk, database and Redis don't belong together."""
 
     async def run_once() -> float:
         await installation.check()
@@ -213,7 +213,7 @@ def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | No
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """The time in which SIGHUP waits, here and in each process that is started: a new program inherits the mask."""
+    """Hold SIGHUP back, here and in processes that are started meanwhile: a new program inherits the mask."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield

@@ -55,7 +55,7 @@ def database_url(settings: Settings) -> str:
 
 
 def sqlite_path(settings: Settings) -> Path | None:
-    """The file of a SQLite; None of another database."""
+    """Return the file of a SQLite; None of another database."""
     url = database_url(settings)
     name = url.removeprefix("sqlite:///")
     return None if name in (url, "", ":memory:") else Path(name)

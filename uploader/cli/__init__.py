@@ -55,7 +55,7 @@ class Commands(click.Group):
 
 
 def commands_of(group: click.Group) -> dict[str, click.Command]:
-    """All of them, imported."""
+    """Import all commands of a group, and return them."""
     return {name: each.load() if isinstance(each, Later) else each for name, each in group.commands.items()}
 
 
@@ -72,39 +72,37 @@ _COMMANDS = (
         "server.maintenance",
         "Look at an installation, and say what is wrong and what to do, the worst first.",
     ),
-    Later("db", "server.maintenance", "The database."),
-    Later("redis", "server.maintenance", "Redis, the accounting store."),
+    Later("db", "server.maintenance", "Migrate the database."),
+    Later("redis", "server.maintenance", "Reset Redis, the accounting store."),
     Later("installation", "server.maintenance", "Show the ids of store, database and Redis."),
-    Later("adopt", "server.maintenance", "Let store, database and Redis belong together."),
-    Later("cleanup", "server.maintenance", "Give back what idle uploads and crashes left."),
+    Later("adopt", "server.maintenance", "Give store, database and Redis one installation id."),
+    Later("cleanup", "server.maintenance", "Free the space of idle uploads and of crashes."),
     Later("reset-unfinished", "server.maintenance", "Cancel every open upload of every user."),
-    Later("reconcile", "server.maintenance", "Recount every figure, and print each that drifted."),
+    Later("reconcile", "server.maintenance", "Recount all figures, and print those that drifted."),
     Later("report", "server.reports", "Report totals, growth, the largest users, idle uploads."),
-    Later("queue", "server.reports", "Show what waits to be accounted or merged, by minute."),
-    Later("audit", "server.reports", "Print who did what to whom, the newest first."),
-    Later("scrub", "server.maintenance", "Read all stored content again, and report what rotted."),
-    Later("backup", "server.backup", "Back up the database, and the blobs that it names, into DIRECTORY."),
-    Later("restore", "server.backup", "Make an installation of a backup in DIRECTORY."),
-    Later("trash", "server.maintenance", "List, restore or remove deleted content."),
-    Later("events", "server.events", "Show and replay events: see UPLOADER_EVENTS and docs/events.md."),
-    Later("token", "server.accounts", "Tokens of users."),
-    Later("user", "server.accounts", "Users and their quotas."),
-    Later(
-        "put",
-        "client.put",
-        "Upload files, and directories with all regular files in them; or standard input, as `-`, with",
-    ),
-    Later("get", "client.get", "Download files, folders with all that is in them, and what patterns match."),
-    Later(
-        "sync", "client.sync", "Make the contents of a folder those of another one: of one here and one on the server."
-    ),
-    Later("ls", "client.files", "List files: id, when they were made, size, name."),
-    Later("rm", "client.files", "Delete files, what patterns match, and with -r folders."),
+    Later("queue", "server.reports", "Show uploads that wait, by minute."),
+    Later("audit", "server.reports", "Print who did what to whom, newest first."),
+    Later("scrub", "server.maintenance", "Read all stored contents again, and report damaged ones."),
+    Later("backup", "server.backup", "Back up database and contents into DIRECTORY."),
+    Later("restore", "server.backup", "Restore an installation from a backup in DIRECTORY."),
+    Later("trash", "server.maintenance", "List, restore or remove deleted contents."),
+    Later("events", "server.events", "Show, replay and test events."),
+    Later("token", "server.accounts", "Make, list and revoke tokens."),
+    Later("user", "server.accounts", "Set quotas of users."),
+    Later("put", "client.put", "Upload files, directories or standard input (-)."),
+    Later("get", "client.get", "Download files and folders."),
+    Later("sync", "client.sync", "Bring a folder up to date with another one."),
+    Later("ls", "client.files", "List files: id, date, size, name."),
+    Later("rm", "client.files", "Delete files and folders."),
     Later("mv", "client.files", "Rename or move a file or a folder."),
-    Later("usage", "client.files", "Show how much space is used, and how much is left."),
-    Later("uploads", "client.files", "List your open uploads, also of other devices."),
+    Later("usage", "client.files", "Show used and free space."),
+    Later(
+        "uploads",
+        "client.files",
+        "List your open uploads.",
+    ),
     Later("cancel", "client.files", "Cancel open uploads."),
-    Later("login", "client.connection", "Keep a server's URL and your token, after trying them."),
+    Later("login", "client.connection", "Try a server's URL and your token, and keep them."),
     Later("man", "shell", "Write the manual pages into a directory."),
 )
 
@@ -117,9 +115,9 @@ _COMMANDS = (
 def main(context: click.Context) -> None:
     """A resumable chunked-upload server, and its client.
 
-    Those who upload talk to a server that runs anywhere: the one that `uploader login` keeps, or UPLOADER_URL and
-    UPLOADER_TOKEN. Those who run a server set it up by UPLOADER_* environment variables: `uploader config` shows what is in
-    force, docs/configuration.md explains each. Their commands can run while a server runs on the same data directory.
+    Commands that upload talk to the server of `uploader login`, or of UPLOADER_URL and UPLOADER_TOKEN. Commands that run a
+    server take their settings from UPLOADER_* environment variables: `uploader config` prints them, docs/configuration.md
+    explains them. They can run while a server runs on the same data directory.
 
     \b
     Exit codes of the server: 0 ok, 1 failed, 2 bad usage or configuration.

@@ -42,7 +42,7 @@ def human_bytes(size_bytes: int) -> str:
 
 
 def exact_bytes(size_bytes: int) -> str:
-    """A size in its unit, and behind it every byte."""
+    """Return a size in its unit, and behind it every byte."""
     if size_bytes < 1024:
         return f"{size_bytes} bytes"
     size, unit = _scaled(size_bytes, below=1024)
@@ -50,7 +50,7 @@ def exact_bytes(size_bytes: int) -> str:
 
 
 def _scaled(size_bytes: int, *, below: float) -> tuple[float, str]:
-    """A size in the smallest unit that keeps it below this, or in the largest unit there is."""
+    """Return a size in the smallest unit that keeps it below this, or in the largest unit there is."""
     size, units = size_bytes / 1024, list(_UNITS)
     while size >= below and len(units) > 1:
         size /= 1024
@@ -59,7 +59,7 @@ def _scaled(size_bytes: int, *, below: float) -> tuple[float, str]:
 
 
 def human_seconds(seconds: float) -> str:
-    """The two largest units that matter."""
+    """Return the two largest units that matter."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -75,7 +75,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """A path as text; names that are no UTF-8 are shown as near as can be."""
+    """Return a path as text; names that are no UTF-8 are shown as near as can be."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
@@ -108,7 +108,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _parse_month(text: str) -> datetime:
-    """The begin, in UTC, of a month as `2026-11` or `2026/11`."""
+    """Return the begin, in UTC, of a month as `2026-11` or `2026/11`."""
     match = re.fullmatch(r"([0-9]{4})[-/](0[1-9]|1[0-2])", text)
     if not match or match[1] == "0000":
         raise ValueError("not a month such as 2026-11")
@@ -122,7 +122,7 @@ def _parse_when(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError("no duration such as 2h, and no time such as 2026-11-22T13:00:00Z") from None
+        raise ValueError("not a duration such as 2h or a time such as 2026-11-22T13:00:00Z") from None
     return moment.astimezone(UTC)
 
 

@@ -190,7 +190,7 @@ class Api:
         return await self._call("GET", f"/me/files/{_segment(file_id)}", _FILE)
 
     async def signature(self, file_id: str) -> bytes:
-        """Of which pieces a file is made. A server that computes it first may take long."""
+        """Return the checksums of the pieces of a file. A server that computes them first may take long."""
         path = f"/me/files/{_segment(file_id)}/signature"
         return (await self._transport.request("GET", path, timeout_seconds=_MANY_FILES_SECONDS)).content
 

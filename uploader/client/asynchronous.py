@@ -186,7 +186,7 @@ class AsyncClient:
         return AsyncTransfer(uploads.run(chosen), gate, meter, uploads.discard)
 
     async def uploads(self) -> list[Upload]:
-        """The open uploads, newest first, also those of other devices."""
+        """Return the open uploads, newest first, also those of other devices."""
         return await self._api.uploads()
 
     async def cancel(self, upload_id: str) -> None:
@@ -302,7 +302,7 @@ class AsyncClient:
     # Files and folders
 
     async def files(self, prefix: str | None = None, *, part: str | None = None) -> AsyncIterator[File]:
-        """All files whose name begins with `prefix`, and has `part` anywhere in it, newest first."""
+        """Yield all files whose name begins with `prefix`, and has `part` anywhere in it, newest first."""
         part = None if part is None else unicodedata.normalize("NFC", part)
         prefix = None if prefix is None else unicodedata.normalize("NFC", prefix)
         async for page in self._api.pages(prefix, _PAGE, part=part):
@@ -313,11 +313,11 @@ class AsyncClient:
                     yield file
 
     async def page(self, after: str | None = None, *, prefix: str | None = None, limit: int = _PAGE) -> FilePage:
-        """One page of files; its `next` is `after` for the following one."""
+        """Return one page of files; its `next` is `after` for the following one."""
         return await self._api.page(after, prefix, limit)
 
     async def level(self, folder: str = "") -> AsyncIterator[Folder | File]:
-        """The folders and files right below a folder, by name. Raises ServerTooOld."""
+        """Yield the folders and files right below a folder, by name. Raises ServerTooOld."""
         async for page in self._api.pages(folder_name(folder) or None, _PAGE, one_level=True):
             if page.folders is None:
                 raise ServerTooOld("the server is too old to list one level of a folder")
@@ -326,7 +326,7 @@ class AsyncClient:
                 yield each
 
     async def named(self, name: str) -> list[File]:
-        """All files of exactly this name, newest first."""
+        """Return all files of exactly this name, newest first."""
         name = unicodedata.normalize("NFC", name)
         page = await self._api.page(None, name, _PAGE, one_level=True)
         if page.folders is None:  # an older server
@@ -344,7 +344,7 @@ class AsyncClient:
         return await self._api.move_below(folder_name(checked_name(folder.rstrip("/"))), folder_name(new_folder))
 
     async def file(self, file_id: str) -> File:
-        """One file, by its id."""
+        """Return one file, by its id."""
         return await self._api.file(file_id)
 
     async def rename(self, file_id: str, name: str) -> File:

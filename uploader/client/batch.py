@@ -113,7 +113,7 @@ def length_of(members: Sequence[Member]) -> int:
 
 
 async def pieces_of(members: Sequence[Member]) -> AsyncIterator[bytes]:
-    """The archive, in pieces that are worth a system call."""
+    """Yield the archive, in pieces that are worth a system call."""
     pieces: list[bytes] = []
     length = 0
     for member in members:

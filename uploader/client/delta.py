@@ -80,7 +80,7 @@ class Known:
         self._source.check()
 
     def _within(self, start: int, end: int) -> list[_Stretch]:
-        """As few as possible."""
+        """Return the stretches between two offsets, as few as possible."""
         found: list[_Stretch] = []
         first = bisect_right(self._stretches, start, key=lambda stretch: stretch.offset) - 1
         for stretch in self._stretches[first:]:

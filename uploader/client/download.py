@@ -66,7 +66,7 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
 
 
 def placed(root: Path, path: str) -> Path:
-    """The path below the root, whose directories are there now. Raises LeadsOutside, OSError.
+    """Return the path below the root, whose directories are there now. Raises LeadsOutside, OSError.
 
     A symbolic link on the way may lead anywhere, so none is followed; the root itself was chosen by the caller.
     """
@@ -148,7 +148,7 @@ class Partial(Sink):
 
 @contextmanager
 def partial_of(file: File, target: Path) -> Iterator[Partial]:
-    """The partial file for `target`, named by the content: what is in it is this content, or the beginning of it.
+    """Yield the partial file for `target`, named by the content: what is in it is this content, or the beginning of it.
 
     Raises TargetBusy, OSError.
     """

@@ -37,7 +37,7 @@ class LocalFile:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], name: str | None = None) -> "LocalFile":
-        """The file at a path, by default under its own name. Raises Unreadable."""
+        """Return the file at a path, by default under its own name. Raises Unreadable."""
         try:
             status = Path(path).stat()
         except OSError as error:
@@ -69,7 +69,7 @@ class Watcher:
     """Is told what happens to many files; this one looks away. Called in the client's event loop."""
 
     def begun(self, local: LocalFile) -> None:
-        """A file is looked at, or sent."""
+        """Hear that a file is looked at, or sent."""
 
     def moved(self, local: LocalFile, progress: Progress) -> None:
         """Called with the progress of a file that is sent for itself; those of a batch arrive together."""
@@ -182,7 +182,7 @@ class There:
         return [other for other in self._by_name.get(file.name, ()) if other.id != file.id]
 
     def unchanged(self, local: LocalFile) -> File | None:
-        """The file that this one is, by name, size and time of modification."""
+        """Return the file that this one is, by name, size and time of modification."""
         here = moment_of(local.modified_ns)
         for file in self.candidates(local.name, local.size):
             there = file.modified_at

@@ -84,7 +84,7 @@ class Pace:
             await self._sleep(self._taken_until - now)
 
     def paced(self, pieces: AsyncIterable[bytes]) -> AsyncIterable[bytes]:
-        """The same bytes, in pieces that come when they may move."""
+        """Return the same bytes, in pieces that come when they may move."""
         return pieces if self._bytes_per_second is None else self._cut(pieces)
 
     async def _cut(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
@@ -105,7 +105,7 @@ class Patience:
     longest_pause_seconds: float = 20.0
 
     def pause_seconds(self, attempt: int, retry_after_seconds: float | None, jitter: float) -> float:
-        """The pause after failure number `attempt` (from 0): twice as long each time, less up to a half by `jitter`
+        """Return the pause after failure number `attempt` (from 0): twice as long each time, less up to a half by `jitter`
         (0 to 1), so that many clients do not come back at once; and never shorter than the server asks for."""
         longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** min(attempt, 32))
         return (retry_after_seconds or 0.0) + longest * (1 - jitter / 2)

@@ -30,7 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def missing_numbers(missing: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """The chunk numbers of inclusive ranges, in rising order: the server hashes along the contiguous prefix."""
+    """Yield the chunk numbers of inclusive ranges, in rising order: the server hashes along the contiguous prefix."""
     for first, last in missing:
         yield from range(first, last + 1)
 
@@ -59,7 +59,7 @@ class Queue:
         return len(self._numbers)
 
     def take(self) -> int | None:
-        """The next chunk to send; None if there is none, or only the one that is held."""
+        """Return the next chunk to send; None if there is none, or only the one that is held."""
         return self._numbers.popleft() if len(self) > self._held else None
 
     def release(self) -> None:
@@ -79,7 +79,7 @@ def sample_ranges(size: int) -> list[tuple[int, int]]:
 
 
 def resume_key(name: str, size: int, sample: bytes, attempt: int) -> str:
-    """The Idempotency-Key under which a large file is opened, the same on every machine and in every run.
+    """Return the Idempotency-Key under which a large file is opened, the same on every machine and in every run.
 
     It is made from the name, the size and a sample of the content, and not from the path or the time of modification:
     a copy on another machine has others. A file that was changed in place has another sample, most of the time; if not,
@@ -91,7 +91,7 @@ def resume_key(name: str, size: int, sample: bytes, attempt: int) -> str:
 
 
 def moment_of(modified_ns: int) -> datetime | None:
-    """A file's time of modification as it is told, to the microsecond; None if it is none that a calendar has."""
+    """Return a file's time of modification as it is told, to the microsecond; None if it is none that a calendar has."""
     try:
         return _EPOCH + timedelta(microseconds=modified_ns // 1000)
     except OverflowError:
@@ -103,14 +103,14 @@ def modified_ns_of(moment: datetime) -> int:
 
 
 def wishes(if_exists: IfExists, modified_ns: int | None) -> dict[str, str]:
-    """The wishes of an upload beyond its bytes, as members of a body or parameters of a query."""
+    """Return the wishes of an upload beyond its bytes, as members of a body or parameters of a query."""
     wished: dict[str, str] = {} if if_exists == "keep" else {"if_exists": if_exists}
     moment = None if modified_ns is None else moment_of(modified_ns)
     return wished if moment is None else wished | {"modified_at": moment.isoformat()}
 
 
 def checked_name(name: str | None) -> str:
-    """The name as the server keeps it. Raises InvalidName, so that nothing is hashed for a name that is refused."""
+    """Return the name as the server keeps it. Raises InvalidName, so that nothing is hashed for a name that is refused."""
     if name is None:
         raise InvalidName("what is uploaded has no name of its own: give one")
     try:
@@ -120,7 +120,7 @@ def checked_name(name: str | None) -> str:
 
 
 def checked_path(path: str) -> str:
-    """A relative path that leads nowhere but below. Raises InvalidName."""
+    """Return a relative path that leads nowhere but below. Raises InvalidName."""
     path = unicodedata.normalize("NFC", path)
     if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
         raise InvalidName(f"the path {path!r} is not a relative path without empty, '.' or '..' segments")
@@ -128,13 +128,13 @@ def checked_path(path: str) -> str:
 
 
 def folders_of(path: str) -> Iterator[str]:
-    """The folders that it lies in, the nearest one first."""
+    """Yield the folders that it lies in, the nearest one first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
 
 
 def folder_name(folder: str) -> str:
-    """The prefix of the names of all files in the folder: it ends with a slash; empty for the top folder."""
+    """Return the prefix of the names of all files in the folder: it ends with a slash; empty for the top folder."""
     folder = unicodedata.normalize("NFC", folder).rstrip("/")
     return f"{folder}/" if folder else ""

@@ -153,7 +153,7 @@ async def digests_of(source: Source, on_hashed: Callable[[int], None]) -> Digest
 
 
 async def sample_of(source: Source) -> bytes:
-    """The digest of a source's sample, which takes milliseconds however large the source is."""
+    """Return the digest of a source's sample, which takes milliseconds however large the source is."""
 
     def read() -> bytes:
         sampled = hashlib.sha256()
@@ -165,7 +165,7 @@ async def sample_of(source: Source) -> bytes:
 
 
 async def proof_of(source: Source, digests: Digests, challenge: Challenge) -> str:
-    """The answer to a challenge, in hex. Raises FileChanged, Unreadable."""
+    """Return the answer to a challenge, in hex. Raises FileChanged, Unreadable."""
     from uploader.domain import digest
 
     asked = digest.Challenge(

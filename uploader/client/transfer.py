@@ -89,7 +89,7 @@ class Meter:
         self._told_at = float("-inf")
 
     def enter(self, state: State) -> None:
-        """Every change of state is told."""
+        """Change the state, and tell it."""
         if state != self._state:
             self._state = state
             self.tell()

@@ -91,7 +91,7 @@ def _reason(error: httpx2.RequestError, url: httpx2.URL, *, answered: bool) -> t
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The causes of an error, the innermost first, which says most; up to an error of ours."""
+    """Yield the causes of an error, the innermost first, which says most; up to an error of ours."""
     inner = error.__cause__ or error.__context__
     if inner is not None and not isinstance(inner, ClientError):
         yield from _causes(inner)
@@ -267,7 +267,7 @@ def _is_encoded(response: httpx2.Response) -> bool:
 
 
 async def _read_most(response: httpx2.Response, most_bytes: int) -> bytes | None:
-    """The body; None if it is longer, whose rest is not read."""
+    """Return the body; None if it is longer, whose rest is not read."""
     body = bytearray()
     async for block in response.aiter_bytes():  # they are as they came
         body += block
@@ -337,7 +337,7 @@ def _raise_for_elsewhere(response: httpx2.Response) -> None:
 
 
 def _why_unknown(request: httpx2.Request, detail: str) -> str:
-    """The server's reason, without the name of a header, which only those who write requests need."""
+    """Return the server's reason, without the name of a header, which only those who write requests need."""
     origin = origin_of(request.url)
     if "Authorization" not in detail:
         return f"{origin}: {detail}"
@@ -347,7 +347,7 @@ def _why_unknown(request: httpx2.Request, detail: str) -> str:
 
 
 def _problem_of(response: httpx2.Response) -> dict[str, Any] | None:
-    """The members of a problem (RFC 9457), if the answer is one with a code."""
+    """Return the members of a problem (RFC 9457), if the answer is one with a code."""
     if not response.headers.get("content-type", "").startswith("application/problem+json"):
         return None
     try:

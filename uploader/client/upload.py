@@ -166,7 +166,7 @@ class Sending(Struct, frozen=True):
 
     @asynccontextmanager
     async def _pieces(self, parts: Sequence[Part]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The bytes as they are read; until this ends they are on their way."""
+        """Yield the bytes as they are read; until this ends they are on their way."""
         moving_bytes = 0
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -283,7 +283,7 @@ class Uploading:
             raise
 
     async def _discard_mixed(self) -> None:
-        """Of what holds other bytes, too: somebody sent them under the same key, or appended them."""
+        """Discard an upload that also holds other bytes: somebody sent them under the same key, or appended them."""
         with contextlib.suppress(errors.ClientError):
             await self.discard()
 
@@ -363,7 +363,7 @@ class Uploading:
         return opened
 
     async def _prove(self, upload_id: str | None, digests: Digests, challenge: model.Challenge) -> Complete | None:
-        """The file, if the proof is taken; None: the bytes have to be sent."""
+        """Return the file, if the proof is taken; None: the bytes have to be sent."""
         from uploader.domain.digest import ALGORITHM
 
         if challenge.algorithm != ALGORITHM:
@@ -403,7 +403,7 @@ class Uploading:
             await end(sending)
 
     async def _open_by_key(self) -> UploadStatus | None:
-        """The upload under this file's key, begun now or in an earlier run; None if only the digests can help."""
+        """Return the upload under this file's key, begun now or in an earlier run; None if only the digests can help."""
         sample = await sample_of(self._source)
         for attempt in range(_KEY_ATTEMPTS):
             key = plan.resume_key(self._name, self._source.size, sample, attempt)

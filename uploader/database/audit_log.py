@@ -57,7 +57,7 @@ def _act_of(details: bytes, **facts: Any) -> Act:
 
 
 def _decoded(details: bytes) -> Mapping[str, Any]:
-    """Of a damaged row nothing."""
+    """Return the details; nothing for a damaged row."""
     try:
         return msgspec.json.decode(details, type=dict[str, Any])
     except (TypeError, msgspec.MsgspecError, UnicodeDecodeError):

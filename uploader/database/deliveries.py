@@ -109,7 +109,7 @@ async def claim(connection: AsyncConnection, sink: str, limit: int, *, now: date
 
 
 async def next_due(connection: AsyncConnection, sink: str) -> datetime | None:
-    """The earliest moment at which a delivery is due, or its lease ends."""
+    """Return the earliest moment at which a delivery is due, or its lease ends."""
     found: datetime | None = (await connection.execute(_NEXT_DUE, {"of_sink": sink})).scalar()
     return found
 
@@ -209,7 +209,7 @@ async def last_error(connection: AsyncConnection, sink: str) -> str | None:
 
 
 async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
-    """Of each sink that has deliveries which have not ended well, configured or not."""
+    """Return the state of each sink that has waiting or dead deliveries, configured or not."""
     waiting = {sink: await _counted(connection, WAITING, sink) for sink in await _sinks(connection, WAITING)}
     dead = {sink: await _counted(connection, DEAD, sink) for sink in await _sinks(connection, DEAD)}
     times: dict[str, datetime] = {}

@@ -168,7 +168,7 @@ async def first_with_rows(connection: AsyncConnection) -> str | None:
 
 
 async def _tables(connection: AsyncConnection) -> list[Table]:
-    """Of an older revision not all are there."""
+    """Return the tables that are there: an older revision lacks some."""
     found = await connection.execute(text("SHOW TABLES"))
     names = {name.decode() if isinstance(name, bytes) else name for (name,) in found}
     return [table for table in models.metadata.sorted_tables if table.name in names]

@@ -81,7 +81,7 @@ class Database:
         creates: bool = False,
         outbox: Outbox | None = None,
     ) -> None:
-        """Of a MySQL, `read_timeout_seconds`: how long an answer may take at the most; `connections`: how many at most;
+        """For MySQL, `read_timeout_seconds`: how long an answer may take at the most; `connections`: how many at most;
         `timeout_seconds`: after how much silence one that hangs is given up. `creates`: the file of a SQLite may be made;
         without, one that is missing is away. `outbox`: where transactions tell what they do."""
         self._kind = (

@@ -46,7 +46,7 @@ async def recent_mishaps(connection: AsyncConnection, now: datetime) -> list[str
 
 
 async def durability(connection: AsyncConnection) -> dict[str, str]:
-    """The settings that decide what a commit survives. SQLite's are set by the engine."""
+    """Return the settings that decide what a commit survives. SQLite's are set by the engine."""
     if connection.dialect.name == "sqlite":
         return {}
     names = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin")

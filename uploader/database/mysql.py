@@ -60,7 +60,7 @@ class Hello:
 
 @dataclass
 class _Wait:
-    """Of one task: the connection on whose answer it waits; None until it has one."""
+    """The connection on whose answer a task waits; None until it has one."""
 
     session: Session | None = None
 

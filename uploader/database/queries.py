@@ -41,7 +41,7 @@ class Token:
 
 
 def _are_given(table: Columns, *columns: str) -> list[sa.ColumnElement[bool]]:
-    """The conditions that columns are the values of the same names that come with a run."""
+    """Return the conditions that columns are the values of the same names that come with a run."""
     return [table[column] == sa.bindparam(column) for column in columns]
 
 
@@ -221,7 +221,7 @@ async def count_all_open_uploads(connection: AsyncConnection) -> int:
 
 
 async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> dict[str, Upload]:
-    """The open uploads of a user by those of `md5s` that they have."""
+    """Return the open uploads of a user by those of `md5s` that they have."""
     query = _UPLOAD.where(_UPLOADS.user_id == user_id, _UPLOADS.md5.in_(md5s), _UPLOADS.open_flag == 1)
     uploads = await all_of(connection, upload_of, query)
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
@@ -260,7 +260,7 @@ async def newest_file(
     name: str | None = None,
     sound: bool = False,
 ) -> File | None:
-    """The newest file of a user with these facts. `sound`: not of content that is damaged, or could not be read."""
+    """Return the newest file of a user with these facts. `sound`: not of content that is damaged, or could not be read."""
     asked = {"user_id": user_id, "md5": md5, "size": size, "sha256": sha256, "name": name}
     given = {fact: value for fact, value in asked.items() if value is not None}
     return await first_of(connection, File, _newest_file(sound, *given), **given)
@@ -275,12 +275,12 @@ async def file_by_content(connection: AsyncConnection, user_id: str, sha256: str
 
 
 async def files_of_names(connection: AsyncConnection, user_id: str, names: list[str]) -> list[File]:
-    """The oldest first."""
+    """Return the files of these names, oldest first."""
     return await all_of(connection, File, _FILES_OF_NAMES, user_id=user_id, names=names)
 
 
 async def files_by_contents(connection: AsyncConnection, user_id: str, contents: list[tuple[str, str]]) -> list[File]:
-    """The files of a user that have one of `contents`, each a SHA-256 and a name."""
+    """Return the files of a user that have one of `contents`, each a SHA-256 and a name."""
     if connection.dialect.name == "sqlite":
         items = json.dumps([(user_id, *content) for content in contents])
         return await all_of(connection, File, _FILES_IN_JSON, contents=items)
@@ -288,7 +288,7 @@ async def files_by_contents(connection: AsyncConnection, user_id: str, contents:
 
 
 async def files_by_sha256(connection: AsyncConnection, sha256: str, limit: int | None = None) -> list[File]:
-    """The files of all users that have this content, the oldest first."""
+    """Return the files of all users that have this content, the oldest first."""
     query = FILE.where(_FILES.sha256 == sha256).order_by(_FILES.id).limit(limit)
     return await all_of(connection, File, query)
 
@@ -308,7 +308,7 @@ async def tokens_by_id(connection: AsyncConnection, prefix: str) -> list[Token]:
 
 
 async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token]:
-    """The tokens of a user, or of everybody, the oldest first."""
+    """Return the tokens of a user, or of everybody, the oldest first."""
     query = _TOKEN.order_by(_TOKENS.created_at)
     if user_id is not None:
         query = query.where(_TOKENS.user_id == user_id)
@@ -367,7 +367,7 @@ _LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
 async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
-    """The contents of a user's files with one of `md5s`, as far as they are known to be sound."""
+    """Return the contents of a user's files with one of `md5s`, as far as they are known to be sound."""
     query = _OF_USER[connection.dialect.name]
     found = await all_of(connection, Blob, query, user_id=user_id, md5s=json.dumps(md5s))
     return [blob for blob in found if blob.is_sound]
@@ -381,7 +381,7 @@ async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list
 
 
 async def md5_of(connection: AsyncConnection, sha256: str) -> str | None:
-    """The MD5 of a blob, as far as it is known."""
+    """Return the MD5 of a blob, as far as it is known."""
     md5: str | None = (await connection.execute(_MD5_OF_BLOB, {"of_blob": sha256})).scalar()
     return md5
 
@@ -431,7 +431,7 @@ async def count_damaged_blobs(connection: AsyncConnection) -> int:
 
 
 async def count_unreadable_blobs(connection: AsyncConnection) -> int:
-    """Of those that are not known to be damaged."""
+    """Count blobs that can't be read, and are not known to be damaged."""
     return await count(connection, _BLOBS.reread_at.is_not(None), ~_BLOBS.damaged, _BLOBS.refs > 0)
 
 
@@ -483,7 +483,7 @@ async def is_concatenation(connection: AsyncConnection, user_id: str, concatenat
 
 
 async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) -> list[str]:
-    """The ids of the open ones that name a part."""
+    """Return the ids of the open ones that name a part."""
     query = (
         sa.select(_PLANS.id)
         .join_from(models.concatenation_part, models.concatenation, _PLANS.id == _PARTS.concatenation_id)
@@ -493,7 +493,7 @@ async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) 
 
 
 async def due_concatenations(connection: AsyncConnection, after: str, limit: int) -> list[str]:
-    """The ids of those that have an upload already; or a part of which has ended otherwise; or all of whose parts are
+    """Return the ids of those that have an upload already; or a part of which has ended otherwise; or all of whose parts are
     complete, as far as that was accounted for."""
     own_part = _PARTS.concatenation_id == _PLANS.id
     is_open = sa.and_(_UPLOADS.id == _PARTS.part_id, _UPLOADS.open_flag == 1)
@@ -563,7 +563,7 @@ async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[
 
 
 async def damaged_below(connection: AsyncConnection, user_id: str, prefix: str) -> File | None:
-    """A file whose name starts with a prefix and whose content is known to be damaged."""
+    """Return a file whose name starts with a prefix and whose content is known to be damaged."""
     query = FILE.where(*_below(user_id, prefix), sa.or_(_BLOBS.damaged, _BLOBS.sha256.is_(None))).limit(1)
     return await first_of(connection, File, query)
 

@@ -284,7 +284,7 @@ async def contradictions(connection: AsyncConnection) -> list[str]:
 
 
 async def malformed(connection: AsyncConnection) -> list[Malformed]:
-    """Find values that their columns can't have, one of a row; docs/operations.md lists those that nothing repeats."""
+    """Find values that their columns can't have, one of a row; docs/repair.md lists those that nothing repeats."""
     if connection.dialect.name != "sqlite":
         return []
     found: list[Malformed] = []

@@ -521,7 +521,7 @@ def _tell(batch: list[_Write]) -> None:
 
 
 def code_of(error: BaseException | None) -> int | None:
-    """The result code of SQLite without its extension (https://sqlite.org/rescode.html)."""
+    """Return the result code of SQLite without its extension (https://sqlite.org/rescode.html)."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 

@@ -46,7 +46,7 @@ class Cuts:
 
 
 def cuts_for(size_bytes: int) -> Cuts:
-    """The cuts of a content of this size: the larger it is, the larger are its pieces."""
+    """Return the cuts of a content of this size: the larger it is, the larger are its pieces."""
     average = _SMALLEST_AVERAGE_BYTES
     while average < _LARGEST_AVERAGE_BYTES and size_bytes > average * _PIECES:
         average *= 2
@@ -54,14 +54,14 @@ def cuts_for(size_bytes: int) -> Cuts:
 
 
 def head_of(size_bytes: int, sha256: str) -> bytes:
-    """The first line of the signature of a content."""
+    """Return the first line of the signature of a content."""
     cuts = cuts_for(size_bytes)
     facts = {"algorithm": ALGORITHM, "min": cuts.min, "avg": cuts.avg, "max": cuts.max, "hash": HASH}
     return json.dumps(facts | {"size": size_bytes, "sha256": sha256}).encode() + b"\n"
 
 
 def pieces_of(content: Readable, cuts: Cuts) -> Iterator[tuple[int, bytes]]:
-    """The length and the hash of each piece, in order; from a thread. Raises ValueError for cuts that are none."""
+    """Yield the length and the hash of each piece, in order; from a thread. Raises ValueError for cuts that are none."""
     from pyfastcdc import FastCDC  # here, because most processes never cut anything
 
     cutter = FastCDC(cuts.avg, min_size=cuts.min, max_size=cuts.max)
@@ -90,7 +90,7 @@ class Pieces:
         return parts
 
     def extent(self, number: int) -> tuple[int, int]:
-        """The offset of a piece, and its length in bytes."""
+        """Return the offset of a piece, and its length in bytes."""
         return self._starts[number], self._starts[number + 1] - self._starts[number]
 
     def fit(self, numbers: list[int], contents: list[bytes]) -> bool:
@@ -119,5 +119,5 @@ class Copy:
 
 
 def literal_head(length_bytes: int) -> bytes:
-    """The header of an instruction with so many literal bytes."""
+    """Return the header of an instruction with so many literal bytes."""
     return LITERAL.pack(LITERAL_KIND, length_bytes)

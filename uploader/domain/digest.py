@@ -31,7 +31,7 @@ class ClaimedDigests:
     content_md5: Sequence[str] = ()
 
     def parse(self) -> dict[str, bytes]:
-        """The known digests by their algorithm. Raises ValueError, saying why, also where two of them differ."""
+        """Return the known digests by their algorithm. Raises ValueError, saying why, also where two of them differ."""
         found: dict[str, bytes] = {}
         for header in self.content_digest:
             found |= parse_content_digest(header)
@@ -43,19 +43,19 @@ class ClaimedDigests:
 
 
 def parse_hex(text: str, length: int) -> str:
-    """A digest of `length` hexadecimal digits, folded to lower case. Raises ValueError."""
+    """Return a digest of `length` hexadecimal digits, folded to lower case. Raises ValueError."""
     if len(text) != length or not re.fullmatch(r"[0-9a-fA-F]+", text):
         raise ValueError(f"is not {length} hexadecimal digits")
     return text.lower()
 
 
 def parse_content_md5(header: str) -> bytes:
-    """The MD5 of a `Content-MD5` header. Raises ValueError."""
+    """Return the MD5 of a `Content-MD5` header. Raises ValueError."""
     return _decode(header.strip(), _LENGTHS["md5"])
 
 
 def parse_content_digest(header: str) -> dict[str, bytes]:
-    """The known digests of a `Content-Digest` header; unknown algorithms are left out. Raises ValueError."""
+    """Return the known digests of a `Content-Digest` header; unknown algorithms are left out. Raises ValueError."""
     digests: dict[str, bytes] = {}
     for member in header.split(","):
         match = _MEMBER.fullmatch(member)
@@ -104,7 +104,7 @@ class Challenge:
 
 
 def draw_ranges(size: int, count: int, below: Callable[[int], int]) -> list[Range]:
-    """The ranges to ask for: `count` of 4 KiB, in order; the whole content if it is not larger than all of them.
+    """Return the ranges to ask for: `count` of 4 KiB, in order; the whole content if it is not larger than all of them.
 
     `below(n)` draws evenly from 0 to n - 1. Each range begins in a stretch of its own, and the stretches make up the
     content: so a client that lacks two stretches in a row always lacks a range, and to lack bytes here and there is never
@@ -120,7 +120,7 @@ def draw_ranges(size: int, count: int, below: Callable[[int], int]) -> list[Rang
 
 
 def proof_of(challenge: Challenge, contents: Iterable[bytes]) -> bytes:
-    """The proof, from the bytes of each range in order."""
+    """Return the proof, from the bytes of each range in order."""
     head = f"uploader/1\n{challenge.user_id}\n{challenge.sha256}\n{challenge.size}\n"
     mac = hmac.new(challenge.nonce, head.encode(), hashlib.sha256)
     for (offset, length), content in zip(challenge.ranges, contents, strict=True):

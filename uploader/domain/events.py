@@ -63,7 +63,7 @@ def upload_created(upload: Upload, expires_at: datetime) -> News:
 
 
 def upload_closed(upload: Upload, reason: Reason) -> News:
-    """Of an upload that ended without a file. Which chunks it had is on the disk, and not asked for any more."""
+    """Return the news of an upload that ended without a file. Its chunks are left out: only the disk knows them."""
     state = STATE_OF_REASON[reason]
     return _of_upload(_TYPE_OF_STATE[state], upload, _upload(upload, state.value.lower()), reason.value)
 

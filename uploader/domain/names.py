@@ -22,7 +22,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def normalise_name(name: str) -> str:
-    """The file name in NFC. Raises ValueError, saying why, if it is no acceptable relative path."""
+    """Return the file name in NFC. Raises ValueError, saying why, if it is no acceptable relative path."""
     if _SURROGATE.search(name):
         raise ValueError("is not valid Unicode")
     name = unicodedata.normalize("NFC", name)
@@ -43,7 +43,7 @@ def normalise_name(name: str) -> str:
 
 
 def check_user_id(user_id: str) -> str:
-    """The user id itself. Raises ValueError, saying why, if it is none."""
+    """Return the user id itself. Raises ValueError, saying why, if it is none."""
     if not user_id:
         raise ValueError("is empty")
     if _SURROGATE.search(user_id):
@@ -93,12 +93,12 @@ class Selection:
 
 
 def folder_of(name: str) -> str:
-    """The prefix of the folder that a name, or a folder, lies in; empty at the top."""
+    """Return the prefix of the folder that a name, or a folder, lies in; empty at the top."""
     return name[: name.rstrip("/").rfind("/") + 1]
 
 
 def common_folder(names: Iterable[str]) -> str:
-    """The deepest folder that names, or folders, all lie in."""
+    """Return the deepest folder that names, or folders, all lie in."""
     folders = [folder_of(name).split("/")[:-1] for name in names]
     if not folders:
         return ""

@@ -49,7 +49,7 @@ class Room:
 
 
 def floor_of(total_bytes: int, set_bytes: int | None) -> int:
-    """The space that new uploads leave free: as it is set, else the larger of 5 % and 1 GiB."""
+    """Return the space that new uploads leave free: as it is set, else the larger of 5 % and 1 GiB."""
     return max(total_bytes // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES) if set_bytes is None else set_bytes
 
 
@@ -163,7 +163,7 @@ class Growth(Struct):
 
 
 def growth(days: int, now: Day, earlier: Day | None, available_bytes: int) -> Growth:
-    """The growth over at least `days`, back to the newest figures that are old enough; all null if none are."""
+    """Return the growth over at least `days`, back to the newest figures that are old enough; all null if none are."""
     passed_days = 0.0 if earlier is None else (now.taken_at - earlier.taken_at).total_seconds() / _SECONDS_A_DAY
     if earlier is None or passed_days <= 0:
         return Growth(days, None, None, None, None, None)

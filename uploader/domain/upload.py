@@ -26,7 +26,7 @@ class ChunkSizes:
     maximum: int
 
     def choose(self, asked: int | None, size: int) -> int:
-        """The chunk size of a new upload of `size` bytes: clamped, a multiple of 64 KiB, at most 10,000 chunks."""
+        """Return the chunk size of a new upload of `size` bytes: clamped, a multiple of 64 KiB, at most 10,000 chunks."""
         wanted = self.default if asked is None else asked
         wanted = max(wanted, -(-size // MAX_CHUNK_COUNT))
         rounded = -(-max(wanted, self.minimum) // CHUNK_SIZE_STEP_BYTES) * CHUNK_SIZE_STEP_BYTES
@@ -34,7 +34,7 @@ class ChunkSizes:
         return min(rounded, max(self.maximum // CHUNK_SIZE_STEP_BYTES, 1) * CHUNK_SIZE_STEP_BYTES)
 
     def max_file_size(self) -> int:
-        """The largest file that fits into 10,000 chunks of the largest size, in bytes."""
+        """Return the largest file that fits into 10,000 chunks of the largest size, in bytes."""
         return max(self.maximum // CHUNK_SIZE_STEP_BYTES, 1) * CHUNK_SIZE_STEP_BYTES * MAX_CHUNK_COUNT
 
 
@@ -44,7 +44,7 @@ def chunk_count(size: int, chunk_size: int) -> int:
 
 
 def chunk_length(number: int, size: int, chunk_size: int) -> int:
-    """The length of chunk `number` in bytes: `chunk_size`, or the rest for the last one."""
+    """Return the length of chunk `number` in bytes: `chunk_size`, or the rest for the last one."""
     return min(chunk_size, size - number * chunk_size)
 
 
@@ -57,7 +57,7 @@ class Tail:
 
 
 def received_bytes(present: Sequence[bool] | bytearray, size: int, chunk_size: int, tail: Tail | None = None) -> int:
-    """The bytes of the chunks that are present, and of a tail."""
+    """Return the bytes of the chunks that are present, and of a tail."""
     if not present:
         return 0
     last = bool(present[-1])
@@ -66,12 +66,12 @@ def received_bytes(present: Sequence[bool] | bytearray, size: int, chunk_size: i
 
 
 def missing_ranges(present: Sequence[bool] | bytearray) -> list[tuple[int, int]]:
-    """The inclusive ranges of chunk numbers that are not present, in order."""
+    """Return the inclusive ranges of chunk numbers that are not present, in order."""
     return as_ranges(number for number, there in enumerate(present) if not there)
 
 
 def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The inclusive ranges that rising chunk numbers make up."""
+    """Return the inclusive ranges that rising chunk numbers make up."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:
@@ -82,7 +82,7 @@ def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def to_bitmap(present: Sequence[bool] | bytearray) -> bytes:
-    """The chunks as a Redis bitmap: bit 0 is the highest bit of the first byte (https://redis.io/docs SETBIT)."""
+    """Return the chunks as a Redis bitmap: bit 0 is the highest bit of the first byte (https://redis.io/docs SETBIT)."""
     bitmap = bytearray(-(-len(present) // 8))
     for number, there in enumerate(present):
         if there:
@@ -129,7 +129,7 @@ _KINDS = {kind.value: kind for kind in UploadKind}
 
 
 def kind_of(word: str | None) -> UploadKind | None:
-    """The kind that a word stands for; None for that of most uploads, and of a row that is damaged."""
+    """Return the kind that a word stands for; None for that of most uploads, and of a row that is damaged."""
     return _KINDS.get(word or "")
 
 

@@ -78,8 +78,8 @@ _MOMENT = {"type": "string", "format": "date-time"}
 _AUDIT_PARAMETERS = (
     Parameter("since", "Only what was done from then on.", _MOMENT),
     Parameter("until", "Only what was done before.", _MOMENT),
-    Parameter("user_id", "Only what this user did, and what was done to them."),
-    _one_of("action", Action, "Only this."),
+    Parameter("user_id", "Only entries by or about this user."),
+    _one_of("action", Action, "Only entries of this action."),
     *(_FORMAT, LIMIT, AFTER),
 )
 
@@ -545,4 +545,4 @@ def _moment(call: Call, name: str) -> datetime | None:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest.field(name, "is no time such as 2026-11-22T13:00:00Z") from error
+        raise InvalidRequest.field(name, "is not a time such as 2026-11-22T13:00:00Z") from error

@@ -188,7 +188,7 @@ class Accounts:
         return await self.database.read(queries.tokens, user_id)
 
     async def tokens_of(self, user_id: str) -> list[Token]:
-        """The tokens of a user, the newest first. Raises NotFound."""
+        """Return the tokens of a user, the newest first. Raises NotFound."""
         if await self.database.read(queries.usage, user_id) is None:
             raise NotFound("There is no such user.")
         return (await self.tokens(user_id))[::-1]
@@ -240,7 +240,7 @@ _ORDINARY_LIFETIME_SECONDS = 300.0
 
 
 def selection_subject(digest: str) -> str:
-    """The subject of a link to a selection; no id of a file has a slash."""
+    """Return the subject of a link to a selection; no id of a file has a slash."""
     return f"selection/{digest}"
 
 
@@ -284,7 +284,7 @@ OWNER_TOKEN_FILE = "owner.token"  # noqa: S105 (a file name)
 
 
 async def owner_token(directory: Path, accounts: Accounts) -> str | None:
-    """The owner's token, where it lies in `directory`; made if there are no tokens at all.
+    """Return the owner's token, where it lies in `directory`; made if there are no tokens at all.
 
     The file comes first: a crash before the row leaves a token that the next start puts into force.
     """

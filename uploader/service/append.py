@@ -61,7 +61,7 @@ class DeferredLength:
             raise usage.refusal(end - upload.size)
 
     async def grow(self, upload: Upload, end: int) -> Upload:
-        """The upload with room for so many bytes. Raises LengthTold, NotOpen, QuotaExceeded, StorageFull."""
+        """Return the upload with room for so many bytes. Raises LengthTold, NotOpen, QuotaExceeded, StorageFull."""
         if end <= upload.size:
             return upload
         if upload.length_known:
@@ -81,7 +81,7 @@ class DeferredLength:
         return grown
 
     async def _admitted(self, step: int, wanted: int) -> int:
-        """A step that the disk has room for. Raises StorageFull if it has none for what is wanted."""
+        """Return a step that the disk has room for. Raises StorageFull if it has none for what is wanted."""
         if step > wanted:
             try:
                 await self.admission.check(step)
@@ -119,7 +119,7 @@ class Said:
     ends: bool
 
     def length_from(self, offset: int) -> int | None:
-        """The length of an upload that ends at `offset` before this stream, if it is said before the stream comes."""
+        """Return the length of an upload that ends at `offset` before this stream, if it is said before the stream comes."""
         if self.length is None and self.ends and self.stream_bytes is not None:
             return offset + self.stream_bytes
         return self.length
@@ -256,7 +256,7 @@ def length_exceeded(upload: Upload, limit_bytes: int) -> errors.FileTooLarge:
     return errors.LengthExceeded(limit=limit_bytes) if upload.length_known else errors.FileTooLarge(limit=limit_bytes)
 
 
-_MADE_OF_PARTS = "This upload is made of its parts alone."
+_MADE_OF_PARTS = "This upload consists of its parts: it takes no bytes."
 
 Appending = Coroutine[Any, Any, Appended | StillMerging | Complete]
 
@@ -451,7 +451,7 @@ class Appends:
             raise errors.LengthExceeded(limit=length)
 
     async def _end(self, upload: Upload, end: int) -> Upload:
-        """The upload that ends there. Raises SizeMismatch, Gone, NotOpen."""
+        """Return the upload that ends there. Raises SizeMismatch, Gone, NotOpen."""
         if not upload.length_known:
             return await self.deferred_length.tell(upload, end)
         if end != upload.size:

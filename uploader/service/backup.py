@@ -211,7 +211,7 @@ class Backups:
         return BackedUp(stamp, dumped, copied, bucket, *removed)
 
     async def _sources(self, sha256: str, size: int) -> AsyncIterator[int]:
-        """The blob and its copies in the trash; twice, because it may come back from there meanwhile."""
+        """Yield the blob and its copies in the trash; twice, because it may come back from there meanwhile."""
         for _ in range(2):
             with suppress(Gone, StorageFailed):
                 async with _opened(self.storage.open_blob(sha256, size)) as descriptor:

@@ -40,7 +40,7 @@ class Comparing:
         self._hashes = {name: hashlib.new(_PYTHON_NAMES[name], usedforsecurity=False) for name in self._wanted}
 
     async def add(self, pieces: Iterable[memoryview]) -> None:
-        """The next bytes. To its end in any case: their memory may be used again afterwards."""
+        """Take the next bytes, to their end in any case: their memory may be used again afterwards."""
         if self._hashes:
             await uninterrupted(in_thread(self._update, pieces))
 
@@ -205,7 +205,7 @@ class Receiving:
         found = await self.uploads.find(target)
         if isinstance(found, Upload):
             if found.is_whole:
-                raise errors.Forbidden("This upload is made of its parts alone.")
+                raise errors.Forbidden("This upload consists of its parts: it takes no bytes.")
             if found.length_known:
                 self._remember(target, found)
         return found
@@ -309,7 +309,7 @@ class Receiving:
             raise errors.Unavailable("The database is lost; nothing is acknowledged.")
 
     async def _refuse(self, target: Target, meant: Upload | None, number: int, error: errors.UploaderError) -> Result:
-        """Answer a chunk with a bad number or body: the state of the upload and a duplicate go before `error`."""
+        """Answer a chunk with a bad number or body: by the state of its upload, or as a duplicate, else by `error`."""
         upload = await self._find_and_remember(target)
         if meant is not None and upload.id != meant.id:
             raise errors.Unavailable("The upload was opened anew meanwhile; send the chunk again.")

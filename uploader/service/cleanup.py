@@ -40,7 +40,7 @@ class Expiry:
     expiry_seconds: float
 
     async def idle(self, updated_before: datetime, *, after_id: str) -> list[Upload]:
-        """The next uploads, by their ids, that may be idle. Raises Unavailable."""
+        """Return the next uploads, by their ids, that may be idle. Raises Unavailable."""
         return await self.database.read(queries.all_open_uploads, after_id, _EXPIRY_BATCH, updated_before)
 
     async def expire(self, uploads: list[Upload]) -> None:
@@ -74,7 +74,7 @@ class Batch:
 
 
 async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) -> AsyncIterator[Batch]:
-    """The files of blobs, in batches, with those that have no row: a crash left them, or they belong to another
+    """Yield the files of blobs, in batches, with those that have no row: a crash left them, or they belong to another
     database, which was lost, forgotten in the settings, or restored from before. Raises Stopping, Unavailable."""
     async for found in storage.list_blobs():
         known = await database.read(queries.known_blobs, [each.name for each in found])
@@ -191,7 +191,7 @@ class Cleanup:
         return await self.database.transact(transactions.uploads.purge_uploads, gone)
 
     async def reset_unfinished(self, *, only_lost: bool = False) -> Reset:
-        """Cancel every upload that is open now, or only those whose chunks are lost. Raises Unavailable."""
+        """Cancel all uploads that are open now, or only those whose chunks are lost. Raises Unavailable."""
         reset = Reset()
         async for upload in self._opened_before_now():
             if not only_lost or await self._is_lost(upload):

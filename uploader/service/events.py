@@ -306,7 +306,7 @@ class Reviewing:
     clock: Clock
 
     async def newest(self, *, limit: int, since: datetime | None, dead: bool) -> list[Told]:
-        """The newest events first, and who was told of each. Raises Unavailable."""
+        """Return the newest events first, and who was told of each. Raises Unavailable."""
         return await self.database.read(partial(deliveries.newest, limit=limit, since=since, dead=dead))
 
     async def one(self, event_id: str) -> Told:

@@ -47,7 +47,7 @@ class Files:
         return file
 
     async def open(self, file: File) -> OpenBlob:
-        """The content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
+        """Return the content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
         if file.damaged:
             raise errors.ContentDamaged()
         async with self._noting(file):
@@ -135,7 +135,7 @@ class Files:
         return collected
 
     async def usage(self, user_id: str) -> Usage:
-        """The accounts of a user; zeros for one who is unknown."""
+        """Return the accounts of a user; zeros for one who is unknown."""
         usage = await self.database.read(queries.usage, user_id)
         nothing = Usage(
             user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0, files=0

@@ -1,8 +1,8 @@
-"""Looks whether the bytes of a content are what they should be, says so in its row, and heals them from the trash.
+"""Compares the bytes of a content with its digests, notes the outcome in its row, and heals it from the trash.
 
-Damaged is only what was read and is something else, or is not there. What can't be read may be as it was: it is tried again.
-What is read and hashed takes long, so no row is locked meanwhile. What came of it counts only if, under the lock of the row,
-the same bytes are still at their place.
+A content is damaged if it was read and differs, or is missing. One that can't be read may be sound: it is tried again.
+Reading and hashing take long, so no row is locked meanwhile. The outcome counts only if, under the lock of the row, the same
+bytes are still in their place.
 """
 
 import logging

@@ -57,7 +57,7 @@ def cursor(sort: str, value: int | str | datetime, identifier: str) -> str:
 
 
 def parse_cursor(text: str, sort: str, kind: Kind) -> tuple[Any, str]:
-    """The value and id of a cursor of a list in this order. Raises InvalidRequest for any other."""
+    """Return the value and id of a cursor of a list in this order. Raises InvalidRequest for any other."""
     try:
         decoded = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
         given, value, identifier = msgspec.json.decode(decoded, type=_POSITIONS[kind])

@@ -36,7 +36,7 @@ class Question:
 
 @dataclass(slots=True)
 class Asker:
-    """Of a request: where it comes from, and what it was allowed so far."""
+    """The origin of a request, and what it was allowed so far."""
 
     address: Callable[[], str | None]
     allowed: set[Question] = field(default_factory=set)

@@ -136,7 +136,7 @@ async def last_reconciled(connection: Connection) -> Reconciled | None:
 
 
 def drifts_of_upload(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
-    """The drifts of an open upload, by its row, its map, and its record in Redis."""
+    """Return the drifts of an open upload, by its row, its map, and its record in Redis."""
     drifts, present, on_disk = [], stored.present, stored.received_bytes
     if upload.flushed_bytes > on_disk or (snapshot.state and upload.flushed_bytes < min(snapshot.flushed, on_disk)):
         expected = min(snapshot.flushed, on_disk) if upload.flushed_bytes < on_disk else on_disk
@@ -391,7 +391,7 @@ class Reconciling:
         found.checked["uploads"] = count
 
     async def _seems_right(self, upload: Upload) -> bool:
-        """A look without locks: most uploads need no other."""
+        """Look at an upload without locks: most need no other look."""
         try:
             chunk_map = await self.storage.read_map(upload)
         except (Gone, StorageFailed, Unverified):

@@ -161,7 +161,7 @@ class Reports:
     async def usage(
         self, order: Order, *, limit: int, after: str | None, containing: str | None
     ) -> tuple[list[UserUsage], str | None]:
-        """A page of users, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
+        """Return a page of users, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
         page = order.page(limit, after)
         found = await self.database.read(reports.user_reports, page, containing, snapshot=True)
         users = [user_of(report) for report in found[:limit]]
@@ -188,7 +188,7 @@ class Reports:
     async def files_of(
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None
     ) -> tuple[list[File], str | None]:
-        """A page of a user's files, newest first. Raises NotFound, InvalidRequest for an unknown cursor."""
+        """Return a page of a user's files, newest first. Raises NotFound, InvalidRequest for an unknown cursor."""
         await self.user(user_id)
         return await self.files.list(user_id, limit=limit, after=after, prefix=prefix)
 
@@ -197,7 +197,7 @@ class Reports:
     async def uploads(
         self, order: Order, idle: Idle, *, limit: int, after: str | None
     ) -> tuple[list[OpenUploadReport], str | None, OpenTotal]:
-        """A page of open uploads, the cursor of the next one, and the sums over all pages. Raises InvalidRequest."""
+        """Return a page of open uploads, the cursor of the next one, and the sums over all pages. Raises InvalidRequest."""
         page, since = order.page(limit, after), self._since(idle)
 
         async def look(connection: Connection) -> tuple[list[Upload], OpenTotal]:
@@ -260,7 +260,7 @@ class Overview:
         )
 
     async def history(self, days: int) -> list[HistoryDay]:
-        """The last `days` days, today included, in order; those on which nobody looked are left out."""
+        """Return the last `days` days, today included, in order; those on which nobody looked are left out."""
         first = self.clock.now().date() - timedelta(days=days - 1)
         found = await self.database.read(reports.days_since, first)
         return [
@@ -315,7 +315,7 @@ class Queues:
     clock: Clock
 
     async def report(self, *, user_id: str | None = None, upload_id: str | None = None) -> QueueReport:
-        """Of everybody, of a user, of an upload, or of both. Raises NotFound, UploadNotFound, Unavailable."""
+        """Report the queue of everybody, a user, an upload, or both. Raises NotFound, UploadNotFound, Unavailable."""
         as_of = self.clock.now()
         if user_id is None and upload_id is None:
             return _report_of(await self.pending.measure_all(), as_of)

@@ -40,7 +40,7 @@ class Uploads:
     # Finding
 
     async def find(self, target: Target) -> Upload | Complete:
-        """The open upload that is meant, or the file it became. Raises UploadNotFound, UploadGone."""
+        """Return the open upload that is meant, or the file it became. Raises UploadNotFound, UploadGone."""
         if target.md5 is None:
             upload = await self.known(target)
             return upload if upload.state is State.OPEN else await self.ended(upload)
@@ -53,13 +53,13 @@ class Uploads:
         raise UploadGone("This MD5 has another upload now.", reason="unknown")
 
     async def by_md5(self, user_id: str, md5: str | None) -> Upload | None:
-        """The open upload of which this was told; None also where there is no MD5 to ask for."""
+        """Return the open upload of which this was told; None also where there is no MD5 to ask for."""
         if md5 is None:
             return None
         return await self.database.read(queries.open_upload_by_md5, user_id, md5, brief=True)
 
     async def known(self, target: Target) -> Upload:
-        """An upload as its row has it, also one that is closed. Raises UploadNotFound."""
+        """Return an upload as its row has it, also one that is closed. Raises UploadNotFound."""
         upload = await self._by_id(target)
         if upload is None:
             raise UploadNotFound()

@@ -44,7 +44,7 @@ class TrashKeeping:
     retention_seconds: float
 
     async def entries(self) -> list[Found]:
-        """All that is there, the oldest first."""
+        """Return all that is there, the oldest first."""
         found = [each async for batch in self.storage.list_trash() for each in batch]
         return sorted(found, key=lambda each: each.changed_at)
 

@@ -116,7 +116,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Of the Redis of the server itself, if no URL says otherwise."""
+    """A stream of the server's own Redis, unless a URL names another."""
 
     url: str | None = field(repr=False)
     stream: str

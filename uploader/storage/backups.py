@@ -154,7 +154,7 @@ class BackupDirectory:
     # Dumps
 
     def stamps(self) -> list[str]:
-        """The backups that are whole, the oldest first."""
+        """Return the backups that are whole, the oldest first."""
         return sorted(filter(_STAMP.fullmatch, self._root.directories()))
 
     def begin(self, now: datetime) -> tuple[str, Path]:

@@ -120,7 +120,7 @@ class PresigningBlob(OpenBlob, Protocol):
     """A blob that others can be sent to: they read it where it lies, whole or in one range, without this server."""
 
     async def presign(self, seconds: int, disposition: str, media_type: str) -> str:
-        """A URL that anybody may begin to read by, for so long; what comes has these headers."""
+        """Return a URL that anybody may begin to read by, for so long; what comes has these headers."""
 
 
 # What is read at one go; it lives until the next one is asked for.
@@ -308,7 +308,7 @@ class UploadBytes(ABC):
         """Which chunks are stored. Raises Gone; Unverified, unless it may be one that is not `verified`."""
 
     async def last_write(self, upload: Upload) -> float:
-        """The time of the last chunk, in seconds since the epoch; also of a map that can't be read. Raises Gone."""
+        """Return the time of the last chunk, in seconds since the epoch; also of a map that can't be read. Raises Gone."""
         return (await self.read_map(upload, verified=False)).written_at
 
     @abstractmethod
@@ -377,7 +377,7 @@ class UploadBytes(ABC):
 
     @abstractmethod
     async def digest(self, upload: Upload) -> Digests:
-        """The digests of a complete upload, with the MD5 if it needs that, durable like its bytes. Raises Gone, Busy,
+        """Return the digests of a complete upload, with the MD5 if it needs that, durable like its bytes. Raises Gone, Busy,
         Stopping."""
 
     async def forget_digests(self, upload: Upload) -> None:
@@ -450,7 +450,7 @@ class BlobBytes(ABC):
     # Reading
 
     async def open_blob(self, sha256: str, size: int) -> OpenBlob:
-        """A blob to read. Raises Gone if it is not there, or has another size."""
+        """Return a blob to read. Raises Gone if it is not there, or has another size."""
         found = await self.find_blob(sha256)
         if found is None or found.size != size:
             raise Gone(sha256)
@@ -461,7 +461,7 @@ class BlobBytes(ABC):
         """Bytes of a blob, in the trash or not, to read. Raises Gone."""
 
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some ranges, each an offset and a length, of a blob. Raises Gone if they are not there."""
+        """Return the bytes of some ranges, each an offset and a length, of a blob. Raises Gone if they are not there."""
         found = await self.find_blob(sha256)
         if found is None:
             raise Gone(sha256)
@@ -472,13 +472,13 @@ class BlobBytes(ABC):
             await uninterrupted(blob.close())
 
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
-        """The sizes of blobs in bytes, in the same order; None where there is none."""
+        """Return the sizes of blobs in bytes, in the same order; None where there is none."""
         found = [await self.find_blob(sha256) for sha256 in sha256s]
         return [None if blob is None else blob.size for blob in found]
 
     @abstractmethod
     async def find_blob(self, sha256: str) -> Found | None:
-        """A blob's bytes; None if there are none. Who acts on them holds the lock of its row."""
+        """Return a blob's bytes; None if there are none. Who acts on them holds the lock of its row."""
 
     # In threads
 

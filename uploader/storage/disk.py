@@ -34,7 +34,7 @@ _NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ENODEV})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 # Of one write: for a longer one the page cache takes larger blocks of memory, which are cold; above all in a virtual machine
-# that gives free ones back to its host, where each is a fault anew (docs/performance.md).
+# that gives free ones back to its host, where each is a fault anew (docs/capacity.md).
 _WRITE_BYTES = 128 << 10
 _COMPARED_BYTES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -135,7 +135,7 @@ class Directory:
         return self._open_file(name, os.O_RDONLY)
 
     def open_to_write(self, name: str) -> int:
-        """A descriptor to read and write a file that is there. Raises as `open_to_read`."""
+        """Return a descriptor to read and write a file that is there. Raises as `open_to_read`."""
         return self._open_file(name, os.O_RDWR)
 
     def read_whole(self, name: str) -> bytes:
@@ -143,14 +143,14 @@ class Directory:
             return read(descriptor, status(descriptor).st_size, 0)
 
     def size(self, name: str) -> int:
-        """In bytes. Raises as `open_to_read`."""
+        """Return the size of a file in bytes. Raises as `open_to_read`."""
         found = self.status(name)
         if not S_ISREG(found.st_mode):
             raise _no_file(name)
         return found.st_size
 
     def open_unnamed(self) -> int:
-        """A new file that has no name and goes with its descriptor."""
+        """Return a new file that has no name and goes with its descriptor."""
         return os.open(".", os.O_TMPFILE | os.O_RDWR | _SAFE, _FILE_MODE, dir_fd=self._descriptor)
 
     def create(self, name: str, content: bytes) -> None:
@@ -160,7 +160,7 @@ class Directory:
             sync_data(descriptor)
 
     def create_to_write(self, name: str) -> int:
-        """A descriptor of a new file. Raises FileExistsError."""
+        """Return a descriptor of a new file. Raises FileExistsError."""
         return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def create_empty(self, name: str, size_bytes: int = 0) -> None:

@@ -89,7 +89,7 @@ class _OpenSslHash:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The OpenSSL that hashlib is linked to, if it has these functions and its states have the documented layout."""
+    """Return the OpenSSL that hashlib is linked to, if it has these functions and its states have the documented layout."""
     try:
         library = ctypes.CDLL(getattr(_hashlib, "__file__", None))
         version: int = library.OpenSSL_version_num()

@@ -83,7 +83,7 @@ INSTALLATION_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Of which installation a store says that it is."""
+    """The installation to which a store says that it belongs."""
 
     installation: str | None
     # By first starts that are under way, or were interrupted: by one at the most, where that can be decided.
@@ -381,7 +381,7 @@ class Spool:
             raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
 
     async def open(self) -> SpooledBytes:
-        """A place for a body. Raises StorageFull."""
+        """Return a place for a body. Raises StorageFull."""
         return await self._pool.run(self._open)
 
     def _open(self) -> SpooledBytes:

@@ -1,4 +1,4 @@
-"""nginx and Caddy before the server, by the configurations of docs/operations.md, word for word but for ports and paths."""
+"""nginx and Caddy before the server, by the configurations of docs/tls.md, word for word but for ports and paths."""
 
 import asyncio
 import json

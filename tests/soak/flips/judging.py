@@ -8,7 +8,7 @@ from tests.soak.flips.flipping import STOPPED, Flip
 from tests.soak.flips.installation import is_one_line
 
 OWNER = "owner"
-# What was in these columns nothing else tells, if what is there now is a value that could be (docs/operations.md).
+# What was in these columns nothing else tells, if what is there now is a value that could be (docs/repair.md).
 NOWHERE_ELSE = frozenset(
     {
         *("user_info.total_space", "file.created_at", "file.instant", "upload.name", "upload.sha256"),

@@ -50,7 +50,7 @@ class Profile(Struct, frozen=True):
 
 
 def profile_of_link(link: str) -> Profile | None:
-    """The server and the token in a link that signs in (`/#token=…` or `/admin/#token=…`); None for a URL without a
+    """Return the server and the token in a link that signs in (`/#token=…` or `/admin/#token=…`); None for a URL without a
     token."""
     url, _, fragment = link.partition("#")
     tokens = parse_qs(fragment).get("token")
@@ -81,7 +81,7 @@ def load_profile(environment: Mapping[str, str] = os.environ) -> Profile | None:
 
 
 def save_profile(profile: Profile, environment: Mapping[str, str] = os.environ) -> Path:
-    """Keep it, readable by nobody else. Raises OSError."""
+    """Keep the profile, readable by nobody else. Raises OSError."""
     path = profile_path(environment)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     members = {"url": profile.url, "token": profile.token}
@@ -132,7 +132,7 @@ def run_client(
         told_at: dict[str, float] = {}
 
         def tell(error: ClientError, pause_seconds: float) -> None:
-            """Of each trouble a person is told but once."""
+            """Tell a person of each trouble once only."""
             now = time.monotonic()
             repeated = now - told_at.get(error.detail, -_SAME_TROUBLE_SECONDS) < _SAME_TROUBLE_SECONDS
             told_at[error.detail] = now
@@ -185,12 +185,12 @@ def _make_reporter(*, as_json: bool, quiet: bool) -> Reporter:
 @click.argument("url", required=False)
 @shown_options
 def login(url: str | None, as_json: bool, quiet: bool) -> None:
-    """Keep a server's URL and your token, after trying them. The URL may be a link that signs in, as `uploader serve` prints
+    """Try a server's URL and your token, and keep them. The URL may be a link that signs in, as `uploader serve` prints
     it on a terminal: it has both.
 
-    Without such a link the token is asked for on the terminal, or else read from standard input: others can see arguments.
-    It is kept in ~/.config/uploader/client.toml (or below XDG_CONFIG_HOME), readable by you alone. UPLOADER_URL and
-    UPLOADER_TOKEN go before it.
+    Without such a link, the command asks for the token on the terminal, or reads it from standard input: others can see
+    arguments. It keeps both in ~/.config/uploader/client.toml (or below XDG_CONFIG_HOME), readable by you alone.
+    UPLOADER_URL and UPLOADER_TOKEN override them.
     """
     profile = _ask(url)
 

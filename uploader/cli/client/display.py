@@ -127,7 +127,7 @@ class Figures:
 
     @property
     def there_bytes(self) -> int:
-        """Of all files together: what has arrived or is on its way."""
+        """Return the bytes of all files that have arrived or are on their way."""
         return self._over_bytes + sum(there_of(each) for each in self.moving.values())
 
     def sample(self) -> None:
@@ -138,7 +138,7 @@ class Figures:
             speed.sample(now, _gone(self.moving[path]))
 
     def bytes_per_second(self, path: str | None = None) -> float | None:
-        """Of all together, or of one file."""
+        """Return the speed of all files together, or of one."""
         if self.waiting() is not None:
             return None
         speed = self._speed if path is None else self._speeds[path]
@@ -335,7 +335,7 @@ class Bars(Reporter):
     # What is drawn
 
     def _lines(self, width: int, height: int) -> list[str]:
-        """All of them, none longer than the terminal is wide."""
+        """Return all lines, none longer than the terminal is wide."""
         self._figures.sample()
         moving = list(self._figures.moving.values())
         room = max(0, min(height - _OTHER_LINES, _MOST_BARS))
@@ -388,7 +388,7 @@ def total_words(figures: Figures) -> tuple[str, str, str, str]:
 
 
 def _end_of(name: str, columns: int) -> Text:
-    """A name whose end alone fits, which tells more of a path than its beginning."""
+    """Return a name whose end alone fits, which tells more of a path than its beginning."""
     name = events.without_control(name)
     if cell_len(name) <= columns:
         return Text(name)

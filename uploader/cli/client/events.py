@@ -393,7 +393,7 @@ class LoggedIn(Event, tag="logged-in"):
 
 
 def schema() -> str:
-    """The JSON Schema of one event, for a file."""
+    """Return the JSON Schema of one event, for a file."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "An event of a client command"}
     return json.dumps(head | _cleaned(msgspec.json.schema(reduce(or_, Event.__subclasses__()))), indent=2) + "\n"
 
@@ -416,12 +416,12 @@ def exit_code_of(error: ClientError) -> int:
 
 
 def worst_of(codes: set[int]) -> int:
-    """The exit code of a command some of whose parts failed with these."""
+    """Return the exit code of a command some of whose parts failed with these."""
     return next((code for code in _BY_WEIGHT if code in codes), EXIT_OK)
 
 
 def failed(path: str | None, error: ClientError) -> Failed:
-    """A failure of one file, or of all of it."""
+    """Return a failure of one file, or of all of it."""
     return Failed(path, error.code, shown_path(_words_of(error)), error.retryable)
 
 
@@ -467,7 +467,7 @@ def is_by_the_way(event: Event) -> bool:
 
 
 def words_of(event: Event) -> str:
-    """The lines of an event, for a person. What a name or a server says moves no cursor, and forges no line."""
+    """Return the lines of an event, for a person. What a name or a server says moves no cursor, and forges no line."""
     return "\n".join(map(without_control, event.lines()))
 
 

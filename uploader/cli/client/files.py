@@ -17,11 +17,11 @@ from uploader.client import AmbiguousName, AsyncClient, ClientError, File, Folde
 
 @click.command()
 @click.argument("words", metavar="[NAME]...", nargs=-1, shell_complete=complete_names)
-@click.option("--recursive", "-r", is_flag=True, help="All that is below a folder, newest first.")
-@click.option("--find", "part", metavar="TEXT", help="All files, in any folder, that have this in their name.")
+@click.option("--recursive", "-r", is_flag=True, help="List all files below a folder, newest first.")
+@click.option("--find", "part", metavar="TEXT", help="List files of all folders that have TEXT in their name.")
 @with_client
 async def ls(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], recursive: bool, part: str | None) -> int:
-    """List files: id, when they were made, size, name. Of a folder, or of all there is, one level, by name, with what is
+    """List files: id, date, size, name. Of a folder, or of all there is, one level, by name, with what is
     in the folders. NAME is a name, an id, a folder, or a pattern such as 'photos/*.jpg', in quotes.
     """
     codes = set()
@@ -41,12 +41,13 @@ async def ls(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
 @click.command()
 @click.argument("words", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_names)
 @click.option("--recursive", "-r", is_flag=True, help="Delete folders with all that is in them.")
-@click.option("--yes", is_flag=True, help="Really delete folders, and what patterns match.")
+@click.option("--yes", is_flag=True, help="Really delete folders, and files that match patterns.")
 @with_client
 async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], recursive: bool, yes: bool) -> int:
-    """Delete files, what patterns match, and with -r folders. Without --yes it only says how much that would be, unless
-    each file is named. NAME is a name, an id, a folder, or a pattern, in quotes; of several files with the same name each
-    has to be named by its id.
+    """Delete files and folders. NAME is a name, an id, a folder, or a pattern in quotes.
+
+    Without --yes it deletes only files that are named, and else prints their number and size. Name files that share their
+    name by their ids.
     """
     found, codes = await one_thing_each(client, reporter, words)
     removals: list[_Removal] = []
@@ -84,7 +85,7 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
 @click.command()
 @click.argument("name", shell_complete=complete_names)
 @click.argument("new_name", shell_complete=complete_names)
-@click.option("--force", is_flag=True, help="Even if something has that name already; it stays, too.")
+@click.option("--force", is_flag=True, help="Move it even if NEW_NAME exists; both stay.")
 @with_client
 async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, force: bool) -> int:
     """Rename or move a file or a folder. Folders are what names have before a `/`; a NEW_NAME that ends with a `/` is the
@@ -114,7 +115,7 @@ async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, 
 @click.command()
 @with_client
 async def usage(client: AsyncClient, reporter: Reporter) -> int:
-    """Show how much space is used, and how much is left."""
+    """Show used and free space."""
     reporter.show(events.ListedUsage(await client.usage()))
     return EXIT_OK
 
@@ -161,7 +162,7 @@ class _Removal(NamedTuple):
 @click.command()
 @with_client
 async def uploads(client: AsyncClient, reporter: Reporter) -> int:
-    """List your open uploads, also of other devices. Each with its id, how far it is, when it expires, and its name."""
+    """List your open uploads. Those of other devices are included: id, progress, expiry, name."""
     for upload in await client.uploads():
         reporter.show(events.ListedUpload(upload))
     return EXIT_OK
@@ -169,10 +170,10 @@ async def uploads(client: AsyncClient, reporter: Reporter) -> int:
 
 @click.command()
 @click.argument("names_or_ids", metavar="NAME_OR_ID...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All open uploads.")
+@click.option("--all", "everything", is_flag=True, help="Cancel all open uploads.")
 @shown_options
 def cancel(names_or_ids: tuple[str, ...], everything: bool, **shown: Any) -> None:
-    """Cancel open uploads. What has arrived of them is dropped, and its space is given back."""
+    """Cancel open uploads. Their bytes are deleted, and their space is free again."""
     if everything == bool(names_or_ids):
         fail("name the uploads, or say --all", EXIT_USAGE)
 

@@ -65,7 +65,7 @@ class Rule:
         """Raises ValueError."""
         text = unicodedata.normalize("NFC", pattern)
         if not text.strip("/"):
-            raise ValueError(f"{pattern!r} is a pattern that matches nothing")
+            raise ValueError(f"{pattern!r} matches nothing")
         self.includes = includes
         self._pattern = Pattern(text.lstrip("/") if "/" in text.rstrip("/") else f"**/{text}")
 
@@ -92,7 +92,7 @@ class Filters:
         return Filters(self._rules, listed)
 
     def take(self, path: str) -> bool:
-        """A file, by its relative path."""
+        """Return whether to take a file, by its relative path."""
         path = unicodedata.normalize("NFC", path)
         if not self._is_listed(path):
             return False
@@ -119,13 +119,13 @@ class Filters:
 
 
 def listed_in(opened: IO[bytes]) -> list[str]:
-    """The relative paths of a list, one a line, each once, in order. Raises ValueError."""
+    """Return the relative paths of a list, one a line, each once, in order. Raises ValueError."""
     listed: dict[str, None] = {}
     for number, line in enumerate(opened.read().split(b"\n"), 1):
         path = os.fsdecode(line.removesuffix(b"\r"))
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if path.startswith("/") or ".." in parts:
-            raise ValueError(f"line {number} is no path below a folder: {path!r}")
+            raise ValueError(f"line {number} is not a path below a folder: {path!r}")
         if parts:
             listed["/".join(parts)] = None
     return list(listed)

@@ -32,10 +32,10 @@ STDOUT = "-"
     "target",
     default=".",
     metavar="PATH",
-    help="A directory; for one file, also its path, or - for standard output.  [default: this directory]",
+    help="Directory to download to; for one file also its path, or - for standard output.  [default: this directory]",
 )
 @click.option("--force", is_flag=True, help="Replace files that are here with other content.")
-@click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what is here already.")
+@click.option("--checksum", is_flag=True, help="Compare with files that are here by content, not by size and time.")
 @options.filters
 @options.files_from
 @options.limit_rate
@@ -55,17 +55,17 @@ def get(
     verbose: bool,
     **of_client: Any,
 ) -> None:
-    """Download files, folders with all that is in them, and what patterns match. NAME is a name, an id, or a pattern such
+    """Download files and folders. NAME is a name, an id, or a pattern such
     as 'photos/*.jpg' or '**/*.pdf', in quotes.
 
-    A folder comes under its own name, below the directory of --output. Run it again after an interruption: it goes on
-    where it stopped, and what is here with its size and time is not asked for. A file appears when it is whole and was
-    compared, with the time at which it was last modified.
+    A folder keeps its name, below the directory of --output. Run it again after an interruption: it goes on where it
+    stopped, and skips files that are here with the same size and time. A file appears when it is complete and its digest was
+    compared, with its time of modification.
     """
     if not words and files_from is None:
-        fail("name what to download, or --files-from", EXIT_USAGE)
+        fail("name the files to download, or give --files-from", EXIT_USAGE)
     if target == STDOUT and (of_client["as_json"] or len(words) > 1 or files_from is not None):
-        fail("-o - is for a single file, and nothing else is printed", EXIT_USAGE)
+        fail("-o - takes a single file, and no --json", EXIT_USAGE)
     listed = options.listed(files_from) if files_from is not None else []
     is_directory = target.endswith("/") or Path(target).is_dir()
 
@@ -78,7 +78,7 @@ def get(
             alone = None
         if target == STDOUT:
             if alone is None:
-                fail("-o - is for a single file", EXIT_USAGE)
+                fail("-o - takes a single file", EXIT_USAGE)
             return await _write(client, reporter, alone)
         if alone is not None and not is_directory:
             return await _get_as(client, reporter, alone, Path(target), overwrite=force)

@@ -29,7 +29,7 @@ _NO_TIME_NS = 1 << 80
 
 
 def encode_name(name: str) -> str:
-    """A relative path as a server takes it, unless it is too long."""
+    """Return a relative path as a server takes it, unless it is too long."""
     return _REFUSED.sub(lambda found: "".join(f"%{byte:02X}" for byte in _bytes(found[0])), name)
 
 

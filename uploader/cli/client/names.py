@@ -105,7 +105,9 @@ def one_thing(found: Meaning) -> Meaning:
         raise errors.AmbiguousName(f"{found.word!r} is a folder, too: {choice}")
     literal = [file for matched, file in found.matches if file.name == matched == found.word]
     if literal:
-        raise errors.AmbiguousName(f"{found.word!r} is a pattern, and the name of a file, too: that is {literal[0].id}")
+        raise errors.AmbiguousName(
+            f"{found.word!r} is a pattern, and the name of a file, too: for the file say {literal[0].id}"
+        )
     return found
 
 

@@ -15,7 +15,7 @@ connections = click.option(
     type=click.IntRange(1, 64),
     default=4,
     show_default=True,
-    help="Chunks, and files, at the same time.",
+    help="Chunks and files to move at the same time.",
 )
 patience = click.option(
     "--patience",
@@ -23,14 +23,14 @@ patience = click.option(
     type=DURATION,
     default="5m",
     show_default=True,
-    help="How long to keep trying while the server can't be reached.",
+    help="Keep trying for so long while the server can't be reached.",
 )
 limit_rate = click.option(
     "--limit-rate",
     "most_bytes_per_second",
     type=LIMIT_RATE,
     metavar="RATE",
-    help="Move no more than this in a second, such as 10M, over all connections together.",
+    help="Limit the bytes a second of all connections together, such as 10M.",
 )
 delta = click.option(
     "--no-delta",
@@ -38,20 +38,20 @@ delta = click.option(
     flag_value=False,
     type=bool,
     default=True,
-    help="Send the whole of what replaces a file of 8 MiB or more, not only what changed.",
+    help="Send changed files of 8 MiB or more whole, not only their changed pieces.",
 )
 files_from = click.option(
     "--files-from",
     type=click.File("rb"),
     metavar="FILE",
-    help="Only what is named in this file, one path a line; - is standard input.",
+    help="Take only the paths in this file, one a line; - is standard input.",
 )
-verbose = click.option("--verbose", "-v", is_flag=True, help="A line for each file of a folder.")
+verbose = click.option("--verbose", "-v", is_flag=True, help="Print a line for each file of a folder.")
 
 
 def shown_options(command: F) -> F:
     """`--json` and `--quiet`."""
-    command = click.option("--quiet", "-q", is_flag=True, help="Say only what went wrong.")(command)
+    command = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")(command)
     return click.option("--json", "as_json", is_flag=True, help="Print events as JSON, one a line.")(command)
 
 
@@ -62,14 +62,14 @@ def filters(command: F) -> F:
         multiple=True,
         metavar="PATTERN",
         expose_value=False,
-        help="Take what matches this, if no --exclude before it does; if there are only these, nothing else.",
+        help="Include files that match, unless an earlier --exclude matches. With --include alone, leave out all others.",
     )(command)
     return click.option(
         "--exclude",
         multiple=True,
         metavar="PATTERN",
         expose_value=False,
-        help="Leave out what matches this, if no --include before it does.",
+        help="Leave out files that match, unless an earlier --include matches.",
     )(command)
 
 
@@ -93,7 +93,7 @@ class Filtered(click.Command):
 
 
 def listed(opened: IO[bytes]) -> list[str]:
-    """The paths of `--files-from`; what is no such list is bad usage."""
+    """Return the paths of `--files-from`; what is no such list is bad usage."""
     try:
         return listed_in(opened)
     except ValueError as error:

@@ -34,9 +34,9 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
 @click.command(cls=options.Filtered)
 @click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(exists=True, allow_dash=True))
 @click.option(
-    "--to", "folder", metavar="FOLDER", shell_complete=complete_names, help="Put them into this folder on the server."
+    "--to", "folder", metavar="FOLDER", shell_complete=complete_names, help="Upload into this folder on the server."
 )
-@click.option("--name", help="The name on the server, of a single file, or of standard input.")
+@click.option("--name", help="Name on the server of a single file, or of standard input.")
 @options.filters
 @options.files_from
 @options.limit_rate
@@ -48,19 +48,23 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
     type=SIZE,
     default="64MiB",
     show_default=True,
-    help="Up to this size a file is hashed before it is sent, larger ones meanwhile.",
+    help="Hash files up to this size before sending them, and larger ones meanwhile.",
 )
 @click.option(
     "--if-exists",
     type=click.Choice(["keep", "replace", "fail"]),
-    help="What happens to your files that have the name, with other content.  [default: replace]",
+    help="If you have a file of that name with other content: keep both, replace it, or fail.  [default: replace]",
 )
-@click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what is there already.")
+@click.option("--checksum", is_flag=True, help="Compare with files on the server by content, not by size and time.")
 @options.delta
 @click.option(
-    "--go-on", metavar="NAME_OR_ID", help="Go on with this open upload, also of another client; of a single file."
+    "--go-on",
+    metavar="NAME_OR_ID",
+    help="Go on with this open upload of a single file, also if another client began it.",
 )
-@click.option("--encode-names", "encode", is_flag=True, help="Write what the server takes in no name as %5C.")
+@click.option(
+    "--encode-names", "encode", is_flag=True, help="Write characters that the server takes in no name as %5C."
+)
 @options.patience
 @options.verbose
 @options.shown_options
@@ -77,21 +81,22 @@ def put(
     verbose: bool,
     **of_client: Any,
 ) -> None:
-    """Upload files, and directories with all regular files in them; or standard input, as `-`, with --name.
+    """Upload files, directories or standard input (-). A directory stands for all regular files in it; standard input needs
+    --name.
 
-    Run it again after an interruption of any kind, here or on another machine that has the same file: what has arrived
-    is not sent again. What has the size and the time of modification of your file of that name there is not even read;
-    what has changed takes the place of it. What another client began, in a browser or by another protocol, is gone on with
-    by --go-on, as `uploader uploads` lists it.
+    Run it again after an interruption of any kind, here or on another machine that has the same file: it sends only the
+    bytes that have not arrived. It does not read a file whose name, size and time of modification the server has, and
+    replaces the server's file if yours has changed. --go-on continues an upload that another client began, in a browser or
+    by another protocol: `uploader uploads` lists them.
     """
     if not paths and files_from is None:
-        fail("name what to upload, or --files-from", EXIT_USAGE)
+        fail("name the files to upload, or give --files-from", EXIT_USAGE)
     if STDIN in paths and (len(paths) > 1 or files_from is not None or name is None):
-        fail("- is standard input, as a file of its own: it needs --name, and nothing beside it", EXIT_USAGE)
+        fail("- is standard input: give its --name, and no other file", EXIT_USAGE)
     if name is not None and (len(paths) != 1 or files_from is not None or Path(paths[0]).is_dir()):
-        fail("--name is for a single file", EXIT_USAGE)
+        fail("--name takes a single file", EXIT_USAGE)
     if go_on is not None and (len(paths) != 1 or files_from is not None or name or folder or Path(paths[0]).is_dir()):
-        fail("--go-on is for a single file, under the name that the upload has", EXIT_USAGE)
+        fail("--go-on takes a single file, and no --name", EXIT_USAGE)
     listed = options.listed(files_from) if files_from is not None else []
 
     async def work(client: AsyncClient, reporter: Reporter) -> int:
@@ -204,9 +209,7 @@ async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
         try:
             opened.write(block)
         except OSError as error:
-            raise errors.Unreadable(
-                f"standard input can't be kept until its size is known: {error.strerror}"
-            ) from error
+            raise errors.Unreadable(f"standard input can't be saved to a temporary file: {error.strerror}") from error
     opened.seek(0)
     return size
 
@@ -243,7 +246,9 @@ async def put_rest(client: AsyncClient, reporter: Reporter, path: str, name_or_i
     if not meant:
         raise errors.NotFound(f"there is no open upload {name_or_id!r}", code="upload-not-found", status=404)
     if len(meant) > 1:
-        raise errors.AmbiguousName(f"several open uploads are called so; which: {', '.join(each.id for each in meant)}")
+        raise errors.AmbiguousName(
+            f"several open uploads have this name, choose one: {', '.join(each.id for each in meant)}"
+        )
     upload, told = meant[0], Telling(reporter)
     local = LocalFile.at(path, upload.name)
     reporter.show(Planned(1, local.size))

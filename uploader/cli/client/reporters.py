@@ -92,7 +92,7 @@ class Telling(FileTelling):
     """Tells of what becomes of the files, too, and counts. Failures are told of each for itself."""
 
     def __init__(self, reporter: Reporter, folder_of: Callable[[LocalFile], str | None] = lambda _local: None) -> None:
-        """`folder_of`: the folder whose line tells of a file, if it is not told of for itself."""
+        """`folder_of`: returns the folder whose line stands for a file that has no line of its own."""
         super().__init__(reporter)
         self._folder_of = folder_of
         self.sums = events.TransferSummary(files=0, complete=0, failed=0, left=0, bytes=0, seconds=0.0, exit_code=0)

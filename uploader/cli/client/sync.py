@@ -38,16 +38,18 @@ _DELETIONS_AT_ONCE = 4
 @click.command(cls=options.Filtered)
 @click.argument("source")
 @click.argument("target")
-@click.option("--delete", is_flag=True, help="Delete at the target what the source has not, after all else went well.")
-@click.option("--dry-run", "-n", is_flag=True, help="Only say what would be done.")
-@click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what both have.")
+@click.option(
+    "--delete", is_flag=True, help="Delete files of the target that the source lacks, after all else went well."
+)
+@click.option("--dry-run", "-n", is_flag=True, help="Change nothing, only print what would be done.")
+@click.option("--checksum", is_flag=True, help="Compare files by content, not by size and time.")
 @options.delta
 @options.filters
 @options.files_from
 @options.limit_rate
 @options.connections
 @options.patience
-@click.option("--verbose", "-v", is_flag=True, help="A line for each file that is moved.")
+@click.option("--verbose", "-v", is_flag=True, help="Print a line for each file.")
 @options.shown_options
 def sync(
     source: str,
@@ -60,15 +62,15 @@ def sync(
     verbose: bool,
     **of_client: Any,
 ) -> None:
-    """Make the contents of a folder those of another one: of one here and one on the server, which is written with a colon,
-    as in `sync photos :photos` and `sync :photos photos`; : alone is all that is there.
+    """Bring a folder up to date with another one. One of SOURCE and TARGET is here, the other one on the server. A colon
+    marks that one, as in `sync photos :photos` and `sync :photos photos`; : alone stands for everything on the server.
 
-    What has the same size and time of modification at both ends is left as it is. Run it again after an interruption of
+    Files with the same size and time of modification at both ends stay as they are. Run it again after an interruption of
     any kind: it goes on where it stopped.
     """
     here, there = (target, source) if source.startswith(_REMOTE) else (source, target)
     if here.startswith(_REMOTE) or not there.startswith(_REMOTE):
-        fail("one of the two is to be on the server, such as :photos", EXIT_USAGE)
+        fail("one of the two folders has to be on the server, such as :photos", EXIT_USAGE)
     upwards = here is source
     path, folder = Path(here), there.removeprefix(_REMOTE).rstrip("/")
     try:
@@ -77,9 +79,9 @@ def sync(
     except errors.InvalidName as error:
         fail(error.detail, EXIT_USAGE)
     if upwards and not path.is_dir():
-        fail(f"{here} is no directory here", EXIT_USAGE)
+        fail(f"{here} is not a directory here", EXIT_USAGE)
     if not upwards and path.exists() and not path.is_dir():
-        fail(f"{here} is no directory", EXIT_USAGE)
+        fail(f"{here} is not a directory", EXIT_USAGE)
     if files_from is not None:
         filters = filters.only(options.listed(files_from))
 
@@ -156,7 +158,7 @@ def has_content(path: str | os.PathLike[str], sha256: str) -> bool:
 
 
 def delete_file(root: Path, path: str, seen: os.stat_result) -> None:
-    """Raises FileChanged if it is not what was seen any more, LeadsOutside, Unwritable. That it is gone is fine."""
+    """Delete a file, unless it is gone. Raises FileChanged if it is no longer as it was seen, LeadsOutside, Unwritable."""
     here = _inside(root, path)
     try:
         now = here.lstat()
@@ -230,7 +232,7 @@ class SyncTelling(FileTelling):
         self.reporter.show(events.Would(action, shown_path(path), size))
 
     def fail(self, path: str, error: ClientError, *, is_file: bool = True) -> None:
-        """Of one file of the source, or of something else."""
+        """Count a failure of a file of the source (`is_file`), or of something else."""
         self.sums.failed += is_file
         self.codes.add(events.exit_code_of(error))
         self.reporter.show(events.failed(shown_path(path), error))
@@ -287,7 +289,7 @@ class Sync:
 
 class Upwards(Sync):
     async def run(self, source: Path) -> int:
-        """The exit code. Raises ClientError, where nothing was done."""
+        """Return the exit code. Raises ClientError, where nothing was done."""
         for folder in (self.prefix.rstrip("/"), *folders_of(self.prefix.rstrip("/"))):
             if folder and await self.client.named(folder):
                 raise InTheWay(f"there is a file {folder!r} on the server: it can't be a folder, too")
@@ -396,7 +398,7 @@ class Upwards(Sync):
 
 class Downwards(Sync):
     async def run(self, target: Path) -> int:
-        """The exit code. Raises ClientError, where nothing was done."""
+        """Return the exit code. Raises ClientError, where nothing was done."""
         files = sorted([file async for file in self.client.files(self.prefix or None)], key=lambda file: file.name)
         if self.prefix and not files:
             raise NoSuchFile(f"there is no folder {self.prefix!r} on the server")

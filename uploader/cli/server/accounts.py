@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @click.group()
 def token() -> None:
-    """Tokens of users."""
+    """Make, list and revoke tokens."""
 
 
 @token.command("create")
 @click.argument("user")
-@click.option("--admin", is_flag=True, help="The token may use /admin.")
-@click.option("--metrics", is_flag=True, help="The token reads /metrics, and is good for nothing else.")
+@click.option("--admin", is_flag=True, help="Let the token use /admin.")
+@click.option("--metrics", is_flag=True, help="Let the token read /metrics, and nothing else.")
 @click.option("--total-space", type=SIZE, help="Quota of a user seen for the first time, such as 10GiB.")
 def token_create(user: str, admin: bool, metrics: bool, total_space: int | None) -> None:
-    """Make a token for USER, and the user if need be; print it as the last word.
+    """Make a token for USER, and a missing user; print the token as the last word.
 
     A second call adds a token and keeps the quota. Only the token's SHA-256 is stored: it can't be shown again.
     """
     if admin and metrics:
-        raise click.UsageError("--admin and --metrics: one of them")
+        raise click.UsageError("--admin and --metrics exclude each other")
 
     async def run(services: "Services") -> str:
         from uploader.service.access import METRICS_SCOPE
@@ -60,19 +60,19 @@ def token_list(user: str | None) -> None:
 def token_revoke(token_or_id: str) -> None:
     """Revoke a token, named by its id (see `token list`) or by itself. Takes effect within 30 s."""
     if not with_services(load_settings(), lambda services: services.accounts.revoke(token_or_id)):
-        fail("no such token in force", EXIT_FAILED)
+        fail("there is no such token in force", EXIT_FAILED)
     click.echo("revoked")
 
 
 @click.group()
 def user() -> None:
-    """Users and their quotas."""
+    """Set quotas of users."""
 
 
 @user.command("set-quota")
 @click.argument("user_id", metavar="USER")
 @click.argument("total_space", type=SIZE)
 def user_set_quota(user_id: str, total_space: int) -> None:
-    """Set the total space of USER, such as 50GiB, making the user if need be. What is used already stays."""
+    """Set the quota of USER to TOTAL_SPACE, such as 50GiB, and make a missing user. Files stay."""
     account = with_services(load_settings(), lambda services: services.accounts.set_total_space(user_id, total_space))
     click.echo(f"{user_id} has {format_size(account.total_space)}")

@@ -45,19 +45,19 @@ class _Progress:
 @click.command()
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--keep", type=click.IntRange(min=1), help="Keep so many backups, and remove older ones.  [default: all]")
-@click.option("--reread", is_flag=True, help="Read again what earlier backups have brought, and replace what rotted.")
+@click.option("--reread", is_flag=True, help="Read blobs of earlier backups again, and replace damaged ones.")
 def backup(directory: Path, keep: int | None, reread: bool) -> None:
-    """Back up the database, and the blobs that it names, into DIRECTORY. Works while the server runs.
+    """Back up database and contents into DIRECTORY. Works while the server runs.
 
-    DIRECTORY is made if it is not there. It has a dump of each backup, by its time in UTC, and the blobs of all of them:
-    what is there is not copied again. Where DIRECTORY is on the filesystem of the data directory, blobs are linked, and
-    take no room; that helps against mistakes, not against a broken disk. Every blob is compared with its SHA-256 once.
+    Makes a missing DIRECTORY. Each backup is a dump, named by its time in UTC; all backups share their blobs, so that none
+    is copied twice. If DIRECTORY is on the filesystem of the data directory, blobs are linked and take no space; that helps
+    against mistakes, not against a broken disk. Compares each new blob with its SHA-256.
 
-    Interrupted in any way, it leaves no backup that looks whole, and the next run goes on. Not backed up: chunks of open
-    uploads, Redis, settings and the file owner.token; and contents in a bucket, which are the bucket's to keep.
+    An interrupted run leaves no backup that looks complete, and the next run goes on. Not backed up: chunks of open
+    uploads, Redis, settings, the file owner.token, and contents in a bucket.
 
-    Exit codes: 0 ok; 1 no backup was made, or it lacks what it says: a content that is damaged or missing, which nobody else
-    has either, keeps no other from being copied. With --keep nothing is removed then.
+    Exit codes: 0 ok; 1 no backup was made, or it lacks the contents that the command names as damaged or missing. Then
+    --keep removes nothing.
     """
     progress = _Progress()
 
@@ -76,7 +76,7 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
         new = f"{copied.new_blobs} blobs, {exact_bytes(copied.new_bytes)}"
         click.echo(f"new: {new}; of these linked: {copied.linked_blobs}")
     else:
-        click.echo(f"the blobs stay where they are, in the {made.bucket}; the backup has the database")
+        click.echo(f"the backup has the database; the blobs stay in the {made.bucket}")
     if keep is not None:
         click.echo(f"removed: {made.removed_backups} backups, {made.removed_blobs} blobs")
     sys.exit(EXIT_FAILED if copied.lacking or doubt is not None else EXIT_OK)
@@ -86,19 +86,19 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--at", "stamp", metavar="STAMP", help="The name of a backup in DIRECTORY.  [default: the newest]")
 def restore(directory: Path, stamp: str | None) -> None:
-    """Make an installation of a backup in DIRECTORY.
+    """Restore an installation from a backup in DIRECTORY.
 
-    The settings in force say where: the data directory has to be new or empty, or that of the same installation, whose blobs
-    then stay as they are; the database has to be empty. Stop all servers and workers first. Every blob is compared with its
-    SHA-256, and what Redis has of the installation is deleted: it is rebuilt. Interrupted in any way, run it again.
+    The settings in force say where to. The database has to be empty. The data directory has to be new or empty, or that of
+    the same installation, whose blobs then stay. Stop all servers and workers first. Compares each blob with its SHA-256,
+    and deletes the keys of the installation in Redis, which servers rebuild. Run it again after an interruption.
 
-    Where contents are in a bucket, it has to be that of the installation: its objects stay as they are, and those that are
-    missing are named.
+    With contents in a bucket, it has to be that of the installation. Its objects stay, and missing ones are named.
 
-    The chunks of uploads that were open are in no backup. How many there are is told, and `uploader reset-unfinished --lost
-    --yes` closes them.
+    No backup has the chunks of open uploads: the command prints the number of these, and `uploader reset-unfinished
+    --lost --yes` closes them.
 
-    Exit codes: 0 ok; 1 nothing was restored, or all but what it says; 2 this is no place to restore to.
+    Exit codes: 0 ok; 1 nothing was restored, or all but the contents that the command names; 2 the database or the
+    directory is not empty, or of another installation.
     """
     settings, progress = load_settings(), _Progress()
 
@@ -126,7 +126,7 @@ def restore(directory: Path, stamp: str | None) -> None:
     click.echo(f"restored {restored}: {copied.blobs - len(copied.lacking)} blobs, of {exact_bytes(copied.bytes)}")
     click.echo(f"open uploads whose chunks are in no backup: {lost}")
     if lost:
-        click.echo("`uploader reset-unfinished --lost --yes` closes them; they are to be sent anew")
+        click.echo("`uploader reset-unfinished --lost --yes` closes them; their clients have to send them again")
     sys.exit(EXIT_FAILED if copied.lacking else EXIT_OK)
 
 

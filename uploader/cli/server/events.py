@@ -13,21 +13,23 @@ if TYPE_CHECKING:
     from uploader.service.events import Delivery, Message
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
-_SINCE = click.option("--since", type=WHEN, help="Only those since a time, or of so long ago, such as 2h.")
+_SINCE = click.option("--since", type=WHEN, help="Only events since a time, or a duration such as 2h.")
 
 
 @click.group()
 def events() -> None:
-    """Show and replay events: see UPLOADER_EVENTS and docs/events.md."""
+    """Show, replay and test events. UPLOADER_EVENTS and docs/events.md explain sinks."""
 
 
 @events.command("list")
 @_SINCE
-@click.option("--dead", is_flag=True, help="Only those that a sink has not taken in all attempts.")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many at the most.")
+@click.option("--dead", is_flag=True, help="Only events that a sink did not take in all attempts.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Print so many at the most."
+)
 @_AS_JSON
 def list_(since: datetime | None, dead: bool, limit: int, as_json: bool) -> None:
-    """Print events, the newest first, and which sink was told of each."""
+    """Print events, newest first, and their state at each sink."""
     newest = with_services(
         load_settings(), lambda services: services.reviewing.newest(limit=limit, since=since, dead=dead)
     )
@@ -43,7 +45,7 @@ def list_(since: datetime | None, dead: bool, limit: int, as_json: bool) -> None
 @click.argument("event_id")
 @_AS_JSON
 def show(event_id: str, as_json: bool) -> None:
-    """Print EVENT_ID with all that is said of it, and what became of it at each sink."""
+    """Print the event EVENT_ID, and its state at each sink."""
     message, told = with_services(load_settings(), lambda services: services.reviewing.one(event_id))
     facts = _facts(message, told)
     if as_json:
@@ -60,28 +62,28 @@ def show(event_id: str, as_json: bool) -> None:
 
 @events.command()
 @_SINCE
-@click.option("--dead", is_flag=True, help="All that are dead.")
-@click.option("--id", "event_id", metavar="EVENT_ID", help="One event.")
-@click.option("--sink", help="Only to this sink.")
+@click.option("--dead", is_flag=True, help="Only events that a sink did not take in all attempts.")
+@click.option("--id", "event_id", metavar="EVENT_ID", help="Only this event.")
+@click.option("--sink", help="Send to this sink only.")
 def replay(since: datetime | None, dead: bool, event_id: str | None, sink: str | None) -> None:
-    """Tell sinks once more of events; one of --since, --dead and --id says of which."""
+    """Send events to sinks once more: choose them by --since, --dead or --id."""
     if since is None and not dead and event_id is None:
         fail("say --since, --dead or --id", EXIT_USAGE)
     count = with_services(
         load_settings(),
         lambda services: services.reviewing.replay(sink=sink, event_id=event_id, since=since, dead=dead),
     )
-    click.echo(f"to be told once more: {count}")
+    click.echo(f"events to be sent once more: {count}")
 
 
 @events.command()
 @click.argument("sink")
 def test(sink: str) -> None:
-    """Tell SINK of an event of the type `test`. One that said that it wants no more is in force again, if it takes it."""
+    """Send SINK an event of the type `test`. A sink that was switched off is in force again if it takes it."""
     error = with_services(load_settings(), lambda services: services.reviewing.test(sink))
     if error is not None:
-        fail(f"{sink} has not taken it: {error}", EXIT_FAILED)
-    click.echo(f"{sink} has taken it")
+        fail(f"{sink} did not take the event: {error}", EXIT_FAILED)
+    click.echo(f"{sink} took the event")
 
 
 def _state(delivery: "Delivery") -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LOST = " (open, and its chunks are lost, as after a restore, which brings back none)"
 _CLOSE_LOST = (
-    "temp: `uploader reset-unfinished --lost --yes` closes the uploads whose chunks are lost; they are to be sent anew"
+    "temp: `uploader reset-unfinished --lost --yes` closes uploads whose chunks are lost; clients send them again"
 )
 
 
@@ -78,7 +78,7 @@ def doctor(notes: bool, all_files: bool, as_json: bool) -> None:
 
 @click.group()
 def db() -> None:
-    """The database."""
+    """Migrate the database."""
 
 
 @db.command()
@@ -94,13 +94,13 @@ def upgrade() -> None:
 
 @click.group()
 def redis() -> None:
-    """Redis, the accounting store."""
+    """Reset Redis, the accounting store."""
 
 
 @redis.command("reset")
 @click.option("--yes", is_flag=True, help="Really do it.")
 def redis_reset(yes: bool) -> None:
-    """Delete all that this installation keeps in Redis; it is rebuilt from the disk and the database.
+    """Delete the keys of this installation in Redis; servers rebuild them from the disk and the database.
 
     Needed after a change of UPLOADER_SHARDS. Stop all servers and workers first. Nothing that was acknowledged is lost.
     """
@@ -113,19 +113,21 @@ def redis_reset(yes: bool) -> None:
 
 
 @click.command()
-@click.option("--before", type=MONTH, help="Clean the months before this one.  [default: the present one, in UTC]")
-@click.option("--idle", type=DURATION, help="Expire uploads idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]")
-@click.option("--yes", is_flag=True, help="Put away many blobs that no row names, too: no other database does.")
-@click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
+@click.option("--before", type=MONTH, help="Clean months before this one.  [default: the present month, in UTC]")
+@click.option(
+    "--idle", type=DURATION, help="Expire uploads that were idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]"
+)
+@click.option("--yes", is_flag=True, help="Also put many blobs that the database does not name into the trash.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, only print what would be removed.")
 def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: bool) -> None:
-    """Give back what idle uploads and crashes left.
+    """Free the space of idle uploads and of crashes.
 
-    Expires idle uploads that were opened in past months, and removes upload directories that no open upload has, once
-    nothing touched them for an hour. Servers and workers do the same once a month.
+    Expires idle uploads of past months, and removes directories that belong to no open upload, once nothing touched them
+    for an hour. Servers and workers do the same once a month.
 
-    Blobs and chunks that no row in the database names go to the trash, and come back if a row names them again. More blobs
-    than 100, and than 1 % of all, are hardly what crashes left: they are counted and kept, because they may be of another
-    database, one that was forgotten in the settings, or is to be restored. --yes puts them away.
+    Blobs and chunks that the database does not name go to the trash, and come back if it names them again. More than 100
+    such blobs that are more than 1 % of all stay, because they hint at a wrong database in the settings, or at one that is
+    to be restored. --yes puts them into the trash.
     """
     settings = load_settings()
     idle_seconds = idle or settings.upload_expiry_seconds
@@ -150,13 +152,13 @@ def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: boo
 
 
 @click.command("reset-unfinished")
-@click.option("--lost", is_flag=True, help="Only those whose chunks are lost, as after a restore.")
+@click.option("--lost", is_flag=True, help="Cancel only uploads whose chunks are lost, as after a restore.")
 @click.option("--yes", is_flag=True, help="Really do it.")
 def reset_unfinished(lost: bool, yes: bool) -> None:
     """Cancel every open upload of every user. Their bytes are lost; finished files stay.
 
-    --lost: only those whose chunks are lost already, because a restore brings back none, or somebody removed them. What the
-    trash has of them comes back first.
+    --lost: cancel only uploads whose chunks are lost, because a restore brings back none, or somebody removed them. Chunks
+    in the trash come back first.
     """
     if not yes:
         which = "open upload whose chunks are lost" if lost else "open upload of every user"
@@ -179,12 +181,12 @@ def _fail_if_left(left: int) -> None:
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Mend what can be mended, each under its locks.")
+@click.option("--repair", is_flag=True, help="Repair each figure under its locks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def reconcile(repair: bool, as_json: bool) -> None:
-    """Recount every figure, and print each that drifted. Works while the server runs.
+    """Recount all figures, and print those that drifted. Works while the server runs.
 
-    Exit codes: 0 no drift, 1 any drift, also if --repair mended it: run it again to see.
+    Exit codes: 0 no drift, 1 any drift, also if --repair repaired it: run it again to check.
     """
     found = with_everything(load_settings(), lambda services: services.reconciling.reconcile(repair=repair))
     if as_json:
@@ -207,7 +209,7 @@ def reconcile(repair: bool, as_json: bool) -> None:
 def installation() -> None:
     """Show the ids of store, database and Redis.
 
-    Those of one installation have the same, since its first `serve` or `work`.
+    They are equal, since the first `serve` or `work` of an installation.
     """
     with_services(load_settings(), _print_ids, redis=True, compares=False)
 
@@ -215,12 +217,12 @@ def installation() -> None:
 @click.command()
 @click.option("--yes", is_flag=True, help="Really do it.")
 def adopt(yes: bool) -> None:
-    """Let store, database and Redis belong together. The store is the data directory, or the bucket of UPLOADER_STORAGE.
+    """Give store, database and Redis one installation id. The store is the data directory, or UPLOADER_STORAGE.
 
-    Whatever they say now, all take the id of the database, else that of the store, else a new one.
+    All take the id of the database, else that of the store, else a new one.
 
-    For a database that was made anew, or a store that was put together by hand. What has no row in this database is
-    its content no more: it is kept, and `uploader cleanup --yes` would remove it. Stop all servers and workers first.
+    Use it for a database that was made anew, or a store that was put together by hand. Contents that the database does not
+    name stay until `uploader cleanup --yes`. Stop all servers and workers first.
     """
 
     async def run(services: "Services") -> str | None:
@@ -240,16 +242,18 @@ async def _print_ids(services: "Services") -> None:
 
 
 @click.command()
-@click.option("--rate", type=RATE, default="50MiB/s", show_default=True, help="Bytes a second; 0: all the disk gives.")
+@click.option(
+    "--rate", type=RATE, default="50MiB/s", show_default=True, help="Bytes a second to read; 0: as fast as the disk."
+)
 @click.option("--restart", is_flag=True, help="Begin with the first blob, even if the last run did not end.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON object a line: every damaged blob, then the summary."
 )
 def scrub(rate: int, restart: bool, as_json: bool) -> None:
-    """Read all stored content again, and report what rotted. Works while the server runs.
+    """Read all stored contents again, and report damaged ones. Works while the server runs.
 
-    What is damaged is healed by a good copy from the trash, if there is one, or else marked, so that nobody is given its
-    bytes. Interrupted, it goes on where it was. Servers and workers do the same all the time, at UPLOADER_SCRUB_RATE.
+    Heals a damaged content from a good copy in the trash. Without one, marks it, so that nobody can download it. An
+    interrupted run goes on where it was. Servers and workers do the same all the time, at UPLOADER_SCRUB_RATE.
 
     Exit codes: 0 no damage, 1 any damage, also if it was healed, or an earlier run of the same pass found it.
     """
@@ -285,16 +289,16 @@ def _as_text(damage: "Damage") -> str:
 
 @click.group()
 def trash() -> None:
-    """List, restore or remove deleted content. UPLOADER_TRASH_RETENTION says how long it is kept.
+    """List, restore or remove deleted contents. UPLOADER_TRASH_RETENTION says how long it is kept.
 
-    What a row names again comes back by itself: when somebody asks for it, at a start, and once in an hour.
+    A content that the database names again comes back by itself: when somebody asks for it, at a start, and once an hour.
     """
 
 
 @trash.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def list_(as_json: bool) -> None:
-    """Print what is there, the oldest first: since when, its bytes on disk, and the SHA-256 or the id of the upload."""
+    """Print deleted contents, oldest first: since when, bytes on disk, SHA-256 or id of the upload."""
     for found in with_services(load_settings(), lambda services: services.trash.entries(), stores=True):
         since = datetime.fromtimestamp(found.changed_at, UTC)
         kind = "blob" if found.is_blob else "upload"
@@ -308,9 +312,9 @@ def list_(as_json: bool) -> None:
 @trash.command()
 @click.argument("name")
 def restore(name: str) -> None:
-    """Put NAME, a SHA-256 or the id of an upload, back in its place, if a row names it and lacks its bytes.
+    """Put NAME, a SHA-256 or the id of an upload, back in its place, if the database names it and its bytes are missing.
 
-    The bytes of a content are compared with its SHA-256 first.
+    Compares the bytes of a content with its SHA-256 first.
     """
     if not with_services(load_settings(), lambda services: services.trash.restore(name), stores=True):
         fail(f"nothing is restored: no row needs {name}, or the trash has no good copy of it", EXIT_FAILED)
@@ -320,7 +324,7 @@ def restore(name: str) -> None:
 @trash.command()
 @click.option("--yes", is_flag=True, help="Really do it.")
 def empty(yes: bool) -> None:
-    """Remove for good all that is there and that no row needs."""
+    """Remove all deleted contents for good, except those that the database needs."""
     if not yes:
         fail("this removes for good what was deleted; say --yes", EXIT_USAGE)
     purged = with_services(load_settings(), lambda services: services.trash.empty(), stores=True)

@@ -23,7 +23,11 @@ _MAX_ROWS = 1000  # as in a page of the API
     "--top", type=click.IntRange(1, _MAX_ROWS), default=20, show_default=True, help="Users and idle uploads to show."
 )
 @click.option(
-    "--idle", type=DURATION, default="24h", show_default=True, help="For how long nothing arrived of an idle upload."
+    "--idle",
+    type=DURATION,
+    default="24h",
+    show_default=True,
+    help="Count uploads as idle that received nothing for so long.",
 )
 @click.option("--cost", is_flag=True, help="Show the users whose requests cost most in the last 24 hours instead.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one figure a line: section, subject, figure, value.")
@@ -34,7 +38,7 @@ def report(top: int, idle: float, cost: bool, as_csv: bool, as_json: bool) -> No
     Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
     """
     if as_csv and as_json:
-        raise click.UsageError("--csv and --json: one of them")
+        raise click.UsageError("--csv and --json exclude each other")
 
     if cost:
         _report_costs(top, as_csv=as_csv, as_json=as_json)
@@ -80,11 +84,11 @@ def _report_costs(top: int, *, as_csv: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--user", "user_id", help="Only what waits of this user.")
-@click.option("--upload", "upload_id", help="Only what waits of this upload.")
+@click.option("--user", "user_id", help="Show uploads of this user only.")
+@click.option("--upload", "upload_id", help="Show this upload only.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/queue does.")
 def queue(user_id: str | None, upload_id: str | None, as_json: bool) -> None:
-    """Show what waits to be accounted or merged, by minute. Works while the server runs.
+    """Show uploads that wait, by minute. They wait to be accounted or merged. Works while the server runs.
 
     Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
     """
@@ -100,24 +104,23 @@ def queue(user_id: str | None, upload_id: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--since", type=WHEN, help="Only what was done since a time, or so long ago, such as 24h.")
-@click.option("--until", type=WHEN, help="Only what was done before a time, or so long ago.")
-@click.option("--user", "user_id", help="Only what this user did, and what was done to them.")
-@click.option("--action", type=click.Choice([action.value for action in Action]), help="Only this.")
+@click.option("--since", type=WHEN, help="Only entries since a time, or a duration such as 24h.")
+@click.option("--until", type=WHEN, help="Only entries before a time, or older than a duration.")
+@click.option("--user", "user_id", help="Only entries by or about this user.")
+@click.option("--action", type=click.Choice([action.value for action in Action]), help="Only entries of this action.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, as GET /admin/audit does.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def audit(
     since: datetime | None, until: datetime | None, user_id: str | None, action: str | None, as_csv: bool, as_json: bool
 ) -> None:
-    """Print who did what to whom, the newest first. Works while the server runs.
+    """Print who did what to whom, newest first. Works while the server runs.
 
-    Of tokens, users, quotas, expiries, repairs, adoptions, backups and restores. UPLOADER_AUDIT_RETENTION says for how long
-    it is kept.
+    Covers tokens, users, quotas, expiries, repairs, adoptions, backups and restores of the last UPLOADER_AUDIT_RETENTION.
 
     Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
     """
     if as_csv and as_json:
-        raise click.UsageError("--csv and --json: one of them")
+        raise click.UsageError("--csv and --json exclude each other")
 
     async def run(services: "Services") -> None:
         from uploader.service.audit_log import Wanted

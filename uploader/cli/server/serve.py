@@ -29,15 +29,19 @@ _DISCARD_PORT = 9
 
 
 @click.command()
-@click.option("--host", help="Address to listen on.  [default: UPLOADER_HOST, 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one.  [default: UPLOADER_PORT, 8000]")
-@click.option("--workers", type=click.IntRange(1, 256), help="Server processes.  [default: UPLOADER_WORKERS, 1]")
+@click.option("--host", help="Listen on this address.  [default: UPLOADER_HOST, 127.0.0.1]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Listen on this port; 0: a free one.  [default: UPLOADER_PORT, 8000]"
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Run so many server processes.  [default: UPLOADER_WORKERS, 1]"
+)
 @click.option("--jobs/--no-jobs", default=None, help="Run the background jobs too.  [default: UPLOADER_JOBS, true]")
 def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | None) -> None:
     """Run the server, and the background jobs with it.
 
-    Without UPLOADER_REDIS_URL and UPLOADER_DATABASE_URL it brings its own: an embedded Valkey and SQLite under
-    UPLOADER_DATA. The first start makes the user `owner`, whose token lies there in `owner.token`.
+    Without UPLOADER_REDIS_URL and UPLOADER_DATABASE_URL it runs an embedded Valkey and SQLite under UPLOADER_DATA. The
+    first start makes the user `owner`, and writes the token to `owner.token` there.
     """
     if host == "":
         fail("--host must not be empty; 0.0.0.0 is all addresses", EXIT_CONFIGURATION)
@@ -196,7 +200,7 @@ def _names_elsewhere(host: str) -> list[str]:
 
 
 def outward_address(family: socket.AddressFamily) -> list[str]:
-    """The address that this machine has for others: the one it would send from. Nothing is sent."""
+    """Return the address that this machine has for others: the one it would send from. Nothing is sent."""
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((_ANYWHERE[family], _DISCARD_PORT))
         return [probe.getsockname()[0]]

@@ -18,7 +18,7 @@ _WIDTH = 160
 
 
 def figures(report: Report) -> Iterator[tuple[str, str, str, object]]:
-    """All of a report, one figure at a time: section, subject, name, value."""
+    """Yield all of a report, one figure at a time: section, subject, name, value."""
     summary: dict[str, Any] = msgspec.to_builtins(report.summary)
     yield from (("totals", "", name, value) for name, value in summary.items() if not isinstance(value, list | dict))
     yield from (("disk", "", name, value) for name, value in summary["disk"].items())

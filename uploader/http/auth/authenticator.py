@@ -169,7 +169,7 @@ class Authenticator:
             if not identity.may_read_metrics:
                 raise Forbidden()
         elif identity.scope is not None:
-            raise Forbidden(f"This token is good for /{identity.scope}, and for nothing else.")
+            raise Forbidden(f"This token is valid for /{identity.scope} alone.")
         elif access == "admin" and not identity.admin:
             raise Forbidden()
         return identity
@@ -196,7 +196,7 @@ class Authenticator:
             return Identity(named, admin=False)
         if self._mode == "none":
             if not is_local_host(request.headers.get("host", ""), self._host):
-                raise Unauthenticated("Without authentication only requests to a local host name are answered.")
+                raise Unauthenticated("Without authentication the server answers requests to a local host name alone.")
             self._refuse_foreign_pages(request)
             await self._accounts.admit(LOCAL_USER)
             return Identity(LOCAL_USER, admin=True)

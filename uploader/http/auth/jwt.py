@@ -113,7 +113,7 @@ class KeySet:
 
     def _named(self, kid: str | None) -> tuple[Key, ...]:
         if self._keys is None:
-            raise Unavailable("The keys that tokens are checked with can't be read; try again.")
+            raise Unavailable("The keys to check tokens with can't be read: try again.")
         return tuple(key for key in self._keys if kid is None or key.kid == kid)
 
     async def _read_again(self) -> None:
@@ -236,7 +236,7 @@ def _fetch(url: str) -> bytes:
         while piece := reply.read1(64 << 10):
             content = _bounded(content + piece)
             if time.monotonic() > deadline:
-                raise TimeoutError("the key set came too slowly")
+                raise TimeoutError("the JWK set arrived too slowly")
     return content
 
 

@@ -128,7 +128,7 @@ class ArchiveReader:
     def end(self) -> None:
         """Raises InvalidArchive if there is no end yet."""
         if not self._ended:
-            raise InvalidArchive("The archive breaks off: it has to end with two blocks of zeros.")
+            raise InvalidArchive("The archive is cut off: it has to end with two blocks of zeros.")
 
     def _add(self, part: memoryview) -> Member | None:
         if len(part) == self._wanted:
@@ -147,13 +147,13 @@ class ArchiveReader:
     def _take_header(self, block: bytes) -> Member | None:
         if block == _ZEROS:
             if self._extended or self._long_name is not None:
-                raise InvalidArchive("The archive ends where a member has to follow.")
+                raise InvalidArchive("The archive ends after a header whose member is missing.")
             self._expect(self._take_last_block)
             return None
         _check_sum(block)
         self._headers += 1
         if self._headers > MAX_HEADERS:
-            raise InvalidArchive(f"There are more than {MAX_HEADERS} headers.")
+            raise InvalidArchive(f"The archive has more than {MAX_HEADERS} headers.")
         kind, size = block[156:157], _number(block[124:136])
         if size < 0:
             raise InvalidArchive("The size of a member is none.")
@@ -166,13 +166,13 @@ class ArchiveReader:
 
     def _take_last_block(self, block: bytes) -> None:
         if block != _ZEROS:
-            raise InvalidArchive("After a block of zeros there is no second one.")
+            raise InvalidArchive("The archive has a single block of zeros, not two.")
         self._ended = True
 
     def _check_padding(self, rest: memoryview) -> None:
         self._padding += len(rest)
         if self._padding > MAX_PADDING_BYTES or bytes(rest).strip(b"\0"):
-            raise InvalidArchive("There is more after the end of the archive.")
+            raise InvalidArchive("Bytes follow the end of the archive.")
 
     def _begin_member(self, block: bytes, kind: bytes, size: int) -> Member | None:
         told, long_name = self._defaults | self._extended, self._long_name
@@ -186,7 +186,7 @@ class ArchiveReader:
             return None
         self._members += 1
         if self._members > MAX_MEMBERS:
-            raise InvalidArchive(f"There are more than {MAX_MEMBERS} members.")
+            raise InvalidArchive(f"The archive has more than {MAX_MEMBERS} members.")
         refused = _refusal_of(kind, path, told)
         if refused is None:
             self._content, self._skipped = size, length - size
@@ -218,7 +218,7 @@ class ArchiveReader:
 
 def _check_sum(block: bytes) -> None:
     if sum(block) - sum(block[148:156]) + 8 * ord(" ") != _number(block[148:156]):
-        raise InvalidArchive("This is no tar archive, or a header of it is damaged.")
+        raise InvalidArchive("This is not a tar archive, or a header of it is damaged.")
 
 
 def _text(field: bytes) -> bytes:
@@ -231,7 +231,7 @@ def _number(field: bytes) -> int:
         return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     digits = _text(field).strip(b" ")
     if not _OCTAL.fullmatch(digits):
-        raise InvalidArchive("A number in a header of the archive is none.")
+        raise InvalidArchive("A header of the archive has a malformed number.")
     return int(digits or b"0", 8)
 
 
@@ -294,7 +294,7 @@ def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
             raise InvalidArchive(f"An extended header has more than {MAX_RECORDS} records.")
         if key in _OF_ONE_MEMBER or key.startswith(_SPARSE):
             if of_all:
-                raise InvalidArchive("What can be true of one member alone is said of all that follow.")
+                raise InvalidArchive("A global header has a path, size or link, which belong to one member.")
             if key.startswith(_SPARSE):
                 found[_SPARSE] = b""
         if key in _KEPT:

@@ -67,14 +67,14 @@ class InstructionReader:
     def end(self) -> None:
         """Raises InvalidDelta, ChunkLengthMismatch if that is too early."""
         if self._head or self._literal:
-            raise InvalidDelta("The body breaks off within an instruction.")
+            raise InvalidDelta("The body ends within an instruction.")
         if self._made != self._chunk_bytes:
             raise ChunkLengthMismatch(expected=self._chunk_bytes, received=self._made)
 
     def _begin(self, length: int) -> int:
         self._instructions += 1
         if self._instructions > MAX_INSTRUCTIONS:
-            raise InvalidDelta(f"There are more than {MAX_INSTRUCTIONS} instructions.")
+            raise InvalidDelta(f"The body has more than {MAX_INSTRUCTIONS} instructions.")
         self._made += length
         if self._made > self._chunk_bytes:
             raise ChunkLengthMismatch(expected=self._chunk_bytes, received=self._made)

@@ -323,7 +323,7 @@ class Incoming:
                 look_again_at = await self._make_room(body, pace, _PATIENCE_SECONDS)
                 await source.pour(body, min(look_again_at, loop.time() + (_LOOK_SECONDS if is_wanted else 0.0)))
                 if loop.time() >= pace.late_at(source.progressed_at, body.length):
-                    return errors.BodyTimeout("The body came too slowly; what came of it is kept.")
+                    return errors.BodyTimeout("The body came too slowly; its bytes so far are kept.")
         except (ClientDisconnect, asyncio.CancelledError) as ending:
             return ending
         return None

@@ -255,7 +255,7 @@ def _of_some(told: SelectionSchema) -> Selection:
     """Return what is to be changed, never all files by an empty prefix. Raises InvalidRequest."""
     selection = selection_of(told)
     if "" in selection.prefixes:
-        raise InvalidRequest.field("prefixes", "has an empty one")
+        raise InvalidRequest.field("prefixes", "contains an empty name")
     return selection
 
 

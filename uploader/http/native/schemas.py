@@ -230,7 +230,7 @@ class FileList(Struct):
 
 
 class Changed(Struct):
-    """Of how many files this is true now."""
+    """The number of files that were changed."""
 
     files: int
 

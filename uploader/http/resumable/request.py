@@ -103,7 +103,7 @@ class Checksum:
         # To its end in any case: the memory of the body may be used again afterwards.
         computed = await uninterrupted(hashing(partial(_checksum_of, body, self.algorithm)))
         if not hmac.compare_digest(computed, self.value):
-            raise DigestMismatch("The bytes do not have their checksum: send them again.")
+            raise DigestMismatch("The bytes do not match their checksum: send them again.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ async def _check_trailing(request: Request, body: Body, hashing: Hashing) -> Non
     trailers = request.scope.get("extensions", {}).get(TRAILERS, {}).get("fields", ())
     values = [value.decode("latin-1") for name, value in trailers if name == _CHECKSUM.encode()]
     if len(values) != 1:
-        raise BadRequest("The Upload-Checksum that was announced as a trailer did not come.")
+        raise BadRequest("The announced trailer Upload-Checksum is missing.")
     await parse_checksum(values[0]).check(body, hashing)
 
 
@@ -147,13 +147,13 @@ def parse_checksum(text: str) -> Checksum:
     """Raises BadRequest."""
     algorithm, _, encoded = text.partition(" ")
     if algorithm not in ALGORITHMS:
-        raise BadRequest(f"Upload-Checksum: the algorithm is none of {', '.join(ALGORITHMS)}.")
+        raise BadRequest(f"Upload-Checksum: the algorithm is not one of {', '.join(ALGORITHMS)}.")
     try:
         value = base64.b64decode(encoded.strip(), validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadRequest("Upload-Checksum: the checksum is not Base64.") from error
     if len(value) != _CHECKSUM_BYTES[algorithm]:
-        raise BadRequest(f"Upload-Checksum: this is no {algorithm}.")
+        raise BadRequest(f"Upload-Checksum: this is not a {algorithm}.")
     return Checksum(algorithm, value)
 
 

@@ -90,7 +90,7 @@ class Draft:
         return self.version >= 5
 
     def completes(self, headers: Headers) -> bool | None:
-        """Return whether a request says that its content is the last; None if it does not say."""
+        """Return True if a request says that its content is the last, None if it says nothing of that."""
         name = "Upload-Incomplete" if self.is_inverted else "Upload-Complete"
         match = _BOOLEAN.fullmatch(_only(headers, name))
         return None if match is None else (match[1] == "1") is not self.is_inverted
@@ -172,7 +172,9 @@ def opening_of(call: Call, complete: bool) -> Opening:
     # Each of them says what the file is; only the weaker one leads to what else has it.
     md5 = digests.get("md5") if "sha-256" not in digests else None
     if md5 is not None and length is None:
-        raise errors.InvalidRequest.field("Repr-Digest", "is an MD5 without Upload-Length: tell that, or SHA-256")
+        raise errors.InvalidRequest.field(
+            "Repr-Digest", "has an MD5 without Upload-Length: add Upload-Length, or send SHA-256"
+        )
     return Opening(
         user_id=call.user_id,
         md5=md5,
@@ -201,7 +203,9 @@ def _length(call: Call, complete: bool) -> int | None:
     content, told = content_length(call), integer_in(call.request.headers, "Upload-Length")
     if complete and content is not None:
         if told not in (None, content):
-            raise errors.SizeMismatch("Upload-Length and Content-Length differ, and nothing is to follow.", size=told)
+            raise errors.SizeMismatch(
+                "Upload-Length and Content-Length differ in a request that completes the upload.", size=told
+            )
         return content
     if told is not None and (content or 0) > told:
         raise errors.LengthExceeded(limit=told)
@@ -352,7 +356,7 @@ class RufhHandlers:
     async def head(self, call: Call) -> Response:
         headers, draft, target = call.request.headers, draft_of(call.request.headers), target_of(call)
         if any(name in headers for name in ("Upload-Offset", "Upload-Complete", "Upload-Incomplete")):
-            raise errors.BadRequest("Who asks for the offset tells none, and completes nothing.")
+            raise errors.BadRequest("A HEAD takes neither Upload-Offset nor Upload-Complete.")
         length: int | None
         match await self.appends.status(target):
             case Complete(file=file):
@@ -373,10 +377,10 @@ class RufhHandlers:
         headers, draft, target = call.request.headers, draft_of(call.request.headers), target_of(call)
         call.claims()
         if draft.names_type and headers.get("content-type", "").partition(";")[0].strip().lower() != BYTES:
-            raise errors.UnsupportedMediaType(f"A PATCH has the Content-Type {BYTES}.")
+            raise errors.UnsupportedMediaType(f"A PATCH needs the Content-Type {BYTES}.")
         offset = integer_in(headers, "Upload-Offset")
         if offset is None:
-            raise errors.InvalidRequest.field("Upload-Offset", "is not one whole number that is not negative")
+            raise errors.InvalidRequest.field("Upload-Offset", "is not a whole number from 0")
         complete = completes(call, draft)
         match await self.appends.find(target, offset):
             case Complete() as full:

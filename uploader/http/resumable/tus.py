@@ -98,7 +98,7 @@ def _part_id(url: str) -> str:
     parent, _, upload_id = found.path.rpartition("/")
     is_here = found.scheme in ("", "http", "https") and not (found.query or found.fragment)
     if not is_here or parent != PREFIX or not ID.fullmatch(upload_id):
-        raise errors.InvalidRequest.field(_CONCAT, "names what is no upload of this server")
+        raise errors.InvalidRequest.field(_CONCAT, "names a URL that is not an upload of this server")
     return upload_id
 
 
@@ -170,10 +170,10 @@ class TusHandlers:
         return Response(status_code=201, headers=facts)
 
     async def _create_final(self, call: Call) -> Response:
-        """Of the same parts in the same order it is the same upload."""
+        """Create the final upload of its parts: the same parts in the same order make the same upload."""
         headers, upload_id = call.request.headers, new_id()
         if "upload-length" in headers:
-            raise errors.InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
+            raise errors.InvalidRequest.field("Upload-Length", "is the sum of the parts: leave it out")
         text, ordered = headers.get("upload-metadata"), headers[_CONCAT]
         made = await self.concatenations.order(
             NewConcatenation(
@@ -222,11 +222,11 @@ class TusHandlers:
     async def patch(self, call: Call) -> Response:
         target, offset = target_of(call), _count(call, "Upload-Offset")
         if not self.appends.receiving.remembers(target) and await self.concatenations.is_whole(target):
-            raise errors.Forbidden("This upload is made of its parts alone.")
+            raise errors.Forbidden("This upload consists of its parts: it takes no bytes.")
         checksum = checksum_of(call.request)
         length = _count(call, "Upload-Length") if "upload-length" in call.request.headers else None
         if call.request.headers.get("content-type") != BYTES:
-            raise errors.UnsupportedMediaType(f"A PATCH has the Content-Type {BYTES}.")
+            raise errors.UnsupportedMediaType(f"A PATCH needs the Content-Type {BYTES}.")
         told = await self._append(target, offset, call.intake.body_of(call.request), checksum, length)
         return Response(status_code=204, headers=_facts_of(told))
 
@@ -263,7 +263,7 @@ def _body(call: Call) -> Incoming | None:
     if not body.declared_bytes and "transfer-encoding" not in headers:
         return None
     if headers.get("content-type") != BYTES:
-        raise errors.UnsupportedMediaType(f"Bytes have the Content-Type {BYTES}.")
+        raise errors.UnsupportedMediaType(f"A request with bytes needs the Content-Type {BYTES}.")
     return body
 
 
@@ -275,14 +275,14 @@ def _length(call: Call) -> int | None:
     if deferred != ["1"]:
         raise errors.InvalidRequest.field("Upload-Defer-Length", "is not 1")
     if "upload-length" in call.request.headers:
-        raise errors.InvalidRequest.field("Upload-Defer-Length", "is sent with an Upload-Length")
+        raise errors.InvalidRequest.field("Upload-Defer-Length", "excludes Upload-Length")
     return None
 
 
 def _count(call: Call, name: str) -> int:
     values = call.request.headers.getlist(name)
     if len(values) != 1 or not re.fullmatch(r"[0-9]{1,18}", values[0]):
-        raise errors.InvalidRequest.field(name, "is not one whole number that is not negative")
+        raise errors.InvalidRequest.field(name, "is not a whole number from 0")
     return int(values[0])
 
 

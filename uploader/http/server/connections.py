@@ -1,8 +1,8 @@
-"""The connections of this process: how many each address has, which wait for a request, and which are beyond the limits and
-here only to be told so; their reads and writes in few system calls; files that go from the page cache to a socket, by
-threads, as a cold disk blocks a thread that sends from it; and how a server process treats memory.
+"""The connections of this process: counts them by address, keeps those that wait for a request, and answers those beyond the
+limits; reads and writes in few system calls; sends files from the page cache to a socket in threads, because a cold disk
+blocks; and sets how the process treats memory.
 
-Newcomers have precedence over those that wait: a flood of connections that ask for nothing pushes out its own.
+New connections go before waiting ones: a flood of connections that ask for nothing pushes out its own.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ _PIECE_BYTES = 16 << 10
 
 
 def keep_freed_memory() -> None:
-    """For the rest of the process, where the C library is glibc."""
+    """Set the thresholds of malloc for the rest of the process, where the C library is glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
@@ -131,13 +131,13 @@ class Connected(Protocol):
     """A connection, as the limits see it."""
 
     def is_sending(self) -> bool:
-        """Return whether the system has not yet taken all that was written."""
+        """Return True while the system has not taken all that was written."""
 
     def dismiss(self, error: UploaderError) -> None:
         """End it, which waits for a request, to make room."""
 
     def cut(self) -> None:
-        """End it, which is beyond the limits, at once; what it is to be told is told before."""
+        """End a connection beyond the limits at once, after its answer."""
 
 
 class Connections:
@@ -427,7 +427,7 @@ class Senders:
 
 
 def _send(socket: int, file: int, offset: int, end: int) -> tuple[int, bytes]:
-    """Send a turn of bytes; return how many went at one go, and the ones after them if the socket is full. In a thread."""
+    """Send a turn of bytes in a thread; return the number sent, and the next bytes if the socket is full."""
     start, stop = offset, min(end, offset + _TURN_BYTES)
     while offset < stop:
         try:
@@ -446,7 +446,7 @@ def _there(found: T) -> T:
 
 
 def extent_of(message: Message) -> tuple[int, int, int]:
-    """Fill in the offset and the count as the extension does."""
+    """Return descriptor, offset and count of ASGI's message to send a file, with their defaults."""
     file = message["file"]
     descriptor: int = file if isinstance(file, int) else file.fileno()
     offset, count = message.get("offset"), message.get("count")

@@ -413,7 +413,7 @@ class LimitedProtocol(HttpToolsProtocol):
         needed = self._chunk_heads * _CHUNK_FRAMING_BYTES + body_bytes // _BODY_PER_FRAMING
         self._framing_bytes = max(0, self._framing_bytes + length - body_bytes - needed)
         if self._framing_bytes > MAX_FRAMING_BYTES:
-            self._refuse(BadRequest("There is too much between the bytes of the body."))
+            self._refuse(BadRequest("The chunked body has too much overhead."))
 
     # The request, as the parser meets its parts
 

@@ -80,7 +80,7 @@ def read_certificate(settings: Settings) -> Certificate:
     try:
         leaf = x509.load_pem_x509_certificates(chain)[0]
     except ValueError:
-        raise _unfit("CERTIFICATE", settings.tls_certificate, "is no certificate in PEM") from None
+        raise _unfit("CERTIFICATE", settings.tls_certificate, "is not a certificate in PEM") from None
     return Certificate(
         context=_context(settings.tls_certificate, settings.tls_key),
         valid_from=leaf.not_valid_before_utc,
@@ -195,6 +195,6 @@ class _SecureWrites(WriteBatching):
     """TLS has no end of one side alone."""
 
     def write_eof(self) -> None:
-        """Write what waits. The last write has told the client that it is the last."""
+        """Write what waits. The last write also tells the client that it is the last."""
         self.flush()
         self._ended = True

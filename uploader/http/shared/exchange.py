@@ -1,5 +1,5 @@
-"""The exchange of a request and its answer: the request id, security headers, the line in the log, the rest of a body nobody
-read; and how many requests one user, or one client behind a proxy, may have at once: it is as many connections.
+"""The exchange of a request and its answer: sets the request id and security headers, writes the line in the log, reads the
+rest of a body; and limits the requests at once of a user, or of a client behind a proxy, as connections are limited.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ class Exchange:
 
 
 def refusal(error: UploaderError) -> bytes:
-    """Return the whole answer to what never becomes a request of the application."""
+    """Return the whole answer to a request that never reaches the application."""
     identifier = _new_request_id()
     reset = request_id.set(identifier)
     try:
@@ -201,7 +201,7 @@ class _Limit:
 
     def admit(self, party: str, exchange: Exchange) -> None:
         if self._counts[party] >= self._most:
-            raise TooManyRequests(f"There are too many requests of {self._whose} at once: wait for one to be answered.")
+            raise TooManyRequests(f"Too many requests of {self._whose} at once: wait for an answer.")
         self._counts[party] += 1
         exchange.at_end.append(partial(self._release, party))
 

@@ -64,7 +64,7 @@ def whole_number(name: str, minimum: int, maximum: int, default: int, about: str
 
 header = partial(Parameter, place="header")
 # Of lists.
-LIMIT = whole_number("limit", 1, 1000, 100, "How many at the most.")
+LIMIT = whole_number("limit", 1, 1000, 100, "Return so many at the most.")
 AFTER = Parameter("after", "The cursor: `next` of the page before.")
 SEARCH = Parameter("q", "Only names that contain this.")
 PREFIX = Parameter("prefix", "Only names that start with this.")

@@ -46,7 +46,7 @@ _RETRY_AFTER_SECONDS = {423: "1", 429: "1", 503: "2"}
 
 
 class FieldError(Struct):
-    """An error of one field."""
+    """A field of the request, and the reason why it is refused."""
 
     field: str
     reason: str

@@ -101,7 +101,7 @@ class LocalBlobs(Store):
         return LocalBlob(self.threads.reading, descriptor)
 
     def _descriptor_of(self, place: str) -> int:
-        """To read. Raises Gone."""
+        """Open a blob to read. Raises Gone."""
         parent, _, name = place.rpartition("/")
         try:
             with self._root.enter(parent) as directory:
@@ -116,7 +116,7 @@ class LocalBlobs(Store):
         return await self.threads.disk.run(lambda: [self._blob_size(sha256) for sha256 in sha256s])
 
     def _blob_size(self, sha256: str) -> int | None:
-        """None also where nobody can tell."""
+        """Return the size of a blob; None also if nobody can tell."""
         try:
             with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
                 return directory.size(sha256)
@@ -319,7 +319,7 @@ class LocalBlobs(Store):
         return {}
 
     def _still_placed(self, arrival: Arrival) -> object:
-        """The place where it was stored, if nobody has changed that since."""
+        """Return the place where it was stored, if nobody has changed that since."""
         place = arrival.place
         if not isinstance(place, os.stat_result):
             return None
@@ -413,7 +413,7 @@ def write_all(descriptor: int, pieces: Iterable[memoryview]) -> None:
 
 
 def read_ranges(descriptor: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
+    """Return the bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
     contents = [disk.read(descriptor, length, offset) for offset, length in ranges]
     if any(len(content) != length for content, (_, length) in zip(contents, ranges, strict=True)):
         raise Gone

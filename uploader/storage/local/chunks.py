@@ -126,12 +126,12 @@ def shape_in(content: bytes, offset: int) -> MapShape | None:
 
 
 def checksums_in(records: bytes) -> list[int]:
-    """Of chunks that are all there."""
+    """Return the checksums in the records of chunks that are all there."""
     return [checksum for _, checksum in _MAP_RECORD.iter_unpack(records)]
 
 
 def boot_id_of(header: bytes, shape: MapShape) -> str | None:
-    """The boot id in a header; None if it is not the header of such an upload, in whatever boot."""
+    """Return the boot id in a header; None if it is not the header of such an upload, in whatever boot."""
     boot_id = parse_boot_id(header[BOOT_ID_OFFSET : BOOT_ID_OFFSET + BOOT_ID_LENGTH])
     tail = header[TAIL_OFFSET : TAIL_OFFSET + TAIL_LENGTH]
     is_one = header == map_header(boot_id, shape, tail) and (not boot_id or _BOOT_ID.fullmatch(boot_id) is not None)
@@ -222,7 +222,7 @@ def map_record_offset(chunk_number: int) -> int:
 
 
 def map_record(checksum: int) -> bytes:
-    """The record of a chunk that is there; `checksum` is the CRC-32 of its bytes."""
+    """Return the record of a chunk that is there; `checksum` is the CRC-32 of its bytes."""
     return _MAP_RECORD.pack(_PRESENT, checksum)
 
 
@@ -249,7 +249,7 @@ def are_present(records: bytes, count: int) -> bool:
 
 
 def leading_checksums(records: bytes) -> list[int]:
-    """The checksums in these records, up to the first of a chunk that is not there."""
+    """Return the checksums in these records, up to the first of a chunk that is not there."""
     whole = records[: len(records) // MAP_RECORD_LENGTH * MAP_RECORD_LENGTH]
     present = takewhile(lambda record: record[0] == _PRESENT, _MAP_RECORD.iter_unpack(whole))
     return [checksum for _, checksum in present]
@@ -503,12 +503,12 @@ class ChunkFiles:
     # The map
 
     def open_map(self, upload: Upload) -> int:
-        """A descriptor of the map, to hold locks by. Raises Gone."""
+        """Return a descriptor of the map, to hold locks by. Raises Gone."""
         with upload_directory(self.root, upload) as directory:
             return directory.open_to_write("map")
 
     def open(self, upload: Upload) -> OpenFiles:
-        """To hold locks by. Raises Gone, Unverified."""
+        """Open the map, to hold locks by. Raises Gone, Unverified."""
         return OpenFiles(self.root, upload)
 
     def read_map(self, upload: Upload, verified: bool = True) -> ChunkMap:
@@ -563,7 +563,7 @@ def tail_field(header: bytes) -> bytes:
 
 
 def _after(pieces: Iterable[memoryview], skipped: int) -> Iterator[memoryview]:
-    """The content after so many bytes."""
+    """Yield the content after so many bytes."""
     for piece in pieces:
         if skipped < len(piece):
             yield piece[skipped:]
@@ -571,7 +571,7 @@ def _after(pieces: Iterable[memoryview], skipped: int) -> Iterator[memoryview]:
 
 
 def checksum_of(descriptor: int, start: int, end: int) -> int:
-    """The CRC-32 of a range of a file; -1 if the file is cut short."""
+    """Return the CRC-32 of a range of a file; -1 if the file is cut short."""
     checksum = 0
     while start < end:
         piece = disk.read(descriptor, min(_READ_BYTES, end - start), start)

@@ -349,7 +349,7 @@ class DigestFiles:
         return locked
 
     def open(self, upload: Upload) -> int:
-        """A descriptor to take the lock by. Raises Gone."""
+        """Return a descriptor to take the lock by. Raises Gone."""
         with upload_directory(self._root, upload) as directory:
             return _open(directory)
 
@@ -398,7 +398,7 @@ class DigestFiles:
 
 
 def _open(directory: disk.Directory) -> int:
-    """The digest file; made anew where it was lost. The map goes first where an upload ends."""
+    """Return the digest file; made anew where it was lost. The map goes first where an upload ends."""
     with suppress(FileNotFoundError):
         return directory.open_to_write("digest")
     directory.status("map")

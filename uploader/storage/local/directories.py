@@ -36,14 +36,14 @@ _KEPT_SECONDS = 2.0
 
 
 def month_path(moment: datetime) -> str:
-    """The directory in `temp` of the month (UTC) that `moment` lies in, such as `2026/11`."""
+    """Return the directory in `temp` of the month (UTC) that `moment` lies in, such as `2026/11`."""
     moment = moment.astimezone(UTC)
     return f"{moment.year:04}/{moment.month:02}"  # strftime pads no year
 
 
 @contextmanager
 def upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
-    """The directory of an upload. If a file is missing within, Gone is raised."""
+    """Yield the directory of an upload. If a file is missing within, Gone is raised."""
     try:
         with root.enter(upload.place) as directory:
             yield directory
@@ -53,7 +53,7 @@ def upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
 
 @contextmanager
 def new_upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
-    """A new directory to fill, durable at the end. After an error nothing of it is left."""
+    """Yield a new directory to fill, durable at the end. After an error nothing of it is left."""
     path, _, name = upload.place.rpartition("/")
     with _make(root, path, name) as month:
         try:
@@ -215,7 +215,7 @@ class KeptFiles:
             self._close_later(_KEPT_SECONDS)
 
     def take(self, upload_id: str) -> OpenFiles | None:
-        """The files of an upload that were kept last, if any are: the caller's from now on."""
+        """Return the files of an upload that were kept last, if any are: the caller's from now on."""
         kept = self._of_upload.get(upload_id)
         return None if kept is None else self._forget(kept[-1])
 
@@ -264,7 +264,7 @@ BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
 
 def months(root: Directory) -> list[str]:
-    """The months of temp, such as `2026/11`, the oldest first."""
+    """Return the months of temp, such as `2026/11`, the oldest first."""
     years = _listed(root, "temp", _YEAR)
     return sorted(f"{year}/{month}" for year in years for month in _listed(root, f"temp/{year}", _MONTH))
 
@@ -277,7 +277,7 @@ def upload_directories(root: Directory, month: str) -> Iterator[Found]:
 
 
 def blob_files(root: Directory) -> Iterator[Found]:
-    """The files of blobs, by their names; what is kept beside a blob is met where the blob is gone."""
+    """Yield the files of blobs, by their names; what is kept beside a blob is met where the blob is gone."""
     for outer in sorted(_listed(root, "blobs", _FAN_OUT)):
         for inner in sorted(_listed(root, f"blobs/{outer}", _FAN_OUT)):
             path = f"blobs/{outer}/{inner}"
@@ -396,7 +396,7 @@ def _listed(
     pattern: re.Pattern[str],
     listing: Callable[[Directory], list[str]] = Directory.directories,
 ) -> list[str]:
-    """All names at once, so that a walk that nobody ends holds no descriptor."""
+    """Return all names at once, so that a walk that nobody ends holds no descriptor."""
     try:
         with root.enter(path) as directory:
             return list(filter(pattern.fullmatch, listing(directory)))

@@ -298,8 +298,8 @@ class LockedUploads(Store):
         return [number for number in stored if found[number] != checksums[number]]
 
     def _checksum(self, data: int, upload: Upload, number: int, length: int | None) -> int | None:
-        """Of a chunk, or of so many bytes of it. None if the disk does not give them back; an error that says nothing of
-        these bytes is raised."""
+        """Return the checksum of a chunk, or of its first `length` bytes; None if the disk does not give them back. Raises
+        errors that say nothing of these bytes."""
         self.check_stopping()
         start = number * upload.chunk_size
         end = start + (length or chunk_length(number, upload.extent, upload.chunk_size))

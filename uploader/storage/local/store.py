@@ -264,7 +264,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         return await pool.run(self._chunks.try_hold, upload, number, body, None, start)
 
     def _disk_for(self, length: int) -> Pool:
-        """The threads that write or free so many bytes."""
+        """Return the threads that write or free so many bytes."""
         return self._disk if length <= _QUICK_BYTES else self.threads.long
 
     async def read_map(self, upload: Upload, *, verified: bool = True) -> chunks.ChunkMap:

@@ -218,7 +218,7 @@ class S3Blobs(Store):
 
 
 def pieces_of(bucket: Bucket, key: str, start: int, end: int, check_stopping: Callable[[], None]) -> Iterator[bytes]:
-    """The bytes from `start` to `end`. Raises Gone, StorageFailed also where there are fewer, Stopping."""
+    """Yield the bytes from `start` to `end`. Raises Gone, StorageFailed also where there are fewer, Stopping."""
     position = start
     with closing(bucket.stream(key, start, end - start)) as stream:
         while position < end:
@@ -231,7 +231,7 @@ def pieces_of(bucket: Bucket, key: str, start: int, end: int, check_stopping: Ca
 
 
 def read_ranges(bucket: Bucket, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes of ranges, each an offset and a length. Raises Gone, StorageFailed."""
+    """Return the bytes of ranges, each an offset and a length. Raises Gone, StorageFailed."""
     found = [b""] * len(ranges)
     for numbers in _spans(ranges):
         start, end = ranges[numbers[0]][0], max(sum(ranges[number]) for number in numbers)
@@ -243,7 +243,7 @@ def read_ranges(bucket: Bucket, key: str, ranges: Sequence[tuple[int, int]]) -> 
 
 
 def _spans(ranges: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """The numbers of ranges that are read together, in the order of their offsets; none that is empty."""
+    """Yield the numbers of ranges that are read together, in the order of their offsets; none that is empty."""
     span: list[int] = []
     start = end = 0
     for number in sorted(

@@ -97,7 +97,7 @@ def away(place: str, reason: str) -> StorageAway:
 
 
 def code_of(error: BaseException) -> str:
-    """The code of S3, or else of the SDK, behind a translated error; empty if there is none."""
+    """Return the code of S3, or else of the SDK, behind a translated error; empty if there is none."""
     cause = error.__cause__
     if cause is None:
         return ""
@@ -105,7 +105,7 @@ def code_of(error: BaseException) -> str:
 
 
 def _response(error: BaseException) -> tuple[str, int, str]:
-    """The code, the status and the message of an answer that was an error; empty and 0 if there was no answer."""
+    """Return the code, the status and the message of an answer that was an error; empty and 0 if there was no answer."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     told = response.get("Error", {})
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -156,7 +156,7 @@ class BodyReader:
     _piece: memoryview = memoryview(b"")
 
     def read(self, size: int = -1) -> memoryview:
-        """The next bytes, as they lie in memory, at most so many, and at most those of one piece; none at the end."""
+        """Return the next bytes, as they lie in memory, at most so many, and at most those of one piece; none at the end."""
         if self._pieces is None:
             self._pieces, self._piece, left = iter(self._body.pieces()), memoryview(b""), self._position
             while left > len(self._piece):
@@ -275,7 +275,7 @@ class Bucket:
             reader.close()
 
     def stream(self, key: str, offset: int, length: int) -> ObjectReader:
-        """The same, as they come; the caller closes it. Raises Gone."""
+        """Return the same, as they come; the caller closes it. Raises Gone."""
         if not length:
             if self.head(key) is None:
                 raise Gone
@@ -309,7 +309,7 @@ class Bucket:
                     raise failed(self.place, f"DeleteObjects: {error.get('Code')}")
 
     def list_keys(self, prefix: str, after: str = "") -> Iterator[list[Stat]]:
-        """All objects whose keys begin so, by key, after the key `after`, in batches."""
+        """Yield all objects whose keys begin so, by key, after the key `after`, in batches."""
         more = {"StartAfter": self._prefix + after} if after else {}
         pages = self._pages("list_objects_v2", Prefix=self._prefix + prefix, **more)
         for page in pages:
@@ -320,7 +320,7 @@ class Bucket:
             ]
 
     def presign_get(self, key: str, seconds: int, disposition: str, content_type: str) -> str:
-        """A URL by which anybody may read an object for so long; it is answered with these headers."""
+        """Return a URL by which anybody may read an object for so long; it is answered with these headers."""
         headers = {"ResponseContentDisposition": disposition, "ResponseContentType": content_type}
         with translated(self.place, "presigning"):
             return self._asked.generate_presigned_url("get_object", Params=self._at(key) | headers, ExpiresIn=seconds)
@@ -345,7 +345,7 @@ class Bucket:
         return _unquoted(stored["ETag"])
 
     def list_parts(self, key: str, multipart_id: str) -> dict[int, tuple[str, int]]:
-        """The ETag and the size of each part, by its number. Raises NoSuchMultipart."""
+        """Return the ETag and the size of each part, by its number. Raises NoSuchMultipart."""
         pages = self._pages("list_parts", Key=self._prefix + key, UploadId=multipart_id)
         return {
             part["PartNumber"] - 1: (_unquoted(part["ETag"]), part["Size"])
@@ -444,12 +444,12 @@ class Bucket:
 
     @property
     def _s3(self) -> "S3Client":
-        """To store, join and remove."""
+        """The client to store, join and remove by."""
         return self._client(brief=False)
 
     @property
     def _asked(self) -> "S3Client":
-        """For questions, of which nobody waits long for the answer."""
+        """The client to ask by, for questions whose answer nobody awaits for long."""
         return self._client(brief=True)
 
     def _client(self, *, brief: bool) -> "S3Client":
@@ -461,7 +461,7 @@ class Bucket:
             return self._made[brief]
 
     def _pages(self, operation: Any, **arguments: Any) -> Iterator[Any]:
-        """The answers of a call that lists, one after the other."""
+        """Yield the answers of a call that lists, one after the other."""
         pages = self._asked.get_paginator(operation).paginate(
             Bucket=self._name, PaginationConfig={"PageSize": _AT_ONCE}, **arguments
         )
@@ -475,7 +475,7 @@ class Bucket:
             yield page
 
     def _head_bucket(self) -> dict[str, str]:
-        """The headers of the answer. Raises StorageFailed where there is no such bucket."""
+        """Return the headers of the answer. Raises StorageFailed where there is no such bucket."""
         try:
             with translated(self.place, "HeadBucket"):
                 return self._asked.head_bucket(Bucket=self._name)["ResponseMetadata"]["HTTPHeaders"]
@@ -566,7 +566,7 @@ UPLOADS, WHOLES, SIGNATURES = "u/", "w/", "s/"
 
 
 def key_of_upload(upload_id: str) -> str:
-    """Of a new object of an upload."""
+    """Return the key of a new object of an upload."""
     return f"{UPLOADS}{upload_id}.{secrets.token_hex(8)}"
 
 
@@ -583,7 +583,7 @@ def key_of_empty(upload_id: str) -> str:
 
 
 def upload_of_key(key: str) -> str:
-    """The upload that an object was made by; empty if by none."""
+    """Return the upload that an object was made by; empty if by none."""
     return key.removeprefix(UPLOADS).partition(".")[0] if key.startswith(UPLOADS) else ""
 
 

@@ -156,7 +156,7 @@ class Prefix(Following):
 
 
 def sealed(upload_id: str, fence: int, hashes: PrefixHashes, digests: Digests | None = None) -> SavedDigest:
-    """To be saved; `digests`: of the whole."""
+    """Return the state to save; `digests`: of the whole."""
     found = None if digests is None else (digests.md5, digests.sha256)
     state = hashes.state()
     checksum = _checksum(upload_id, fence, hashes.position, state, found)
@@ -164,7 +164,7 @@ def sealed(upload_id: str, fence: int, hashes: PrefixHashes, digests: Digests | 
 
 
 def fence_of(saved: SavedDigest, upload_id: str) -> int | None:
-    """The fence under which it was saved; None if it is damaged."""
+    """Return the fence under which it was saved; None if it is damaged."""
     if len(saved.state) < _SEAL.size:
         return None
     fence: int
@@ -174,14 +174,14 @@ def fence_of(saved: SavedDigest, upload_id: str) -> int | None:
 
 
 def restored(saved: SavedDigest | None, upload: Upload, fence: int) -> PrefixHashes | None:
-    """The hashes to go on from, if they were saved under this fence, and have what the upload needs."""
+    """Return the hashes to go on from, if they were saved under this fence, and have what the upload needs."""
     if saved is None or fence_of(saved, upload.id) != fence:
         return None
     return PrefixHashes.restore(saved.position, saved.state[_SEAL.size :], needs_md5=upload.needs_md5)
 
 
 def finished(saved: SavedDigest | None, upload: Upload, fence: int) -> Digests | None:
-    """The digests of the whole, if they were saved under this fence, and are what the upload needs."""
+    """Return the digests of the whole, if they were saved under this fence, and are what the upload needs."""
     if saved is None or saved.digests is None or fence_of(saved, upload.id) != fence:
         return None
     md5, sha256 = saved.digests
@@ -331,7 +331,7 @@ class S3Digests(Store):
         task.add_done_callback(self._digest_tasks.discard)
 
     def _next_offer(self, prefix: Prefix) -> OfferedPart | None:
-        """The chunk to be hashed now, its body kept. None follows one whose row is still to come."""
+        """Return the chunk to be hashed now, its body kept. None follows one whose row is still to come."""
         offer = prefix.following if prefix.ahead is None else None
         return offer if offer is not None and self._keep_body(offer) else None
 

@@ -47,7 +47,7 @@ class Ledger(Protocol):
         """Make somebody the appender, in place of the present one; return whether there is such an upload."""
 
     async def appender(self, upload_id: str) -> str | None:
-        """The present appender."""
+        """Return the present appender."""
 
     async def freeze(self, upload_id: str) -> Entry | None:
         """Let no part be written down any more, and no tail: the fence grows, unless it is frozen already. What is written
@@ -92,7 +92,7 @@ class Ledger(Protocol):
     # Contents
 
     async def locations(self, sha256s: Sequence[str]) -> dict[str, str]:
-        """The keys of those contents that have a row and a key."""
+        """Return the keys of those contents that have a row and a key."""
 
     async def contents_at(self, keys: Sequence[str]) -> dict[str, str]:
         """By key, the contents that lie at one of these."""

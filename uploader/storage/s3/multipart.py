@@ -80,7 +80,7 @@ class S3Endings(S3Parts):
         return entry
 
     async def _complete(self, upload: Upload, entry: Entry) -> tuple[str, bool]:
-        """The key of the whole; and whether it surely is what the rows say. Raises StorageFailed."""
+        """Return the key of the whole; and whether it surely is what the rows say. Raises StorageFailed."""
         if entry.multipart_id is None:
             return await self._single(upload, entry), True
         multipart = multipart_of(entry.multipart_id)
@@ -211,7 +211,7 @@ class S3Endings(S3Parts):
             await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
 
     async def find_lost(self, upload: Upload) -> Lost | None:
-        """Of an upload whose multipart upload is no more, if nobody completes it, or has."""
+        """Return the loss of an upload whose multipart upload is gone, unless somebody completes or has completed it."""
         entry = await self._ledger.entry(upload.id)
         if entry is None or entry.frozen or entry.multipart_id is None or await self._is_open(entry.multipart_id):
             return None

@@ -85,7 +85,7 @@ class S3Parts(S3Digests):
         return now.timestamp()
 
     async def _begin_multipart(self, upload: Upload) -> str:
-        """A new one, in the word of the ledger."""
+        """Begin a multipart upload; return it in the words of the ledger."""
         key = bucket.key_of_upload(upload.id)
         multipart_id = await self._requests.run(self._bucket.create_multipart, key)
         crash_point("object.after_multipart")

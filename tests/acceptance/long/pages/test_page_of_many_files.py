@@ -89,7 +89,7 @@ async def test_a_folder_shares_requests_and_what_changed_is_sent(site: Site, vis
     await expect(status).to_contain_text("files were there already.")
     await expect(row).to_contain_text("1,106 there already")
     await visitor.page.get_by_label("Language").select_option("zh")
-    await expect(row).to_contain_text("1,106 个早已存在")
+    await expect(row).to_contain_text("1,106 个已存在")
     await visitor.page.get_by_label("语言").select_option("en")
 
     for path in (folder / "1" / "1.txt", folder / "whole.bin"):  # touched alone

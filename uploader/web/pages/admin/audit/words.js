@@ -44,7 +44,7 @@ addWords({
   },
   zh: {
     "audit.title": "操作记录",
-    "audit.hint": "令牌、用户、配额、过期、修复、收编、备份与恢复：由请求、服务器上的命令或后台任务完成。",
+    "audit.hint": "令牌、用户、配额、过期、修复、统一标识、备份与恢复：由请求、服务器上的命令或后台任务完成。",
     "audit.caption": "谁做了什么，最新的在前",
     "audit.user": "此用户所做或涉及此用户",
     "audit.none": "没有记录。",
@@ -76,7 +76,7 @@ addWords({
     "audit.backup.made": "进行了备份",
     "audit.disk.cleaned": "清理磁盘",
     "audit.redis.reset": "重置 Redis",
-    "audit.installation.adopted": "收编安装",
+    "audit.installation.adopted": "统一安装标识",
     "audit.installation.restored": "恢复安装",
     "audit.events.replayed": "重新通知事件",
     "audit.sink.enabled": "启用接收方",

@@ -28,7 +28,7 @@ addWords({
     "queue.tasks": "等待中的上传",
     "queue.pending": "尚未写入数据库",
     "queue.late": "延迟",
-    "queue.in-time": "准时",
+    "queue.in-time": "未延迟",
     "queue.caption": "按分钟列出的等待项",
     "queue.queue": "用途",
     "queue.flush": "记账",

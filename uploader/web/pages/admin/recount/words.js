@@ -35,7 +35,7 @@ addWords({
     "recount.kind": "数字",
     "recount.subject": "所属",
     "recount.expected": "清点结果",
-    "recount.actual": "账面",
+    "recount.actual": "记录值",
     "recount.use_space_finished": "已完成",
     "recount.use_space_unfinished": "未完成",
     "recount.reserved": "预留",
