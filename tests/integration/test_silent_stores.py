@@ -108,7 +108,7 @@ async def test_a_chunk_that_waited_for_others_does_not_wait_as_long_for_redis(
         with stopped(own_redis):
             async with stack.services.storage.closing(upload):
                 sending = asyncio.create_task(stack.put(CONTENT, 1))
-                await asyncio.sleep(2 * MOMENT_SECONDS)
+                await asyncio.sleep(2 * MOMENT_SECONDS)  # so that its wait counts as long
             problem(await sending, 503, "unavailable")
         assert _patience_with_redis(caplog) == pytest.approx(0.8)
 
@@ -143,7 +143,7 @@ async def test_a_connection_that_is_lost_after_a_silence_is_no_new_beginning(own
 
         with stopped(own_redis):
             calling = asyncio.create_task(call())
-            await asyncio.sleep(2 * MOMENT_SECONDS)
+            await asyncio.sleep(2 * MOMENT_SECONDS)  # so that the silence counts as long
             switch.lead_to(own_redis.port, Left.CUT)
             with pytest.raises(RedisTimeoutError, match="no answer within 1 s"):
                 await calling

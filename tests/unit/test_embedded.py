@@ -316,7 +316,7 @@ def test_a_second_owner_stands_by_and_takes_over_and_a_third_just_ends(tmp_path:
 
 
 def test_a_server_ends_with_its_killed_owner_and_the_next_one_serves_its_data(tmp_path: Path, ready: Make) -> None:
-    program = f"{RUN} print('ready', flush=True); time.sleep(3600)"
+    program = f"{RUN} print('ready', flush=True); time.sleep(3600)"  # until it is killed
     directory = tmp_path / "redis"
     owner = subprocess.Popen([sys.executable, "-c", program, str(directory)], stdout=subprocess.PIPE)
     with owner:
