@@ -1,9 +1,11 @@
 """Fixtures: real stores for every test, private to the worker that runs it."""
 
+import math
 import os
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -50,6 +52,8 @@ _GIVEN = {
     "mariadb": os.environ.get("UPLOADER_TEST_DATABASE_URL"),
     "mysql": os.environ.get("UPLOADER_TEST_MYSQL_URL"),
 }
+_BEGUN = pytest.StashKey[float]()
+_TOO_LATE = "no time was left"
 _LOUD = "{} IS NOT HERE: its tests are left out (see tests/run)"
 
 
@@ -81,6 +85,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-databases", action="store_true", help="pass each test of a whole server on each kind of database"
     )
+    parser.addoption(
+        "--for-seconds", type=float, metavar="N", help="leave out what has not begun N seconds after the first test"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -96,6 +103,14 @@ def pytest_configure() -> None:
     """Shells start what goes on in the background with Ctrl-C switched off, and all that it starts would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """However long it took until the first test began, some are passed."""
+    passed = time.monotonic() - item.config.stash.setdefault(_BEGUN, time.monotonic())
+    if passed > (item.config.getoption("for_seconds") or math.inf):
+        pytest.skip(_TOO_LATE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -115,6 +130,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for name in _missing():
         terminalreporter.write_line(_LOUD.format(name), red=True, bold=True)
+    if terminalreporter.config.getoption("for_seconds"):
+        late = sum(_TOO_LATE in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+        terminalreporter.write_line(
+            f"Of the tests near to the change {late} were left out, as time was over, and all others: tests/run runs all",
+            bold=True,
+        )
 
 
 def _needs_database(kind: str, item: pytest.Item) -> bool:
