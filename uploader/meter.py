@@ -53,7 +53,7 @@ CLAIM_TIMEOUT_SECONDS = 1.0
 TURN_TIMEOUT_SECONDS = 10.0
 _MAX_RETRY_AFTER_SECONDS = 60
 # Of an operation that nobody has asked for yet; and of one piece of a long body or answer.
-_FIRST_CLAIM_SECONDS = 1e-3
+_FIRST_CLAIM_SECONDS = 1e-2
 _PIECE_CLAIM_SECONDS = 1e-3
 _LEAST_CLAIM_SECONDS = 1e-4
 # The weight of the newest request in what the next one is expected to cost.
@@ -93,11 +93,13 @@ class Turn:
     """A request that waits, or goes on. `begin` is called once, when it is its turn."""
 
     party: Party
-    claim_seconds: float
+    # What it is expected to cost, as far as that is known when it begins.
+    expect: Callable[[], float]
     begin: Callable[[], None]
     # Its sender is gone, or has waited too long.
     is_void: bool = False
     began_at: float = 0.0
+    claim_seconds: float = 0.0
 
 
 class Turns:
@@ -191,7 +193,7 @@ class Turns:
         return self._round[0]
 
     def _begin(self, turn: Turn, now: float) -> None:
-        turn.began_at = now
+        turn.began_at, turn.claim_seconds = now, turn.expect()
         turn.party.claimed_seconds += turn.claim_seconds
         self.claimed_seconds += turn.claim_seconds
         self._under_way[turn] = None
@@ -210,8 +212,7 @@ class Cost:
         self._operation = operation
         self._turn: Turn | None = None
 
-    @property
-    def _expected_seconds(self) -> float:
+    def _expect(self) -> float:
         return self._meter.expected_seconds.get(self._operation, _FIRST_CLAIM_SECONDS)
 
     def add(self, kind: Kind, seconds: float) -> None:
@@ -224,7 +225,7 @@ class Cost:
     async def begin(self, *, pauses: bool = False) -> None:
         """Begin when it is its turn. `pauses`: it waits for its client next. Raises NotYourTurn."""
         if not pauses or self._meter.turns.are_waited_for:
-            await self._take_turn(self._expected_seconds, TURN_TIMEOUT_SECONDS)
+            await self._take_turn(self._expect, TURN_TIMEOUT_SECONDS)
             if pauses:
                 self.pause()
         self._has_begun = True
@@ -233,11 +234,11 @@ class Cost:
     async def go_on(self) -> None:
         """Wait for a turn of the next piece of a body or an answer."""
         if self._has_begun and self._turn is None:
-            await self._take_turn(_PIECE_CLAIM_SECONDS, None)
+            await self._take_turn(_expect_of_piece, None)
 
-    async def _take_turn(self, claim_seconds: float, timeout_seconds: float | None) -> None:
+    async def _take_turn(self, expect: Callable[[], float], timeout_seconds: float | None) -> None:
         meter = self._meter
-        self._turn = turn = Turn(self._party, claim_seconds, _nothing)
+        self._turn = turn = Turn(self._party, expect, _nothing)
         now = meter.now()
         if not meter.turns.enter(turn, now):
             await meter.wait(turn, now, timeout_seconds)
@@ -254,7 +255,8 @@ class Cost:
         """End the turn: the answer is known. What it has cost until now is expected of those that ask for the same."""
         self.add(Kind.JSON, json_bytes * JSON_BYTE_SECONDS)
         self.pause()
-        expected = self._expected_seconds + (self.spent_seconds - self._expected_seconds) * _NEWEST
+        expected = self._expect()
+        expected += (self.spent_seconds - expected) * _NEWEST
         self._meter.expected_seconds[self._operation] = max(_LEAST_CLAIM_SECONDS, expected)
 
     def apart(self) -> "Cost":
@@ -339,13 +341,17 @@ class Meter:
 
     def _retry_after_seconds(self, party: Party) -> int:
         """Return when all that this party has asked for is likely to be done."""
-        waiting = sum(turn.claim_seconds for turn in party.waiting if not turn.is_void)
+        waiting = sum(turn.expect() for turn in party.waiting if not turn.is_void)
         seconds = waiting * self.turns.parties_waiting - party.credit_seconds
         return min(_MAX_RETRY_AFTER_SECONDS, max(1, ceil(seconds)))
 
     def _look(self) -> None:
         self._looking = None
         self.serve()
+
+
+def _expect_of_piece() -> float:
+    return _PIECE_CLAIM_SECONDS
 
 
 def _nothing() -> None:

@@ -25,7 +25,7 @@ class MeterMachine(RuleBasedStateMachine):
 
     @rule(user=st.sampled_from(USERS), claim=claims)
     def ask(self, user: str, claim: float) -> None:
-        turn = Turn(self.parties[user], claim, lambda: None)
+        turn = Turn(self.parties[user], lambda: claim, lambda: None)
         turn.begin = partial(self._begin, turn)
         had_credit = self.parties[user].spare_seconds > 0 and not self.parties[user].waiting
         if self.turns.enter(turn, self.now):
