@@ -1,0 +1,458 @@
+"""The price list: what the worst legal request of each operation costs the server, in CPU and memory, one of 10 KB and one
+of 5 MB where a body may be as long. docs/limits.md has those that cost more than the rest, and why."""
+
+import base64
+import hashlib
+import io
+import os
+import re
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import pytest
+
+from tests.support.process import UPLOADER, Server, client_of_owner, ended
+from tests.support.waiting import wait_for
+
+KB, MIB = 1000, 1 << 20
+SMALL, LARGE = 10 * KB, 5 * MIB
+MOST_CPU_MS, MOST_MEMORY_MB = 50, 50
+LIMITS = Path(__file__).parents[2] / "docs" / "limits.md"
+_TICKS = os.sysconf("SC_CLK_TCK")
+# The kernel counts in hundredths of a second, so a request is repeated until that is little.
+_ENOUGH_CPU_SECONDS, _TIMES = 0.15, 8
+TUS = {"Tus-Resumable": "1.0.0"}
+BYTES = {**TUS, "Content-Type": "application/offset+octet-stream", "Upload-Offset": "0"}
+
+
+class Ask(NamedTuple):
+    """A request, but for its method."""
+
+    path: str
+    json: Any = None
+    content: bytes | None = None
+    headers: dict[str, str] = {}  # noqa: RUF012 (nobody writes it)
+
+
+@dataclass
+class Place:
+    """A server, and what its owner has there: all that makes requests dear."""
+
+    server: Server
+    client: httpx2.Client
+    number: int = 0
+    # A file of 64 MiB; an upload of one chunk of as much; one of 10,000 chunks of which many are missing; a file.
+    base: str = field(init=False)
+    large: str = field(init=False)
+    holed: str = field(init=False)
+    file: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client.post("/files/batch", content=self.archive(3000, "folder-{:02}/{}"))
+        self.base = self.completed(64 * MIB)
+        self.large = self.opened(64 * MIB, 64 * MIB)
+        self.holed = self.opened(10_000 * 65536, 65536)
+        for number in range(0, 400, 2):
+            self.client.put(f"/uploads/{self.holed}/chunks/{number}", content=bytes(65536))
+        self.file = self.uploaded()
+
+    def salt(self) -> str:
+        self.number += 1
+        return f"{self.number:06}"
+
+    def md5(self) -> str:
+        return md5_of(self.salt().encode())
+
+    def name(self) -> str:
+        """A new one, as long as may be."""
+        return "/".join(["x" * 200] * 4 + [self.salt().rjust(200, "y")])
+
+    def body(self, size: int) -> bytes:
+        return self.salt().encode().ljust(size, b"a")
+
+    def opened(self, size: int = 9 * 10**8, chunk_size: int = 65536) -> str:
+        told = {"name": self.name(), "size": size, "chunk_size": chunk_size}
+        return str(self.client.post("/uploads", json=told).json()["upload"]["id"])
+
+    def completed(self, size: int) -> str:
+        upload = self.opened(size, size)
+        return str(self.client.put(f"/uploads/{upload}/chunks/0", content=self.body(size)).json()["file"]["id"])
+
+    def uploaded(self) -> str:
+        return str(self.client.post("/me/files", params={"name": self.name()}, content=b"a").json()["file"]["id"])
+
+    def archive(self, members: int, name: str = "{:02}{:090}") -> bytes:
+        written = io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for number in range(members):
+                tar.addfile(tarfile.TarInfo(name.format(number % 60, number)))
+        return written.getvalue()
+
+    def nothing(self, size: int) -> dict[str, Any]:
+        """The most ids and prefixes that name nothing."""
+        ids = [self.md5() for _ in range(min(5000, (size - 2 * KB) // 36))]
+        return {"ids": ids, "prefixes": [f"none{self.salt()}/" for _ in range(100)]}
+
+    # What the server says of itself
+
+    def cpu_seconds(self) -> float:
+        """Once all that was begun beside the requests, such as hashing and merging, has ended."""
+        before, now = -1.0, 0.0
+        while now != before:
+            time.sleep(0.1)
+            before, now = now, self._cpu_seconds()
+        return now
+
+    def _cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.server.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def memory_bytes(self, kind: str) -> int:
+        status = Path(f"/proc/{self.server.process.pid}/status").read_text()
+        return int(status.partition(f"{kind}:")[2].split()[0]) * 1024
+
+    def charged_seconds(self) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("uploader_cost_seconds_total"))
+
+
+def md5_of(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def base64_of(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def digests(content: bytes, md5: str | None = None) -> dict[str, str]:
+    """All the digests that may be compared; `md5`: a wrong one."""
+    told = base64_of(bytes.fromhex(md5 or md5_of(content)))
+    return {
+        "Content-MD5": told,
+        "Content-Digest": f"sha-256=:{base64_of(hashlib.sha256(content).digest())}:, md5=:{told}:",
+    }
+
+
+def checksum(content: bytes) -> dict[str, str]:
+    return {"Upload-Checksum": f"sha256 {base64_of(hashlib.sha256(content).digest())}"}
+
+
+# How to ask
+
+
+def whole(place: Place, size: int) -> Ask:
+    content = place.body(size)
+    return Ask(f"/files/{md5_of(content)}?name={place.name()}", content=content, headers=digests(content))
+
+
+def of_any_md5(place: Place, size: int) -> Ask:
+    return whole(place, size)._replace(path=f"/me/files?name={place.name()}")
+
+
+def chunk(place: Place, size: int) -> Ask:
+    length = max(65536, size // 65536 * 65536)
+    return Ask(
+        f"/uploads/{place.opened(length, length)}/chunks/0",
+        content=(content := place.body(length)),
+        headers=digests(content),
+    )
+
+
+def delta(place: Place, _: int) -> Ask:
+    copy = b"\0" + (0).to_bytes(8, "big") + (64 * MIB).to_bytes(4, "big")
+    path = f"/uploads/{place.large}/chunks/0?base={place.base}"
+    return Ask(path, content=copy, headers=digests(copy, md5="0" * 32))
+
+
+def batch(place: Place, size: int) -> Ask:
+    return Ask(f"/files/batch?to={place.salt()}", content=place.archive(min(10_000, (size - KB) // 512 - 2)))
+
+
+def metadata(place: Place) -> dict[str, str]:
+    return {"Upload-Metadata": f"filename {base64_of(place.name().encode())},note {'YWFh' * 500}"}
+
+
+def tus(place: Place, size: int) -> Ask:
+    content = place.body(size)
+    headers = {**BYTES, **metadata(place), **checksum(content), "Upload-Length": str(size)}
+    return Ask("/resumable", content=content, headers=headers)
+
+
+def tus_alone(place: Place, _: int) -> Ask:
+    return Ask("/resumable", headers={**TUS, **metadata(place), "Upload-Length": "900000000"})
+
+
+def rufh(place: Place, size: int) -> Ask:
+    content = place.body(size)
+    return Ask("/resumable", content=content, headers={"Upload-Complete": "?1", **digests(content)})
+
+
+def final(place: Place, _: int) -> Ask:
+    length = {"Upload-Length": str(4 * MIB), "Upload-Concat": "partial"}
+    part = place.client.post("/resumable", headers={**TUS, **length}).headers["Location"]
+    place.client.patch(part, headers=BYTES, content=place.body(4 * MIB))
+    return Ask("/resumable", headers={**TUS, "Upload-Concat": "final;" + " ".join([part] * 16)})
+
+
+def append(place: Place, size: int) -> Ask:
+    made = place.client.post("/resumable", headers={**TUS, "Upload-Length": str(size + 1)})
+    content = place.body(size)
+    return Ask(made.headers["Location"], content=content, headers={**BYTES, **checksum(content)})
+
+
+def ranges(place: Place, _: int) -> Ask:
+    hundred = ", ".join(f"{600_000 * number}-{600_000 * number}" for number in range(100))
+    return Ask(f"/me/files/{place.base}/content", headers={"Range": f"bytes={hundred}"})
+
+
+def at(path: str, json: Any = None, **headers: str) -> "Worst":
+    """A path with the place's own ids and names in it."""
+    return lambda place, _: Ask(path.format(place=place), json, headers=headers)
+
+
+def folders(count: int) -> list[str]:
+    return [f"folder-{number:02}/" for number in range(count)]
+
+
+Worst = Callable[[Place, int], Ask]
+# Of each operation what it is called with, in words; how long it may be; and how it is asked.
+PRICES: dict[str, list[tuple[str, int, Worst]]] = {
+    "POST /uploads": [
+        ("the longest name", SMALL, lambda place, _: Ask("/uploads", {"name": place.name(), "size": 9 * 10**8})),
+    ],
+    "POST /files/{md5}": [
+        (
+            "the longest name",
+            SMALL,
+            lambda place, _: Ask(
+                f"/files/{place.md5()}", {"name": place.name(), "size": 9 * 10**8, "sha256": "0" * 64}
+            ),
+        ),
+    ],
+    "PUT /uploads/{id}/chunks/{n}": [
+        ("64 KiB and its digests", SMALL, chunk),
+        ("5 MiB and its digests", LARGE, chunk),
+        ("a delta of 64 MiB, refused at its end", SMALL, delta),
+    ],
+    "GET /uploads/{id}": [("10,000 chunks, many missing", SMALL, at("/uploads/{place.holed}"))],
+    "POST /uploads/{id}/merge": [("10,000 chunks, many missing", SMALL, at("/uploads/{place.holed}/merge"))],
+    "DELETE /uploads/{id}": [("an open one", SMALL, lambda place, _: Ask(f"/uploads/{place.opened()}"))],
+    "PATCH /uploads/{id}": [
+        ("an open one", SMALL, lambda place, _: Ask(f"/uploads/{place.opened()}", {"md5": place.md5()})),
+    ],
+    "POST /uploads/{id}/proof": [
+        (
+            "a wrong one",
+            SMALL,
+            lambda place, _: Ask(
+                f"/uploads/{place.holed}/proof", {"id": "0" * 32, "proof": "0" * 64, "name": place.name()}
+            ),
+        ),
+    ],
+    "GET /uploads": [("all that are open", SMALL, at("/uploads"))],
+    "POST /files/status": [
+        ("1,000 MD5s", 36 * KB, lambda place, _: Ask("/files/status", {"md5s": [place.md5() for _ in range(1000)]})),
+    ],
+    "PUT /files/{md5}": [("10 KB and its digests", SMALL, whole), ("5 MiB and its digests", LARGE, whole)],
+    "POST /me/files": [("10 KB and its digests", SMALL, of_any_md5), ("5 MiB and its digests", LARGE, of_any_md5)],
+    "POST /files/batch": [("17 empty files", SMALL, batch), ("10,000 empty files", LARGE, batch)],
+    "POST /resumable": [
+        ("tus: 4 KB of metadata", SMALL, tus_alone),
+        ("tus: 10 KB and their checksum", SMALL, tus),
+        ("tus: 5 MiB and their checksum", LARGE, tus),
+        ("tus: a part of 4 MiB, named 16 times", SMALL, final),
+        ("uploads of HTTP: 10 KB and their digests", SMALL, rufh),
+        ("uploads of HTTP: 5 MiB and their digests", LARGE, rufh),
+    ],
+    "PATCH /resumable/{id}": [
+        ("tus: 10 KB and their checksum", SMALL, append),
+        ("tus: 5 MiB and their checksum", LARGE, append),
+    ],
+    "GET /resumable/{id}": [("10,000 chunks, many missing", SMALL, at("/resumable/{place.holed}"))],
+    "HEAD /resumable/{id}": [("10,000 chunks, many missing", SMALL, at("/resumable/{place.holed}"))],
+    "DELETE /resumable/{id}": [
+        ("an open one", SMALL, lambda place, _: Ask(f"/resumable/{place.opened()}", headers=TUS)),
+    ],
+    "GET /me/files": [
+        ("1,000 files", SMALL, at("/me/files?limit=1000")),
+        ("a search that finds nothing", SMALL, at(f"/me/files?limit=1000&q={'z' * 1000}")),
+        ("a level of 60 folders", SMALL, at("/me/files?limit=1000&delimiter=/")),
+    ],
+    "GET /me/files/{id}": [("one", SMALL, at("/me/files/{place.file}"))],
+    "PATCH /me/files/{id}": [
+        ("the longest name", SMALL, lambda place, _: Ask(f"/me/files/{place.file}", {"name": place.name()})),
+    ],
+    "DELETE /me/files/{id}": [("one", SMALL, lambda place, _: Ask(f"/me/files/{place.uploaded()}"))],
+    "GET /me/files/{id}/content": [
+        ("100 ranges", SMALL, ranges),
+        ("64 MiB", SMALL, at("/me/files/{place.base}/content")),
+    ],
+    "GET /me/files/{id}/signature": [("of 64 MiB, made before", SMALL, at("/me/files/{place.base}/signature"))],
+    "POST /me/files/{id}/link": [("one", SMALL, at("/me/files/{place.file}/link", {}))],
+    "GET /me/usage": [("–", SMALL, at("/me/usage"))],
+    "GET /me/identity": [("–", SMALL, at("/me/identity"))],
+    "GET /me/tokens": [("–", SMALL, at("/me/tokens"))],
+    "GET /me/archive": [("a zip of 50 files", SMALL, at("/me/archive?prefix=folder-01/"))],
+    "POST /me/archive": [
+        ("nothing, by 100 prefixes and 200 ids", SMALL, lambda place, size: Ask("/me/archive", place.nothing(size))),
+        (
+            "nothing, by 100 prefixes and 5,000 ids",
+            200 * KB,
+            lambda place, size: Ask("/me/archive", place.nothing(size)),
+        ),
+        ("1,000 files", SMALL, at("/me/archive", {"prefixes": folders(20)})),
+    ],
+    "POST /me/archive/link": [
+        ("1,000 files", SMALL, at("/me/archive/link", {"prefixes": folders(20)})),
+    ],
+    "POST /me/files/delete": [
+        ("nothing, by 5,000 ids", 200 * KB, lambda place, size: Ask("/me/files/delete", place.nothing(size))),
+    ],
+    "POST /me/files/move": [
+        (
+            "nothing, by 5,000 ids",
+            200 * KB,
+            lambda place, size: Ask("/me/files/move", {**place.nothing(size), "to": ""}),
+        ),
+    ],
+    "DELETE /me/files": [("50 files", SMALL, lambda place, _: Ask(f"/me/files?prefix={filled(place)}"))],
+    "PATCH /me/files": [
+        ("50 files", SMALL, lambda place, _: Ask(f"/me/files?prefix={filled(place)}", {"prefix": f"{place.salt()}/"})),
+    ],
+    "GET /admin/usage": [("1,000 users", SMALL, at("/admin/usage?limit=1000"))],
+    "GET /admin/usage/summary": [("–", SMALL, at("/admin/usage/summary"))],
+    "GET /admin/usage/history": [("all days", SMALL, at("/admin/usage/history"))],
+    "POST /admin/usage/recount": [("3,000 files", SMALL, at("/admin/usage/recount", {}))],
+    "GET /admin/queue": [("–", SMALL, at("/admin/queue"))],
+    "GET /admin/cost": [("1,000 users", SMALL, at("/admin/cost?limit=1000"))],
+    "GET /admin/users/{user_id}": [("one", SMALL, at("/admin/users/owner"))],
+    "GET /admin/users/{user_id}/files": [("1,000 files", SMALL, at("/admin/users/owner/files?limit=1000"))],
+    "PUT /admin/users/{user_id}": [
+        ("a new one", SMALL, lambda place, _: Ask(f"/admin/users/{place.salt()}", {"total_space": 1})),
+    ],
+    "GET /admin/uploads": [("1,000 uploads", SMALL, at("/admin/uploads?limit=1000&idle_for=0"))],
+    "DELETE /admin/uploads/{upload_id}": [
+        ("an open one", SMALL, lambda place, _: Ask(f"/admin/uploads/{place.opened()}"))
+    ],
+    "GET /admin/users/{user_id}/tokens": [("all of one", SMALL, at("/admin/users/owner/tokens"))],
+    "POST /admin/users/{user_id}/tokens": [("one", SMALL, at("/admin/users/somebody/tokens", {}))],
+    "DELETE /admin/tokens/{token_id}": [
+        (
+            "one",
+            SMALL,
+            lambda place, _: Ask(
+                f"/admin/tokens/{place.client.post('/admin/users/somebody/tokens', json={}).json()['id']}"
+            ),
+        ),
+    ],
+    "GET /admin/events": [("–", SMALL, at("/admin/events"))],
+    "POST /admin/events/replay": [("all", SMALL, at("/admin/events/replay", {}))],
+    "GET /admin/audit": [("1,000 lines", SMALL, at("/admin/audit?limit=1000"))],
+    "GET /livez": [("–", SMALL, at("/livez"))],
+    "GET /readyz": [("–", SMALL, at("/readyz"))],
+    "GET /metrics": [("–", SMALL, at("/metrics"))],
+    "GET /config": [("–", SMALL, at("/config"))],
+    "GET /problems/{code}": [("one", SMALL, at("/problems/not-found"))],
+    "GET /openapi.json": [("–", SMALL, at("/openapi.json"))],
+    "GET /docs": [("–", SMALL, at("/docs"))],
+    "GET /": [("–", SMALL, at("/"))],
+    "GET /admin/": [("–", SMALL, at("/admin/"))],
+    "GET /client.js": [("–", SMALL, at("/client.js"))],
+    "GET /client.d.ts": [("–", SMALL, at("/client.d.ts"))],
+    "GET /static/{path}": [("the largest", SMALL, at("/static/swagger-ui/swagger-ui-bundle.js"))],
+}
+ROWS = [(operation, *row) for operation, rows in PRICES.items() for row in rows]
+
+
+def filled(place: Place) -> str:
+    """A folder of 50 new files."""
+    folder = place.salt()
+    place.client.post(f"/files/batch?to={folder}", content=place.archive(50))
+    return f"{folder}/"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("prices")
+    settings = {"DATA": str(directory / "data"), "MAX_OPEN_UPLOADS": "1000", "DEFAULT_TOTAL_SPACE": "1TiB"}
+    settings |= {"FREE_SPACE_FLOOR": "0", "DURABILITY": "process"}
+    server = Server(directory / "log", settings, program=(UPLOADER,))
+    with ended(server), client_of_owner(server.url, directory / "data") as client:
+        client.timeout = httpx2.Timeout(120)
+        yield Place(server, client)
+
+
+def listed() -> dict[tuple[str, str], tuple[float, float]]:
+    """The operations of the docs that cost more: of each what, the milliseconds and the megabytes that it may cost."""
+    section = LIMITS.read_text().partition("\n## The price of a request\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \| ([\d,]+) ms \| ([\d,]+) MB \| .+ \|$", section, flags=re.MULTILINE)
+    return {(row[0], row[1]): (float(row[2].replace(",", "")), float(row[3].replace(",", ""))) for row in rows}
+
+
+@dataclass(frozen=True)
+class Price:
+    """The figures of one row: milliseconds of CPU, megabytes, and the status of the answer."""
+
+    operation: str
+    what: str
+    cpu_ms: float
+    memory_mb: float
+    status: int
+
+    @property
+    def is_kept(self) -> bool:
+        most_ms, most_mb = listed().get((self.operation, self.what), (MOST_CPU_MS, MOST_MEMORY_MB))
+        return self.cpu_ms <= most_ms and self.memory_mb <= most_mb and self.status < 500
+
+    def __str__(self) -> str:
+        return f"`{self.operation}` | {self.what} | {self.cpu_ms:.1f} ms | {self.memory_mb:.1f} MB | {self.status}"
+
+
+def measured(place: Place, operation: str, what: str, size: int, make: Worst) -> Price:
+    method = operation.partition(" ")[0]
+
+    def ask(times: int) -> tuple[float, int]:
+        asked = [make(place, size) for _ in range(times)]
+        before = place.cpu_seconds()
+        for one in asked:
+            answer = place.client.request(method, one.path, json=one.json, content=one.content, headers=one.headers)
+        return place.cpu_seconds() - before, answer.status_code
+
+    resident, times = place.memory_bytes("VmRSS"), 1
+    spent, status = ask(1)
+    if spent < _ENOUGH_CPU_SECONDS:
+        spent, status = ask(times := _TIMES)
+    grown = place.memory_bytes("VmRSS") - resident
+    return Price(operation, what, spent * 1000 / times, grown / 1e6, status)
+
+
+def test_no_request_costs_more_than_its_price_and_all_are_charged(place: Place) -> None:
+    owed, spent = place.charged_seconds(), place.cpu_seconds()
+    prices = [measured(place, *row) for row in ROWS]
+    print(*prices, sep="\n")  # what docs/limits.md is made from
+    assert not [str(price) for price in prices if not price.is_kept]
+    wait_for(lambda: place.charged_seconds() > owed, 60, "what was charged")
+    ratio = (place.charged_seconds() - owed) / (place.cpu_seconds() - spent)
+    print(f"charged {ratio:.2f} of the CPU")
+    assert 1 / 3 < ratio < 3
+
+
+def test_every_operation_has_its_worst_request(place: Place) -> None:
+    described = place.client.get("/openapi.json").json()["paths"]
+    operations = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    # By MD5 they are the same handlers.
+    twins = {
+        twin
+        for twin in operations
+        if twin.replace("/files/{md5}", "/uploads/{id}") in operations and "/files/{md5}" in twin
+    }
+    assert operations - twins - {"PUT /files/{md5}"} == PRICES.keys() - {"PUT /files/{md5}"} - twins
+
+
+def test_the_list_of_the_docs_has_no_stale_line() -> None:
+    assert listed().keys() <= {(operation, what) for operation, what, _, _ in ROWS}
