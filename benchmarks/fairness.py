@@ -20,9 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sqlalchemy import text
+
 from benchmarks import interpreter, report
 from tests.support.process import UPLOADER, Server, ended
+from tests.support.servers import PRIVATE_DATABASES
 from uploader.bootstrap import Services
+from uploader.database import migrate
+from uploader.database.engine import Database
 from uploader.settings import Settings
 
 _ORDINARY = 10
@@ -38,7 +43,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=300, help="of the greedy user")
     parser.add_argument("--seconds", type=float, default=10.0, help="for how long each side is measured in a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--database", help="instead of SQLite; without tables yet")
+    parser.add_argument("--database", choices=("MySQL", "MariaDB"), help="instead of SQLite")
     parser.add_argument("--request", default=_LISTING, help=f"of the greedy user, without a body ({_LISTING})")
     parser.add_argument(_GREEDY, nargs="?", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -56,16 +61,17 @@ def measure(arguments: argparse.Namespace) -> str:
     ratios, answers, cores = [], [], []
     with (
         tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True) as directory,
-        _running(Path(directory), arguments.database) as (server, tokens),
+        _database(Path(directory) / "database", arguments.database) as url,
+        running(Path(directory), url) as (server, tokens),
     ):
         greedy, *ordinary = tokens
         _fill(server.url, greedy)
         told = {"port": server.port, "token": greedy, "count": arguments.connections, "request": arguments.request}
         for number in range(arguments.rounds):
-            quiet = asyncio.run(_be_ordinary(server.port, ordinary, arguments.seconds, f"{number}/quiet"))
+            quiet = asyncio.run(be_ordinary(server.port, ordinary, arguments.seconds, f"{number}/quiet"))
             with _greedy(told) as crowd:
                 before, began = _cpu_seconds(server.process.pid), time.monotonic()
-                busy = asyncio.run(_be_ordinary(server.port, ordinary, arguments.seconds, f"{number}/busy"))
+                busy = asyncio.run(be_ordinary(server.port, ordinary, arguments.seconds, f"{number}/busy"))
                 cores.append((_cpu_seconds(server.process.pid) - before) / (time.monotonic() - began))
             answers.append(crowd["answered"] / crowd["seconds"])
             alone.append(report.percentile(quiet, 0.99))
@@ -83,8 +89,36 @@ def measure(arguments: argparse.Namespace) -> str:
 
 
 @contextmanager
-def _running(directory: Path, database: str | None) -> Iterator[tuple[Server, list[str]]]:
+def _database(directory: Path, product: str | None) -> Iterator[str | None]:
+    """The URL of a migrated database; None: a SQLite that the server makes."""
+    if product is None:
+        yield None
+        return
+    server = PRIVATE_DATABASES[product.lower()](directory).start()
+    try:
+        asyncio.run(_migrate(server.url("mysql"), server.url("benchmark")))
+        yield server.url("benchmark")
+    finally:
+        server.stop()
+
+
+async def _migrate(first_url: str, url: str) -> None:
+    first = Database(first_url)
+    async with first.engine.connect() as connection:
+        await connection.execute(text("CREATE DATABASE benchmark"))
+    await first.close()
+    database = Database(url)
+    await migrate.upgrade(database)
+    await database.close()
+
+
+@contextmanager
+def running(
+    directory: Path, database: str | None, more: dict[str, str] | None = None
+) -> Iterator[tuple[Server, list[str]]]:
+    """A server with these settings, and the tokens of a greedy user and of ordinary ones."""
     settings = {
+        **(more or {}),
         "DATA": str(directory / "data"),
         "MAX_CONNECTIONS_PER_ADDRESS": "4096",
         "MAX_CONNECTIONS_PER_USER": "512",
@@ -125,7 +159,7 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
 
-async def _be_ordinary(port: int, tokens: list[str], seconds: float, salt: str) -> list[float]:
+async def be_ordinary(port: int, tokens: list[str], seconds: float, salt: str) -> list[float]:
     """Return the milliseconds of each file."""
     took: list[list[float]] = await asyncio.gather(
         *(_send_files(port, token, seconds, f"{salt}/{number}") for number, token in enumerate(tokens))
@@ -140,7 +174,7 @@ async def _send_files(port: int, token: str, seconds: float, salt: str) -> list[
         content = f"{salt}/{len(took)}".ljust(100).encode()
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
         began = time.perf_counter()
-        status = await _ask(reader, writer, f"PUT /files/{md5}?name={md5}", token, content)
+        status = await ask(reader, writer, f"PUT /files/{md5}?name={md5}", token, content)
         took.append((time.perf_counter() - began) * 1000)
         assert status == 201, status
         await asyncio.sleep(_THINK_SECONDS)
@@ -149,7 +183,7 @@ async def _send_files(port: int, token: str, seconds: float, salt: str) -> list[
     return took
 
 
-async def _ask(
+async def ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: str, token: str, content: bytes = b""
 ) -> int:
     head = f"{request} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -188,7 +222,7 @@ async def _be_greedy(told: dict[str, object]) -> None:
         nonlocal answered
         reader, writer = await asyncio.open_connection("127.0.0.1", int(str(told["port"])), limit=1 << 20)
         while True:
-            status = await _ask(reader, writer, str(told["request"]), str(told["token"]))
+            status = await ask(reader, writer, str(told["request"]), str(told["token"]))
             answered += status == 200
 
     asking = [asyncio.create_task(ask_on_and_on()) for _ in range(int(str(told["count"])))]

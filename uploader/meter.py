@@ -13,7 +13,8 @@ All of this is in the memory of one process: several have a share of the load ea
 import asyncio
 import time
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -260,8 +261,8 @@ class Cost:
         self._meter.expected_seconds[self._operation] = max(_LEAST_CLAIM_SECONDS, expected)
 
     def apart(self) -> "Cost":
-        """Return the cost of what this request has begun and does not wait for."""
-        cost = Cost(self._meter, self._party, self._operation)
+        """Begin to charge what this request has begun and does not wait for; it is to `end`."""
+        cost = self._meter.open(self._party.user_id, self._operation)
         cost._has_begun = True
         return cost
 
@@ -374,11 +375,20 @@ def charge(kind: Kind, seconds: float) -> None:
         cost.add(kind, seconds)
 
 
-def charge_apart() -> None:
+@contextmanager
+def charged_apart() -> Iterator[None]:
     """Let the request that has begun this task pay for it, though it does not wait for it."""
     cost = cost_of_request.get()
-    if cost is not None:
-        cost_of_request.set(cost.apart())
+    if cost is None:
+        yield
+        return
+    apart = cost.apart()
+    token = cost_of_request.set(apart)
+    try:
+        yield
+    finally:
+        cost_of_request.reset(token)
+        apart.end()
 
 
 def pause() -> None:

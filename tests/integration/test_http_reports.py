@@ -319,9 +319,12 @@ async def test_a_recount_finds_what_drifted_and_changes_nothing(
     drifts = [(each["kind"], each["subject"], each["expected"], each["actual"]) for each in found["drifts"]]
     assert drifts == [
         ("use_space_finished", "a", 5, None),
+        ("files", "a", 1, None),
         ("use_space_finished", "b", 5, None),
+        ("files", "b", 1, None),
         ("reserved", "bob", HIS_OPEN.size, 1),
         ("use_space_finished", "zoe", 5, None),
+        ("files", "zoe", 1, None),
         *sorted([("refs", SHARED.sha256, 3, 7), ("refs", orphans[0].sha256, 3, None)], key=lambda drift: drift[1]),
     ]
     assert [(note["kind"], note["subject"]) for note in found["notes"]] == [("over-total-space", "bob")]

@@ -188,6 +188,20 @@ async def hashed() -> None:
     assert len(digest) == 64
 
 
+async def test_what_a_request_begins_is_charged_to_its_user_and_leaves_no_turn(metered: Meter) -> None:
+    cost = metered.open("alice", LISTING)
+
+    async def fill() -> None:
+        meter.cost_of_request.set(cost)
+        with meter.charged_apart():
+            await meter.go_on(Kind.MADE, 1 << 30)
+
+    await asyncio.create_task(fill())
+    cost.end()
+    assert not metered.turns.claimed_seconds
+    assert metered.take().by_user == {"alice": pytest.approx(meter.BYTE_SECONDS * (1 << 30))}
+
+
 async def test_in_thread_raises_what_the_thread_raises() -> None:
     def fail() -> None:
         raise ValueError("no")

@@ -17,7 +17,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.upload import Concatenation, NewConcatenation, Reason, State, Upload, UploadKind, chunk_length
-from uploader.meter import Kind, charge_apart, go_on
+from uploader.meter import Kind, charged_apart, go_on
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
@@ -135,10 +135,10 @@ class Filling:
 
     async def _run(self, upload_id: str) -> None:
         """Run it, and log what goes wrong: the job comes back to it."""
-        charge_apart()
         try:
-            async with self._turns:
-                complete = await self._fill(upload_id)
+            with charged_apart():
+                async with self._turns:
+                    complete = await self._fill(upload_id)
         except (Busy, Gone, NotOpen, Stopping):
             return
         except errors.UploaderError as error:

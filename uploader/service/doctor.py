@@ -283,7 +283,7 @@ class Doctor:
         found = []
         aside = [path.name for path in await asyncio.to_thread(self.list_aside)]
         if aside:
-            what = f"the embedded Valkey could not load its files, and all was rebuilt: {', '.join(aside)}"
+            what = f"files that the embedded Valkey could not load are set aside: {', '.join(aside)}"
             found.append(warning(Subject.REDIS, what, "find out why, and remove them"))
         if not self.asks_redis:
             return found

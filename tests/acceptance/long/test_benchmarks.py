@@ -2,13 +2,14 @@
 
 import asyncio
 import platform
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser
 
-from benchmarks import events, interpreter, nodes, patches, pieces, report, s3
+from benchmarks import events, fairness, floods, interpreter, listing, nodes, patches, pieces, report, s3
 from benchmarks.accounting import __main__ as accounting
 from benchmarks.accounting.scale import TINY as TINY_ACCOUNTING
 from benchmarks.ingest import __main__ as ingest
@@ -48,6 +49,13 @@ async def test_the_benchmark_of_the_reports(mariadb_url: str, tmp_path: Path) ->
     await database.close()
     assert rows[-1].met  # the totals are those of a recount
     make_a_table(rows)
+
+
+async def test_the_benchmarks_of_what_requests_cost(tmp_path: Path) -> None:
+    request = Namespace(connections=3, seconds=0.3, rounds=1, database=None, request="GET /me/files")
+    assert "times" in await asyncio.to_thread(fairness.measure, request)
+    assert "`/livez`" in await asyncio.to_thread(floods.measure, 0.2, 1)
+    make_a_table(await listing.measure(tmp_path, (150,), 1))
 
 
 @pytest.mark.parametrize("name", RECEIVING)
