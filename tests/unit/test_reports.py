@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from uploader.domain.reports import Day, Growth, Room, Totals, Usage, floor_of, growth
+from uploader.domain.reports import Day, Growth, Totals, growth
+from uploader.domain.upload import Room, Usage, floor_of
 from uploader.service.reports import csv_lines
 
 sizes = st.integers(0, 2**40)

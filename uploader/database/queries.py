@@ -16,8 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from uploader.database import models
-from uploader.domain.reports import Usage
-from uploader.domain.upload import Concatenation, File, Upload, if_exists_of, kind_of, state_of
+from uploader.domain.upload import Concatenation, File, Upload, Usage, if_exists_of, kind_of, state_of
 
 T = TypeVar("T")
 Columns = ReadOnlyColumnCollection[str, sa.Column[Any]]

@@ -18,8 +18,7 @@ from uploader.database.audit_log import note
 from uploader.database.models import Bytewise, Integer64, Octets, UtcDateTime, metadata, upload
 from uploader.database.transactions.rows import lock_open, set_upload
 from uploader.domain.audit_log import Act
-from uploader.domain.reports import Usage
-from uploader.domain.upload import State
+from uploader.domain.upload import State, Usage
 
 Row = TypeVar("Row")
 

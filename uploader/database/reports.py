@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Select, String, and_, exists, func, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
-from uploader.domain.reports import Day, OpenTotal, TempMonth, Totals, Usage, UserReport
-from uploader.domain.upload import Upload
+from uploader.domain.reports import Day, OpenTotal, TempMonth, Totals, UserReport
+from uploader.domain.upload import Upload, Usage
 
 _DAYS, _USERS = models.usage_daily.c, models.user_info.c
 _UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c

@@ -5,87 +5,11 @@ from datetime import date, datetime
 
 from msgspec import Struct
 
-from uploader.errors import QuotaExceeded
+from uploader.domain.upload import Usage
 
 # The spans that reports look back over, in days.
 SPANS_DAYS = (7, 30, 365)
 _SECONDS_A_DAY = 86400.0
-
-
-_DEFAULT_FLOOR_BYTES = 1 << 30
-_DEFAULT_FLOOR_SHARE = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """The disk, in bytes, and how much room it has: the one formula, for the admission of uploads and for reports.
-    `promised_bytes` is what open uploads may still write."""
-
-    total_bytes: int
-    # With what the trash holds, which gives way when it is needed.
-    free_bytes: int
-    trash_bytes: int
-    floor_bytes: int
-    promised_bytes: int
-
-    @property
-    def available_bytes(self) -> int:
-        """The bytes that new uploads may still reserve."""
-        return max(0, self.free_bytes - self.promised_bytes - self.floor_bytes)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The bytes that the empty disk could hold."""
-        return max(0, self.total_bytes - self.floor_bytes)
-
-    def fits(self, size: int) -> bool:
-        """Return whether a file of `size` bytes may be opened; an empty one may only while the floor is kept."""
-        return self.free_bytes - self.promised_bytes - size >= self.floor_bytes
-
-    def lacking_bytes(self, size: int) -> int:
-        """Return how much of the trash has to give way for a file of `size` bytes."""
-        needed = self.floor_bytes + self.promised_bytes + size
-        return max(0, needed - (self.free_bytes - self.trash_bytes))
-
-
-def floor_of(total_bytes: int, set_bytes: int | None) -> int:
-    """Return the space that new uploads leave free: as it is set, else the larger of 5 % and 1 GiB."""
-    return max(total_bytes // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES) if set_bytes is None else set_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """The accounts of one user, in bytes: one row of `user_info`. Who may store how much is the one formula, for
-    people; the decision itself is the conditional UPDATE in the database. `files` counts open uploads, too."""
-
-    user_id: str
-    total_space: int
-    use_space_finished: int
-    use_space_unfinished: int
-    reserved: int
-    files: int
-
-    @property
-    def available(self) -> int:
-        """The bytes that new uploads may still reserve. Not negative, even if the total was lowered below what is used."""
-        return max(0, self.total_space - self.use_space_finished - self.reserved)
-
-    def fits(self, size: int) -> bool:
-        """Return whether a file of `size` bytes may be opened; an empty one may only while nothing is over the total."""
-        return size <= self.total_space - self.use_space_finished - self.reserved
-
-    def takes_files(self, more: int, max_files: int) -> bool:
-        """Return whether so many more may come about. What takes the place of as many needs no room."""
-        return more <= 0 or self.files + more <= max_files
-
-    def refusal(self, requested: int) -> QuotaExceeded:
-        return QuotaExceeded(
-            total_space=self.total_space,
-            use_space_finished=self.use_space_finished,
-            use_space_unfinished=self.use_space_unfinished,
-            reserved=self.reserved,
-            requested=requested,
-        )
 
 
 USER_SORTS = (

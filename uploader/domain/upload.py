@@ -1,8 +1,8 @@
 """An upload, the states it goes through, as literal tables, and the arithmetic of its chunks: chunk *n* lies at
 offset `n * chunk_size`, and every chunk but the last is exactly `chunk_size` bytes long.
 
-Owns the words for a state in SQL, Redis and the API, and which change may follow which. Refuses to know where an upload
-is stored or who asks.
+Owns the words for a state in SQL, Redis and the API, which change may follow which, and how much may be opened. Refuses to
+know where an upload is stored or who asks.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 MAX_CHUNK_COUNT = 10_000
 # Of an upload whose length is not known: one more than it may ever have, so that none of its chunks is the last.
@@ -297,3 +298,82 @@ class Concatenation(NewConcatenation):
     """One row of `concatenation`, with its parts in their order. Its id is that of the upload that it becomes."""
 
     created_at: datetime
+
+
+# Who may open how much
+
+_DEFAULT_FLOOR_BYTES = 1 << 30
+_DEFAULT_FLOOR_SHARE = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The disk, in bytes, and how much room it has: the one formula, for the admission of uploads and for reports.
+    `promised_bytes` is what open uploads may still write."""
+
+    total_bytes: int
+    # With what the trash holds, which gives way when it is needed.
+    free_bytes: int
+    trash_bytes: int
+    floor_bytes: int
+    promised_bytes: int
+
+    @property
+    def available_bytes(self) -> int:
+        """The bytes that new uploads may still reserve."""
+        return max(0, self.free_bytes - self.promised_bytes - self.floor_bytes)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The bytes that the empty disk could hold."""
+        return max(0, self.total_bytes - self.floor_bytes)
+
+    def fits(self, size: int) -> bool:
+        """Return whether a file of `size` bytes may be opened; an empty one may only while the floor is kept."""
+        return self.free_bytes - self.promised_bytes - size >= self.floor_bytes
+
+    def lacking_bytes(self, size: int) -> int:
+        """Return how much of the trash has to give way for a file of `size` bytes."""
+        needed = self.floor_bytes + self.promised_bytes + size
+        return max(0, needed - (self.free_bytes - self.trash_bytes))
+
+
+def floor_of(total_bytes: int, set_bytes: int | None) -> int:
+    """Return the space that new uploads leave free: as it is set, else the larger of 5 % and 1 GiB."""
+    return max(total_bytes // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES) if set_bytes is None else set_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The accounts of one user, in bytes: one row of `user_info`. Who may store how much is the one formula, for
+    people; the decision itself is the conditional UPDATE in the database. `files` counts open uploads, too."""
+
+    user_id: str
+    total_space: int
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+    files: int
+
+    @property
+    def available(self) -> int:
+        """The bytes that new uploads may still reserve. Not negative, even if the total was lowered below what is used."""
+        return max(0, self.total_space - self.use_space_finished - self.reserved)
+
+    def fits(self, size: int) -> bool:
+        """Return whether a file of `size` bytes may be opened; an empty one may only while nothing is over the total."""
+        return size <= self.total_space - self.use_space_finished - self.reserved
+
+    def takes_files(self, more: int, max_files: int) -> bool:
+        """Return whether so many more may come about. What takes the place of as many needs no room."""
+        return more <= 0 or self.files + more <= max_files
+
+    def figures(self, requested: int) -> dict[str, Any]:
+        """Return what is told of a refusal."""
+        return {
+            "total_space": self.total_space,
+            "use_space_finished": self.use_space_finished,
+            "use_space_unfinished": self.use_space_unfinished,
+            "reserved": self.reserved,
+            "requested": requested,
+        }

@@ -27,7 +27,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import users
 from uploader.domain.audit_log import Action, Actor
 from uploader.domain.names import check_user_id
-from uploader.domain.reports import Usage
+from uploader.domain.upload import Usage
 from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
 from uploader.service.audit_log import act, actor
 

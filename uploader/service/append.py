@@ -58,7 +58,7 @@ class DeferredLength:
         usage = await self.database.read(queries.usage, upload.user_id, brief=True)
         if usage is not None and not usage.fits(end - upload.size):
             QUOTA_REFUSALS.inc()
-            raise usage.refusal(end - upload.size)
+            raise errors.QuotaExceeded(**usage.figures(end - upload.size))
 
     async def grow(self, upload: Upload, end: int) -> Upload:
         """Return the upload with room for so many bytes. Raises LengthTold, NotOpen, QuotaExceeded, StorageFull."""

@@ -33,7 +33,7 @@ from uploader.domain.diagnosis import (
     warning,
     worst_first,
 )
-from uploader.domain.reports import floor_of
+from uploader.domain.upload import floor_of
 from uploader.errors import ConfigurationError, UploaderError
 from uploader.service import exposure
 from uploader.service.events import Watching

@@ -12,8 +12,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import levels, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
-from uploader.domain.reports import Usage
-from uploader.domain.upload import File
+from uploader.domain.upload import File, Usage
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
 from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob

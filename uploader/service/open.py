@@ -16,8 +16,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256, Challenge
-from uploader.domain.reports import Room, Usage, floor_of
-from uploader.domain.upload import ChunkSizes, IfExists, State, Upload, UploadKind
+from uploader.domain.upload import ChunkSizes, IfExists, Room, State, Upload, UploadKind, Usage, floor_of
 from uploader.observability import QUOTA_REFUSALS
 from uploader.service.chunk import Receiving
 from uploader.service.ids import new_id
@@ -283,7 +282,7 @@ class Openings:
         usage = found.usage
         if usage is not None and not usage.fits(opening.size):
             QUOTA_REFUSALS.inc()
-            raise usage.refusal(opening.size)
+            raise errors.QuotaExceeded(**usage.figures(opening.size))
         if usage is not None and not usage.takes_files(1, self.settings.max_files):
             raise errors.TooManyFiles(limit=self.settings.max_files)
         if found.open_uploads >= self.settings.max_open_uploads:

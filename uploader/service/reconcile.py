@@ -25,8 +25,7 @@ from uploader.database.engine import Connection, Database
 from uploader.database.recount import RecountedUser, Sums
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.audit_log import Action
-from uploader.domain.reports import Usage
-from uploader.domain.upload import State, Tail, Upload, from_bitmap, received_bytes, to_bitmap
+from uploader.domain.upload import State, Tail, Upload, Usage, from_bitmap, received_bytes, to_bitmap
 from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
 from uploader.service.audit_log import AuditLog, act
 from uploader.service.cleanup import is_settled, stray_blobs

@@ -21,8 +21,7 @@ from uploader.database.outbox import listens, tell, tell_all
 from uploader.database.transactions import rows
 from uploader.domain import events
 from uploader.domain.events import EventType
-from uploader.domain.reports import Usage
-from uploader.domain.upload import SUPERSEDED, File, IfExists, State, Upload
+from uploader.domain.upload import SUPERSEDED, File, IfExists, State, Upload, Usage
 from uploader.errors import NameTaken, QuotaExceeded, TooManyFiles
 
 T = TypeVar("T")
@@ -162,7 +161,7 @@ class Room:
         freed_bytes, freed_files = (0, 0) if self.closed is None else (self.closed.size, 1)
         # What replaces more than it takes is let in, also where an administrator lowered the total below what is used.
         if not usage.fits(more_bytes - freed_bytes) and not more_bytes <= 0 < size:
-            return usage.refusal(size)
+            return QuotaExceeded(**usage.figures(size))
         if not usage.takes_files(more_files - freed_files, self.max_files):
             return TooManyFiles(limit=self.max_files)
         return None

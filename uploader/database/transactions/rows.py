@@ -22,7 +22,7 @@ from uploader.database.models import UtcDateTime, blob, file, put_away, upload, 
 from uploader.database.outbox import listens, tell_all
 from uploader.domain.events import EventType, content_damaged, content_healed
 from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind
-from uploader.errors import TooManyFiles
+from uploader.errors import QuotaExceeded, TooManyFiles
 
 
 def given(*columns: str) -> dict[str, Any]:
@@ -290,7 +290,7 @@ async def reserve(
         if usage is None:
             raise BlobLost(user_id)
         if not usage.fits(more):
-            raise usage.refusal(requested)
+            raise QuotaExceeded(**usage.figures(requested))
         if max_files is not None and not usage.takes_files(1, max_files):
             raise TooManyFiles(limit=max_files)
 
