@@ -206,11 +206,11 @@ def _greedy(told: dict[str, object]) -> Iterator[dict[str, float]]:
         process.stdin.flush()
         assert process.stdout.readline() == "connected\n"
         yield crowd
-        process.stdin.close()
-        crowd.update(json.loads(process.stdout.readline()))
+        told, _ = process.communicate()
+        crowd.update(json.loads(told))
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 async def _be_greedy(told: dict[str, object]) -> None:
