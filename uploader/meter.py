@@ -23,7 +23,7 @@ from math import ceil
 
 
 class Kind(StrEnum):
-    """What is charged for."""
+    """The kinds of work that are charged."""
 
     REQUESTS = "requests"
     THREADS = "threads"
@@ -104,7 +104,7 @@ class Turn:
 
 
 class Turns:
-    """Who goes when: a state machine without a clock of its own."""
+    """Decide whose turn it is: a state machine without a clock of its own."""
 
     def __init__(self) -> None:
         # The claims of all that is under way.
@@ -201,7 +201,7 @@ class Turns:
 
 
 class Cost:
-    """What one request has cost so far, and its turn."""
+    """The cost of one request so far, and its turn."""
 
     __slots__ = ("_has_begun", "_meter", "_operation", "_party", "_turn", "spent_seconds")
 
@@ -283,7 +283,7 @@ class Taken:
 
 
 class Meter:
-    """Of one process."""
+    """The costs and the turns of one process."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""What requests have cost, by user, for each hour: a sorted set that leaves by itself."""
+"""The cost of requests by user, for each hour: a sorted set that expires by itself."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -179,7 +179,7 @@ async def tell_worst(settings: Settings) -> None:
 
 
 def _problems_of(settings: Settings) -> list[Diagnosis]:
-    """What stops each start."""
+    """Tell of settings with which no server starts."""
     try:
         check_settings(settings)
     except ConfigurationError as failure:
