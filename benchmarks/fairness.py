@@ -206,8 +206,8 @@ def _greedy(told: dict[str, object]) -> Iterator[dict[str, float]]:
         process.stdin.flush()
         assert process.stdout.readline() == "connected\n"
         yield crowd
-        told, _ = process.communicate()
-        crowd.update(json.loads(told))
+        printed, _ = process.communicate()
+        crowd.update(json.loads(printed))
     finally:
         process.kill()
         process.communicate()
