@@ -92,9 +92,9 @@ class Place:
                 tar.addfile(tarfile.TarInfo(name.format(number % 60, number)))
         return written.getvalue()
 
-    def nothing(self, size: int) -> dict[str, Any]:
+    def nothing(self, size: int, most: int = 5000) -> dict[str, Any]:
         """The most ids and prefixes that name nothing."""
-        ids = [self.md5() for _ in range(min(5000, (size - 2 * KB) // 36))]
+        ids = [self.md5() for _ in range(min(most, (size - 2 * KB) // 36))]
         return {"ids": ids, "prefixes": [f"none{self.salt()}/" for _ in range(100)]}
 
     # What the server says of itself
@@ -301,9 +301,9 @@ PRICES: dict[str, list[tuple[str, int, Worst]]] = {
     "POST /me/archive": [
         ("nothing, by 100 prefixes and 200 ids", SMALL, lambda place, size: Ask("/me/archive", place.nothing(size))),
         (
-            "nothing, by 100 prefixes and 5,000 ids",
-            200 * KB,
-            lambda place, size: Ask("/me/archive", place.nothing(size)),
+            "nothing, by 100 prefixes and 10,000 ids",
+            400 * KB,
+            lambda place, size: Ask("/me/archive", place.nothing(size, 10_000)),
         ),
         ("1,000 files", SMALL, at("/me/archive", {"prefixes": folders(20)})),
     ],

@@ -22,8 +22,11 @@ from uploader.http.shared.responses import Json
 from uploader.service.access import Links, selection_subject
 from uploader.service.delta import DeltaBases
 from uploader.service.files import Files, Folders
+from uploader.tasks import in_thread
 
 FORM_FIELD = "selection"
+# The most ids and the longest prefixes of an archive, as JSON.
+_MAX_ARCHIVE_JSON_BYTES = 512 << 10
 
 _SELECTION = Parameter("selection", "Of a signed link: the digest of what it is to.")
 _SHOW = Parameter(
@@ -169,9 +172,10 @@ class FileHandlers:
     )
     async def make_archive(self, call: Call) -> Response:
         """With a link, only of what that was made for."""
-        told = await call.json_or_form(ArchiveSchema, FORM_FIELD)
-        selection = selection_of(told)
-        if call.query("selection") not in (None, selection.digest):
+        told = await call.json_or_form(ArchiveSchema, FORM_FIELD, most_bytes=_MAX_ARCHIVE_JSON_BYTES)
+        selection = await in_thread(selection_of, told)
+        linked = call.query("selection")
+        if linked is not None and linked != selection.digest:
             raise Unauthenticated("The link is not valid.")
         names = await self.folders.names(call.user_id, selection)
         return await self._archive(call.user_id, selection, names, told.format)
@@ -185,7 +189,8 @@ class FileHandlers:
     )
     async def make_archive_link(self, call: Call) -> Response:
         """Refuse here what could not be answered later, where nobody may see it."""
-        selection = selection_of(await call.json(ArchiveSchema))
+        told = await call.json(ArchiveSchema, most_bytes=_MAX_ARCHIVE_JSON_BYTES)
+        selection = await in_thread(selection_of, told)
         await self.folders.names(call.user_id, selection)
         await self.folders.check(call.user_id, selection)
         query, end = await self.links.make(call.user_id, selection_subject(selection.digest))

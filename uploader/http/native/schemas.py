@@ -29,6 +29,7 @@ Name = Annotated[
 # The length is checked apart: to Python, `$` is also before a line feed at the end.
 Md5 = Annotated[str, Meta(pattern=MD5_PATTERN, max_length=32, description="32 hexadecimal digits.")]
 Sha256 = Annotated[str, Meta(pattern=SHA256_PATTERN, max_length=64, description="64 hexadecimal digits.")]
+FileId = Annotated[str, Meta(max_length=MAX_ID_LENGTH)]
 ChunkSize = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES, description="Bytes; clamped to the server's bounds.")]
 # Not said when an upload is resumed: what was said before stands.
 Choice = Annotated[
@@ -39,8 +40,8 @@ Moment = Annotated[
 ]
 
 
-# Of one request, so that its body stays small.
-_MAX_SELECTED = 5000
+# Of one request: an archive is only read.
+_MAX_SELECTED, _MAX_ARCHIVED = 5000, 10_000
 # Each is a search of its own.
 MAX_PREFIXES = 100
 
@@ -311,13 +312,14 @@ def state_of(result: UploadStatus | StillMerging | Complete | Challenge) -> Uplo
 class SelectionSchema(Struct, forbid_unknown_fields=True):
     """Files by their ids, and all that is below prefixes. Ids that are none of your files' are passed over."""
 
-    ids: Annotated[list[Annotated[str, Meta(max_length=MAX_ID_LENGTH)]], Meta(max_length=_MAX_SELECTED)] = []
+    ids: Annotated[list[FileId], Meta(max_length=_MAX_SELECTED)] = []
     prefixes: Annotated[list[Annotated[str, Meta(max_length=MAX_NAME_BYTES)]], Meta(max_length=MAX_PREFIXES)] = []
 
 
 class ArchiveSchema(SelectionSchema, forbid_unknown_fields=True):
     """The files that an archive shall have, and its format."""
 
+    ids: Annotated[list[FileId], Meta(max_length=_MAX_ARCHIVED)] = []
     format: Literal["zip", "tar"] = "zip"
 
 

@@ -1,22 +1,22 @@
 // What is selected, as the server is asked for it.
 
 // As many ids and folders as one request may name, and as much of it as the server reads, in bytes.
-const MOST_AT_ONCE = 5000;
+const MOST_CHANGED = { count: 5000, bytes: 240 * 1024 };
+const MOST_ARCHIVED = { count: 10000, bytes: 500 * 1024 };
 const MOST_PREFIXES = 100;
-const MOST_BYTES = 240 * 1024;
 // Of an id, or around a prefix: quotes and a comma.
 const ID_BYTES = 36;
 
 const encoder = new TextEncoder();
 
 /** {ids, prefixes} of entries, or several of them. */
-export function bodiesOf(entries) {
+export function bodiesOf(entries, most = MOST_CHANGED) {
   const bodies = [];
-  let count = MOST_AT_ONCE;
+  let count = most.count;
   let bytes = 0;
   for (const { isFolder, key, path } of entries) {
     const own = isFolder ? encoder.encode(JSON.stringify(path)).length + 1 : ID_BYTES;
-    if (count === MOST_AT_ONCE || bytes + own > MOST_BYTES || (isFolder && bodies.at(-1).prefixes.length === MOST_PREFIXES)) {
+    if (count === most.count || bytes + own > most.bytes || (isFolder && bodies.at(-1).prefixes.length === MOST_PREFIXES)) {
       bodies.push({ ids: [], prefixes: [] });
       count = bytes = 0;
     }
@@ -53,6 +53,6 @@ export async function saveAsZip(api, body, failed) {
 export function archiveBody(entries, listing) {
   const isAll = listing.isComplete && !listing.place.query && entries.length === listing.entries.length;
   if (isAll && entries.length > 1) return { prefixes: [listing.place.prefix] };
-  const bodies = bodiesOf(entries);
+  const bodies = bodiesOf(entries, MOST_ARCHIVED);
   return bodies.length === 1 ? bodies[0] : null;
 }
