@@ -1,5 +1,6 @@
 """put, get, ls, rm, mv, usage, uploads, cancel, login: what they do, print and exit with."""
 
+import asyncio
 import json
 import os
 import pty
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import MakeStack
 from tests.support.commands import SCHEMA, Commands, write_tree
 from tests.support.content import MIB, Content
 from tests.support.process import UPLOADER, Server, run_elsewhere
+from tests.support.sockets import serving_stack
 from tests.support.waiting import PATIENCE_SECONDS
+from uploader.database import levels
 
 CONTENT = Content(3 * MIB + 1, seed=81)
 
@@ -41,6 +45,21 @@ def test_a_file_goes_there_and_comes_back_is_renamed_and_deleted(commands: Comma
     removed = commands.run("rm", "a", "missing")
     assert (removed.returncode, removed.stdout) == (6, "deleted a\n")
     assert removed.stderr == "uploader: there is no file 'missing' [file-not-found]\n"
+
+
+async def test_more_files_than_are_counted_and_than_are_allowed_are_told(
+    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "COUNTED_FILES", 2)
+    write_tree(tmp_path / "photos", {name: b"x" for name in "abcd"})
+    async with serving_stack(make_stack, max_files=3) as serving:
+        token = await serving.stack.services.accounts.create_token("carol", admin=False)
+        commands = Commands(tmp_path, serving.url, token)
+        put = await asyncio.to_thread(commands.run, "put", "photos")
+        listed = await asyncio.to_thread(commands.run, "ls")
+    assert put.returncode == 4
+    assert "you have 3 files and open uploads (`uploader uploads`), the most that the server allows" in put.stderr
+    assert listed.stdout.split() == ["at", "least", "2", "files", "≥", "2", "B", "photos/"]
 
 
 def test_a_directory_goes_there_with_all_its_files(commands: Commands) -> None:

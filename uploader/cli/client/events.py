@@ -291,9 +291,10 @@ class ListedFolder(Event, tag="folder"):
     folder: Folder
 
     def lines(self) -> Iterable[str]:
-        more = "≥ " if self.folder.at_least else ""
-        files, size = f"{more}{count_of_files(self.folder.files)}", f"{more}{human_bytes(self.folder.bytes)}"
-        yield f"{'':32}  {files:>16}  {size:>10}  {self.folder.name}"
+        files, size = count_of_files(self.folder.files), human_bytes(self.folder.bytes)
+        if self.folder.at_least:
+            files, size = f"at least {files}", f"≥ {size}"
+        yield f"{files:>50}  {size:>10}  {self.folder.name}"
 
 
 class ListedUpload(Event, tag="upload"):

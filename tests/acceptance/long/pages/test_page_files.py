@@ -11,11 +11,12 @@ import pytest
 from playwright.async_api import Browser, Error, FilePayload, Locator, Page, Route, expect
 from sqlalchemy import select
 
+from tests.conftest import MakeStack
 from tests.support.browser import Visitor, visiting
 from tests.support.layout import blob_path
 from tests.support.rot import flip_bit
-from tests.support.sites import Site
-from uploader.database import models
+from tests.support.sites import Site, a_site
+from uploader.database import levels, models
 from uploader.service.ids import new_id
 
 FILES = {
@@ -160,6 +161,17 @@ async def test_what_is_searched_is_found_with_its_folder(browser: Browser, site:
         await expect(page.get_by_label("Search all files")).to_have_value("new")
         await page.go_back()
         await shelf.shows("2025", "2026", "cover.txt")
+
+
+async def test_more_files_than_are_counted_and_than_are_allowed_are_told(
+    make_stack: MakeStack, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "COUNTED_FILES", 2)
+    async with a_site(make_stack, max_files=len(FILES)) as site, a_shelf(browser, site, FILES) as shelf:
+        await expect(shelf.row("photos")).to_contain_text("at least 2 files")
+        await shelf.choose("more.txt", b"more")
+        refused = shelf.visitor.row("more.txt", "failed")
+        await expect(refused).to_contain_text("You have 6 files and unfinished uploads already, which is the limit.")
 
 
 async def _many_files(shelf: Shelf, count: int) -> None:
