@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import interpreter, report
-from benchmarks.ingest import growth, installing, large, latency, memory, small
+from benchmarks.ingest import growth, installing, large, latency, memory, metering, small
 from benchmarks.ingest.load import LoadFailed
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.ingest.rounds import reason
@@ -23,6 +23,7 @@ Benchmark = Callable[[Places, Scale, Collection[str]], list[Row]]
 BENCHMARKS: dict[str, Benchmark] = {
     "large": large.large,
     "small": small.small,
+    "metering": metering.metering,
     "memory": memory.memory,
     "latency": latency.latency,
     "connections": growth.connections,
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 TABLES: dict[str, tuple[Path, list[str]]] = {
     "large": (DOCS / "performance.md", ["large"]),
     "small": (DOCS / "capacity.md", ["small"]),
+    "metering": (DOCS / "capacity.md", ["metering"]),
     "load": (DOCS / "capacity.md", ["memory", "latency", "connections", "open"]),
 }
 

@@ -18,28 +18,34 @@ from uploader.settings import Settings
 
 _UNDIGESTED = (sys.executable, "-m", "benchmarks.ingest.undigested")
 _HOLLOW = (sys.executable, "-m", "benchmarks.ingest.hollow")
+_UNMETERED = (sys.executable, "-m", "benchmarks.ingest.unmetered")
 _USERS = 16
 _names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """How it runs. As shipped it has digests and `power`, and stores what comes."""
+    """How it runs. As shipped it has digests and `power`, stores what comes, and charges it to its user."""
 
     digests: bool = True
     durability: str = "power"
     workers: int = 1
     stores: bool = True
+    charges: bool = True
 
     @property
     def program(self) -> Sequence[str | Path]:
         if not self.stores:
             return _HOLLOW
+        if not self.charges:
+            return _UNMETERED
         return (UPLOADER,) if self.digests else _UNDIGESTED
 
     def __str__(self) -> str:
         if not self.stores:
             return "that stores and accounts for nothing"
+        if not self.charges:
+            return "that charges nobody"
         workers = f", {self.workers} workers" if self.workers > 1 else ""
         return f"`{self.durability}`, digests {'on' if self.digests else 'off'}{workers}"
 

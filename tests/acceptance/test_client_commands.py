@@ -51,7 +51,7 @@ async def test_more_files_than_are_counted_and_than_are_allowed_are_told(
     make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(levels, "COUNTED_FILES", 2)
-    write_tree(tmp_path / "photos", {name: b"x" for name in "abcd"})
+    write_tree(tmp_path / "photos", dict.fromkeys("abcd", b"x"))
     async with serving_stack(make_stack, max_files=3) as serving:
         token = await serving.stack.services.accounts.create_token("carol", admin=False)
         commands = Commands(tmp_path, serving.url, token)

@@ -26,7 +26,13 @@ from benchmarks.storage.scale import TINY as TINY_STORAGE
 from uploader.database.engine import Database
 
 # Those that take part: what has to be installed is no business of the tests, and every server takes its time to start.
-RECEIVING = {"large": ("bare receiving", "`process`, digests off"), "small": ("UPDATE",), "latency": (), "open": ()}
+RECEIVING = {
+    "large": ("bare receiving", "`process`, digests off"),
+    "small": ("UPDATE",),
+    "metering": (),
+    "latency": (),
+    "open": (),
+}
 
 
 def make_a_table(rows: Sequence[report.Row]) -> None:
@@ -55,6 +61,7 @@ async def test_the_benchmarks_of_what_requests_cost(tmp_path: Path) -> None:
     request = Namespace(connections=3, seconds=0.3, rounds=1, database=None, request="GET /me/files")
     assert "times" in await asyncio.to_thread(fairness.measure, request)
     assert "`/livez`" in await asyncio.to_thread(floods.measure, 0.2, 1)
+    assert "uploads" in await asyncio.to_thread(floods.measure_rows, 2, 1)
     make_a_table(await listing.measure(tmp_path, (150,), 1))
 
 
