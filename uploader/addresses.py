@@ -32,7 +32,8 @@ class Tls:
     checks_hostname: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """The server's certificate is always verified. Raises ValueError, which names the option and the file."""
+        """Return the TLS context, which always verifies the server's certificate. Raises ValueError, which names the
+        option and the file."""
         context = ssl.create_default_context()
         context.check_hostname = self.checks_hostname
         if self.ca is not None:

@@ -349,8 +349,8 @@ def is_running(directory: Path) -> bool:
 
 
 def socket_path(directory: Path) -> str:
-    """The path to connect to; where the plain one is too long, through a descriptor, kept open, of the directory around: the
-    server's own may be set aside."""
+    """Return the path to connect to; where the plain one is too long, through a descriptor, kept open, of the directory
+    around: the server's own may be set aside."""
     plain = directory.absolute() / _SOCKET
     if len(str(plain)) <= _MAX_SOCKET_PATH:
         return str(plain)

@@ -356,7 +356,7 @@ def _expect_of_piece() -> float:
 
 
 def _nothing() -> None:
-    """Nobody waits."""
+    """Do nothing: nobody waits."""
 
 
 def _set(begun: "asyncio.Future[None]") -> None:

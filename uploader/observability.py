@@ -119,7 +119,7 @@ _encode_all = json.JSONEncoder(default=str, separators=(",", ":")).encode
 
 
 def _spelt(value: object) -> str:
-    """As JSON, in printable ASCII; what JSON has no word for as text."""
+    """Write it as JSON, in printable ASCII; what JSON has no word for as text."""
     if isinstance(value, str):
         return _encode_all(value)
     try:
@@ -266,7 +266,8 @@ class Exposition:
             os.close(self._lock)
 
     async def render(self) -> bytes:
-        """In the format of Prometheus. What is shown is published first, so that it is never taken back."""
+        """Write all metrics in the format of Prometheus. What is shown is published first, so that it is never taken
+        back."""
         return await asyncio.to_thread(self._render)
 
     async def _publish_on_and_on(self) -> None:
@@ -365,7 +366,7 @@ class _Summed:
 
 
 def _order(key: Sample) -> tuple[object, ...]:
-    """By labels; the buckets of a histogram in their order, then its sum and count."""
+    """Order by labels; the buckets of a histogram in their order, then its sum and count."""
     name, labels = key
     bound = dict(labels).get("le")
     rest = tuple(label for label in labels if label[0] != "le")

@@ -30,7 +30,8 @@ _DATABASE_SCHEMES = ("mysql+asyncmy://", "sqlite:", "sqlite+aiosqlite:")
 
 
 def _setting(parse: Callable[[str], Any], default: str | None, about: str, *, secret: bool = False) -> Any:
-    """One setting: `default` is spelt as in the environment (None: unset), `about` is its line in docs/configuration.md."""
+    """Declare one setting: `default` is spelt as in the environment (None: unset), `about` is its line in
+    docs/configuration.md."""
     metadata = {"parse": parse, "default": default, "about": about, "secret": secret}
     return field(default=None if default is None else parse(default), metadata=metadata)
 
@@ -338,12 +339,12 @@ class Settings:
         )
 
     def shown(self) -> dict[str, str]:
-        """Every setting by the name of its variable, spelt for a person, secrets masked."""
+        """Return every setting by the name of its variable, spelt for a person, secrets masked."""
         return {variable_of(setting): _spell(setting, getattr(self, setting.name)) for setting in fields(self)}
 
 
 def secret_files(environment: Mapping[str, str] | None = None) -> dict[str, Path]:
-    """The files that secrets are read from, by the names of their variables."""
+    """Return the files that secrets are read from, by the names of their variables."""
     environment = os.environ if environment is None else environment
     known = {variable_of(setting): setting for setting in fields(Settings)}
     return {name: Path(text) for name, text in environment.items() if _file_variant_of(name, known) is not None}

@@ -49,7 +49,7 @@ async def uninterrupted(work: Awaitable[T]) -> T:
 
 
 async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """As `asyncio.gather`; but when one raises, the others end, too."""
+    """Gather as `asyncio.gather`; but when one raises, the others end, too."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -79,7 +79,7 @@ class OnePerKey(Generic[T]):
 
 
 def _end_of(task: "asyncio.Task[Any]") -> "asyncio.Future[None]":
-    """As `asyncio.wait`, in half the time: each chunk goes through here."""
+    """Wait as `asyncio.wait`, in half the time: each chunk goes through here."""
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     task.add_done_callback(lambda _: None if end.done() else end.set_result(None))
     return end
@@ -108,7 +108,7 @@ def give_way() -> None:
 
 
 def give_way_anywhere() -> None:
-    """As `give_way`, on every core: what takes longest keeps off the one that short work shares."""
+    """Give way as `give_way`, on every core: what takes longest keeps off the one that short work shares."""
     run_anywhere()
     give_way()
 
@@ -129,8 +129,8 @@ def run_in(
     *arguments: object,
     translate: Callable[[OSError], Exception] | None = None,
 ) -> "asyncio.Future[T]":
-    """As `run_in_executor`, with fewer steps in between, because each chunk takes some. Cancelled before a thread has begun
-    with it, the work is left undone; afterwards it goes on unheard."""
+    """Run as `run_in_executor`, with fewer steps in between, because each chunk takes some. Cancelled before a thread
+    has begun with it, the work is left undone; afterwards it goes on unheard."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     attempt = _attempt_later(outcome, work, arguments, translate)
@@ -145,7 +145,7 @@ def run_in(
 
 
 def in_thread(work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-    """As `asyncio.to_thread`; what it costs is charged to the request."""
+    """Run as `asyncio.to_thread`; what it costs is charged to the request."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     attempt = _attempt_later(outcome, work, arguments, None)
@@ -174,7 +174,7 @@ class Pool:
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=initializer)
 
     def run(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-        """As `run_in`, with errors of the system translated."""
+        """Run as `run_in`, with errors of the system translated."""
         return run_in(self.executor, work, *arguments, translate=self._translate)
 
     def shutdown(self) -> None:
@@ -193,7 +193,7 @@ class Batches:
     _busy: bool = field(default=False, init=False)
 
     def run(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
-        """As `run_in`, one after the other."""
+        """Run as `run_in`, one after the other."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
         self._waiting.append((outcome, _attempt_later(outcome, work, arguments, self.translate)))
@@ -229,7 +229,8 @@ def _attempt_later(
     arguments: tuple[object, ...],
     translate: Callable[[OSError], Exception] | None,
 ) -> _Attempt:
-    """In a copy of the context there is now, so that what is logged in the thread has the id of the request."""
+    """Make an attempt in a copy of the context there is now, so that what is logged in the thread has the id of the
+    request."""
 
     def attempt() -> Callable[[], None] | None:
         if outcome.cancelled():

@@ -102,7 +102,8 @@ def path_of(text: str) -> Path:
 
 
 def mask_password(url: str) -> str:
-    """To the last `@`, because a password may hold one; what is masked beyond the password does no harm."""
+    """Mask a password, to the last `@`, because a password may hold one; what is masked beyond the password does no
+    harm."""
     masked = re.sub(r"(://[^:]*):.*@", r"\1:***@", url, flags=re.DOTALL)
     return re.sub(r"([?&](?:sentinel_)?pass(?:word|wd)?=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
 

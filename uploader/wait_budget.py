@@ -54,8 +54,9 @@ class WaitBudget:
         return max(IN_ALL_SECONDS - self._waited_seconds, 1.0) if self._given_up else None
 
     def note(self, began: float, short_seconds: float, worked: str = "") -> None:
-        """A wait for a store has ended, or one for somebody who may have waited for it; a short one does not count. What was
-        waited for side by side counts once. `worked`: a store that was not silent meanwhile, so it has no less time."""
+        """Note that a wait for a store has ended, or one for somebody who may have waited for it; a short one does not
+        count. What was waited for side by side counts once. `worked`: a store that was not silent meanwhile, so it has
+        no less time."""
         now = time.monotonic()
         if now - began > short_seconds:
             waited_seconds = now - max(began, self._until or began)
@@ -64,7 +65,7 @@ class WaitBudget:
             self._until = now
 
     def give_up(self, store: str) -> None:
-        """It did not answer in its time: this request does not ask it again, where it goes on without."""
+        """Note that it did not answer in its time: this request does not ask it again, where it goes on without."""
         self._until = time.monotonic()
         self._given_up.add(store)
 

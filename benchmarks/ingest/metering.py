@@ -37,7 +37,7 @@ def metering(places: Places, scale: Scale, _only: Collection[str] = ()) -> list[
 
 
 def _seconds_of_calls(chunk_bytes: int) -> float:
-    """Return the CPU of all calls for one chunk that comes at once, as `uploader.http.app` and `uploader.tasks` make them."""
+    """Return the CPU of all calls for a chunk that comes at once, as `uploader.http.app` and `uploader.tasks` make them."""
     meter = Meter()
 
     async def charge_chunks() -> float:

@@ -84,7 +84,8 @@ class Shards:
         self._spread_over = 0
 
     def spread(self) -> None:
-        """The database says that this installation has tags that are spread; called before any key is used."""
+        """Note that the database says that this installation has tags that are spread; called before any key is
+        used."""
         self._spread_over = self.number
 
     def of(self, identifier: str) -> int:
@@ -103,7 +104,7 @@ class Shards:
         return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]
 
     def cost(self, hour: int) -> str:
-        """The key of what the requests of an hour since the epoch have cost, by user."""
+        """Return the key of what the requests of an hour since the epoch have cost, by user."""
         return f"cost:{tag_of(0, self._spread_over)}:{hour}"
 
     def challenge(self, user_id: str, challenge_id: str) -> ChallengeKeys:

@@ -180,7 +180,7 @@ class Pending:
         await _LEASE_UPLOAD.run(self.redis, self.shards.upload(upload_id), arguments)
 
     async def configuration(self, *names: str) -> dict[str, str]:
-        """These settings of the Redis server, without those that it keeps to itself. Raises Unavailable."""
+        """Return these settings of the Redis server, without those that it keeps to itself. Raises Unavailable."""
         try:
             found = [await self.redis.config_get(name) for name in names]
         except ResponseError:
@@ -227,8 +227,8 @@ def _shape(upload: Upload) -> tuple[int, int, int]:
 
 
 def _era_token() -> str:
-    """A new random token, which the script makes the era's if Redis has none, so that a loss of everything shows. It is
-    no secret: the kernel's randomness would cost as much as the rest of a call."""
+    """Make a new random token, which the script makes the era's if Redis has none, so that a loss of everything shows.
+    It is no secret: the kernel's randomness would cost as much as the rest of a call."""
     return f"{random.getrandbits(64):016x}"
 
 

@@ -202,7 +202,7 @@ class Measured:
 
 
 def added_up(queues: list[Measured]) -> Measured:
-    """Several as one: those of shards, or pages of one."""
+    """Add several up to one: those of shards, or pages of one."""
     minutes: dict[int | None, MinuteBucket] = {}
     for other in chain.from_iterable(queue.buckets for queue in queues):
         one = minutes.get(other.minute, MinuteBucket(other.minute, 0, 0))

@@ -74,7 +74,7 @@ class Pipeline:
         return await pipe.call(command)
 
     async def _connect(self) -> "_Pipe":
-        """All calls that wait for a connection share one attempt to make it."""
+        """Make a connection: all calls that wait for it share one attempt."""
         if self._closed:
             raise exceptions.ConnectionError("The client is closed.")
         if self._connecting is None or self._connecting.done():
@@ -103,7 +103,7 @@ class Pipeline:
         return self._pipe
 
     async def aclose(self) -> None:
-        """Every waiting call raises ConnectionError, and each further one."""
+        """Close the connection: every waiting call raises ConnectionError, and each further one."""
         self._closed = True
         if self._connecting is not None:
             await ended(self._connecting)
@@ -176,7 +176,7 @@ class _Pipe(asyncio.Protocol):
             waiting.set_result(reply)
 
     def _look_for_late_replies(self) -> None:
-        """One timer serves all calls: the first outstanding reply is the oldest."""
+        """Look with one timer for all calls: the first outstanding reply is the oldest."""
         self._watch = None
         if self.lost or not self._outstanding or self._timeout_seconds is None:
             return
@@ -289,8 +289,8 @@ def _place_of(redis: RedisConnection) -> str:
 
 
 def assembled(*parts: str) -> str:
-    """The last part with those definitions of the others before it that it names, or that these name: each function that a
-    script defines costs every run of it."""
+    """Return the last part with those definitions of the others before it that it names, or that these name: each
+    function that a script defines costs every run of it."""
     *preludes, source = (_COMMENT.sub("", part) for part in parts)
     _, *pieces = _DEFINITION.split("\n".join((f"local FORMAT = {FORMAT}", *preludes)))
     for name, definition in reversed(list(zip(pieces[::2], pieces[1::2], strict=True))):
@@ -315,7 +315,7 @@ class PipelinedRedis(Redis):
     _pipeline: Pipeline | None = None
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
-        """As of redis-py, with its retries: for scripts that may be run twice."""
+        """Run a script as redis-py does, with its retries: for scripts that may be run twice."""
         command = packed_script(sha, numkeys, keys_and_args)
         try:
             return await self._call(command)
@@ -352,8 +352,8 @@ class PipelinedRedis(Redis):
         return self._pipeline
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """As of redis-py. The connections to a server that takes no writes any more are dropped: by its address, or from its
-        Sentinels, the next ones may find the one that took its place."""
+        """Send a command as redis-py does. The connections to a server that takes no writes any more are dropped: by
+        its address, or from its Sentinels, the next ones may find the one that took its place."""
         try:
             async with answering(self._timeout_seconds):
                 return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
@@ -367,7 +367,7 @@ class PipelinedRedis(Redis):
 
 
 async def _try_again(_error: Exception) -> None:
-    """Nothing to tidy up: the next call replaces a lost connection."""
+    """Do nothing: the next call replaces a lost connection."""
 
 
 CONNECTIONS = 64
@@ -409,7 +409,7 @@ def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float 
 def connect_to_socket(
     path: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> RedisConnection:
-    """As `connect`, to a Unix socket whose path need not fit into a URL."""
+    """Connect, as `connect`, to a Unix socket whose path need not fit into a URL."""
     return _connect(UnixDomainSocketConnection, connections, _options(timeout_seconds), path=path)
 
 
@@ -463,8 +463,8 @@ class _Cluster(RedisCluster):
         self._pipelines: dict[str, Pipeline] = {}
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
-        """As of redis-py: over the pipeline to the master that has the keys. Where it has them no more, or is away, redis-py
-        looks for them, and the next call finds them."""
+        """Run a script as redis-py does: over the pipeline to the master that has the keys. Where it has them no more,
+        or is away, redis-py looks for them, and the next call finds them."""
         async with answering(self._timeout_seconds):
             pipeline = self._pipeline_to(keys_and_args[0])
             if pipeline is not None:

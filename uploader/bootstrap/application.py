@@ -96,8 +96,8 @@ async def _jobs(services: Services) -> AsyncIterator[None]:
 
 
 async def check_shards(services: Services) -> None:
-    """The number of shards is part of every key in Redis: another one would not find them. So are their tags, and an
-    installation keeps those it has. Raises ConfigurationError, Unavailable."""
+    """Refuse another number of shards than before: it is part of every key in Redis, and with another one they would
+    not be found. So are their tags, and an installation keeps those it has. Raises ConfigurationError, Unavailable."""
     number = services.settings.shards
     stored = await meta.remember(services.database, "shards", _spread(number))
     if stored not in (str(number), _spread(number)):
@@ -383,7 +383,8 @@ def _follow_parent() -> None:
 
 
 def create_app() -> Application:
-    """For uvicorn, in each server process: an application that starts and ends its services, set up by the environment."""
+    """Make, for uvicorn in each server process, an application that starts and ends its services, set up by the
+    environment."""
     _follow_parent()
     connections.keep_freed_memory()
     connections.collect_seldom()

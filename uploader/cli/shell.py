@@ -66,7 +66,7 @@ def man(directory: Path) -> None:
 
 
 def pages(root: click.Command) -> Iterator[tuple[str, str]]:
-    """The files of a command and of all below it, with what is in them."""
+    """Yield the manual pages of a command and of all below it, with what is in them."""
     for context in _contexts(click.Context(root, info_name="uploader", **root.context_settings)):
         yield f"{_page_of(context)}.1", "\n".join(_lines(context)) + "\n"
 

@@ -70,7 +70,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share in whole percent; a share of nothing is 100 %."""
+    """Write a share in whole percent; a share of nothing is 100 %."""
     return f"{100 * part // whole if whole else 100} %"
 
 
@@ -116,7 +116,7 @@ def _parse_month(text: str) -> datetime:
 
 
 def _parse_when(text: str) -> datetime:
-    """A moment, or how long ago it was."""
+    """Parse a moment, or how long ago it was."""
     with suppress(ValueError):
         return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
     try:

@@ -90,7 +90,7 @@ class Api:
     async def put_file_once(
         self, digests: model.Digests, name: str, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
     ) -> tuple[model.File, bool]:
-        """One attempt to send a whole file; the file, and whether it was there already."""
+        """Try once to send a whole file; return the file, and whether it was there already."""
         params = {"name": name, "sha256": digests.sha256, **wishes}
         headers = {"Content-Length": str(length), **_OCTETS}
         path = f"/files/{digests.md5}"
@@ -100,7 +100,7 @@ class Api:
     async def put_batch_once(
         self, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
     ) -> Sequence[model.Line]:
-        """One attempt to send an archive; what became of its members, of those that arrived if it did not whole."""
+        """Try once to send an archive; return what became of its members, of those that arrived if it did not whole."""
         headers = {"Content-Length": str(length), **_TAR}
         try:
             response = await self._transport.request_once(
@@ -133,7 +133,8 @@ class Api:
     async def put_chunk_once(
         self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes], *, base_id: str | None = None
     ) -> model.Sent:
-        """One attempt: the caller decides what to send after a failure. With a base the pieces are instructions."""
+        """Try once to send a chunk: the caller decides what to send after a failure. With a base the pieces are
+        instructions."""
         params = _without_none(base=base_id)
         headers = {"Content-Length": str(length), **_OCTETS}
         path = f"/uploads/{_segment(upload_id)}/chunks/{number}"
@@ -155,7 +156,7 @@ class Api:
     async def page(
         self, after: str | None, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
     ) -> model.FilePage:
-        """An older server gives all levels, and whatever part of a name is asked for."""
+        """Return a page of a list. An older server gives all levels, and whatever part of a name is asked for."""
         delimiter = "/" if one_level else None
         params = _without_none(limit=str(limit), after=after, prefix=prefix, q=part, delimiter=delimiter)
         return await self._call("GET", "/me/files", _PAGE, params=params)
@@ -239,7 +240,7 @@ def lacks(error: ServerProblem | BadAnswer) -> bool:
 
 
 def _segment(text: str) -> str:
-    """One segment of a path, whatever a caller takes for an id."""
+    """Make one segment of a path, whatever a caller takes for an id."""
     return quote(text, safe="")
 
 

@@ -35,7 +35,7 @@ Refused = tuple[Wanted, errors.ClientError]
 
 
 def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
-    """Those that can go where they are to go, each once; and the others, one for each path, and why.
+    """Return those that can go where they are to go, each once; and the others, one for each path, and why.
 
     Refused are names that are no relative paths, paths that several files are to become, and files where others need a
     folder: nothing decides in silence which of them it is.
@@ -135,7 +135,7 @@ class Partial(Sink):
         self.length = 0
 
     def become(self, target: Path, modified_at: datetime | None) -> None:
-        """The whole file under its own name, also after a power cut."""
+        """Give the whole file its own name, also after a power cut."""
         set_time(self._opened.fileno(), modified_at)
         os.fsync(self._opened.fileno())
         self._path.replace(target)
@@ -176,7 +176,8 @@ def _is_at(opened: BinaryIO, path: Path) -> bool:
 
 
 def set_time(file: Path | int, modified_at: datetime | None) -> None:
-    """The time of modification is that of the file where it came from, if it was told, and if the disk has such times."""
+    """Set the time of modification to that of the file where it came from, if it was told, and if the disk has such
+    times."""
     if modified_at is not None:
         nanoseconds = plan.modified_ns_of(modified_at)
         with suppress(OSError, OverflowError):
@@ -196,7 +197,8 @@ class Downloading:
     gate: asyncio.Event  # closed while the transfer is paused
 
     async def run(self, target: Path, *, overwrite: bool) -> How:
-        """To a path: whether it was fetched, or present. Raises ClientError. What has arrived stays for the next run."""
+        """Fetch to a path; return whether it was fetched, or present. Raises ClientError. What has arrived stays for
+        the next run."""
         if not _SHA256.fullmatch(self.file.sha256):
             raise errors.BadAnswer(f"{self.file.name}: the server names a SHA-256 that is none")
         try:
@@ -229,7 +231,7 @@ class Downloading:
         return errors.ContentDiffers(f"{self.file.name}: the bytes received have another SHA-256")
 
     def _is_there(self, target: Path, *, overwrite: bool) -> bool:
-        """Then its time is the file's. Raises TargetExists."""
+        """Tell whether it is there; then its time is the file's. Raises TargetExists."""
         if not (target.exists() or target.is_symlink()):
             return False
         same_size = target.is_file() and target.stat().st_size == self.file.size

@@ -103,7 +103,7 @@ class ManyFiles:
     async def bring(
         self, waiting: "deque[LocalFile]", work: Callable[[LocalFile], Awaitable[Outcome]], *, begins: bool = True
     ) -> None:
-        """Each for itself, several at a time. `begins`: they were not told of."""
+        """Send each for itself, several at a time. `begins`: they were not told of."""
 
         async def go_on() -> None:
             while waiting and not self.hopeless:
@@ -169,14 +169,14 @@ class There:
         self._alone = if_exists == "replace"
 
     def candidates(self, name: str, size: int) -> Sequence[File]:
-        """Those that a file of this name and size may be: then nothing has to be done for it."""
+        """Return those that a file of this name and size may be: then nothing has to be done for it."""
         files = self._by_name.get(name, ())
         if self._alone and len(files) > 1:
             return ()  # the others have to go
         return [file for file in files if file.size == size and not file.damaged]
 
     def replaced_by(self, file: File) -> Sequence[File]:
-        """Those that are gone now that this one is there."""
+        """Return those that are gone now that this one is there."""
         if not self._alone:
             return ()
         return [other for other in self._by_name.get(file.name, ()) if other.id != file.id]
@@ -207,7 +207,7 @@ async def read_target(api: Api, names: Sequence[str], if_exists: IfExists) -> Th
 
 
 def prefixes_of(names: Sequence[str]) -> list[str]:
-    """With what all names begin: each by itself if they are few, or in few folders, as others may lie between."""
+    """Return prefixes of all names: the name of each if they are few, or in few folders, as others may lie between."""
     shared = _beginning(names)
     folder = shared[: shared.rfind("/") + 1]
     groups: dict[str, list[str]] = defaultdict(list)

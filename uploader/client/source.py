@@ -41,7 +41,7 @@ class Source(ABC):
 
     @abstractmethod
     def _read_some(self, offset: int, length: int) -> bytes:
-        """As many of these bytes as come at once, but one at least. Raises as `read`."""
+        """Read as many of these bytes as come at once, but one at least. Raises as `read`."""
 
     @abstractmethod
     def check(self) -> None:
@@ -130,7 +130,7 @@ class _ObjectSource(Source):
                 raise FileChanged("the file object changed its size while it was uploaded")
 
     def close(self) -> None:
-        """It is the caller's to close."""
+        """Leave it open: it is the caller's to close."""
 
 
 async def digests_of(source: Source, on_hashed: Callable[[int], None]) -> Digests:

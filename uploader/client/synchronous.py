@@ -49,12 +49,12 @@ async def _end_all_others() -> None:
 
 
 async def call(function: Callable[[], T]) -> T:
-    """An event loop's own things are used in its thread only."""
+    """Call it on the event loop, whose own things are used in its thread only."""
     return function()
 
 
 async def next_of(found: AsyncIterator[T]) -> list[T]:
-    """A page or so, because the way between two threads is long. Empty at the end."""
+    """Return a page or so, because the way between two threads is long. Empty at the end."""
     some = []
     async for each in found:
         some.append(each)

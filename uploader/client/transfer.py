@@ -65,7 +65,7 @@ class Speed:
             self._samples.popleft()
 
     def per_second(self, shortest_seconds: float = 0.0) -> float | None:
-        """None while there is nothing to measure, or not for so long."""
+        """Return the speed; None while there is nothing to measure, or not for so long."""
         if not self._samples:
             return None
         (then, before), (now, figure) = self._samples[0], self._samples[-1]
@@ -103,7 +103,7 @@ class Meter:
         self._tell_now_and_then()
 
     def received(self, received_bytes: int) -> None:
-        """The other end's own figure; answers may overtake each other, so the largest counts."""
+        """Note the other end's own figure; answers may overtake each other, so the largest counts."""
         self._received = max(self._received, received_bytes)
         self._tell_now_and_then()
 
@@ -113,11 +113,11 @@ class Meter:
         self._tell_now_and_then()
 
     def spared(self, length_bytes: int) -> None:
-        """These bytes have arrived without being sent."""
+        """Note that these bytes have arrived without being sent."""
         self.spared_bytes += length_bytes
 
     def landed(self, length_bytes: int) -> None:
-        """These bytes are not on their way any more: they have arrived, or are lost."""
+        """Note that these bytes are not on their way any more: they have arrived, or are lost."""
         self._in_flight -= length_bytes
 
     def begin_anew(self) -> None:
@@ -201,7 +201,7 @@ class AsyncTransfer(Generic[T]):
         return self._task.cancelled()
 
     async def wait(self) -> None:
-        """Until it is over, however it ends. A cancelled wait does not end it."""
+        """Wait until it is over, however it ends. A cancelled wait does not end it."""
         await asyncio.wait({self._task})
 
     async def result(self) -> T:

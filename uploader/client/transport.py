@@ -132,7 +132,7 @@ class Transport:
             await client.aclose()
 
     def _client_for(self, url: httpx2.URL) -> httpx2.AsyncClient:
-        """The HTTP client for a URL. TLS has one of its own: to read the trusted certificates takes a while."""
+        """Return the HTTP client for a URL. TLS has one of its own: to read the trusted certificates takes a while."""
         secure = url.scheme == "https"
         if secure not in self._clients:
             self._clients[secure] = httpx2.AsyncClient(
@@ -150,7 +150,7 @@ class Transport:
         return Retrying(self._patience, self._on_retry)
 
     async def request(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        """A call that is tried again while that may help. Raises ServerProblem, Unreachable, BadAnswer."""
+        """Send a request again and again while that may help. Raises ServerProblem, Unreachable, BadAnswer."""
         retrying = self.retrying()
         while True:
             try:
@@ -172,7 +172,7 @@ class Transport:
         params: Mapping[str, str] | None = None,
         timeout_seconds: float = _TIMEOUT_SECONDS,
     ) -> httpx2.Response:
-        """One attempt; `body` is sent as JSON, `content` as it is, if it comes in pieces then no faster than the pace."""
+        """Try once; `body` is sent as JSON, `content` as it is, if it comes in pieces then no faster than the pace."""
         timeout = _timeout(timeout_seconds)
         if isinstance(content, AsyncIterable):
             content = self._pace.paced(content)
@@ -212,7 +212,7 @@ class Transport:
             raise unreachable(error, answered=answered) from error
 
     def _request_sent_on(self, response: httpx2.Response) -> httpx2.Request:
-        """The same question where the server says: without the token, which is for nobody else, and without a condition on
+        """Ask the same where the server says: without the token, which is for nobody else, and without a condition on
         an ETag, which is another one there. Raises BadAnswer."""
         asked = response.request.headers
         headers = {name: asked[name] for name in ("Range", "Accept-Encoding", "User-Agent") if name in asked}
@@ -243,8 +243,8 @@ class Transport:
 
 
 async def _read(response: httpx2.Response) -> httpx2.Response:
-    """The same, with its body. Raises BadAnswer for one that is too large, or encoded though nobody asked for that, as soon
-    as that is known."""
+    """Read an answer with its body. Raises BadAnswer for one that is too large, or encoded though nobody asked for
+    that, as soon as that is known."""
     if _is_encoded(response):
         raise BadAnswer(
             f"{response.url} is answered in {response.headers['content-encoding']!r}, which was not asked for"
@@ -256,7 +256,7 @@ async def _read(response: httpx2.Response) -> httpx2.Response:
 
 
 async def _read_problem(response: httpx2.Response) -> httpx2.Response:
-    """As `_read`, of an answer whose status says enough: what can't be one of our problems is left out."""
+    """Read, as `_read`, an answer whose status says enough: what can't be one of our problems is left out."""
     return _with_body(
         response, b"" if _is_encoded(response) else await _read_most(response, _MOST_PROBLEM_BYTES) or b""
     )
@@ -324,7 +324,8 @@ def _raise_for_problem(response: httpx2.Response) -> None:
 
 
 def _raise_for_elsewhere(response: httpx2.Response) -> None:
-    """The answer of whom the server sent us on to, who speaks another language: asked again, the server sends us on anew."""
+    """Raise for the answer of whom the server sent us on to, who speaks another language: asked again, it sends us on
+    anew."""
     if response.status_code >= 300:
         raise ServerProblem(
             f"{origin_of(response.url)}, where the server keeps its bytes, answers {response.status_code} "

@@ -122,7 +122,8 @@ class Sending(Struct, frozen=True):
         return status
 
     async def _send(self, upload: Upload, number: int) -> model.Sent | UploadStatus:
-        """One chunk, until it counts. After a failure the server is asked first: the answer alone may have been lost."""
+        """Send one chunk until it counts. After a failure the server is asked first: the answer alone may have been
+        lost."""
         retrying = self.api.retrying()
         while True:
             try:
@@ -245,7 +246,8 @@ class Uploading:
         return "instant" if file.instant and not self._present else "present"
 
     async def run(self) -> File:
-        """The file it became. Raises ClientError; after FileChanged the server keeps nothing of the upload."""
+        """Upload; return the file it became. Raises ClientError; after FileChanged the server keeps nothing of the
+        upload."""
         self._meter.tell()
         await self._check_room()  # before anything is read
         self._hashing = asyncio.create_task(digests_of(self._source, self._meter.hashed))
@@ -443,7 +445,8 @@ class Uploading:
         return await self._finish(told) if sending.cancelled() else await sending
 
     async def _meet(self, other_id: str, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
-        """The caller has another open upload of this content, perhaps from another device: go on with the fuller one."""
+        """Go on with the fuller one where the caller has another open upload of this content, perhaps from another
+        device."""
         own, other = await asyncio.gather(self._api.status(upload.id), self._api.status(other_id))
         if isinstance(own, Open) and not (
             isinstance(other, Open) and other.upload.received_bytes < own.upload.received_bytes

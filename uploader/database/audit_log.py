@@ -39,7 +39,7 @@ async def note(connection: AsyncConnection, act: Act | None, **details: object) 
 
 
 async def acts(connection: AsyncConnection, wanted: Wanted, page: Page) -> list[Act]:
-    """By the time of each."""
+    """Return a page of acts by the time of each."""
     query = select(models.audit_log)
     if wanted.since is not None:
         query = query.where(_ACTS.created_at >= wanted.since)

@@ -199,7 +199,7 @@ async def renew(
 
 
 async def last_error(connection: AsyncConnection, sink: str) -> str | None:
-    """The error of what waits, or else of what is dead."""
+    """Return the error of what waits, or else of what is dead."""
     for state in (WAITING, DEAD):
         values = {"of_state": state, "of_sink": sink, "most": _MOST_COUNTED}
         error: str | None = (await connection.execute(_LAST_ERROR, values)).scalar()

@@ -88,7 +88,7 @@ def blobs_of_sqlite(directory: Path) -> Iterator[tuple[str, int]]:
 
 
 def place_sqlite(directory: Path, target: Path) -> None:
-    """All at once and durably."""
+    """Put the database in place all at once and durably."""
     # Where contents are in a bucket nobody else has made it.
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.new")
@@ -195,7 +195,7 @@ def _parts(directory: Path) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
 
 
 def _checked(name: str) -> str:
-    """It becomes a part of a statement."""
+    """Check a name that becomes a part of a statement."""
     if not _NAME.fullmatch(name):
         raise ValueError(name)
     return name

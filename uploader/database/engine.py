@@ -196,7 +196,7 @@ class Database:
         raise AssertionError("unreachable")
 
     def _has_waited(self, error: Exception, seconds: float) -> bool:
-        """A row was waited for as long as anybody waits; not so if it was asked for without waiting."""
+        """Tell whether a row was waited for as long as anybody waits; not so if it was asked for without waiting."""
         if not isinstance(self._kind, Mysql) or _code(error) != _MYSQL_LOCK_WAIT_TIMEOUT:
             return False
         return seconds >= self._kind.lock_wait_seconds / 2  # InnoDB looks at its clock once a second

@@ -128,7 +128,7 @@ def _first(dialect: str) -> sa.TextualSelect:
 
 @cache
 def _level(dialect: str) -> sa.TextualSelect:
-    """The entries of a level, each with its files."""
+    """Return the statement for the entries of a level, each with its files."""
     columns = [_FILES[name] for name in queries.FILE_COLUMNS]
     statement = _LEVEL.format(
         next=_HOP[dialect].format(first=_AFTER[dialect]),
@@ -142,7 +142,7 @@ def _level(dialect: str) -> sa.TextualSelect:
 
 @cache
 def _has_more(dialect: str) -> sa.TextualSelect:
-    """A name that comes after so many others."""
+    """Return the statement for a name that comes after so many others."""
     return _typed(_HAS_MORE.format(index=_INDEX[dialect]), sa.column("name", _FILES.name.type))
 
 

@@ -73,7 +73,8 @@ async def look_at_server(connection: AsyncConnection) -> DatabaseServer | None:
 
 
 async def sqlite_pragmas(connection: AsyncConnection) -> dict[str, str]:
-    """The settings of this connection to a SQLite that decide what a commit survives; none of another database."""
+    """Return the settings of this connection to a SQLite that decide what a commit survives; none of another
+    database."""
     if connection.dialect.name != "sqlite":
         return {}
     names = ("journal_mode", "synchronous")
@@ -114,7 +115,7 @@ async def lease(connection: AsyncConnection, name: str, owner: str, *, now: date
 
 
 def _moment(text: str, fallback: datetime) -> datetime:
-    """One that can't be read, in a damaged row, holds up nobody."""
+    """Read a moment; one that can't be read, in a damaged row, holds up nobody."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):

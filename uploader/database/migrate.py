@@ -35,7 +35,7 @@ def migrations_directory() -> Path:
 
 
 def head_revision() -> str:
-    """Their files are named by their revisions, in order."""
+    """Return the newest revision: the files are named by their revisions, in order."""
     return max(path.stem.split("_")[0] for path in (migrations_directory() / "versions").glob("[0-9]*.py"))
 
 

@@ -172,7 +172,7 @@ async def closed_uploads(connection: AsyncConnection, closed_before: datetime, l
 async def ends_of_uploads(
     connection: AsyncConnection, after: datetime, until: datetime, limit: int
 ) -> list[tuple[datetime, str]]:
-    """When uploads were closed, and whose they were: the earliest after a moment first."""
+    """Return when uploads were closed, and whose they were: the earliest after a moment first."""
     query = sa.select(_UPLOADS.closed_at, _UPLOADS.user_id).with_hint(*_along("ix_upload_closed"))
     query = query.where(_UPLOADS.closed_at > after, _UPLOADS.closed_at <= until)
     query = query.order_by(_UPLOADS.closed_at).limit(limit)
@@ -391,7 +391,7 @@ async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> di
 
 
 async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
-    """Those of `sha256s` that have a row; `lock` waits for rows on their way, too."""
+    """Return those of `sha256s` that have a row; `lock` waits for rows on their way, too."""
     query = sa.select(_BLOBS.sha256).where(_BLOBS.sha256.in_(sha256s)).order_by(_BLOBS.sha256)
     return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
 
@@ -440,7 +440,7 @@ async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[st
 
 
 async def blobs_in_use(connection: AsyncConnection, after: str, limit: int) -> list[Blob]:
-    """By SHA-256."""
+    """Return blobs by SHA-256."""
     return await all_of(connection, Blob, _after(_BLOB.where(_BLOBS.refs > 0), _BLOBS.sha256, after, limit))
 
 
@@ -568,7 +568,7 @@ async def damaged_below(connection: AsyncConnection, user_id: str, prefix: str) 
 
 
 def _below(user_id: str, prefix: str) -> list[sa.ColumnElement[bool]]:
-    """By the index of names, so that what lies elsewhere costs nothing."""
+    """Return conditions that search by the index of names, so that what lies elsewhere costs nothing."""
     if not prefix:
         return [_FILES.user_id == user_id]
     raw = prefix.encode()

@@ -31,7 +31,7 @@ async def add_day(connection: AsyncConnection, day: Day) -> None:
 
 
 async def days_since(connection: AsyncConnection, first: date) -> list[Day]:
-    """In order. Days on which nobody looked are not there."""
+    """Return days in order. Days on which nobody looked are not there."""
     query = select(models.usage_daily).where(_DAYS.day >= first).order_by(_DAYS.day)
     return await queries.all_of(connection, _day_of, query)
 
@@ -96,8 +96,8 @@ async def counts_of(connection: AsyncConnection, user_ids: list[str], name: str)
 
 
 async def users_by_count(connection: AsyncConnection, page: Page, containing: str | None) -> list[str]:
-    """A join of all users with all counts is slow. So a page is put together from two questions, each of which walks
-    along one index: who has some, by how many, and who has none, by their ids."""
+    """Put a page together from two questions, each of which walks along one index: who has some, by how many, and who
+    has none, by their ids. A join of all users with all counts is slow."""
     count, last = page.after or (None, "")
     found: list[str] = []
     if page.descending:
@@ -206,7 +206,7 @@ def _open_conditions(idle_since: datetime | None, user_id: str | None) -> list[C
 async def open_uploads(
     connection: AsyncConnection, page: Page, *, idle_since: datetime | None, user_id: str | None
 ) -> list[Upload]:
-    """Those that nothing was accounted for since `idle_since`, and of one user, if given."""
+    """Return those that nothing was accounted for since `idle_since`, and of one user, if given."""
     query = select(*queries.UPLOAD_COLUMNS).where(*_open_conditions(idle_since, user_id))
     return await queries.all_of(connection, queries.upload_of, page.of(query, _UPLOAD_KEYS[page.sort], _UPLOADS.id))
 

@@ -80,7 +80,8 @@ class Pieces:
         self._starts = array("Q", accumulate(lengths, initial=0))
 
     def split(self, offset: int, length: int) -> list[tuple[int, int, int]]:
-        """A range of the content where its pieces are cut: of each part the number of its piece, its offset and length."""
+        """Split a range of the content where its pieces are cut: of each part the number of its piece, its offset and
+        length."""
         number, end = bisect_right(self._starts, offset) - 1, offset + length
         parts = []
         while offset < end:

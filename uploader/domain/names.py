@@ -79,7 +79,7 @@ class Selection:
 
     @classmethod
     def of(cls, ids: Iterable[str], prefixes: Iterable[str]) -> "Selection":
-        """Without what is there twice, or below another prefix; always in one order."""
+        """Make a selection without what is there twice, or below another prefix; always in one order."""
         least: list[str] = []
         for prefix in sorted(set(prefixes)):
             if not least or not prefix.startswith(least[-1]):

@@ -92,7 +92,7 @@ def to_bitmap(present: Sequence[bool] | bytearray) -> bytes:
 
 
 def from_bitmap(bitmap: bytes, count: int) -> bytearray:
-    """The first `count` chunks of a Redis bitmap, 1 or 0 each; what it is too short for is 0."""
+    """Return the first `count` chunks of a Redis bitmap, 1 or 0 each; what it is too short for is 0."""
     padded = bitmap.ljust(-(-count // 8), b"\0")
     return bytearray((padded[number >> 3] >> (7 - (number & 7))) & 1 for number in range(count))
 
@@ -113,7 +113,8 @@ _STATES = {state.value: state for state in State}
 
 
 def state_of(word: str, *, is_closed: bool) -> State:
-    """The state that a word stands for. Another word is in a row that is damaged: nothing that is open may be lost by it."""
+    """Return the state that a word stands for. Another word is in a row that is damaged: nothing that is open may be
+    lost by it."""
     return _STATES.get(word) or (State.FAILED if is_closed else State.OPEN)
 
 
@@ -149,7 +150,8 @@ _IF_EXISTS = {choice.value: choice for choice in IfExists}
 
 
 def if_exists_of(word: str | None) -> IfExists:
-    """The choice that a word stands for. Rows of earlier versions have none; for the word of a damaged one nothing goes."""
+    """Return the choice that a word stands for. Rows of earlier versions have none; for the word of a damaged one
+    nothing goes."""
     return _IF_EXISTS.get(word or "", IfExists.KEEP)
 
 

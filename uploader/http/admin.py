@@ -383,7 +383,7 @@ class AdminHandlers:
 
 
 def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) -> Order:
-    """The largest first, but for the sort `ascending`. Raises InvalidRequest."""
+    """Read the order: the largest first, but for the sort `ascending`. Raises InvalidRequest."""
     sort = call.query_word("sort", default, sorts)
     default_order = "asc" if sort == ascending else "desc"
     return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
@@ -537,7 +537,7 @@ class AuditLogHandlers:
 
 
 def _moment(call: Call, name: str) -> datetime | None:
-    """Without a zone it is one of UTC. Raises InvalidRequest."""
+    """Parse a moment; without a zone it is one of UTC. Raises InvalidRequest."""
     text = call.query(name)
     if text is None:
         return None

@@ -15,7 +15,7 @@ _BATCH = 500
 
 
 def relay_job(relay: Relay) -> Job:
-    """One for each sink, so that none waits for another; a commit wakes them all."""
+    """Make the job of one sink, so that none waits for another; a commit wakes them all."""
     return Job(f"relay {relay.name}", relay.relay_due, wake_channel=wake_channel(relay.name))
 
 

@@ -25,7 +25,7 @@ class Flusher:
     flushing: Flushing
 
     def as_jobs(self) -> list[Job]:
-        """Two, so that one claims or acknowledges a batch while the database writes the other's."""
+        """Make two, so that one claims or acknowledges a batch while the database writes the other's."""
         name = f"flusher {self.queue.shard}"
         return [Job(name, self.run_once, wake_channel=self.queue.wake_channel) for name in (name, f"{name}, second")]
 

@@ -278,8 +278,8 @@ class Appends:
     _streams: set[asyncio.Future[None]] = field(default_factory=set, init=False)
 
     async def find(self, target: Target, offset: int) -> Upload | Complete:
-        """The upload that is to go on there, or the file it became: from memory where bytes are missing, for then an append
-        tells what is out of date. Raises UploadNotFound, UploadGone, Forbidden."""
+        """Find the upload that is to go on there, or the file it became: from memory where bytes are missing, for then
+        an append tells what is out of date. Raises UploadNotFound, UploadGone, Forbidden."""
         found = await self.receiving.find(target)
         if isinstance(found, Upload) and offset >= found.size:
             return await self.uploads.find(target)
@@ -352,7 +352,7 @@ class Appends:
     def append_whole(
         self, target: Target, offset: int, source: CheckedSource, *, length: int | None = None, ends: bool = False
     ) -> Appending:
-        """As `append`, where all of a stream, checked before, counts or nothing. Raises DigestMismatch, too."""
+        """Append as `append`, where all of a stream, checked before, counts or nothing. Raises DigestMismatch, too."""
         said = Said(source.declared_bytes, length, ends)
         return self._append(target, offset, said, self._received(target, offset, source))
 
@@ -536,7 +536,8 @@ class Appends:
 
 
 async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, float | None]:
-    """The end of an upload now, as chunks may lie beyond, and the time of the last byte, if not just now. Raises Gone."""
+    """Return the end of an upload now, as chunks may lie beyond, and the time of the last byte, if not just now. Raises
+    Gone."""
     if upload.length_known and end == upload.size:
         return end, None
     try:

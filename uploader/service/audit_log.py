@@ -60,7 +60,7 @@ def act(
 
 
 def _os_user() -> str:
-    """By the kernel, because the environment says what it was told to."""
+    """Ask the kernel, because the environment says what it was told to."""
     number = os.getuid()
     try:
         return pwd.getpwuid(number).pw_name
@@ -107,7 +107,8 @@ class AuditLogReports:
     database: Database
 
     async def page(self, wanted: Wanted, *, limit: int, after: str | None) -> tuple[list[Act], str | None]:
-        """A page of acts, and the cursor of the next one. Raises InvalidRequest for an unknown cursor, Unavailable."""
+        """Return a page of acts, and the cursor of the next one. Raises InvalidRequest for an unknown cursor,
+        Unavailable."""
         position = None if after is None else parse_cursor(after, _SORT, "moment")
         found = await self._read(wanted, limit + 1, position)
         if len(found) <= limit:
@@ -116,7 +117,8 @@ class AuditLogReports:
         return found[:limit], cursor(_SORT, last.created_at, last.id)
 
     async def all(self, wanted: Wanted) -> AsyncIterator[list[Act]]:
-        """Every act, in batches, for a stream that holds no connection while its reader is slow. Raises Unavailable."""
+        """Yield every act, in batches, for a stream that holds no connection while its reader is slow. Raises
+        Unavailable."""
         after = None
         while found := await self._read(wanted, _BATCH, after):
             yield found

@@ -70,7 +70,7 @@ class Copying:
     _copied: Copied = field(default_factory=Copied, init=False)
 
     async def run(self, dump: Path) -> Copied:
-        """The blobs are durable then. Raises OSError of the target."""
+        """Copy what is lacking; the blobs are durable then. Raises OSError of the target."""
         copied = self._copied
         copied.blobs, copied.bytes = await asyncio.to_thread(_totals, dump)
         async for batch in _batches(dump):

@@ -336,7 +336,8 @@ def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> errors.I
 
 
 async def _receive_checked(source: ChunkSource, upload: Upload, number: int, claims: ClaimedDigests) -> Body:
-    """A body of the right length, with the digests that were sent with it. Raises ChunkLengthMismatch, DigestMismatch."""
+    """Receive a body of the right length, with the digests that were sent with it. Raises ChunkLengthMismatch,
+    DigestMismatch."""
     body = await source.receive(upload.user_id, chunk_length(number, upload.size, upload.chunk_size))
     try:
         await check_digests(body, claims)

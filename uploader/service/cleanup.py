@@ -178,7 +178,8 @@ class Cleanup:
         return len(ends) == limit
 
     async def _purge(self, closed: list[Upload]) -> int:
-        """Where bytes are left they go first, and the row at the next call: bytes that no row names would stay."""
+        """Remove closed uploads. Where bytes are left they go first, and the row at the next call: bytes that no row names
+        would stay."""
         left = {upload.id for upload in await self.storage.remaining(closed)}
         for upload_id in left:
             try:
@@ -221,7 +222,7 @@ class Cleanup:
         return False
 
     async def _opened_before_now(self) -> AsyncIterator[Upload]:
-        """Not what is opened since: a busy server would keep this going for ever."""
+        """Yield what was opened before now, not since: a busy server would keep this going for ever."""
         after, newest = "", new_id()
         while batch := await self.database.read(queries.all_open_uploads, after, _BATCH):
             for upload in batch:
@@ -340,6 +341,6 @@ class _Run:
             return False  # it has a row by now
 
     def _leave(self, found: Found, error: UploaderError) -> None:
-        """One that is busy must not hold up the others."""
+        """Leave out one that is busy: it must not hold up the others."""
         logger.warning("not cleaned up for now", extra={"path": found.place, "reason": error.reason})
         self.cleaned.left += 1

@@ -156,7 +156,8 @@ class Closers:
         return complete and not upload.is_part and upload.id not in self._unmergeable
 
     def note_unmergeable(self, upload: Upload) -> None:
-        """The digests of a complete upload can't be computed, and no chunk of it is bad: it may expire when it is idle."""
+        """Note that the digests of a complete upload can't be computed, and no chunk of it is bad: it may expire when
+        it is idle."""
         self._unmergeable.add(upload.id)
 
     async def tidy(self, upload_id: str) -> bool:
@@ -242,8 +243,8 @@ class Closers:
             raise
 
     async def mend(self, upload: Upload) -> None:
-        """Somebody did not find the bytes of an open upload. Where they are lost, all of it is missing from here on, and can
-        be sent again; else only Redis is rebuilt. Raises Gone, NotOpen, Unavailable."""
+        """Mend an open upload whose bytes somebody did not find. Where they are lost, all of it is missing from here
+        on, and can be sent again; else only Redis is rebuilt. Raises Gone, NotOpen, Unavailable."""
         await uninterrupted(self._mending.run(upload.id, lambda: self._mend(upload)))
 
     async def _mend(self, upload: Upload) -> None:

@@ -297,7 +297,7 @@ class Concatenations:
     # Bringing further
 
     async def part_completed(self, part: Upload) -> None:
-        """The last byte of a part is there: if its whole waits for nothing else, it is joined. Never fails."""
+        """Join the whole of a part whose last byte is there, if it waits for nothing else. Never fails."""
         try:
             ids = await self.database.read(queries.concatenations_waiting_for, part.id, brief=True)
             for concatenation_id in ids:
@@ -352,7 +352,7 @@ class Concatenations:
         return await self.database.read(queries.uploads_by_id, ids)
 
     async def _check_parts(self, user_id: str, part_ids: tuple[str, ...]) -> int | None:
-        """Their bytes; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
+        """Return their bytes; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
         parts = await self._parts_of(part_ids)
         for part_id in part_ids:
             part = parts.get(part_id)

@@ -64,7 +64,8 @@ class DeltaBase:
         return [b"".join([found[part] for part in parts]) for parts in split]
 
     async def _find(self, parts: Iterable[_Part]) -> dict[_Part, bytes]:
-        """The bytes of parts in the order in which they are copied: cut from their piece where it is at hand, else read."""
+        """Return the bytes of parts in the order in which they are copied: cut from their piece where it is at hand,
+        else read."""
         wanted: dict[int, list[_Part]] = {}
         for part in parts:
             wanted.setdefault(part[0], []).append(part)
@@ -89,7 +90,8 @@ class DeltaBase:
         return {part: piece[part[1] - start : part[1] - start + part[2]] for part in parts}
 
     def _to_compare(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some pieces that were not compared yet, in order. Raises InvalidDelta if they are too much."""
+        """Return those of some pieces that were not compared yet, in order. Raises InvalidDelta if they are too
+        much."""
         new = sorted(number for number in numbers if number not in self._compared)
         self._left -= sum(self.pieces.extent(number)[1] for number in new)
         if self._left < 0:
@@ -169,7 +171,8 @@ class DeltaBases:
             raise errors.BaseUnusable() from error
 
     async def _examine(self, sha256: str) -> None:
-        """Once for all who find it unusable at the same time: it takes as long as hashing it, in threads that merges use."""
+        """Examine it once for all who find it unusable at the same time: it takes as long as hashing it, in threads
+        that merges use."""
         try:
             await self._examining.run(sha256, lambda: self.healing.examine(sha256))
         except Stopping as error:

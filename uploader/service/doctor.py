@@ -396,7 +396,8 @@ def diagnoses_of_mounts(data: Path, mounts: Sequence[disk.Mount]) -> list[Diagno
 
 
 def diagnoses_of_redis_settings(found: dict[str, str]) -> list[Diagnosis]:
-    """Without `noeviction` Redis forgets what it was told. Without the rest more is rebuilt after a crash of it."""
+    """Tell which settings of Redis are not as they should be. Without `noeviction` it forgets what it was told. Without
+    the rest more is rebuilt after a crash of it."""
     diagnoses = []
     for name, values in REDIS_SETTINGS.items():
         for odd in odd_settings(found, {name: values}):
@@ -422,7 +423,7 @@ def _holds_secrets(key_set: Path) -> bool:
 
 
 def _versions() -> dict[str, str]:
-    """The versions of what this process stands on, as far as it is installed."""
+    """Return the versions of what this process stands on, as far as it is installed."""
     found = {"Python": platform.python_version(), "SQLite": sqlite3.sqlite_version}
     found["OpenSSL"] = ".".join(map(str, ssl.OPENSSL_VERSION_INFO[:3]))
     for package in {advisory.package for advisory in advisories.ADVISORIES if not advisory.is_backported}:

@@ -89,7 +89,8 @@ class Watching:
         return 0.0 if state.oldest is None else max(0.0, (self.clock.now() - state.oldest).total_seconds())
 
     async def sinks(self) -> list[SinkFigures]:
-        """Those of the settings, then names that are none any more and still have deliveries. Raises Unavailable."""
+        """Return those of the settings, then names that are none any more and still have deliveries. Raises
+        Unavailable."""
 
         async def look(connection: Connection) -> list[SinkFigures]:
             found = await deliveries.states(connection)
@@ -211,7 +212,7 @@ class Relay:
         return 0.0
 
     async def _wait_seconds(self) -> float:
-        """Until anything is due; somebody may put a sink in force again that wants no more."""
+        """Return the seconds until anything is due; somebody may put a sink in force again that wants no more."""
 
         async def look(connection: Connection) -> datetime | None:
             due_at = await deliveries.next_due(connection, self.name)

@@ -29,8 +29,8 @@ class Files:
     async def list(
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None = None
     ) -> tuple[list[File], str | None]:
-        """A page of files with names that start with `prefix` and contain `part`, newest first, and the cursor of the next
-        one. Raises InvalidRequest for an unknown cursor."""
+        """Return a page of files with names that start with `prefix` and contain `part`, newest first, and the cursor
+        of the next one. Raises InvalidRequest for an unknown cursor."""
         if after is not None and not ID.fullmatch(after):
             raise errors.InvalidRequest.field("after", "is not a cursor of this list")
         ask = partial(queries.files, limit=limit + 1, after=after, prefix=prefix, part=part)
@@ -157,7 +157,8 @@ class Folders:
     async def level(
         self, user_id: str, prefix: str, *, limit: int, after: Place | None
     ) -> tuple[list[Folder | File], Place | None]:
-        """A page of one level, by name: the folders and the files right below a prefix; and where the next page begins."""
+        """Return a page of one level, by name: the folders and the files right below a prefix; and where the next page
+        begins."""
 
         ask = partial(levels.page, limit=limit, after=after)
         page, has_more = await self.database.read(ask, user_id, prefix)
@@ -221,8 +222,8 @@ class Folders:
             _refuse_damaged(next((file for file in files if file.damaged), None))
 
     async def names(self, user_id: str, selection: Selection) -> list[str]:
-        """The names of the files that are selected one by one, and the prefixes. Raises FileNotFound if there is no file at
-        all: it is not told which ids were another's."""
+        """Return the names of the files that are selected one by one, and the prefixes. Raises FileNotFound if there is
+        no file at all: it is not told which ids were another's."""
         names = list(selection.prefixes)
         async for files in self._selected(user_id, Selection(selection.ids)):
             names += [file.name for file in files]
@@ -236,7 +237,7 @@ class Folders:
                 yield file
 
     async def _selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
-        """In batches that are not empty; ids that are no files of this user are passed over."""
+        """Yield files in batches that are not empty; ids that are no files of this user are passed over."""
         for prefix in await self._in_use(user_id, selection):
             async for files in self._below(user_id, prefix):
                 yield files
@@ -255,7 +256,7 @@ class Folders:
         return await self.database.read(levels.prefixes_in_use, user_id, selection.prefixes)
 
     async def _below(self, user_id: str, prefix: str, *, shortest: bool = False) -> AsyncIterator[list[File]]:
-        """In batches, in an order that a move does not change, so that each is met once."""
+        """Yield files in batches, in an order that a move does not change, so that each is met once."""
         ask = partial(queries.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE, shortest=shortest)
         after: File | None = None
         while files := await self.database.read(partial(ask, after=after)):

@@ -91,7 +91,7 @@ class Healing:
         return Damage(sha256, blob.size, seen, files, healed) if files else None
 
     async def note_unreadable(self, sha256: str) -> None:
-        """Somebody could not read a content: it is looked at soon. Raises Unavailable."""
+        """Note that somebody could not read a content: it is looked at soon. Raises Unavailable."""
         blob = await self._in_use(sha256)
         if blob is not None and blob.reread_at is None:
             await self._note_unreadable(blob)
@@ -101,7 +101,8 @@ class Healing:
         return None if blob is None or blob.refs == 0 else blob
 
     async def _look_at(self, blob: queries.Blob, pace: Pace | None) -> tuple[Found | None, BlobProblem | Digests]:
-        """The bytes, and what is wrong, or their digests, with the MD5 where it is not known. Raises StorageAway."""
+        """Return the bytes, and what is wrong, or their digests, with the MD5 where it is not known. Raises
+        StorageAway."""
         found: Found | None = None
         try:
             found = await self.storage.find_blob(blob.sha256)
@@ -120,7 +121,8 @@ class Healing:
         return found, actual if actual.sha256 == blob.sha256 else BlobProblem.ALTERED
 
     async def _note_unreadable(self, blob: queries.Blob) -> None:
-        """Without a look at the bytes, which might fail: if others have taken their place, the next one tells."""
+        """Note it without a look at the bytes, which might fail: if others have taken their place, the next one
+        tells."""
         now, wait_seconds = self.clock.now(), _REREAD_SECONDS
         if blob.reread_at is None:
             logger.error("a content can't be read", extra={"sha256": blob.sha256})

@@ -107,7 +107,7 @@ class Health:
     _storage_checked_at: float = field(default=-math.inf, init=False)
 
     async def check(self) -> dict[str, Finding]:
-        """For each part, how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
+        """Tell for each part how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
         database, redis, storage, content = await asyncio.gather(
             self._find("database", self._check_database, self._database_warning),
             self._find("redis", self.installation.check_redis, self._redis_warning),
@@ -183,7 +183,7 @@ class Health:
 
 
 def not_durable(found: Mapping[str, str]) -> list[str]:
-    """The settings of a MySQL or MariaDB by which a commit does not survive a power cut."""
+    """Return the settings of a MySQL or MariaDB by which a commit does not survive a power cut."""
     wanted = {"innodb_flush_log_at_trx_commit": ("1",)}
     if found.get("log_bin") == "1":
         wanted["sync_binlog"] = ("1",)
@@ -195,7 +195,7 @@ REDIS_SETTINGS = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"),
 
 
 def odd_settings(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The settings of a server that are not as they should be; those that it does not tell are passed over."""
+    """Return the settings of a server that are not as they should be; those that it does not tell are passed over."""
     return [
         f"{name} is {found[name]}, not {' or '.join(values)}"
         for name, values in wanted.items()

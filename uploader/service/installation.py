@@ -72,7 +72,7 @@ class Installation:
         self.id = in_store
 
     async def check_database(self) -> None:
-        """As `compare`, without another look at the store, which this process has open."""
+        """Compare as `compare`, without another look at the store, which this process has open."""
         if self.id is None:
             await self.compare()
             return

@@ -81,7 +81,7 @@ class Merging:
         return _result_of(task) if task.done() else None
 
     async def finish(self, upload_id: str) -> Complete:
-        """As `wait`, for as long as it takes."""
+        """Wait as `wait`, for as long as it takes."""
         task = self.start(upload_id)
         await asyncio.wait({task})
         return _result_of(task)

@@ -251,7 +251,7 @@ class Openings:
         return await self.uploads.begun(upload, era, made_at)
 
     async def _create(self, upload: Upload) -> float:
-        """The directory first, then the row: a row without bytes would lose what is acknowledged."""
+        """Make the directory first, then the row: a row without bytes would lose what is acknowledged."""
         made_at = await self.storage.create(upload)
         crash_point("open.after_create")
         insert = partial(
@@ -367,7 +367,7 @@ def _check_claims(upload: Upload, size: int, sha256: str | None) -> None:
 
 
 def _check_empty(opening: Opening) -> None:
-    """The one content whose digests are known before it is sent."""
+    """Check the one content whose digests are known before it is sent."""
     if opening.md5 not in (None, EMPTY_MD5):
         raise errors.Md5Mismatch("This is not the MD5 of nothing.", expected=opening.md5, actual=EMPTY_MD5)
     if opening.sha256 not in (None, EMPTY_SHA256):

@@ -348,7 +348,7 @@ class Reconciling:
             after = greatest(after, [blob.sha256 for blob in blobs])
 
     async def _look_at_blob(self, sha256: str) -> list[Drift]:
-        """Its row is locked, so it is not collected or placed meanwhile."""
+        """Look at a blob. Its row is locked, so it is not collected or placed meanwhile."""
 
         sizes = self.database.outside(self.storage.blob_sizes)
 
@@ -433,7 +433,8 @@ class Reconciling:
             return []
 
     async def _compare(self, upload_id: str, closer: Closer) -> list[Drift]:
-        """The caller holds the locks. Redis is read before the database: what it calls flushed was committed earlier."""
+        """Compare the three. The caller holds the locks. Redis is read before the database: what it calls flushed was
+        committed earlier."""
         snapshot = await self.audit.upload(upload_id)
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:

@@ -137,7 +137,7 @@ class Order:
     descending: bool
 
     def page(self, limit: int, after: str | None) -> Page:
-        """One row more than `limit`, which tells whether there is another page. Raises InvalidRequest."""
+        """Return one row more than `limit`, which tells whether there is another page. Raises InvalidRequest."""
         position = None if after is None else parse_cursor(after, self.sort, _KINDS.get(self.sort, "number"))
         return Page(sort=self.sort, descending=self.descending, limit=limit + 1, after=position)
 
@@ -170,7 +170,7 @@ class Reports:
         return users, cursor(order.sort, getattr(users[-1], order.sort), users[-1].user_id)
 
     async def all_usage(self, order: Order, *, containing: str | None) -> AsyncIterator[list[UserUsage]]:
-        """Every user, in batches, for a stream that holds no connection while its reader is slow."""
+        """Yield every user, in batches, for a stream that holds no connection while its reader is slow."""
         after: str | None = None
         while True:
             page, after = await self.usage(order, limit=_BATCH, after=after, containing=containing)

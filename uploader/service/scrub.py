@@ -120,7 +120,8 @@ class Scrubbing:
             await self._examine(blob.sha256, pace)
 
     async def _examine(self, sha256: str, pace: Pace) -> Damage | None:
-        """One that the disk refuses to look at, or whose row is damaged, holds up no other; the reconciler tells of it."""
+        """Examine a blob. One that the disk refuses to look at, or whose row is damaged, holds up no other; the
+        reconciler tells of it."""
         try:
             return await self.healing.examine(sha256, pace)
         except (DatabaseDamaged, StorageFailed, StorageFull) as error:

@@ -176,7 +176,8 @@ class Uploads:
             return
 
     async def list_open(self, user_id: str) -> list[UploadStatus]:
-        """The newest first; without those whose own bytes can't be asked for now. Raises Unavailable."""
+        """Return open uploads, the newest first, without those whose own bytes can't be asked for now. Raises
+        Unavailable."""
         uploads = await self.database.read(queries.open_uploads, user_id)
         statuses = []
         for upload in uploads:
@@ -190,7 +191,7 @@ class Uploads:
         return statuses
 
     async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
-        """For each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
+        """Return for each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
 
         async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload]]:
             blobs = await queries.contents_by_md5(connection, user_id, md5s)

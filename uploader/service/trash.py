@@ -62,7 +62,7 @@ class TrashKeeping:
         return restored
 
     async def _patiently(self, name: str, moving: Awaitable[bool]) -> bool:
-        """One that the disk refuses must not hold up the others."""
+        """Pass over one that the disk refuses: it must not hold up the others."""
         try:
             return await moving
         except (StorageFailed, StorageFull) as error:
@@ -70,8 +70,8 @@ class TrashKeeping:
             return False
 
     async def _lacking(self, copies: list[Found]) -> set[str]:
-        """The contents of these whose row has refs, and that are not sound or not there; unless that is known, and the copy
-        was there when it was found out: then it is as bad."""
+        """Return the contents of these whose row has refs, and that are not sound or not there; unless that is known,
+        and the copy was there when it was found out: then it is as bad."""
         sha256s = sorted({copy.name for copy in copies})
         rows = await self.database.read(queries.blobs_by_sha256, sha256s)
         wanted = [blob for blob in rows.values() if blob.refs]

@@ -139,7 +139,7 @@ class Storing:
         raise Unavailable("Files of these names are changing too fast; try again.")
 
     async def _make_closing(self, new: NewFile, arrival: Arrival) -> Outcome:
-        """A file whose MD5 has an open upload: if it is the same content, it is closed by it."""
+        """Make a file whose MD5 has an open upload; if that is of the same content, it is closed."""
         sha256 = arrival.sha256_of_bytes
         place = self.database.in_thread(lambda: self.storage.place_arrivals([arrival]).get(sha256))
         for _ in range(ATTEMPTS):
@@ -298,7 +298,7 @@ class _Groups:
                 await self._storing
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Those that are known by now and were not told, up to the first that is not known."""
+        """Return those that are known by now and were not told, up to the first that is not known."""
         while self._outcomes and (outcome := self._outcomes[0]) is not None:
             self._outcomes.popleft()
             self._told += 1

@@ -36,7 +36,7 @@ class Envelope:
 
 
 def envelope_of(message: Message, source: str) -> Envelope:
-    """The same bytes at each attempt."""
+    """Return the same bytes at each attempt."""
     about = (message.id, source, message.type, message.subject, message.created_at)
     return Envelope(
         message, source, _encode(_CloudEvent(SPEC_VERSION, *about, DATA_CONTENT_TYPE, msgspec.Raw(message.data)))

@@ -38,8 +38,8 @@ def parse_secret(text: str) -> bytes:
 
 
 def signed_headers(secrets: Sequence[bytes], message_id: str, at: datetime, body: bytes) -> dict[str, str]:
-    """The three headers of Standard Webhooks: HMAC-SHA256 over id, time and body, with each secret that is in force, so
-    that one is rotated without a gap.
+    """Make the three headers of Standard Webhooks: HMAC-SHA256 over id, time and body, with each secret that is in
+    force, so that one is rotated without a gap.
 
     https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """
@@ -152,7 +152,7 @@ class EventSettings:
 
 
 def load_events(path: Path | None) -> EventSettings:
-    """None: nobody is told. Raises ConfigurationError with a line for each mistake."""
+    """Load the file of sinks. None: nobody is told. Raises ConfigurationError with a line for each mistake."""
     if path is None:
         return EventSettings()
     try:

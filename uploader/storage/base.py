@@ -101,8 +101,8 @@ class OpenBlob(Protocol):
         """Up to so many bytes; none at the end."""
 
     async def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some ranges, each an offset and a length, that fit into memory together. Raises Gone if they are not
-        all there, StorageFailed."""
+        """Read the bytes of some ranges, each an offset and a length, that fit into memory together. Raises Gone if
+        they are not all there, StorageFailed."""
 
     async def close(self) -> None: ...
 
@@ -112,7 +112,7 @@ class FileBlob(OpenBlob, Protocol):
     """A blob that is a file of this machine, which the system can send by itself."""
 
     def fileno(self) -> int:
-        """Its descriptor, until `close`."""
+        """Return its descriptor, until `close`."""
 
 
 @runtime_checkable
@@ -140,7 +140,7 @@ class Body(Protocol):
         """Its length in bytes."""
 
     def pieces(self) -> Iterable[memoryview]:
-        """Its bytes in order, from a thread; may be asked for again."""
+        """Yield its bytes in order, from a thread; may be asked for again."""
 
     def keep(self) -> None:
         """Keep its bytes for one `close` more."""
@@ -160,10 +160,10 @@ class BytesBody:
         return [memoryview(self._content)]
 
     def keep(self) -> None:
-        """It is kept as long as anybody has it."""
+        """Do nothing: it is kept as long as anybody has it."""
 
     def close(self) -> None:
-        """The same."""
+        """Do nothing: it is kept as long as anybody has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,8 @@ class Appender(Protocol):
         """Return whether somebody else wants it: its holder ends soon."""
 
     async def read_map(self) -> PresentChunks:
-        """Which chunks are stored; those before the first gap are durable, and so is the tail. Raises Gone, Unverified."""
+        """Read which chunks are stored; those before the first gap are durable, and so is the tail. Raises Gone,
+        Unverified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +306,7 @@ class UploadBytes(ABC):
 
     @abstractmethod
     async def read_map(self, upload: Upload, *, verified: bool = True) -> PresentChunks:
-        """Which chunks are stored. Raises Gone; Unverified, unless it may be one that is not `verified`."""
+        """Read which chunks are stored. Raises Gone; Unverified, unless it may be one that is not `verified`."""
 
     async def last_write(self, upload: Upload) -> float:
         """Return the time of the last chunk, in seconds since the epoch; also of a map that can't be read. Raises Gone."""
@@ -360,12 +361,12 @@ class UploadBytes(ABC):
 
     @abstractmethod
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """The chunks whose bytes, as they are read from the disk now, do not have the checksum they were stored with, or
-        can't be read; that of the tail, too. Raises Gone, Stopping, StorageFailed."""
+        """Find the chunks whose bytes, as they are read from the disk now, do not have the checksum they were stored
+        with, or can't be read; that of the tail, too. Raises Gone, Stopping, StorageFailed."""
 
     async def check_lost(self, upload: Upload) -> None:
-        """Nothing, where bytes that are not found are lost. Raises StorageFailed if it may be the store that is not there,
-        Gone if no bytes are ever lost so."""
+        """Return only where bytes that are not found are lost. Raises StorageFailed if it may be the store that is not
+        there, Gone if no bytes are ever lost so."""
         raise Gone(upload.id)
 
     async def begin_anew(self, upload: Upload) -> None:
@@ -502,8 +503,8 @@ class BlobBytes(ABC):
 
     @abstractmethod
     def list_trash(self, name: str | None = None) -> AsyncIterator[list[Found]]:
-        """All that is there, in batches, or what is there of a content or an upload. `changed_at` is when it came. Raises
-        Stopping."""
+        """Yield all that is there, in batches, or what is there of a content or an upload. `changed_at` is when it
+        came. Raises Stopping."""
 
     async def copies(self, name: str) -> list[Found]:
         """List the copies in the trash of a content or an upload, the latest first."""
@@ -529,7 +530,7 @@ class Housekeeping(ABC):
         """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
 
     async def space(self) -> Space | None:
-        """The room there is now; None if the store has no bound that anybody here knows."""
+        """Return the room there is now; None if the store has no bound that anybody here knows."""
         return None
 
     @abstractmethod
@@ -539,11 +540,11 @@ class Housekeeping(ABC):
 
     @abstractmethod
     def list_blobs(self) -> AsyncIterator[list[Found]]:
-        """All blobs, in batches, with what `place_blob` has left where it was interrupted. Raises Stopping."""
+        """Yield all blobs, in batches, with what `place_blob` has left where it was interrupted. Raises Stopping."""
 
     @abstractmethod
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
-        """Those of which any bytes are left, or of which the store does not tell."""
+        """Return those of which any bytes are left, or of which the store does not tell."""
 
     @abstractmethod
     async def holds_chunks(self, found: Found) -> bool:

@@ -72,7 +72,7 @@ class Directory:
             return child.enter(rest)
 
     def make(self, path: str) -> "Directory":
-        """As `enter`, but what is missing is made.
+        """Enter as `enter`, but make what is missing.
 
         Each is durable in its parent before this returns: also one that is there, because its maker may have died
         before it said so to the disk.
@@ -89,7 +89,7 @@ class Directory:
             return child.make(rest)
 
     def make_unsynced(self, path: str) -> "Directory":
-        """As `make`, and nothing is durable: a `sync_all` is to follow."""
+        """Make as `make`, but nothing is durable: a `sync_all` is to follow."""
         try:
             return self.enter(path)
         except FileNotFoundError:
@@ -131,7 +131,8 @@ class Directory:
     # Files
 
     def open_to_read(self, name: str) -> int:
-        """A descriptor of a file. Raises FileNotFoundError, also where the name stands for anything but a regular file."""
+        """Return a descriptor of a file. Raises FileNotFoundError, also where the name stands for anything but a
+        regular file."""
         return self._open_file(name, os.O_RDONLY)
 
     def open_to_write(self, name: str) -> int:
@@ -154,7 +155,7 @@ class Directory:
         return os.open(".", os.O_TMPFILE | os.O_RDWR | _SAFE, _FILE_MODE, dir_fd=self._descriptor)
 
     def create(self, name: str, content: bytes) -> None:
-        """A new file whose bytes are durable before this returns; its name is with the next `sync`."""
+        """Create a new file whose bytes are durable before this returns; its name is with the next `sync`."""
         with opened(self.create_to_write(name)) as descriptor:
             write(descriptor, memoryview(content), 0)
             sync_data(descriptor)
@@ -164,7 +165,8 @@ class Directory:
         return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def create_empty(self, name: str, size_bytes: int = 0) -> None:
-        """A new file of nothing but a hole; it is there with the next `sync`, and has its size when bytes are synced."""
+        """Create a new file of nothing but a hole; it is there with the next `sync`, and has its size when bytes are
+        synced."""
         with opened(self.create_to_write(name)) as descriptor:
             if size_bytes:
                 resize(descriptor, size_bytes)
@@ -474,7 +476,7 @@ class Mount:
 
 
 def mounts() -> list[Mount]:
-    """Those that this process sees, in their order; none where the kernel does not tell."""
+    """Return those that this process sees, in their order; none where the kernel does not tell."""
     try:
         return parse_mounts(Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines())
     except OSError:
@@ -482,7 +484,7 @@ def mounts() -> list[Mount]:
 
 
 def parse_mounts(lines: Iterable[str]) -> list[Mount]:
-    """What is no line of mountinfo is passed over."""
+    """Parse mountinfo; what is no line of it is passed over."""
     found = []
     for line in lines:
         before, separator, after = line.partition(" - ")
@@ -506,7 +508,7 @@ def mount_of(path: Path, among: Iterable[Mount]) -> Mount | None:
 
 
 def doubt_about(path: Path) -> str | None:
-    """The doubt about the filesystem of a path, by its type; None if there is none."""
+    """Return the doubt about the filesystem of a path, by its type; None if there is none."""
     mount = mount_of(path.resolve(), mounts())
     if mount is None or not _DOUBTFUL.fullmatch(mount.kind):
         return None

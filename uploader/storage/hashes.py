@@ -177,7 +177,8 @@ class PrefixHashes:
 
     @classmethod
     def restore(cls, position: int, state: bytes, *, needs_md5: bool = False) -> "PrefixHashes | None":
-        """The hashes whose state was saved at `position`; None if this process can't go on from it, or an MD5 is lacking."""
+        """Return the hashes whose state was saved at `position`; None if this process can't go on from it, or an MD5 is
+        lacking."""
         library = _library()
         if library is None or len(state) not in (STATE_BYTES, _SHA256.context_bytes):
             return None
@@ -201,7 +202,7 @@ class PrefixHashes:
         return copied
 
     def state(self) -> bytes:
-        """For `restore`; empty if hashlib computes, which does not give its state away."""
+        """Return the state for `restore`; empty if hashlib computes, which does not give its state away."""
         hashes = (self._md5, self._sha256)
         return b"".join(each.context.raw for each in hashes if isinstance(each, _OpenSslHash))
 

@@ -174,7 +174,7 @@ def is_readable_to_others(path: Path) -> bool:
 
 
 def umask() -> int:
-    """The umask of this process, which is not changed for the look (`proc_pid_status(5)`)."""
+    """Return the umask of this process, which is not changed for the look (`proc_pid_status(5)`)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

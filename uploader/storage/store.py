@@ -111,7 +111,7 @@ class MarkFiles(ABC):
 
     @abstractmethod
     def read(self) -> Marks:
-        """The proposals first: one goes once the mark is there, so one of the two is always seen. Raises
+        """Read the proposals first: one goes once the mark is there, so one of the two is always seen. Raises
         ConfigurationError."""
 
     @abstractmethod
@@ -191,7 +191,8 @@ def mark_of(version: int, installation: str) -> bytes:
 
 
 def parse_mark(content: bytes) -> tuple[int, str] | None:
-    """The version and the installation of a mark; None if it is damaged. The id of a newer version may be of any form."""
+    """Parse the version and the installation of a mark; None if it is damaged. The id of a newer version may be of any
+    form."""
     try:
         facts = json.loads(content)
         return int(facts["format"]), str(facts["id"])
@@ -258,8 +259,8 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
             raise Stopping
 
     async def read_signature(self, sha256: str, size: int) -> bytes:
-        """The signature of a blob; computed where it is not kept, which takes as long as reading the blob. Raises Gone if
-        the blob is not there, or is something else; StorageFull, StorageFailed, Stopping.
+        """Read the signature of a blob; computed where it is not kept, which takes as long as reading the blob. Raises
+        Gone if the blob is not there, or is something else; StorageFull, StorageFailed, Stopping.
 
         It is kept beside the blob, with a checksum, wherever that lies. Nothing is lost with one: it is believed only if its
         checksum is right and its first line is what it would be now; else it is made anew. It is small enough to be in
@@ -274,7 +275,7 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
         )
 
     def _kept_signature(self, found: Found) -> bytes | None:
-        """None if there is none that is whole, and what is wanted now."""
+        """Return the kept signature; None if there is none that is whole, and what is wanted now."""
         stored = self.read_beside(found) or b""
         content, checksum = stored[: -_CHECKSUM.size], stored[-_CHECKSUM.size :]
         is_wanted = content.startswith(delta.head_of(found.size, found.name))
@@ -295,8 +296,8 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
         return bytes(content)
 
     async def hash_blob(self, found: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
-        """The digests of bytes of a blob, in the trash or not, as they are read from the disk now; None if there are none.
-        With a `pace` it gives way to everything else. Raises StorageFailed, Stopping."""
+        """Return the digests of bytes of a blob, in the trash or not, as they are read from the disk now; None if there
+        are none. With a `pace` it gives way to everything else. Raises StorageFailed, Stopping."""
         pool = self.threads.long_hashing if pace is None else self.threads.scrubbing
         return await pool.run(self._hash, found, pace, with_md5)
 
@@ -352,7 +353,7 @@ class SpooledBytes:
         self._length += len(content)
 
     def pieces(self, start: int, length: int) -> Iterator[memoryview]:
-        """So much from there on, in order, read from a thread."""
+        """Yield so much from there on, in order, read from a thread."""
         end = start + length
         for offset in range(start, end, _PIECE_BYTES):
             yield memoryview(disk.read(self._descriptor, min(_PIECE_BYTES, end - offset), offset))

@@ -58,7 +58,8 @@ def profile_of_link(link: str) -> Profile | None:
 
 
 def profile_path(environment: Mapping[str, str]) -> Path:
-    """The file in which `login` keeps the profile (XDG Base Directory Specification: a relative directory is ignored)."""
+    """Return the file in which `login` keeps the profile (XDG Base Directory Specification: a relative directory is
+    ignored)."""
     configured = Path(environment.get("XDG_CONFIG_HOME") or "")
     directory = configured if configured.is_absolute() else Path.home() / ".config"
     return directory / "uploader" / "client.toml"

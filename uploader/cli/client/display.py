@@ -108,7 +108,7 @@ class Figures:
             self._news_at = self._clock()
 
     def _go_on(self) -> None:
-        """The other end has answered. A pause is none of its speed."""
+        """Note that the other end has answered. A pause is none of its speed."""
         self._news_at = self._clock()
         if self._away is not None:
             self._away = None
@@ -116,7 +116,7 @@ class Figures:
             self._speeds = {path: Speed() for path in self._speeds}
 
     def _end(self, path: str, moved_bytes: int) -> None:
-        """A file of a batch never moves: it is there, or it is not."""
+        """End a file. One of a batch never moves: it is there, or it is not."""
         last = self.moving.pop(path, None)
         self._speeds.pop(path, None)
         self.over_files += 1
@@ -131,7 +131,7 @@ class Figures:
         return self._over_bytes + sum(there_of(each) for each in self.moving.values())
 
     def sample(self) -> None:
-        """To be called a few times a second, so that what stands still is seen to."""
+        """Take a sample of the speed. To be called a few times a second, so that what stands still is seen to."""
         now = self._clock()
         self._speed.sample(now, self._over_moved_bytes + sum(map(_gone, self.moving.values())))
         for path, speed in self._speeds.items():
@@ -145,7 +145,7 @@ class Figures:
         return speed.per_second(_SHORTEST_WINDOW_SECONDS) or None
 
     def seconds_left(self, path: str | None = None) -> float | None:
-        """For all that is left: also of files that are not begun."""
+        """Estimate the seconds for all that is left, also of files that are not begun."""
         rate = self.bytes_per_second(path)
         if rate is None:
             return None
@@ -164,7 +164,7 @@ class Figures:
 
 
 def _gone(event: events.Moving) -> int:
-    """By what it comes nearer to its end, whether it moved or need not."""
+    """Count what brings it nearer to its end, whether it moved or need not."""
     return event.moved_bytes + event.spared_bytes
 
 
@@ -193,7 +193,7 @@ class Live:
         return self._thread is not None
 
     def start(self) -> None:
-        """From the main thread."""
+        """Begin to show, from the main thread."""
         self._caught = [number for number in _LEAVING if signal.getsignal(number) is signal.SIG_DFL]
         for number in self._caught:
             signal.signal(number, self._step_aside)
@@ -243,7 +243,7 @@ class Live:
             self._shown = []
 
     def _is_in_foreground(self) -> bool:
-        """The terminal of a job in the background is its shell's."""
+        """Tell whether the terminal is ours: that of a job in the background is its shell's."""
         try:
             return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
         except OSError:
@@ -259,8 +259,8 @@ class Live:
 
 
 def reporter_of_terminal() -> Reporter:
-    """For a person whose standard error is a terminal. Beside a pipe there are no bars: its reader may write to the
-    same terminal, at any time."""
+    """Return what reports to a person whose standard error is a terminal. Beside a pipe there are no bars: its reader
+    may write to the same terminal, at any time."""
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown") or not _is_own_terminal():
         return Steps()
     return Bars()

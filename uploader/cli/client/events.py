@@ -47,7 +47,7 @@ class Event(Struct, tag_field="event"):
     """One line of `--json`."""
 
     def lines(self) -> Iterable[str]:
-        """For a person; none of what matters to programs alone."""
+        """Return the lines for a person, without what matters to programs alone."""
         return ()
 
 
@@ -208,7 +208,7 @@ class TransferSummary(Event, tag="summary"):
     bytes_per_second: float | None = None
 
     def lines(self) -> Iterable[str]:
-        """None of a single file, whose own line says all."""
+        """Return no line for a single file, whose own line says all."""
         return [self.all_words()] if self.files != 1 or self.failed or self.spared_bytes else []
 
     def all_words(self) -> str:
@@ -400,7 +400,7 @@ def schema() -> str:
 
 
 def _cleaned(part: Any) -> Any:
-    """With docstrings indented as Python 3.13 has them, on every Python."""
+    """Return it with docstrings indented as Python 3.13 has them, on every Python."""
     if isinstance(part, dict):
         return {
             name: inspect.cleandoc(each) if name == "description" else _cleaned(each) for name, each in part.items()
@@ -439,7 +439,7 @@ def _words_of(error: ClientError) -> str:
 
 
 def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
-    """A file that does not fit, or is one too many, with the figures. Raises KeyError if they were not given."""
+    """Say with the figures that a file does not fit, or is one too many. Raises KeyError if they were not given."""
     if isinstance(error, QuotaExceeded):
         fields = error.fields
         free_bytes = fields["total_space"] - fields["use_space_finished"] - fields["reserved"]

@@ -99,7 +99,8 @@ class Filters:
         return next((rule.includes for rule in self._rules if rule.matches(path)), self._otherwise)
 
     def leave_out(self, path: str) -> bool:
-        """A file; or a folder, by a slash at its end, in which there can be none that is taken."""
+        """Tell whether a file is left out; or a folder, named with a slash at its end, that can have no file that is
+        taken."""
         if not path.endswith("/"):
             return not self.take(path)
         folder = unicodedata.normalize("NFC", path[:-1])

@@ -97,8 +97,8 @@ def get(
 async def _plan(
     client: AsyncClient, found: list[Meaning], listed: list[str], filters: Filters, decode: Callable[[str], str]
 ) -> tuple[list[Wanted], dict[str, str], set[str]]:
-    """Which file goes where; the word of each file, by its name, that came with others by one word; what was listed and is
-    not there. What was listed is asked for by as few questions as there are beginnings of names."""
+    """Return which file goes where; the word of each file, by its name, that came with others by one word; what was
+    listed and is not there. What was listed is asked for by as few questions as there are beginnings of names."""
     wanted: dict[tuple[str, str], Wanted] = {}
     words: dict[str, str] = {}
     for each in found:
@@ -136,7 +136,7 @@ async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: P
 
 
 async def _write(client: AsyncClient, reporter: Reporter, file: File) -> int:
-    """To standard output, where nothing else goes: that it is whole says the exit code."""
+    """Write to standard output, where nothing else goes: the exit code says that it is whole."""
 
     def tell(progress: Progress) -> None:
         reporter.show(moving(STDOUT, progress))

@@ -34,7 +34,7 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(name: str) -> str:
-    """The other way round: each part that `encode_name` could have made; any other is left as it is, so that nothing here
+    """Undo `encode_name` for each part that it could have made; any other is left as it is, so that nothing here
     becomes a slash, or two dots."""
     return "/".join(_decode_part(part) for part in name.split("/"))
 
@@ -92,7 +92,7 @@ class _Finding(Struct):
         return self.prefix + encode_name(name.removeprefix(self.prefix)) if self.encodes else name
 
     def leaves_out(self, name: str) -> bool:
-        """By the name that it would get, a folder with a slash at its end."""
+        """Tell by the name that it would get, a folder's with a slash at its end."""
         return self.filters.leave_out(name.removeprefix(self.prefix))
 
     def add(self, local: LocalFile, folder: str = "") -> None:

@@ -53,7 +53,7 @@ class Meaning(Struct, frozen=True):
         return name[: name.rfind("/") + 1]
 
     async def all_files(self, client: AsyncClient, *, part: str | None = None) -> AsyncIterator[File]:
-        """Those that have `part` in their names, if it is given."""
+        """Yield all files, or those that have `part` in their names, if it is given."""
         for file in [*self.files, *(file for _, file in self.matches)]:
             if part is None or part in file.name:
                 yield file

@@ -186,7 +186,8 @@ async def put_stdin(
 
 
 def spool() -> BinaryIO:
-    """A file without a name, so that nothing stays of it, however this ends: in TMPDIR, or where large files may lie."""
+    """Make a file without a name, so that nothing stays of it, however this ends: in TMPDIR, or where large files may
+    lie."""
     import tempfile  # here, because most of what is uploaded is in files
 
     elsewhere = os.environ.get("TMPDIR") or not os.access(_LARGE, os.W_OK | os.X_OK)
@@ -227,8 +228,9 @@ async def _blocks() -> AsyncIterator[bytes]:
 
 
 async def _wait_for_bytes() -> None:
-    """No thread waits for the writer: Ctrl-C would have to wait, too. Each wait has an event of its own: epoll tells of
-    bytes until they are read, so that one event would still be set after that, and the next read would block the loop."""
+    """Wait for bytes without a thread that waits for the writer: Ctrl-C would have to wait, too. Each wait has an event
+    of its own: epoll tells of bytes until they are read, so that one event would still be set after that, and the next
+    read would block the loop."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     try:
         loop.add_reader(_DESCRIPTOR, readable.set)

@@ -29,7 +29,7 @@ class Reporter:
             self.show(events.Interrupted())
 
     def show(self, event: Event) -> None:
-        """A line for each event that matters to a person."""
+        """Print a line for each event that matters to a person."""
         if words := events.words_of(event):
             self._say(words, by_the_way=events.is_by_the_way(event))
 
@@ -121,7 +121,7 @@ class Telling(FileTelling):
         self.sums.moved_bytes += self._moved.pop(path, 0)
 
     def refused(self, refusal: events.Failed, code: int) -> None:
-        """A file that is not even begun."""
+        """Report a file that is not even begun."""
         self.sums.failed += 1
         self.codes.add(code)
         self.reporter.show(refusal)

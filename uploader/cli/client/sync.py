@@ -346,7 +346,7 @@ class Upwards(Sync):
     def _blocked(
         self, named: dict[str, LocalFile], there: dict[str, list[File]], extras: dict[str, list[File]]
     ) -> set[str]:
-        """A file where the target has a folder, or the other way round; unless that is deleted afterwards."""
+        """Find each file where the target has a folder, or the other way round; unless that is deleted afterwards."""
         stays = set(there) - set(extras) if self.delete else set(there)
         folders = {folder for name in stays for folder in folders_of(name)}
         blocked = set()
@@ -430,7 +430,7 @@ class Downwards(Sync):
         return kept
 
     def _parted(self, tree: Tree, wanted: list[Wanted], extras: list[str]) -> tuple[list[Wanted], list[Wanted]]:
-        """Those that can come now, and those that have to wait until what is in their way is deleted."""
+        """Return those that can come now, and those that have to wait until what is in their way is deleted."""
         now: list[Wanted] = []
         later: list[Wanted] = []
         folders, gone = set(tree.folders), set(extras) if self.delete else set()
@@ -467,7 +467,7 @@ class Downwards(Sync):
         await self.client.download_many(wanted, target, overwrite=True, checksum=self.checksum, watcher=self.told)
 
     async def _delete_all(self, tree: Tree, extras: list[str]) -> None:
-        """The files, and then the folders that are empty; with filters only those that became so."""
+        """Delete the files, and then the folders that are empty; with filters only those that became so."""
         for path in extras:
             here, status = shown_path(tree.root / path), tree.files[path]
             if self.told.dry_run:
@@ -493,7 +493,7 @@ class Downwards(Sync):
                 self.told.fail(here, error, is_file=False)
 
     def _cleared(self, target: Path, wanted: list[Wanted]) -> Iterator[Wanted]:
-        """Those that nothing is in the way of any more; the others are told."""
+        """Yield those that nothing is in the way of any more; the others are told."""
         for each in wanted:
             path = target / each.path
             if path.is_dir() and not path.is_symlink() and not self.told.dry_run:

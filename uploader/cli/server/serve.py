@@ -189,7 +189,8 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 def _names_elsewhere(host: str) -> list[str]:
-    """The name of this machine, if it leads to one of its addresses, and the addresses, for a server that listens on all."""
+    """Return the name of this machine, if it leads to one of its addresses, and the addresses, for a server that
+    listens on all."""
     families = {"0.0.0.0": [socket.AF_INET], "::": [socket.AF_INET6, socket.AF_INET]}.get(host, [])  # noqa: S104
     addresses = [address for family in families for address in outward_address(family)]
     name = socket.gethostname()

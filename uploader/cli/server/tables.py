@@ -66,7 +66,7 @@ def _print(*tables: Table) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A column whose name begins with a blank holds words, any other one figures."""
+    """Lay out a table. A column whose name begins with a blank holds words, any other one figures."""
     table = Table(title=title, title_justify="left", title_style="bold", min_width=40)
     for column in columns:
         table.add_column(column.strip(), justify="left" if column.startswith(" ") else "right", overflow="fold")

@@ -199,7 +199,7 @@ async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, in
 
 
 async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -> None:
-    """The rows are locked in the order of their ids."""
+    """Add to the rows of users, locked in the order of their ids."""
     # As it is, not as \u escapes: what becomes of those is each database's own affair.
     batch = json.dumps(sorted(more.items()), ensure_ascii=False)
     await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
@@ -336,7 +336,8 @@ async def _fill(connection: AsyncConnection, table: sa.Table, md5s: Mapping[str,
 
 
 async def _damaged(connection: AsyncConnection, sha256s: Sequence[str]) -> list[str]:
-    """Those of which it is known, and the rows of all that are there locked, so that none becomes so meanwhile."""
+    """Return those of which it is known, and the rows of all that are there locked, so that none becomes so
+    meanwhile."""
     if len(sha256s) == 1:
         damaged = (await connection.execute(LOCK_DAMAGED, {"of_blob": sha256s[0]})).scalar()
         return list(sha256s) if damaged else []

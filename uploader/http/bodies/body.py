@@ -148,7 +148,7 @@ class ReceivedBody:
         self._batch = memoryview(b"")
 
     def pieces(self) -> Iterable[memoryview]:
-        """In memory they are there: hashing and storing need not come back for each."""
+        """Return the pieces. In memory they are there: hashing and storing need not come back for each."""
         if self._spooled is not None:
             return self._spooled.pieces(0, self.length)
         size = self._segment_bytes
@@ -188,7 +188,7 @@ class ReceivedBody:
         return True
 
     async def _wait_for_segment(self, patience_seconds: float) -> bool:
-        """As `_has_segment`, once others have given memory back."""
+        """Ask as `_has_segment`, once others have given memory back."""
         until = asyncio.get_running_loop().time() + patience_seconds
         while not self._has_segment():
             own_bytes = len(self._segments) * self._segment_bytes
@@ -216,7 +216,7 @@ class ReceivedBody:
         self._segments = []
 
     async def _move_to_spool(self, batch_bytes: int) -> None:
-        """To its end or not at all: a body that is broken off here is told from one that is in the spool."""
+        """Move it to its end or not at all: a body that is broken off here is told from one that is in the spool."""
         spooled = await self._spool.open()
         try:
             for piece in self.pieces():
@@ -305,7 +305,7 @@ class Reread:
         return Part(part, ended=self._position == self.declared_bytes)
 
     def stored(self, offset: int) -> None:
-        """As `Incoming.stored`."""
+        """Note that bytes are stored, as `Incoming.stored`."""
 
     def close(self) -> None:
         self._body.close()

@@ -103,7 +103,7 @@ class DeltaChunk:
     open_base: Callable[[int], Awaitable[DeltaBase]]
 
     async def receive(self, user_id: str, expected_bytes: int) -> Body:
-        """As `ChunkSource.receive`. The base is opened before the body is asked for."""
+        """Receive as `ChunkSource.receive`. The base is opened before the body is asked for."""
         comparing = Comparing(self.claims)
         base = await self.open_base(expected_bytes)
         try:

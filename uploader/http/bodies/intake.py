@@ -67,7 +67,7 @@ class Pace:
         self._ready_at = now
 
     def late_at(self, progressed_at: float, length: int) -> float:
-        """For a body that gets no further than this."""
+        """Return when a body that gets no further than this is late."""
         still_at = max(progressed_at, self._ready_at) + self._idle_timeout_seconds
         if not self._min_rate_bytes:
             return still_at
@@ -81,7 +81,7 @@ class Sink(Protocol):
         """Return where the next bytes go; empty if there is no room now."""
 
     def advance(self, count: int) -> None:
-        """So many bytes were put there, at the latest when the pouring ends."""
+        """Note that so many bytes were put there, at the latest when the pouring ends."""
 
 
 class BodySource(Protocol):
@@ -308,7 +308,7 @@ class Incoming:
         return Part(body, ended=source.ended, error=error)
 
     def stored(self, offset: int) -> None:
-        """Its client hears of it at the end."""
+        """Note that bytes are stored; the client hears of it at the end."""
 
     async def _fill_part(
         self, body: ReceivedBody, limit_bytes: int, goes_on: Callable[[], bool]

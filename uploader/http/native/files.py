@@ -171,7 +171,7 @@ class FileHandlers:
         parameters=(*_link_parameters("POST /me/archive/link"), _SELECTION),
     )
     async def make_archive(self, call: Call) -> Response:
-        """With a link, only of what that was made for."""
+        """Make an archive; with a link, only of what that was made for."""
         told = await call.json_or_form(ArchiveSchema, FORM_FIELD, most_bytes=_MAX_ARCHIVE_JSON_BYTES)
         selection = await in_thread(selection_of, told)
         linked = call.query("selection")
@@ -241,7 +241,7 @@ class FileHandlers:
 
 
 def _part_of_name(call: Call, parameter: str) -> str | None:
-    """In the form that names have."""
+    """Return a part of a name in the form that names have."""
     part = call.query(parameter)
     return None if part is None else unicodedata.normalize("NFC", part)
 

@@ -261,7 +261,7 @@ class UsageSchema(Struct):
 
 
 def moment_of(told: datetime | UnsetType) -> datetime | None:
-    """In UTC. Raises InvalidRequest for one that has no such time."""
+    """Return a moment in UTC. Raises InvalidRequest for one that has no such time."""
     moment = or_none(told)
     try:
         return None if moment is None else moment.astimezone(UTC)
@@ -333,5 +333,5 @@ class MoveInto(SelectionSchema, forbid_unknown_fields=True, kw_only=True):
 
 
 def selection_of(told: SelectionSchema) -> Selection:
-    """With prefixes in the form that names have."""
+    """Return a selection with prefixes in the form that names have."""
     return Selection.of(told.ids, (unicodedata.normalize("NFC", prefix) for prefix in told.prefixes))

@@ -134,7 +134,7 @@ def _only(headers: Headers, name: str) -> str:
 
 
 def filename_in(headers: Headers) -> str | None:
-    """The extended form goes first (RFC 6266, section 4.3)."""
+    """Find the file name; the extended form goes first (RFC 6266, section 4.3)."""
     found = {
         name.lower(): quoted or token
         for name, quoted, token in _OF_DISPOSITION.findall(headers.get("content-disposition", ""))
@@ -191,7 +191,7 @@ def opening_of(call: Call, complete: bool) -> Opening:
 
 
 def _repr_digests(headers: list[str]) -> dict[str, str]:
-    """In hexadecimal. Raises InvalidRequest."""
+    """Return the digests in hexadecimal. Raises InvalidRequest."""
     try:
         return {name: digest.hex() for header in headers for name, digest in parse_content_digest(header).items()}
     except ValueError as error:

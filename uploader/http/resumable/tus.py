@@ -287,5 +287,5 @@ def _count(call: Call, name: str) -> int:
 
 
 def _moment(moment: datetime) -> str:
-    """As HTTP has it (RFC 9110, section 5.6.7)."""
+    """Write a moment as HTTP has it (RFC 9110, section 5.6.7)."""
     return format_datetime(moment, usegmt=True)

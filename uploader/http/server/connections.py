@@ -84,7 +84,8 @@ def keep_freed_memory() -> None:
 
 
 def collect_seldom() -> None:
-    """For the rest of the process. What is there already, such as modules, is never looked at again."""
+    """Collect garbage seldom, for the rest of the process. What is there already, such as modules, is never looked at
+    again."""
     gc.freeze()
     gc.set_threshold(*_COLLECTED)
 
@@ -191,7 +192,7 @@ class Connections:
         return connection in self._probing
 
     def refuse(self, connection: Connected) -> None:
-        """It was told that it is refused, and stays for a while so that its client can read why."""
+        """Note that a connection was told that it is refused: it stays for a while so that its client can read why."""
         if connection in self._served:
             self._end_service(connection)
             self._retire(connection)

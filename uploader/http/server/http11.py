@@ -94,7 +94,7 @@ class InterimResponses:
 
 
 def offer_interim(cycle: RequestResponseCycle) -> None:
-    """To the application, for one request. A client of HTTP/1.0 would take one for the answer."""
+    """Offer interim answers to the application, for one request. A client of HTTP/1.0 would take one for the answer."""
     scope = cycle.scope
     if scope["method"] in _INTERIM_METHODS and scope["http_version"] == "1.1":
         scope.setdefault("extensions", {})[INTERIM] = {"responses": InterimResponses(cycle)}
@@ -145,7 +145,7 @@ class DirectBody:
         return taken
 
     async def pour(self, sink: Sink, until: float) -> None:
-        """As `BodySource.pour`. Raises ClientDisconnect also if the rest was taken otherwise: it never comes."""
+        """Pour as `BodySource.pour`. Raises ClientDisconnect also if the rest was taken otherwise: it never comes."""
         self._invite()
         self._sink, self.room = sink, sink.room()
         try:
@@ -217,7 +217,7 @@ class DirectBody:
     # What the connection says
 
     def received(self, count: int) -> None:
-        """The bytes were put into the room, or dropped if there was none."""
+        """Note that the bytes were put into the room, or dropped if there was none."""
         assert self._batching is not None
         self.progressed_at = self._carrier.loop.time()
         self.on_wire -= count
@@ -238,7 +238,8 @@ class DirectBody:
             self._take_turns(count)
 
     def _take_turns(self, count: int) -> None:
-        """A client that sends as fast as it is read would be read on and on, and no other client be heard."""
+        """Take turns: a client that sends as fast as it is read would be read on and on, and no other client be
+        heard."""
         self._read_in_turn += count
         if self._read_in_turn >= _TURN_BYTES:
             self._read_in_turn = 0
@@ -402,7 +403,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._count_framing(len(data), self.parsed_body_bytes - parsed_before)
 
     def _count_unparsed(self, length: int) -> None:
-        """The parser keeps a header until it is whole, also one after the body: bound what it may keep."""
+        """Bound what the parser may keep: it keeps a header until it is whole, also one after the body."""
         self._unparsed_bytes = 0 if self._progress else self._unparsed_bytes + length
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge())
@@ -492,7 +493,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # A body past the parser
 
     def end_direct_body(self) -> None:
-        """All of it was read from the socket: what follows is another request, to another parser."""
+        """End a body of which all was read from the socket: what follows is another request, for another parser."""
         self.direct = None
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
@@ -508,7 +509,8 @@ class LimitedProtocol(HttpToolsProtocol):
     # The head takes too long
 
     def _start_head_timer(self) -> None:
-        """One timer for all heads of a connection: most are whole at once, and to set it and take it back costs more."""
+        """Start one timer for all heads of a connection: most are whole at once, and to set it and take it back costs
+        more."""
         if self._head_late_at is None:
             seconds = self._connections.limits.header_timeout_seconds if self._excess is None else _LINGER_SECONDS
             self._head_late_at = self.loop.time() + seconds
@@ -555,7 +557,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # Refusing
 
     def _refuse_and_stop(self, error: UploaderError) -> None:
-        """From a callback of the parser, which must not go on."""
+        """Refuse from a callback of the parser, which must not go on."""
         self._refuse(error)
         raise ValueError(error.detail)
 

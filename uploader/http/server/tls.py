@@ -166,7 +166,8 @@ class Handshake(asyncio.Protocol):
 
 class _SecureStallWatch(StallWatch):
     def untaken_bytes(self) -> int:
-        """As the other side of what the client has taken: between TLS and the kernel lies what nobody can count."""
+        """Count the bytes that the client has taken, below zero: between TLS and the kernel lies what nobody can
+        count."""
         connection = self.transport.get_extra_info("socket")
         try:
             told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_BYTES.size)
@@ -187,7 +188,7 @@ class SecureConnection(HttpConnection):
         self._begin(_SecureWrites(transport, self._http.loop))
 
     def eof_received(self) -> bool:
-        """With the client's side this one ends, too: an event loop can't leave it open."""
+        """End this side with the client's: an event loop can't leave it open."""
         return False
 
 

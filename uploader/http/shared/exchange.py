@@ -188,7 +188,7 @@ class ConcurrencyLimit:
             self._by_address.admit(party, exchange)
 
     def admit_user(self, user_id: str, exchange: Exchange) -> None:
-        """Nobody's are excepted. Raises TooManyRequests."""
+        """Count a request of a user, without exceptions. Raises TooManyRequests."""
         if user_id:
             self._by_user.admit(user_id, exchange)
 

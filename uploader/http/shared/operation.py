@@ -182,7 +182,7 @@ class Call:
         return decode_json(content or (b"{}" if optional else b""), kind)
 
     async def json_or_form(self, kind: type[T], field: str, *, most_bytes: int = MAX_JSON_BYTES) -> T:
-        """As `json`; or that JSON as a field of a form, which is how a browser saves the answer."""
+        """Decode as `json`; or that JSON as a field of a form, which is how a browser saves the answer."""
         if not self.request.headers.get("content-type", "").startswith(FORM):
             return await self.json(kind, most_bytes=most_bytes)
         # A form has three bytes for most of JSON's.

@@ -84,7 +84,7 @@ class LocalBlobs(Store):
     # Reading
 
     async def open_blob(self, sha256: str, size: int) -> LocalBlob:
-        """In one hop, because every download begins with it."""
+        """Open a blob in one hop, because every download begins with it."""
         return await self.threads.reading.run(self._open_blob, blob_path(sha256), size)
 
     async def open_found(self, found: Found) -> LocalBlob:

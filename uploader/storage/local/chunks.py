@@ -144,7 +144,8 @@ def tail_record(tail: TailRecord) -> bytes:
 
 
 def tail_of(header: bytes, shape: MapShape) -> TailRecord | None:
-    """The tail that a header tells of, if it can be one of such an upload; whether it is in force, the records say."""
+    """Return the tail that a header tells of, if it can be one of such an upload; whether it is in force, the records
+    say."""
     if header.startswith(NO_TAIL, TAIL_OFFSET):
         return None
     tail = _parse_tail(header)
@@ -161,8 +162,8 @@ def _parse_tail(header: bytes) -> TailRecord | None:
 
 
 def parse_map(content: bytes, shape: MapShape, data_bytes: int | None, written_at: float = 0.0) -> ChunkMap:
-    """A map beside a data file of so many bytes; None: there is none. Of a damaged map all records that are there count, but
-    it says that it is damaged."""
+    """Parse the map beside a data file of so many bytes; None: there is none. Of a damaged map all records that are
+    there count, but it says that it is damaged."""
     header, length = content[:MAP_RECORDS_OFFSET], shape.map_length
     boot_id = boot_id_of(header, shape)
     before = boot_id_of(header, shape.unbounded) if boot_id is None else None
@@ -201,7 +202,8 @@ def is_last_chunk(tail: Tail, shape: MapShape) -> bool:
 
 
 def _defect_of_data(present: bytearray, tail: Tail | None, shape: MapShape, data_bytes: int | None) -> Defect | None:
-    """A power cut may leave a data file short, but no shorter than what was synced."""
+    """Tell what is wrong with a data file. A power cut may leave a data file short, but no shorter than what was
+    synced."""
     if data_bytes is None or data_bytes > shape.size:
         return Defect("data", shape.size, data_bytes)
     end_of_chunks = min((present.rfind(1) + 1) * shape.chunk_size, shape.size)
@@ -295,7 +297,7 @@ def digest_record(record: DigestRecord) -> bytes:
 
 
 def parse_digest_record(saved: bytes) -> DigestRecord | None:
-    """None if this is no record, or not a whole one."""
+    """Parse a digest record; None if this is none, or not a whole one."""
     content = saved[len(_checksum(b"")) :].rstrip()
     if not saved.startswith(_checksum(content)):
         return None
@@ -354,8 +356,8 @@ class ChunkFiles:
         return "" if self.durable else self.boot_id
 
     def create(self, upload: Upload, add: Callable[[disk.Directory], None] | None = None) -> float:
-        """The files of an upload without chunks, durably, and what `add` makes beside them; returns when its map was
-        written."""
+        """Create the files of an upload without chunks, durably, and what `add` makes beside them; returns when its map
+        was written."""
         with directories.new_upload_directory(self.root, upload) as directory:
             # The first chunk that is synced makes the size of `data` durable. Until then nothing rests on it.
             directory.create_empty("data", upload.size)
@@ -369,9 +371,9 @@ class ChunkFiles:
             return directory.status("map").st_mtime
 
     def begin_anew(self, upload: Upload) -> None:
-        """The files of an upload that lost its map, or all of them, durably. The map takes its name when the rest is there
-        and it is whole: of several who do this at once, one does it, and what came since stays. Old data may lie beside it:
-        no record is of them."""
+        """Create anew the files of an upload that lost its map, or all of them, durably. The map takes its name when
+        the rest is there and it is whole: of several who do this at once, one does it, and what came since stays. Old
+        data may lie beside it: no record is of them."""
         with directories.made_upload_directory(self.root, upload) as directory:
             for name in directories.FILES:
                 with suppress(FileNotFoundError):
@@ -443,8 +445,8 @@ class ChunkFiles:
         return True
 
     def _head(self, files: OpenFiles, upload: Upload, number: int, body: Body, start: int, header: bytes) -> TailRecord:
-        """The stored beginning of the chunk, perhaps nothing. Raises Gone if it is not what the writer takes it for, and
-        BytesConflict."""
+        """Read the stored beginning of the chunk, perhaps nothing. Raises Gone if it is not what the writer takes it
+        for, and BytesConflict."""
         tail = tail_of(header, shape_of(upload))
         head = tail if tail is not None and tail.number == number else TailRecord(number, 0, 0)
         if head.length == start:
@@ -530,17 +532,18 @@ class ChunkFiles:
             raise Unverified()
 
     def begin_append(self, upload: Upload, files: OpenFiles) -> ChunkMap | None:
-        """As `read_settled`, and what is read is durable: the appender before may have been killed between a record and
-        its sync. Its bytes are: they go before their record. None also where it is Unverified. Raises Gone."""
+        """Read as `read_settled`, but make what is read durable: the appender before may have been killed between a
+        record and its sync. Its bytes are: they go before their record. None also where it is Unverified. Raises
+        Gone."""
         self._sync_data(files.map)
         with suppress(Unverified):
             return self.read_settled(upload, files)
         return None
 
     def read_settled(self, upload: Upload, files: OpenFiles) -> ChunkMap | None:
-        """The map; None while somebody writes a chunk that is before the first gap. It may not be durable, though its record
-        can be read; and when its writer has let go it is looked at again, for the disk may have refused it. Raises Gone,
-        Unverified."""
+        """Read the map; None while somebody writes a chunk that is before the first gap. It may not be durable, though
+        its record can be read; and when its writer has let go it is looked at again, for the disk may have refused it.
+        Raises Gone, Unverified."""
         files.check()
         shape = shape_of(upload)
         content = disk.read(files.map, shape.map_length + 1, 0)

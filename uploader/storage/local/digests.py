@@ -91,13 +91,13 @@ class Follower(Following):
         self._enough.clear()
 
     def grow(self, length: int) -> None:
-        """A chunk was stored, or is about to be."""
+        """Note that a chunk was stored, or is about to be."""
         self.waiting_bytes += length
         if self.has_enough():
             self._enough.set()
 
     def hurry(self) -> None:
-        """The merge, or the end of the process, waits for the follower to end."""
+        """Note that the merge, or the end of the process, waits for the follower to end."""
         self._is_hurried = True
         self._enough.set()
 
@@ -327,8 +327,8 @@ class DigestFiles:
     _boot_id: str
 
     def try_lock(self, upload: Upload) -> "LockedDigests | None":
-        """The digests as they were saved; None if another process has their lock. Raises Gone, and StorageFailed if the
-        disk lost bytes."""
+        """Lock, and return, the digests as they were saved; None if another process has their lock. Raises Gone, and
+        StorageFailed if the disk lost bytes."""
         with upload_directory(self._root, upload) as directory, ExitStack() as opened:
             digest = _open(directory)
             opened.callback(disk.close, digest)
@@ -363,7 +363,7 @@ class DigestFiles:
                 self.forget_locked(descriptor, upload.generation)
 
     def forget_locked(self, digest: int, generation: int) -> None:
-        """As `forget`, where the caller has the lock, and the digests are of `generation` from here on.
+        """Forget as `forget`, where the caller has the lock, and the digests are of `generation` from here on.
 
         Needs no sync: what a power cut brings back is of another boot or of an older generation, so `load` does not believe
         it.
@@ -505,7 +505,8 @@ class LockedDigests:
         return left <= 0
 
     def _next_recorded(self, length: int, leave: Callable[[int], bool]) -> list[int]:
-        """The checksums of the chunks that can be hashed at one go: as many as fit into `length`, and one at least."""
+        """Return the checksums of the chunks that can be hashed at one go: as many as fit into `length`, and one at
+        least."""
         number = self.next_chunk
         if number is None:
             return []
@@ -549,7 +550,7 @@ class LockedDigests:
             self._hashes.update(piece[:count])
 
     def finish(self) -> Digests:
-        """The digests of the whole, once they are saved. Raises Busy if a withdrawal took a chunk meanwhile."""
+        """Return the digests of the whole, once they are saved. Raises Busy if a withdrawal took a chunk meanwhile."""
         if self._finished is None and self._hashes.position == self._upload.extent:
             digests = self._hashes.digests()
             self._sync_data()

@@ -288,7 +288,7 @@ def blob_files(root: Directory) -> Iterator[Found]:
 
 
 def _look_if_it_can_be_read(root: Directory, path: str) -> Found | None:
-    """As `look`. A damaged part is left alone, and the walk goes on."""
+    """Look as `look`. A damaged part is left alone, and the walk goes on."""
     try:
         return look(root, path)
     except OSError as error:

@@ -268,7 +268,7 @@ class LockedUploads(Store):
             await self.threads.disk.run(take_back, digest)
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """In portions, each read at one go by a thread, so that other uploads have the thread in between."""
+        """Find them in portions, each read at one go by a thread, so that other uploads have the thread in between."""
         bad: list[int] = []
         at_once = max(_TURN_BYTES // upload.chunk_size, 1)
         count = chunk_count(upload.extent, upload.chunk_size)

@@ -221,7 +221,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         return directories.discard(self._root, upload)
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldRecord:
-        """One thread hop, and another one for each time the chunk is busy."""
+        """Hold a chunk in one thread hop, and another one for each time the chunk is busy."""
         held = await self._offer_and_hold(upload, number, body, start)
         began, pause = time.monotonic(), 0.001
         while held is None:
@@ -251,7 +251,8 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         return held
 
     async def _try_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
-        """A write that may wait for the disk has a thread of its own; one that only goes to memory shares a hop."""
+        """Try once to hold a chunk. A write that may wait for the disk has a thread of its own; one that only goes to
+        memory shares a hop."""
         pool = self._disk_for(body.length if body else 0)
         files = self._kept.take(upload.id)
         if files is not None:
@@ -286,7 +287,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
     # Housekeeping
 
     async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
-        """By months: all that were opened in those before the month of `opened_before`."""
+        """List by months: all that were opened in those before the month of `opened_before`."""
         for month in await self._months(opened_before):
             async for batch in self._walk(directories.upload_directories(self._root, month)):
                 yield batch

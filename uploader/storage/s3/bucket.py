@@ -130,7 +130,8 @@ def _translation(error: Exception, operation: str, what: str) -> Exception:
 
 
 def _told_by_the_sdk(error: BaseException) -> str:
-    """The name of the error, and of the operating system what it said at last: in between there are addresses in memory."""
+    """Return the name of the error, and of the operating system what it said at last: in between there are addresses in
+    memory."""
     last: BaseException | None = error
     while last is not None:
         if isinstance(last, OSError) and last.strerror:
@@ -199,8 +200,8 @@ class ObjectReader:
     _left: int
 
     def read(self, size: int) -> bytes:
-        """The next bytes: as many as asked for, but at the end, where there are none. Raises StorageAway, also where the
-        server ends too early."""
+        """Read the next bytes: as many as asked for, but at the end, where there are none. Raises StorageAway, also
+        where the server ends too early."""
         wanted = min(size, self._left)
         if self._body is None or not wanted:
             return b""
@@ -386,8 +387,8 @@ class Bucket:
         raise failed(self.place, f"AbortMultipartUpload: parts are left after {_ABORT_ATTEMPTS} of them")
 
     def list_multiparts(self, prefix: str = "") -> Iterator[list[tuple[str, str, datetime]]]:
-        """The key, the id and the beginning of all multipart uploads whose keys begin so and that were neither completed nor
-        aborted, in batches."""
+        """Yield the key, the id and the beginning of all multipart uploads whose keys begin so and that were neither
+        completed nor aborted, in batches."""
         for page in self._pages("list_multipart_uploads", Prefix=self._prefix + prefix):
             yield [
                 (self._relative(found["Key"]), found["UploadId"], found["Initiated"].astimezone(UTC))
@@ -416,7 +417,7 @@ class Bucket:
         self.delete([key])
 
     def rules(self) -> list[Mapping[str, Any]]:
-        """The lifecycle rules; none also where the server has no such thing, or does not tell this key."""
+        """Return the lifecycle rules; none also where the server has no such thing, or does not tell this key."""
         with suppress(NoSuchObject, StorageFailed), translated(self.place, "GetBucketLifecycleConfiguration"):
             return list(self._asked.get_bucket_lifecycle_configuration(Bucket=self._name)["Rules"])
         return []
@@ -502,8 +503,8 @@ def _file_of(body: Body) -> Any:
 
 
 def make_client(address: BucketAddress, *, brief: bool = False, signs: bool = True) -> "S3Client":
-    """It may be used by many threads. `brief`: for questions. `signs`: with the key, or as anybody. Raises what the SDK
-    raises."""
+    """Make a client that many threads may use. `brief`: for questions. `signs`: with the key, or as anybody. Raises
+    what the SDK raises."""
     import boto3
     import botocore.session
     from botocore import UNSIGNED
@@ -590,7 +591,8 @@ def upload_of_key(key: str) -> str:
 def found_at_key(
     key: str, *, name: str | None, changed_at: float, size: int, is_draft: bool = False, in_trash: bool = False
 ) -> Found:
-    """An object as lists give it. One whose content nobody knows goes by the digest of its key, which is that of none."""
+    """Return an object as lists give it. One whose content nobody knows goes by the digest of its key, which is that of
+    none."""
     hashed = hashlib.sha256(key.encode()).hexdigest()
     # A key is never used again: it tells its bytes from all others.
     return Found(name or hashed, key, int(hashed[:15], 16), changed_at, size, is_draft, in_trash, size)

@@ -432,8 +432,8 @@ class S3Digests(Store):
         return 0 if prefix is None else prefix.told_bytes
 
     async def _take_hashes(self, upload: Upload, entry: Entry) -> PrefixHashes | None:
-        """The hashes of what came in order until the upload was frozen, here or elsewhere; they are the caller's from now
-        on."""
+        """Take the hashes of what came in order until the upload was frozen, here or elsewhere; they are the caller's
+        from now on."""
         fence = entry.fence - 1  # that of the chunks
         prefix = self._prefixes.get(upload.id)
         if prefix is None or prefix.fence != fence or (upload.needs_md5 and not prefix.hashes.has_md5):

@@ -24,11 +24,12 @@ class Ledger(Protocol):
         """Read the record of an upload with its parts, as of one moment, committed durably."""
 
     async def glance(self, upload_id: str, number: int) -> Entry | None:
-        """As `entry`, of one chunk alone; perhaps not durable yet: for a caller that commits something after it."""
+        """Read as `entry`, of one chunk alone; perhaps not durable yet: for a caller that commits something after
+        it."""
 
     async def look(self, upload_id: str, number: int, digested_bytes: int = 0) -> Entry | None:
-        """As `entry`, of one chunk alone. Durable are the chunk and, where it is more than so many bytes, how far the
-        digests have come; all else perhaps not yet."""
+        """Read as `entry`, of one chunk alone. Durable are the chunk and, where it is more than so many bytes, how far
+        the digests have come; all else perhaps not yet."""
 
     async def add_part(
         self, upload_id: str, fence: int, part: StoredPart, now: datetime, digest: SavedDigest | None = None
@@ -77,7 +78,7 @@ class Ledger(Protocol):
         """Forget an upload and its parts, once S3 holds no byte of it that no blob is; whether there was one."""
 
     async def forget_placed(self, upload_id: str, key: str) -> bool:
-        """The same of an upload that became the content at this key, if a content lies there and nothing else is left of it;
+        """Forget an upload that became the content at this key, if a content lies there and nothing else is left of it;
         whether that was so."""
 
     async def opened_before(self, moment: datetime, *, after: str, limit: int) -> list[Entry]:
@@ -87,7 +88,7 @@ class Ledger(Protocol):
         """Write down the objects of the parts of a whole, in order, each with its size in bytes; instead of those before."""
 
     async def pieces(self, whole_id: str) -> list[tuple[str, int]]:
-        """They, in order."""
+        """Return the pieces, in order."""
 
     # Contents
 
@@ -95,18 +96,18 @@ class Ledger(Protocol):
         """Return the keys of those contents that have a row and a key."""
 
     async def contents_at(self, keys: Sequence[str]) -> dict[str, str]:
-        """By key, the contents that lie at one of these."""
+        """Return, by key, the contents that lie at one of these."""
 
     async def named(self, keys: Sequence[str]) -> set[str]:
-        """Those of these keys that a row names: as the place of a content, as a chunk, as a tail, as put away, as a piece.
-        What a multipart upload was completed to is named by its id: `uploads_of` tells of that."""
+        """Return those of these keys that a row names: as the place of a content, as a chunk, as a tail, as put away,
+        as a piece. What a multipart upload was completed to is named by its id: `uploads_of` tells of that."""
 
     async def kept(self, keys: Sequence[str], *, but_of: str = "") -> set[str]:
-        """Those of these keys that a content lies at, that are put away, or that are pieces of a whole; `but_of`: other than
-        this one."""
+        """Return those of these keys that a content lies at, that are put away, or that are pieces of a whole;
+        `but_of`: other than this one."""
 
     async def uploads_of(self, upload_ids: Sequence[str]) -> dict[str, str | None]:
-        """Those that are written down, each with its `multipart_id`."""
+        """Return those that are written down, each with its `multipart_id`."""
 
     # The trash
 
@@ -114,10 +115,10 @@ class Ledger(Protocol):
         """Write down that an object is kept for a while, unless a content lies there; whether that was done. Repeatable."""
 
     async def all_put_away(self, *, after: str, limit: int) -> list[PutAway]:
-        """By key, after the key `after`."""
+        """Return all that is put away, by key, after the key `after`."""
 
     async def copies(self, sha256: str) -> list[PutAway]:
-        """Those of a content, the last one first."""
+        """Return those of a content, the last one first."""
 
     async def take_out(self, key: str) -> bool:
         """Forget that an object was put away; whether it was."""

@@ -166,7 +166,7 @@ class S3Endings(S3Parts):
         return digests
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """Those of which S3 does not have what was acknowledged."""
+        """Find those of which S3 does not have what was acknowledged."""
         entry = await self._entry(upload)
         bad = await self._bad_parts(upload, entry)
         tail = entry.tail

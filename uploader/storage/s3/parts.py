@@ -117,8 +117,8 @@ class S3Parts(S3Digests):
         return entry
 
     async def _joined(self, upload: Upload, number: int, body: Body, start: int, tail: TailObject | None) -> Body:
-        """The bytes of the chunk from its beginning on. Raises BytesConflict if it is a whole one that does not begin with
-        the tail."""
+        """Return the bytes of the chunk from its beginning on. Raises BytesConflict if it is a whole one that does not
+        begin with the tail."""
         if tail is None:
             return body
         if not start and body.length < chunk_length(number, upload.extent, upload.chunk_size):
@@ -255,7 +255,7 @@ def _begin_of(body: Body, length: int) -> bytes:
 
 
 def map_of(upload: Upload, entry: Entry) -> PresentChunks:
-    """A tail counts if it is of the first chunk that is not there."""
+    """Make the map. A tail counts if it is of the first chunk that is not there."""
     size, chunk_size, written_at = upload.extent, upload.chunk_size, entry.written_at.timestamp()
     count = chunk_count(size, chunk_size)
     present = bytearray(count)

@@ -75,10 +75,10 @@ class _Changing:
         return [memoryview(secrets.token_bytes(self.length))]
 
     def keep(self) -> None:
-        """It is made when it is read."""
+        """Do nothing: it is made when it is read."""
 
     def close(self) -> None:
-        """The same."""
+        """Do nothing, for the same reason."""
 
 
 def probe(bucket: Bucket) -> Abilities:

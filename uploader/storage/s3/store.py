@@ -133,7 +133,7 @@ class S3Store(S3Endings, S3Blobs):
     # so its age counts, by the clock of the store that it has its date from.
 
     async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
-        """Those that the ledger knows; then multipart uploads that it does not."""
+        """List those that the ledger knows; then multipart uploads that it does not."""
         after = ""
         while batch := await self._ledger.opened_before(opened_before, after=after, limit=_LIST_BATCH):
             self.check_stopping()
@@ -158,7 +158,7 @@ class S3Store(S3Endings, S3Blobs):
             ]
 
     async def _clock_ahead(self) -> float:
-        """By how many seconds the store's clock is ahead of ours."""
+        """Return by how many seconds the store's clock is ahead of ours."""
         return (await self._requests.run(self._bucket.clock)).timestamp() - self._clock.now().timestamp()
 
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
@@ -211,7 +211,7 @@ class S3Store(S3Endings, S3Blobs):
         ]
 
     async def _completed_of(self, listed: Sequence[str]) -> set[str]:
-        """Those that open uploads were completed to, on their way to become contents."""
+        """Return those that open uploads were completed to, on their way to become contents."""
         known = await self._ledger.uploads_of(
             [upload_id for upload_id in map(bucket.upload_of_key, listed) if upload_id]
         )
