@@ -53,7 +53,7 @@ def print_queue(queue: QueueReport) -> None:
 
 def print_costs(costs: CostReport) -> None:
     sys.stdout.write(f"The last {costs.hours} hours as of {costs.as_of:%Y-%m-%d %H:%M:%S} UTC\n")
-    table = _table("Requests that cost most", " user", "CPU seconds")
+    table = _table("Users whose requests cost most", " user", "CPU seconds")
     for user in costs.users:
         _add(table, user.user_id, f"{user.cpu_seconds:,.3f}")
     _print(table)

@@ -1,12 +1,13 @@
 // The users whose requests cost most of late.
 
 import { element } from "../dom.js";
-import { formatCount } from "../format.js";
-import { onLanguage, t } from "../i18n.js";
+import { format, onLanguage, t } from "../i18n.js";
 import { attempt, showAsOf } from "./card.js";
 import { PagedTable } from "./tables.js";
 
 const USERS = 20;
+// With as many digits each, so that they stand below each other.
+const MILLISECONDS = { minimumFractionDigits: 3, maximumFractionDigits: 3 };
 
 export class Cost {
   #answer = { users: [] };
@@ -37,7 +38,7 @@ export class Cost {
   #describe() {
     const columns = [
       { label: t("users.user_id"), header: true, cell: ({ user_id: userId }) => this.#link(userId) },
-      { label: t("cost.seconds"), number: true, cell: ({ cpu_seconds: seconds }) => formatCount(Math.round(seconds * 1000) / 1000) },
+      { label: t("cost.seconds"), number: true, cell: ({ cpu_seconds: seconds }) => format("NumberFormat", MILLISECONDS).format(seconds) },
     ];
     return { caption: t("cost.caption"), columns, none: t("cost.none") };
   }
