@@ -26,7 +26,7 @@ def choose() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="benchmark-python-") as directory:
         try:
-            python = install(Path(directory), "pip", "-e", str(_CHECKOUT), base=_DEBIANS)
+            python = install(Path(directory), "pip", "-e", f"{_CHECKOUT}[server,s3,kafka]", base=_DEBIANS)
         except subprocess.CalledProcessError as error:
             said = [line for line in error.stderr.splitlines() if "ERROR" in line]
             _reasons.append((said or [str(error)])[-1].strip())
