@@ -67,11 +67,7 @@ _COMMANDS = (
     Later("serve", "server.serve", "Run the server, and the background jobs with it."),
     Later("work", "server.serve", "Run the background jobs only."),
     Later("config", "server.maintenance", "Print the settings in force, secrets masked."),
-    Later(
-        "doctor",
-        "server.maintenance",
-        "Look at an installation, and say what is wrong and what to do, the worst first.",
-    ),
+    Later("doctor", "server.maintenance", "Say what is wrong with an installation."),
     Later("db", "server.maintenance", "Migrate the database."),
     Later("redis", "server.maintenance", "Reset Redis, the accounting store."),
     Later("installation", "server.maintenance", "Show the ids of store, database and Redis."),

@@ -46,15 +46,16 @@ def config() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list of objects: level, subject, what, do.")
 def doctor(notes: bool, all_files: bool, as_json: bool) -> None:
-    """Look at an installation, and say what is wrong and what to do, the worst first. Changes nothing.
+    """Say what is wrong with an installation. The worst comes first, each with what to do; nothing is changed.
 
-    At its settings, files, disk, database, Redis, bucket, clocks and libraries, and at what its jobs found. Works while the
-    server runs, without it, and if the database or Redis is away; run it as the account of the server, with its settings.
+    Looks at its settings, files, disk, database, Redis, bucket, clocks and libraries, and at what its jobs found. Works
+    while the server runs, without it, and if the database or Redis is away; run it as the account of the server, with its
+    settings.
 
     \b
     Each line says: level  subject: what is wrong; what to do
       error    bytes can be lost, strangers are let in, or the server can't work
-      warning  it works, and would not withstand an attacker, a power cut or the next months
+      warning  it works, but would not withstand an attacker, a power cut or the next months
       note     good to know; shown by --notes
 
     Exit codes: 0 nothing to do, 1 an error or a warning, 2 bad usage or settings that can't be read.
