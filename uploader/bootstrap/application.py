@@ -253,7 +253,9 @@ class ServerProcesses(Multiprocess):
                     os.kill(pid, signal.SIGHUP)
 
 
-# How long a thread that computes keeps the interpreter from others: a request takes it back from them dozens of times.
+# How long a thread that computes keeps the interpreter from others: a request takes it back from them dozens of times. What
+# it costs is lost in the noise of a busy machine. In turn with Python's 5 ms, a chunk of 64 KiB took 1.29 ms of CPU
+# (0.91 to 1.84, 24 rounds) and 1.25 (0.97 to 1.72), one of 8 MiB 34.9 (33.1 to 44.2, eight rounds) and 36.2 (35.6 to 43.1).
 _SWITCH_SECONDS = 0.0005
 
 if TYPE_CHECKING:
