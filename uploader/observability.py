@@ -70,6 +70,9 @@ EVENT_DELIVERIES = Counter(
 EVENT_DELIVERY_SECONDS = Histogram(
     "uploader_event_delivery_duration_seconds", "How long a sink took for the events it was told of at once.", ["sink"]
 )
+S3_REQUESTS = Counter(
+    "uploader_s3_requests", "Requests to S3, with those that were tried again, by operation.", ["operation"]
+)
 # Asked of the stores when somebody looks; every process says the same.
 OPEN_UPLOADS = Gauge("uploader_open_uploads", "Open uploads.")
 PENDING_BYTES = Gauge("uploader_pending_bytes", "Bytes of open uploads that are not yet in the database.")
@@ -91,6 +94,7 @@ KEPT_STRAYS = Gauge(
 UNSCRUBBED_SECONDS = Gauge(
     "uploader_unscrubbed_seconds", "For how long the content that waits longest was not read back from the disk."
 )
+DRIFTS = Gauge("uploader_drifts", "Figures that differed from their definitions when the reconciler last looked.")
 
 WAITING_EVENTS = Gauge("uploader_waiting_events", "Events that a sink is still to be told of.", ["sink"])
 DEAD_EVENTS = Gauge("uploader_dead_events", "Events that a sink was told of in vain until the last attempt.", ["sink"])
@@ -98,7 +102,6 @@ EVENT_LAG_SECONDS = Gauge(
     "uploader_event_lag_seconds", "How old the oldest event is that a sink is still to be told of.", ["sink"]
 )
 
-DRIFTS = Gauge("uploader_drifts", "Figures that differed from their definitions when the reconciler last looked.")
 # Gauges that some process sets when it has looked: of several processes the largest counts.
 LARGEST_GAUGES = frozenset({"uploader_drifts"})
 

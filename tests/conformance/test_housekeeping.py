@@ -47,6 +47,22 @@ async def test_a_content_without_a_row_is_found_and_removed(process: Process) ->
     assert [found async for batch in process.store.list_blobs() for found in batch] == []
 
 
+async def test_blobs_are_listed_in_order_and_from_where_a_walk_has_come_to(process: Process) -> None:
+    contents = {await process.arrive(Content(1000, seed=seed)) for seed in range(9)}
+    stretches = [stretch async for stretch in process.store.list_blobs()]
+    assert stretches[-1].until is None
+    listed = [found for stretch in stretches for found in stretch]
+    keys = [found.place if process.store.lists_by_location else found.name for found in listed]
+    assert keys == sorted(keys)
+    assert {found.name for found in listed} == contents
+    for stretch in stretches[:-1]:
+        assert stretch.until is not None
+        assert max(key for key in keys if key <= stretch.until) == stretch.until
+    for number, key in enumerate(keys):
+        rest = [found async for stretch in process.store.list_blobs(key) for found in stretch]
+        assert rest == listed[number + 1 :]
+
+
 async def test_it_is_listed_before_it_is_prepared(make_process: MakeProcess, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     first = make_process()

@@ -22,7 +22,7 @@ from isal.isal_zlib import crc32
 from uploader import errors
 from uploader.domain.upload import UNBOUNDED_CHUNK_COUNT, Tail, Upload, chunk_count, chunk_length
 from uploader.storage import base
-from uploader.storage.base import Arrival, Body, Busy, BytesBody, Digests, Found, Gone, Lost, PresentChunks
+from uploader.storage.base import Arrival, Body, Busy, BytesBody, Digests, Found, Gone, Lost, PresentChunks, Stretch
 from uploader.storage.hashes import PrefixHashes, identify
 from uploader.storage.store import BytesBlob, InstallationMark, MarkFiles, Marks, Store, StoreName
 
@@ -367,13 +367,16 @@ class PlainStore(Store):
         stamp = opened_before.astimezone(UTC).strftime(_STAMP)
         return self._list(_UPLOADS, lambda found: found.place.partition(".")[2] < stamp)
 
-    def list_blobs(self) -> AsyncIterator[list[Found]]:
-        return self._list(_BLOBS, lambda _: True)
+    async def list_blobs(self, after: str = "") -> AsyncIterator[Stretch]:
+        async for batch in self._list(_BLOBS, lambda found: found.name > after):
+            yield Stretch(batch, max(found.name for found in batch))
+        yield Stretch([], None)
 
     async def _list(self, parent: str, is_wanted: Callable[[Found], bool]) -> AsyncIterator[list[Found]]:
-        """Ordered by what follows the dots: uploads by their opening."""
+        """Ordered by what follows the dots, uploads by their opening, and then by their names."""
         places = sorted(
-            filter(lambda place: place.startswith(parent), self.disk), key=lambda place: place.partition(".")[2]
+            filter(lambda place: place.startswith(parent), self.disk),
+            key=lambda place: (place.partition(".")[2], place),
         )
         found = [each for place in places if (each := self._look(place)) and is_wanted(each)]
         for first in range(0, len(found), _LIST_BATCH):

@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeStack
-from tests.support.background import flush_due, open_with_chunks, settle_without_merge, still_waits, until, while_paused
+from tests.support.background import (
+    cleaner_of,
+    collector_of,
+    flush_due,
+    open_with_chunks,
+    reconciler_of,
+    settle_without_merge,
+    still_waits,
+    until,
+    while_paused,
+)
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, paused_call
@@ -28,7 +38,6 @@ from tests.support.waiting import eventually
 from uploader.database import models, transactions
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
-from uploader.jobs.maintenance import Cleaner
 from uploader.service import cleanup
 from uploader.service.cleanup import Cleaned
 from uploader.service.ids import new_id
@@ -134,7 +143,8 @@ async def test_an_upload_stays_that_is_not_idle_or_of_this_month_or_where_none_i
     assert await stack.services.cleanup.clean(idle_seconds=1) == Cleaned()
     clock.advance(40 * DAY)
     assert await stack.services.cleanup.clean() == Cleaned()
-    await Cleaner(stack.services.cleanup, clock).run_once()  # it leaves them to the expirer
+    await cleaner_of(stack).run_once()  # it leaves them to the expirer
+    assert await stack.services.cleanup.last() is not None
     assert (await stack.put(CONTENT, 1)).status_code == 200
     last_written(stack, upload, 0)
     assert await stack.services.cleanup.clean(idle_seconds=DAY) == Cleaned()
@@ -390,7 +400,8 @@ async def test_many_blobs_without_a_row_stay_until_somebody_says_that_they_may_g
     clock.advance(40 * DAY + 2 * HOUR)
     before = stack.bytes_on_disk()
     for _ in range(2):
-        await Cleaner(stack.services.cleanup, clock).run_once()
+        await cleaner_of(stack).run_once()
+        clock.advance(HOUR)  # it is another worker's start
     assert stack.bytes_on_disk() == before
     kept = [record for record in caplog.records if record.levelno == logging.WARNING and "kept" in record.message]
     facts = [(record.blobs, record.remove_by) for record in kept]  # type: ignore[attr-defined]
@@ -628,14 +639,69 @@ async def test_a_merge_and_cleanups_race_and_the_file_is_whole_every_time(stack_
     assert await checked_accounts(stack_on.services.database) == {"alice": Account(finished=finished)}
 
 
+async def test_what_a_dead_process_left_of_a_closed_upload_goes_with_the_next_collection(
+    stack: Stack, clock: ManualClock
+) -> None:
+    """In whatever month it was opened."""
+    collector = collector_of(stack)
+    await close_without_tidying(stack, await open_with_chunks(stack, CONTENT, 0))
+    await collector.run_once()
+    assert stack.bytes_on_disk() != [], "its end may be under way"
+    clock.advance(61)
+    await collector.run_once()
+    assert stack.bytes_on_disk() == []
+
+
 # The job
+
+
+async def test_the_job_cleans_up_what_the_reconciler_finds_once_an_hour(stack: Stack, clock: ManualClock) -> None:
+    clock.advance(40 * DAY)
+    cleaner, reconciler = cleaner_of(stack), reconciler_of(stack)
+    assert (await stack.upload(CONTENT)).status_code == 201
+    await cleaner.run_once()
+    blob = stack.data / "blobs" / "00" / "00" / f"{0:064x}"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"0")
+    clock.advance(40 * 60)
+    assert [await job.run_once() for job in (reconciler, cleaner)] == [60, 60]
+    assert blob.exists(), "it is young"
+    clock.advance(50 * 60)
+    await cleaner.run_once()
+    assert blob.exists(), "nobody has looked"
+    clock.advance(10 * 60)
+    await reconciler.run_once()
+    await cleaner.run_once()
+    assert [found.name for found in await stack.services.trash.entries()] == [blob.name]
+
+
+async def test_of_several_workers_one_cleans_up_and_another_one_where_that_is_dead(
+    stack: Stack, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = cleaner_of(stack), cleaner_of(stack)
+    cleaned = []
+
+    async def die(**_: object) -> None:
+        cleaned.append("began")
+        raise SystemError
+
+    monkeypatch.setattr(stack.services.cleanup, "clean", die)
+    with pytest.raises(SystemError):
+        await first.run_once()
+    await second.run_once()
+    assert cleaned == ["began"], "it is the first one's for a minute"
+    clock.advance(61)
+    with pytest.raises(SystemError):
+        await second.run_once()
+    await first.run_once()
+    assert cleaned == ["began"] * 2
 
 
 async def test_the_job_cleans_up_after_the_start_and_once_in_every_month(
     stack: Stack, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock.advance((datetime(2100, 1, 30, 12, tzinfo=UTC) - clock.now()).total_seconds())
-    cleaner = Cleaner(stack.services.cleanup, clock)
+    cleaner = cleaner_of(stack)
     with caplog.at_level(logging.INFO):
         directory = await a_stray_directory(stack)
         stack.services.storage.stop()

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support.background import (
     account_of,
     flush_due,
     open_with_chunks,
+    reconciler_of,
     settle_without_merge,
     still_waits,
     upload_of,
@@ -37,8 +39,6 @@ from uploader.accounting.pending import AuditedUpload
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import IfExists, Upload, to_bitmap
-from uploader.jobs.maintenance import Reconciler
-from uploader.observability import DRIFTS
 from uploader.service import reconcile
 from uploader.service.flush import FlushedBatch
 from uploader.service.reconcile import Drift, Findings, Kind, drifts_of_upload
@@ -679,14 +679,15 @@ async def test_accounted_bytes_above_the_reserved_ones_are_reported(scene: Scene
 async def test_the_job_reports_drifts_as_warnings_counts_them_and_floods_no_log(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Reconciler(scene.stack.services.reconciling)
+    monkeypatch.setattr("uploader.jobs.maintenance._RECONCILE_EVERY", timedelta())
+    job = reconciler_of(scene.stack)
     await ROWS["refs"](scene)
     await ROWS["reserved"](scene)
 
     async def said() -> list[dict[str, Any]]:
         caplog.clear()
         with caplog.at_level(logging.WARNING, "uploader.jobs.maintenance"):
-            assert await job.run_once() == 3600
+            assert await job.run_once() == 60
         return [vars(record) for record in caplog.records]
 
     lines = await said()
@@ -695,15 +696,16 @@ async def test_the_job_reports_drifts_as_warnings_counts_them_and_floods_no_log(
         ("alice", "reserved", OPEN.size + WHOLE.size, 0),
         (DONE.sha256, "refs", 1, 3),
     ]
-    assert _gauge() == 2
+    assert await _gauge(scene) == 2
     monkeypatch.setattr("uploader.jobs.maintenance._MAX_LINES", 1)
     first, more = await said()
     assert (first["message"], more["message"], more["drifts"]) == ("drift", "more drifts", 2)
     scene.stack.services.storage.stop()  # it ends with its process
-    assert (await said(), _gauge()) == ([], 2)
+    assert (await said(), await _gauge(scene)) == ([], 2)
     go_on(scene.stack)
     await scene.reconcile(repair=True)
-    assert (await said(), _gauge()) == ([], 0)
+    assert (await said(), await _gauge(scene)) == ([], 0)
+    monkeypatch.undo()
     assert job.as_job().first_delay_seconds == 3600, "not amid the work that an outage leaves"
 
 
@@ -752,9 +754,10 @@ async def test_the_command_tells_and_mends_while_the_server_runs(
         assert server.process.poll() is None
 
 
-def _gauge() -> float:
-    (metric,) = DRIFTS.collect()
-    return metric.samples[0].value
+async def _gauge(scene: Scene) -> float:
+    scene.stack.services.gauges._asked_at = float("-inf")
+    (line,) = [line for line in (await scene.stack.metrics()).splitlines() if line.startswith("uploader_drifts ")]
+    return float(line.split()[1])
 
 
 def test_pending_bytes_may_be_accounted_up_to_what_is_on_disk() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import MakeStack
-from tests.support.background import open_with_chunks, still_waits, until, while_paused
+from tests.support.background import keeper_of, open_with_chunks, still_waits, until, while_paused
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import paused_call
@@ -127,7 +127,7 @@ async def test_the_trash_is_purged_after_the_retention_but_not_after_a_jump_of_t
     async with make_stack(clock=clock) as stack:
         assert (await stack.upload(CONTENT)).status_code == 201
         await _delete_all(stack)
-        keeper = TrashKeeper(stack.services.trash, stack.services.admission, clock)
+        keeper = keeper_of(stack)
         await _keep(keeper, clock, 6 * 24, 3600)
         assert await _names(stack) == [CONTENT.sha256]
         await _keep(keeper, clock, 2 * 24, 3600)
@@ -157,7 +157,7 @@ async def test_an_idle_trash_is_looked_at_seldom(
     make_stack: MakeStack, clock: ManualClock, retention_seconds: float, most: int
 ) -> None:
     async with make_stack(clock=clock, trash_retention_seconds=retention_seconds) as stack:
-        keeper = TrashKeeper(stack.services.trash, stack.services.admission, clock)
+        keeper = keeper_of(stack)
         runs, ends_at = 0, clock.monotonic() + 600
         while clock.monotonic() < ends_at:
             clock.advance(await keeper.run_once())
@@ -170,7 +170,7 @@ async def test_without_a_retention_the_objects_of_a_bucket_go_with_the_next_look
 ) -> None:
     bucket = settings_of(s3_address) | {"min_chunk_size_bytes": PART_BYTES}
     async with make_stack(clock=clock, trash_retention_seconds=0, **bucket) as stack:
-        keeper = TrashKeeper(stack.services.trash, stack.services.admission, clock)
+        keeper = keeper_of(stack)
         assert await keeper.run_once() == 1
         assert (await stack.upload(Content(1000))).status_code == 201
         await _delete_all(stack)
@@ -189,7 +189,7 @@ async def test_what_an_earlier_retention_left_goes_with_the_first_look(
         assert await _names(stack) == [CONTENT.sha256]
     clock.advance(60)
     async with make_stack(clock=clock, trash_retention_seconds=0) as stack:
-        await TrashKeeper(stack.services.trash, stack.services.admission, clock).run_once()
+        await keeper_of(stack).run_once()
         assert await _names(stack) == []
 
 

@@ -17,8 +17,9 @@ from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models, queries
 from uploader.domain.upload import Upload
-from uploader.jobs.maintenance import Collector
+from uploader.jobs.maintenance import Cleaner, Collector, Reconciler, TrashKeeper
 from uploader.service.flush import FlushedBatch
+from uploader.service.leases import Lease
 
 T = TypeVar("T")
 
@@ -66,6 +67,25 @@ def collector_of(stack: Stack) -> Collector:
     services = stack.services
     parts = (services.files, services.closers, services.cleanup, services.audit_log, services.clock)
     return Collector(*parts, closed_retention_seconds=_MONTH_SECONDS)
+
+
+def lease_of(stack: Stack, job: str) -> Lease:
+    """Of a worker of its own."""
+    return Lease(stack.services.database, stack.services.clock, job)
+
+
+def cleaner_of(stack: Stack) -> Cleaner:
+    return Cleaner(stack.services.cleanup, lease_of(stack, "cleanup"), stack.services.clock)
+
+
+def keeper_of(stack: Stack) -> TrashKeeper:
+    services = stack.services
+    return TrashKeeper(services.trash, services.admission, lease_of(stack, "trash"), services.clock)
+
+
+def reconciler_of(stack: Stack) -> Reconciler:
+    services = stack.services
+    return Reconciler(services.reconciling, services.cleanup, lease_of(stack, "reconciler"), services.clock)
 
 
 async def reached(pause: Pause) -> None:

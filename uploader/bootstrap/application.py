@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from uvicorn import Config
@@ -50,6 +51,7 @@ from uploader.jobs.uploads import Expirer, Flusher, Joiner, Merger, Sweeper
 from uploader.observability import configure_logging
 from uploader.service.audit_log import act
 from uploader.service.installation import Installation
+from uploader.service.leases import Lease
 from uploader.settings import Settings
 
 
@@ -156,19 +158,20 @@ def _create_runner(services: Services, events: Mapping[str, asyncio.Event]) -> R
         clock,
         closed_retention_seconds=settings.closed_retention_seconds,
     )
+    lease = partial(Lease, services.database, clock)
     removing = [
         Job("collector", collector.run_once),
         Job("expirer", Expirer(services.expiry, clock).run_once),
-        Cleaner(services.cleanup, clock).as_job(),
+        Cleaner(services.cleanup, lease("cleanup"), clock).as_job(),
         Job("scrubber", Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).run_once),
-        Job("trash", TrashKeeper(services.trash, services.admission, clock).run_once),
+        Job("trash", TrashKeeper(services.trash, services.admission, lease("trash"), clock).run_once),
     ]
     jobs += [_checked(job, services.installation) for job in removing]
     jobs += [relay_job(relay) for relay in services.relays]
     jobs += [
         Job("joiner", Joiner(services.concatenations).run_once),
         Job("event keeper", EventKeeper(services.watching, clock).run_once),  # also of sinks that are no more
-        Reconciler(services.reconciling).as_job(),
+        Reconciler(services.reconciling, services.cleanup, lease("reconciler"), clock).as_job(),
         Job("snapshot", Snapshot(services.overview, clock).run_once),
     ]
     bells = {wake_channel(name): bell for name, bell in services.bells.items()}

@@ -169,6 +169,15 @@ async def closed_uploads(connection: AsyncConnection, closed_before: datetime, l
     return await all_of(connection, upload_of, query)
 
 
+async def uploads_closed_between(
+    connection: AsyncConnection, after: datetime, until: datetime, limit: int
+) -> list[Upload]:
+    """The earliest after a moment first."""
+    query = _UPLOAD.with_hint(*_along("ix_upload_closed"))
+    query = query.where(_UPLOADS.closed_at > after, _UPLOADS.closed_at <= until)
+    return await all_of(connection, upload_of, query.order_by(_UPLOADS.closed_at).limit(limit))
+
+
 async def ends_of_uploads(
     connection: AsyncConnection, after: datetime, until: datetime, limit: int
 ) -> list[tuple[datetime, str]]:
@@ -442,6 +451,24 @@ async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[st
 async def blobs_in_use(connection: AsyncConnection, after: str, limit: int) -> list[Blob]:
     """Return blobs by SHA-256."""
     return await all_of(connection, Blob, _after(_BLOB.where(_BLOBS.refs > 0), _BLOBS.sha256, after, limit))
+
+
+async def blobs_in_stretch(
+    connection: AsyncConnection, after: str, until: str | None, limit: int, *, by_location: bool
+) -> list[tuple[str, str, int]]:
+    """Return of blobs in use their keys, which are their locations or else their SHA-256, with SHA-256 and size: those
+    between two keys, in order, with the second one."""
+    key = _BLOBS.location if by_location else _BLOBS.sha256
+    query = sa.select(key.label("key"), _BLOBS.sha256.label("sha256"), _BLOBS.size).where(_BLOBS.refs > 0)
+    if until is not None:
+        query = query.where(key <= until)
+    return [tuple(row) for row in await connection.execute(_after(query, key, after, limit))]
+
+
+async def blobs_without_location(connection: AsyncConnection, after: str, limit: int) -> list[str]:
+    """Return the SHA-256 of blobs in use that lie nowhere in a store that has locations."""
+    query = sa.select(_BLOBS.sha256).where(_BLOBS.refs > 0, _BLOBS.location.is_(None))
+    return list((await connection.execute(_after(query, _BLOBS.sha256, after, limit))).scalars())
 
 
 async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:

@@ -8,13 +8,13 @@ from datetime import date, timedelta
 
 from uploader.clock import Clock
 from uploader.jobs.runner import Job, Pause
-from uploader.observability import DRIFTS
 from uploader.service.audit_log import AuditLog
-from uploader.service.cleanup import Cleanup
+from uploader.service.cleanup import Cleanup, LastCleanup
 from uploader.service.close import Closers
 from uploader.service.files import Files
+from uploader.service.leases import Lease
 from uploader.service.open import Admission
-from uploader.service.reconcile import Reconciling
+from uploader.service.reconcile import Kind, Reconciling
 from uploader.service.reports import Overview
 from uploader.service.scrub import RateLimit, Scrubbing
 from uploader.service.trash import TrashKeeping
@@ -24,31 +24,45 @@ logger = logging.getLogger(__name__)
 
 _CLEANUP_INTERVAL_SECONDS = 60.0
 # What was touched lately, or was busy, is settled by then.
-_AGAIN_SECONDS = 3600.0
+_AGAIN = timedelta(hours=1)
 # After a start there is more urgent work for the disk.
 _CLEANUP_GRACE_SECONDS = 60.0
 
 
 @dataclass(eq=False, repr=False)
 class Cleaner:
-    """Cleans up once after the start and once in every month, and again after an hour as long as something could not be
-    dealt with. Idle uploads it leaves to the expirer. Several at once do no harm."""
+    """Cleans up after the start and once in every month, and again as long as something could not be dealt with, or the
+    reconciler has found something; at most once an hour. Idle uploads it leaves to the expirer. Of several workers one
+    does it, for all."""
 
     cleanup: Cleanup
+    lease: Lease
     clock: Clock
-    _cleaned_in: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._started_at = self.clock.now()
 
     def as_job(self) -> Job:
         return Job("cleanup", self.run_once, first_delay_seconds=_CLEANUP_GRACE_SECONDS)
 
     async def run_once(self) -> float:
-        month = f"{self.clock.now():%Y-%m}"
-        if month == self._cleaned_in:
-            return _CLEANUP_INTERVAL_SECONDS
-        try:
-            cleaned = await self.cleanup.clean()
-        except Stopping:
-            return _CLEANUP_INTERVAL_SECONDS
+        if await self._is_due():
+            async with self.lease.held() as is_ours:
+                if is_ours and await self._is_due():  # nobody has done it meanwhile
+                    with suppress(Stopping):
+                        await self._clean()
+        return _CLEANUP_INTERVAL_SECONDS
+
+    async def _is_due(self) -> bool:
+        last, now = await self.cleanup.last(), self.clock.now()
+        if last is None:
+            return True
+        if timedelta() <= now - last.at < _AGAIN:
+            return False
+        return last.left or last.at < self._started_at or f"{last.at:%Y-%m}" != f"{now:%Y-%m}"
+
+    async def _clean(self) -> None:
+        cleaned = await self.cleanup.clean()
         logger.info("cleanup ended", extra=asdict(cleaned))
         if cleaned.stray_blobs:
             logger.warning(
@@ -59,10 +73,7 @@ class Cleaner:
                     "remove_by": "uploader cleanup --yes",
                 },
             )
-        if cleaned.unsettled or cleaned.left:
-            return _AGAIN_SECONDS
-        self._cleaned_in = month
-        return _CLEANUP_INTERVAL_SECONDS
+        await self.cleanup.remember(LastCleanup(self.clock.now(), bool(cleaned.unsettled or cleaned.left)))
 
 
 _INTERVAL_SECONDS = 60.0
@@ -90,6 +101,7 @@ class Collector:
         collected = await self.files.collect_all(_BATCH)
         purged = await self.cleanup.purge_closed(self.clock.now() - self._closed_retention, _BATCH)
         more = await self.cleanup.purge_crowded(_BATCH)
+        more = await self.cleanup.tidy_closed(_BATCH) or more
         forgotten = await self.audit_log.forget_old(_BATCH)
         await self.closers.tidy_left()
         return 0.0 if more or _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
@@ -105,10 +117,11 @@ _TRASH_GRACE_SECONDS = 3600.0
 @dataclass(eq=False, repr=False)
 class TrashKeeper:
     """Gives back what lies in the trash and is named again, and removes for good what lies there for long enough.
-    Several at once are safe: each entry is looked at under its row's lock."""
+    Of several workers one walks through it; two at once are safe: each entry is looked at under its row's lock."""
 
     keeping: TrashKeeping
     admission: Admission
+    lease: Lease
     clock: Clock
 
     def __post_init__(self) -> None:
@@ -127,12 +140,17 @@ class TrashKeeper:
         with suppress(Stopping):
             await self.admission.keep_floor()
             if self.clock.monotonic() - self._walked_at >= self._walk_seconds:
-                await self.keeping.restore_named()
-                purged = None if paused else await self.keeping.purge_old()
-                if purged is not None and purged.entries:
-                    logger.info("purged from the trash", extra=asdict(purged))
-                self._walked_at = self.clock.monotonic()
+                async with self.lease.held() as is_ours:
+                    if is_ours:
+                        await self._walk(paused=paused)
         return self._interval_seconds
+
+    async def _walk(self, *, paused: bool) -> None:
+        await self.keeping.restore_named()
+        purged = None if paused else await self.keeping.purge_old()
+        if purged is not None and purged.entries:
+            logger.info("purged from the trash", extra=asdict(purged))
+        self._walked_at = self.clock.monotonic()
 
 
 # What could not be read is tried again within a minute.
@@ -157,7 +175,10 @@ class Scrubber:
         return 0.0 if more else self._interval_seconds
 
 
-_RECONCILE_INTERVAL_SECONDS = 3600.0
+_RECONCILE_EVERY = timedelta(hours=1)
+_RECONCILE_INTERVAL_SECONDS = 60.0
+# What a cleanup may remove.
+_FOR_A_CLEANUP = frozenset({Kind.STRAY_BLOB, Kind.LEFTOVER})
 # A database that is not this disk's makes a drift of every blob.
 _MAX_LINES = 100
 
@@ -165,26 +186,39 @@ _MAX_LINES = 100
 @dataclass(eq=False, repr=False)
 class Reconciler:
     """Reports, once an hour, what `uploader reconcile` would, and mends nothing: a drift is a fault that somebody has to
-    see. Several at once are safe, and say the same."""
+    see. What crashes left it leaves to the cleanup. Of several workers one does it, and another one goes on where that
+    dies."""
 
     reconciling: Reconciling
+    cleanup: Cleanup
+    lease: Lease
+    clock: Clock
 
     def as_job(self) -> Job:
         # Not at the start: there is enough to do after an outage.
-        return Job("reconciler", self.run_once, first_delay_seconds=_RECONCILE_INTERVAL_SECONDS)
+        return Job("reconciler", self.run_once, first_delay_seconds=_RECONCILE_EVERY.total_seconds())
 
     async def run_once(self) -> float:
-        try:
-            found = await self.reconciling.reconcile()
-        except Stopping:
-            return _RECONCILE_INTERVAL_SECONDS
-        DRIFTS.set(len(found.drifts))
+        if await self._is_due():
+            async with self.lease.held() as is_ours:
+                if is_ours and await self._is_due():  # nobody has done it meanwhile
+                    with suppress(Stopping):
+                        await self._reconcile()
+        return _RECONCILE_INTERVAL_SECONDS
+
+    async def _is_due(self) -> bool:
+        last = await self.reconciling.last()
+        return last is None or not timedelta() <= self.clock.now() - last.at < _RECONCILE_EVERY
+
+    async def _reconcile(self) -> None:
+        found = await self.reconciling.reconcile(goes_on=True)
+        if any(drift.kind in _FOR_A_CLEANUP for drift in found.drifts):
+            await self.cleanup.ask_again()
         for drift in found.drifts[:_MAX_LINES]:
             facts = {"kind": drift.kind.value, "expected": drift.expected, "actual": drift.actual}
             logger.warning("drift", extra={"subject": drift.subject, **facts})
         if len(found.drifts) > _MAX_LINES:
             logger.warning("more drifts", extra={"drifts": len(found.drifts), "told_by": "uploader reconcile"})
-        return _RECONCILE_INTERVAL_SECONDS
 
 
 @dataclass(eq=False, repr=False)

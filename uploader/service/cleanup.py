@@ -6,10 +6,13 @@ again before each removal, and leaves alone what changed lately.
 """
 
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+
+import msgspec
 
 from uploader.clock import Clock
 from uploader.database import meta, queries, transactions
@@ -21,7 +24,7 @@ from uploader.errors import StorageFailed, StorageFull, Unavailable, Unverified,
 from uploader.service.audit_log import AuditLog
 from uploader.service.close import Closers
 from uploader.service.ids import greatest, new_id
-from uploader.storage.base import Found, Gone, Housekeeping
+from uploader.storage.base import Found, Gone, Housekeeping, Stretch
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
@@ -66,21 +69,26 @@ def is_settled(found: Found, now: datetime) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A part of all files of blobs: how many; of those without a row, how many somebody touched lately, and the others."""
+    """A part of all files of blobs; of those without a row, which somebody touched lately, and the others."""
 
-    total: int
-    unsettled: int
+    listed: Stretch
+    unsettled: list[Found]
     strays: list[Found]
 
 
-async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) -> AsyncIterator[Batch]:
+async def stray_blobs(
+    database: Database, storage: Housekeeping, now: datetime, after: str = ""
+) -> AsyncIterator[Batch]:
     """Yield the files of blobs, in batches, with those that have no row: a crash left them, or they belong to another
-    database, which was lost, forgotten in the settings, or restored from before. Raises Stopping, Unavailable."""
-    async for found in storage.list_blobs():
-        known = await database.read(queries.known_blobs, [each.name for each in found])
-        unknown = [each for each in found if each.name not in known]
-        strays = [each for each in unknown if is_settled(each, now)]
-        yield Batch(len(found), len(unknown) - len(strays), strays)
+    database, which was lost, forgotten in the settings, or restored from before. `after`: where another walk has come
+    to. Raises Stopping, Unavailable."""
+    async for listed in storage.list_blobs(after):
+        known = await database.read(queries.known_blobs, [found.name for found in listed])
+        batch = Batch(listed, [], [])
+        for found in listed:
+            if found.name not in known:
+                (batch.strays if is_settled(found, now) else batch.unsettled).append(found)
+        yield batch
 
 
 async def remember_kept_strays(database: Database, count: int) -> None:
@@ -100,6 +108,19 @@ _REMEMBERED = 1000
 _PURGED_UNTIL = "users with many closed uploads"
 # So many blobs without a row are what crashes leave; or so large a part of all.
 _MAX_STRAYS, _MAX_STRAY_PART = 100, 0.01
+# So many are kept in memory until all were counted; more are left for the next time.
+_MAX_STRAYS_AT_ONCE = 10_000
+# Bytes of an upload go at its end; if they are still there a minute later, the process that ended it has died.
+_ENDED_SECONDS = 60.0
+_TIDIED_UNTIL = "closed uploads were tidied"
+_LAST_CLEANUP = "cleaned up"
+
+
+class LastCleanup(msgspec.Struct, frozen=True):
+    """The last cleanup by a job of this installation: when it ended, and whether it left what was too young or busy."""
+
+    at: datetime
+    left: bool
 
 
 @dataclass(slots=True)
@@ -112,8 +133,9 @@ class Cleaned:
     # Blobs that no row names, and that stay: so many are hardly what crashes left.
     stray_blobs: int = 0
     stray_bytes: int = 0
-    # What somebody touched so lately that it was not looked at.
+    # What somebody touched so lately that it stays: it may still get its row.
     unsettled: int = 0
+    unsettled_bytes: int = field(default=0, compare=False)
     # What could not be dealt with now; the log says why.
     left: int = 0
 
@@ -159,6 +181,43 @@ class Cleanup:
                 await self.audit_log.note(Action.DISK_CLEANED, subject="disk", details=facts)
         return run.cleaned
 
+    async def last(self) -> LastCleanup | None:
+        """Return None if no job has cleaned up yet. Raises Unavailable."""
+        with suppress(msgspec.MsgspecError):  # a damaged row
+            stored = await self.database.read(meta.fact, _LAST_CLEANUP)
+            return None if stored is None else msgspec.json.decode(stored, type=LastCleanup)
+        return None
+
+    async def remember(self, last: LastCleanup) -> None:
+        """Tell all jobs of the installation of a cleanup. Raises Unavailable."""
+        await self.database.transact(meta.replace_fact, _LAST_CLEANUP, msgspec.json.encode(last).decode())
+
+    async def ask_again(self) -> None:
+        """Let the next job that looks clean up: somebody has found what may go. Raises Unavailable."""
+        last = await self.last()
+        if last is not None and not last.left and not await kept_strays(self.database):
+            await self.remember(LastCleanup(last.at, left=True))
+
+    async def tidy_closed(self, limit: int) -> bool:
+        """Remove what is left of uploads that were closed since the last call, because the process that closed them died
+        before it was done; returns whether there may be more. Raises Unavailable."""
+        since, until = await self.database.read(meta.moment, _TIDIED_UNTIL), self.clock.now()
+        until -= timedelta(seconds=_ENDED_SECONDS)
+        closed = await self.database.read(queries.uploads_closed_between, min(since, until), until, limit)
+        if not closed:
+            return False
+        for upload in await self.storage.remaining(closed):
+            await self._tidy(upload.id)
+        closed_at = max(upload.closed_at for upload in closed if upload.closed_at is not None)
+        await self.database.transact(meta.replace_fact, _TIDIED_UNTIL, closed_at.isoformat())
+        return len(closed) == limit
+
+    async def _tidy(self, upload_id: str) -> None:
+        try:
+            await self.closers.tidy(upload_id)
+        except Unavailable as error:  # one that is busy must not hold up the others
+            logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason})
+
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
         """Forget what became of uploads that were closed long ago; returns how many. Raises Unavailable."""
         return await self._purge(await self.database.read(queries.closed_uploads, closed_before, limit))
@@ -182,10 +241,7 @@ class Cleanup:
         would stay."""
         left = {upload.id for upload in await self.storage.remaining(closed)}
         for upload_id in left:
-            try:
-                await self.closers.tidy(upload_id)
-            except Unavailable as error:  # one that is busy must not hold up the others
-                logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason})
+            await self._tidy(upload_id)
         gone = [upload.id for upload in closed if upload.id not in left]
         if not gone:
             return 0
@@ -267,7 +323,7 @@ class _Run:
                 self.cleaned.quota_bytes += row.size
                 self.cleaned.disk_bytes += found.disk_bytes
         elif not is_settled(found, self._now):
-            self.cleaned.unsettled += 1
+            self._leave_young([found])
         elif self.dry_run or await self._remove_directory(found):
             self.cleaned.directories += 1
             self.cleaned.disk_bytes += found.disk_bytes
@@ -299,22 +355,30 @@ class _Run:
 
     async def clean_blobs(self) -> None:
         """Put blobs without a row away, unless they are many; and remove what interrupted merges left beside blobs."""
-        may_go = self.all_strays or await self._are_few()
+        waiting: list[Found] = []
+        total = strays = disk_bytes = 0
         async for batch in stray_blobs(self.database, self.storage, self._now):
-            self.cleaned.unsettled += batch.unsettled
+            total += len(batch.listed.found)
+            self._leave_young(batch.unsettled)
             for found in batch.strays:
-                if may_go or found.is_draft:
+                if self.all_strays or found.is_draft:
                     await self._clean_blob(found)
-                else:
-                    self.cleaned.stray_blobs += 1
-                    self.cleaned.stray_bytes += found.disk_bytes
+                    continue
+                strays, disk_bytes = strays + 1, disk_bytes + found.disk_bytes
+                if len(waiting) < _MAX_STRAYS_AT_ONCE:
+                    waiting.append(found)
+        if strays > max(_MAX_STRAYS, _MAX_STRAY_PART * total):
+            self.cleaned.stray_blobs, self.cleaned.stray_bytes = strays, disk_bytes
+            return
+        for found in waiting:
+            await self._clean_blob(found)
+        if strays > len(waiting):
+            logger.warning("blobs without a row are left for the next cleanup", extra={"blobs": strays - len(waiting)})
+            self.cleaned.left += strays - len(waiting)
 
-    async def _are_few(self) -> bool:
-        strays = total = 0
-        async for batch in stray_blobs(self.database, self.storage, self._now):
-            strays += sum(not found.is_draft for found in batch.strays)
-            total += batch.total
-        return strays <= max(_MAX_STRAYS, _MAX_STRAY_PART * total)
+    def _leave_young(self, found: Sequence[Found]) -> None:
+        self.cleaned.unsettled += len(found)
+        self.cleaned.unsettled_bytes += sum(each.disk_bytes for each in found)
 
     async def _clean_blob(self, found: Found) -> None:
         try:

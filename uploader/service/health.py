@@ -23,6 +23,7 @@ from uploader.errors import Unavailable, UploaderError
 from uploader.service.cleanup import kept_strays
 from uploader.service.events import Watching
 from uploader.service.installation import Installation
+from uploader.service.reconcile import last_reconciled
 from uploader.service.scrub import Age, Scrubbing
 from uploader.storage.base import Housekeeping
 from uploader.storage.store import Store
@@ -245,7 +246,10 @@ class Gauges:
                 _patiently(self._ask_disk, (observability.FREE_DISK_BYTES, observability.TRASH_BYTES)),
                 _patiently(
                     self._ask_integrity,
-                    (observability.DAMAGED_BLOBS, observability.KEPT_STRAYS, observability.UNSCRUBBED_SECONDS),
+                    (
+                        *(observability.DAMAGED_BLOBS, observability.KEPT_STRAYS),
+                        *(observability.UNSCRUBBED_SECONDS, observability.DRIFTS),
+                    ),
                 ),
                 _patiently(self._ask_events, self._event_gauges),
                 _patiently(self._ask_data_directory, (observability.REDIS_SET_ASIDE,)),
@@ -267,6 +271,8 @@ class Gauges:
         observability.DAMAGED_BLOBS.set(seen.damaged_blobs)
         observability.KEPT_STRAYS.set(seen.kept_strays)
         observability.UNSCRUBBED_SECONDS.set(seen.age.seconds)
+        last = await self.database.read(last_reconciled)
+        observability.DRIFTS.set(math.nan if last is None else last.drifts)
 
     async def _ask_events(self) -> None:
         for name, state in (await self.watching.states()).items():

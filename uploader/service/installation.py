@@ -153,8 +153,8 @@ class Installation:
         async for listed in self.storage.list_blobs():
             blobs = [found.name for found in listed if not found.is_draft]
             yield blobs, await self._names_any(queries.known_blobs, blobs)
-        async for listed in self.storage.list_uploads(_ANY_TIME):
-            uploads = [found.name for found in listed if await self.storage.holds_chunks(found)]
+        async for batch in self.storage.list_uploads(_ANY_TIME):
+            uploads = [found.name for found in batch if await self.storage.holds_chunks(found)]
             yield uploads, await self._names_any(queries.uploads_by_id, uploads)
 
     async def _names_any(self, query: Callable[[Connection, list[str]], Awaitable[Sized]], names: list[str]) -> bool:

@@ -31,7 +31,7 @@ from uploader.service.audit_log import AuditLog, act
 from uploader.service.cleanup import is_settled, stray_blobs
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
-from uploader.storage.base import Closer, Gone, PresentChunks
+from uploader.storage.base import Closer, Gone, PresentChunks, Stretch
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
@@ -104,6 +104,12 @@ class Findings:
     checked: dict[str, int] = field(default_factory=dict)
     repaired: int = 0
     repairs: list[Repair] = field(default_factory=list)
+    # Drifts that the walk had found before it was interrupted.
+    before: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.before + len(self.drifts)
 
     def add(self, drifts: Iterable[Drift], repair: Repair = cannot_be_repaired) -> None:
         for drift in drifts:
@@ -132,6 +138,22 @@ async def last_reconciled(connection: Connection) -> Reconciled | None:
         stored = await meta.fact(connection, _FACT)
         return None if stored is None else msgspec.json.decode(stored, type=Reconciled)
     return None
+
+
+_WALK = "reconciling blobs"
+_MAX_WALK = timedelta(days=1)
+_REMEMBER_INTERVAL_SECONDS = 5.0
+# Of a walk that nobody waits for: 8 million an hour, by 5 lists of S3 a second.
+_BLOBS_PER_SECOND = 5000
+_STRETCH = 1000
+
+
+class BlobWalk(msgspec.Struct):
+    """A walk over all blobs: when it began, how far it has come, and how many drifts it has found."""
+
+    at: datetime
+    after: str = ""
+    drifts: int = 0
 
 
 def drifts_of_upload(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
@@ -288,17 +310,22 @@ class Reconciling:
     recounting: Recounting
     audit_log: AuditLog
     clock: Clock
+    _remembered_at: float = field(default=float("-inf"), init=False)
 
-    async def reconcile(self, *, repair: bool = False) -> Findings:
-        """Look at everything, then repair what was found if asked to. Raises Unavailable, Stopping."""
+    async def last(self) -> Reconciled | None:
+        """Return None if nobody has looked yet. Raises Unavailable."""
+        return await self.database.read(last_reconciled)
+
+    async def reconcile(self, *, repair: bool = False, goes_on: bool = False) -> Findings:
+        """Look at everything, then repair what was found if asked to. `goes_on`: look at the blobs at a rate, and from
+        where the last walk that did so was interrupted. Raises Unavailable, Stopping."""
         # The order of repairs, too: the figures of a user are sums over the uploads.
         checks: dict[str, Callable[[Findings], Awaitable[None]]] = {
             "rows": self._check_rows,
             "uploads": self._check_uploads,
             "queues": self._check_queues,
             "accounts": self.recounting.check,
-            "blobs": self._check_blobs,
-            "stray blobs": self._check_stray_blobs,
+            "blobs": partial(self._check_blobs, goes_on=goes_on),
             "leftovers": self._check_leftovers,
         }
         found = Findings()
@@ -311,7 +338,7 @@ class Reconciling:
             for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
                 found.repaired += await uninterrupted(self._repair(drift, repair_drift))
         with suppress(Unavailable):  # what was found is told all the same
-            await self.database.transact(_remember, Reconciled(self.clock.now(), len(found.drifts), found.repaired))
+            await self.database.transact(_remember, Reconciled(self.clock.now(), found.count, found.repaired))
         return found
 
     async def _repair(self, drift: Drift, repair: Repair) -> bool:
@@ -336,16 +363,58 @@ class Reconciling:
             subject, expected = f"{row.table} {row.rowid}", f"a valid {row.column}"
             found.add([Drift(Kind.DATABASE, subject, expected, row.value)])
 
-    # Blobs, against the disk
+    # Blobs, against the store: what it lists and the rows are two lists in one order. Only what the list lacks is asked for
+    # by itself, because it may have come since.
 
-    async def _check_blobs(self, found: Findings) -> None:
+    async def _check_blobs(self, found: Findings, *, goes_on: bool) -> None:
+        walk = await self._interrupted_walk() if goes_on else BlobWalk(self.clock.now())
+        found.before = walk.drifts
+        began, drifts = self.clock.monotonic(), len(found.drifts)
+        if self.storage.lists_by_location and not walk.after:
+            await self._check_unplaced(found)
+        async for batch in stray_blobs(self.database, self.storage, self.clock.now(), walk.after):
+            await self._check_stretch(found, walk.after, batch.listed)
+            if sha256s := [stray.name for stray in batch.strays if not stray.is_draft]:
+                found.add(await self._look_at_strays(sha256s))
+            walk.after, walk.drifts = batch.listed.until or "", found.before + len(found.drifts) - drifts
+            if goes_on and walk.after:
+                began = await self._pace(walk, began, len(batch.listed.found))
+        if goes_on:
+            await self.database.transact(meta.forget_fact, _WALK)
+
+    async def _interrupted_walk(self) -> BlobWalk:
+        """One that is old has seen another bucket."""
+        stored, walk = await self.database.read(meta.fact, _WALK), None
+        with suppress(msgspec.MsgspecError):  # a damaged row
+            walk = None if stored is None else msgspec.json.decode(stored, type=BlobWalk)
+        now = self.clock.now()
+        return walk if walk is not None and now - _MAX_WALK < walk.at <= now else BlobWalk(now)
+
+    async def _pace(self, walk: BlobWalk, began: float, count: int) -> float:
+        """Remember how far the walk has come, now and then, and wait, so that it keeps to its rate; returns the time."""
+        now = self.clock.monotonic()
+        if now - self._remembered_at > _REMEMBER_INTERVAL_SECONDS:
+            await self.database.transact(meta.replace_fact, _WALK, msgspec.json.encode(walk).decode())
+            self._remembered_at = now
+        await asyncio.sleep(max(0.0, began + count / _BLOBS_PER_SECOND - now))
+        return self.clock.monotonic()
+
+    async def _check_unplaced(self, found: Findings) -> None:
         after = ""
-        while blobs := await self.database.read(queries.blobs_in_use, after, _BATCH):
-            sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
-            for blob, size in zip(blobs, sizes, strict=True):
-                if size != blob.size:
-                    found.add(await self._look_at_blob(blob.sha256))
-            after = greatest(after, [blob.sha256 for blob in blobs])
+        while sha256s := await self.database.read(queries.blobs_without_location, after, _STRETCH):
+            for sha256 in sha256s:
+                found.add(await self._look_at_blob(sha256))
+            after = greatest(after, sha256s)
+
+    async def _check_stretch(self, found: Findings, after: str, listed: Stretch) -> None:
+        """Compare the rows of a stretch, which may be far more than it lists."""
+        sizes = {each.name: each.size for each in listed if not each.is_draft}
+        ask = partial(queries.blobs_in_stretch, by_location=self.storage.lists_by_location)
+        while rows := await self.database.read(ask, after, listed.until, _STRETCH):
+            for _, sha256, size in rows:
+                if sizes.get(sha256) != size:
+                    found.add(await self._look_at_blob(sha256))
+            after = greatest(after, [key for key, _, _ in rows])
 
     async def _look_at_blob(self, sha256: str) -> list[Drift]:
         """Look at a blob. Its row is locked, so it is not collected or placed meanwhile."""
@@ -360,12 +429,6 @@ class Reconciling:
             return [] if size == blob.size else [Drift(Kind.BLOB_BYTES, sha256, blob.size, size)]
 
         return await self.database.transact(look)
-
-    async def _check_stray_blobs(self, found: Findings) -> None:
-        async for batch in stray_blobs(self.database, self.storage, self.clock.now()):
-            sha256s = [stray.name for stray in batch.strays if not stray.is_draft]
-            if sha256s:
-                found.add(await self._look_at_strays(sha256s))
 
     async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
         """Look again at blobs without a row. The row of one that is just being placed is locked: this waits for it."""

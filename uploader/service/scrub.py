@@ -17,10 +17,11 @@ import msgspec
 
 from uploader.clock import Clock
 from uploader.database import meta, queries
-from uploader.database.engine import Database, Duplicate
+from uploader.database.engine import Database
 from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
 from uploader.service.heal import Damage, Healing
-from uploader.service.ids import greatest, new_id
+from uploader.service.ids import greatest
+from uploader.service.leases import Lease
 from uploader.settings import Settings
 from uploader.storage.base import Pace
 
@@ -31,8 +32,6 @@ _BATCH = 200
 _REREADS = 20
 _POSITION = "scrub"
 _REMEMBER_INTERVAL_SECONDS = 5.0
-_LEASE = "scrubber"
-_LEASE_SECONDS = 60.0
 _SAMPLE_SECONDS = 3600.0
 # Of the goal: what is due then has the rest of the time to be read in.
 _DUE = 0.75
@@ -81,13 +80,14 @@ class Scrubbing:
         scrub = self.settings.scrub or ("all" if self.settings.storage is None else "sample")
         # One content is read back now and then, whichever it is, instead of all within the times of the settings.
         self._samples = scrub == "sample"
-        self._worker = new_id()
+        self._lease = Lease(self.database, self.clock, "scrubber")
         self.progress = ScrubProgress()
 
     async def scrub_due(self, pace: Pace) -> bool:
         """Read back the contents that are due, one after the other, with those that could not be read before; whether
-        there may be more. Of several workers one does it at a time. Raises Unavailable, Stopping."""
-        if not await self._lease():
+        there may be more. Of several workers one does it at a time, or two where one content takes longer than a lease.
+        Raises Unavailable, Stopping."""
+        if not await self._lease.take():
             return False
         await self._reread(pace)
         if self._samples:
@@ -100,7 +100,7 @@ class Scrubbing:
         due = await self.database.read(partial(ask, limit=_BATCH))
         for blob in due:
             await self._examine(blob.sha256, pace)
-            if not await self._lease():
+            if not await self._lease.take():
                 return False
             await self._reread(pace)
         return len(due) == _BATCH
@@ -127,15 +127,6 @@ class Scrubbing:
         except (DatabaseDamaged, StorageFailed, StorageFull) as error:
             logger.warning("a content is not read back for now", extra={"sha256": sha256, "reason": error.reason})
             return None
-
-    async def _lease(self) -> bool:
-        """Return whether this worker is the one, for a while from now on. One content may take longer: then two read."""
-        now = self.clock.now()
-        lease = partial(meta.lease, now=now, until=now + timedelta(seconds=_LEASE_SECONDS))
-        try:
-            return await self.database.transact(lease, _LEASE, self._worker)
-        except Duplicate:
-            return False  # another one was the first by a moment
 
     async def age(self) -> Age:
         """Raises Unavailable."""

@@ -5,7 +5,7 @@ is the store's own business: a *place* is its word for where it keeps an upload,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -79,6 +79,19 @@ class Found:
     @property
     def is_blob(self) -> bool:
         return len(self.name) != _ID_DIGITS
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the list of all blobs."""
+
+    found: list[Found]
+    # The next part comes after this: the SHA-256 of a blob, or its location, as the store orders them; None: this is the
+    # last part.
+    until: str | None
+
+    def __iter__(self) -> Iterator[Found]:
+        return iter(self.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,6 +538,9 @@ class Housekeeping(ABC):
     """Tells what a store holds, whatever the rows say, and removes it. Lists, and `holds_chunks` of what they met, may be
     asked for before it is prepared. What went meanwhile is an answer here, and no error: nothing raises Gone."""
 
+    # Whether blobs are listed by the locations in their rows, and not by their SHA-256.
+    lists_by_location = False
+
     @abstractmethod
     async def check(self) -> None:
         """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
@@ -539,8 +555,9 @@ class Housekeeping(ABC):
         first, in batches. Raises Stopping."""
 
     @abstractmethod
-    def list_blobs(self) -> AsyncIterator[list[Found]]:
-        """Yield all blobs, in batches, with what `place_blob` has left where it was interrupted. Raises Stopping."""
+    def list_blobs(self, after: str = "") -> AsyncIterator[Stretch]:
+        """Yield all blobs in order, with what `place_blob` has left where it was interrupted; or those that follow the end of a
+        stretch. Raises Stopping."""
 
     @abstractmethod
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:

@@ -147,6 +147,9 @@ def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: boo
             f"kept, because no row names so many: {cleaned.stray_blobs} blobs, {exact_bytes(cleaned.stray_bytes)}; "
             "if no other database does, --yes puts them away"
         )
+    if cleaned.unsettled:
+        young = f"{cleaned.unsettled}, {exact_bytes(cleaned.unsettled_bytes)}"
+        click.echo(f"touched within the last hour, so that they may still get a row; look again in an hour: {young}")
     click.echo(f"disk {would}given back, or to the trash: {exact_bytes(cleaned.disk_bytes)}")
     click.echo(f"quota {would}given back: {exact_bytes(cleaned.quota_bytes)}")
     _fail_if_left(cleaned.left)

@@ -25,7 +25,7 @@ from stat import S_ISDIR
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.storage import disk
-from uploader.storage.base import Arrival, Body, Found, Gone
+from uploader.storage.base import Arrival, Body, Found, Gone, Stretch
 from uploader.storage.disk import Directory, Root
 from uploader.storage.hashes import identify
 from uploader.storage.local import directories
@@ -264,8 +264,10 @@ class LocalBlobs(Store):
 
     # Housekeeping
 
-    def list_blobs(self) -> AsyncIterator[list[Found]]:
-        return self._walk(directories.blob_files(self._root))
+    async def list_blobs(self, after: str = "") -> AsyncIterator[Stretch]:
+        async for batch in self._walk(directories.blob_files(self._root, after)):
+            yield Stretch(batch, max(found.name for found in batch))
+        yield Stretch([], None)
 
     async def remove(self, found: Found) -> bool:
         done = await self.threads.long.run(directories.remove, self._root, found)

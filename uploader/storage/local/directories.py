@@ -276,15 +276,24 @@ def upload_directories(root: Directory, month: str) -> Iterator[Found]:
             yield found
 
 
-def blob_files(root: Directory) -> Iterator[Found]:
-    """Yield the files of blobs, by their names; what is kept beside a blob is met where the blob is gone."""
+def blob_files(root: Directory, after: str = "") -> Iterator[Found]:
+    """Yield the files of blobs after a name, by their names; what is kept beside a blob is met where the blob is gone."""
+    for outer, inner in blob_directories(root, after):
+        path = f"blobs/{outer}/{inner}"
+        names = set(_listed(root, path, _BLOB, Directory.files))
+        for name in sorted(names - {signature_name(name) for name in names}):
+            is_wanted = name > after and name.startswith(outer + inner)
+            if is_wanted and (found := _look_if_it_can_be_read(root, f"{path}/{name}")):
+                yield found
+
+
+def blob_directories(root: Directory, after: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the directories in which blobs lie, but for those whose blobs all come before a name."""
     for outer in sorted(_listed(root, "blobs", _FAN_OUT)):
-        for inner in sorted(_listed(root, f"blobs/{outer}", _FAN_OUT)):
-            path = f"blobs/{outer}/{inner}"
-            names = set(_listed(root, path, _BLOB, Directory.files))
-            for name in sorted(names - {signature_name(name) for name in names}):
-                if name.startswith(outer + inner) and (found := _look_if_it_can_be_read(root, f"{path}/{name}")):
-                    yield found
+        if outer >= after[:2]:
+            for inner in sorted(_listed(root, f"blobs/{outer}", _FAN_OUT)):
+                if outer + inner >= after[:4]:
+                    yield outer, inner
 
 
 def _look_if_it_can_be_read(root: Directory, path: str) -> Found | None:

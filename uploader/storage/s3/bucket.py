@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uploader.addresses import BucketAddress
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
+from uploader.observability import S3_REQUESTS
 from uploader.storage.base import Body, BytesBody, Found, Gone
 
 if TYPE_CHECKING:
@@ -540,6 +541,7 @@ def make_client(address: BucketAddress, *, brief: bool = False, signs: bool = Tr
     client = session.client("s3", endpoint_url=address.endpoint, config=config)
     # It has to be there on all servers but AWS, and the SDK leaves it out.
     client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+    client.meta.events.register("before-send.s3", _count)
     return client
 
 
@@ -549,6 +551,11 @@ def _loader() -> Any:
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
+
+
+def _count(event_name: str, **_: Any) -> None:
+    """Count a request, and each time that the SDK sends it again."""
+    S3_REQUESTS.labels(event_name.rpartition(".")[2]).inc()
 
 
 def _add_md5(params: dict[str, Any], **_: Any) -> None:

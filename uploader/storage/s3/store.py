@@ -14,7 +14,7 @@ from uploader.domain.diagnosis import Diagnosis, diagnoses_of_skew
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull
 from uploader.storage import store as stores
-from uploader.storage.base import BytesBody, Found, Gone
+from uploader.storage.base import BytesBody, Found, Gone, Stretch
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.blobs import S3Blobs
 from uploader.storage.s3.bucket import Bucket, Stat
@@ -99,6 +99,7 @@ class S3Store(S3Endings, S3Blobs):
     keeps_files = False
     # An object goes after the transaction that let go of it, whatever the retention is.
     keeps_trash = True
+    lists_by_location = True
 
     def __init__(self, bucket: Bucket, ledger: Ledger, clock: Clock, *, min_chunk_size_bytes: int) -> None:
         super().__init__(bucket, ledger, clock)
@@ -187,17 +188,24 @@ class S3Store(S3Endings, S3Blobs):
 
     # Contents
 
-    async def list_blobs(self) -> AsyncIterator[list[Found]]:
-        """Objects that contents lie at, and those that no row names. Signatures without their contents are drafts."""
+    async def list_blobs(self, after: str = "") -> AsyncIterator[Stretch]:
+        """Objects that contents lie at, and those that no row names, by their keys. Signatures without their contents are
+        drafts."""
         ahead = await self._clock_ahead()
-        for prefix in (bucket.UPLOADS, bucket.WHOLES, bucket.SIGNATURES):
-            async for batch in self.in_batches(self._requests, self._bucket.list_keys(prefix)):
-                if prefix == bucket.SIGNATURES:
-                    owners = {stat.key: stat.key.removeprefix(bucket.SIGNATURES) for stat in batch}
-                    kept = await self._ledger.kept(list(owners.values()))
-                    yield [_found(stat, None, ahead, is_draft=True) for stat in batch if owners[stat.key] not in kept]
-                else:
-                    yield await self._blobs_of(batch, ahead)
+        for prefix in sorted((bucket.UPLOADS, bucket.WHOLES, bucket.SIGNATURES)):
+            begin = after if after.startswith(prefix) else ""
+            listed = self._bucket.list_keys(prefix, begin) if begin or prefix > after else iter(())
+            async for batch in self.in_batches(self._requests, listed):
+                if batch:
+                    find = self._signatures_of if prefix == bucket.SIGNATURES else self._blobs_of
+                    yield Stretch(await find(batch, ahead), max(stat.key for stat in batch))
+        yield Stretch([], None)
+
+    async def _signatures_of(self, batch: Sequence[Stat], ahead: float) -> list[Found]:
+        """Find those whose contents are gone."""
+        owners = {stat.key: stat.key.removeprefix(bucket.SIGNATURES) for stat in batch}
+        kept = await self._ledger.kept(list(owners.values()))
+        return [_found(stat, None, ahead, is_draft=True) for stat in batch if owners[stat.key] not in kept]
 
     async def _blobs_of(self, batch: Sequence[Stat], ahead: float) -> list[Found]:
         listed = [stat.key for stat in batch]
