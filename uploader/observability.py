@@ -73,6 +73,9 @@ EVENT_DELIVERY_SECONDS = Histogram(
 S3_REQUESTS = Counter(
     "uploader_s3_requests", "Requests to S3, with those that were tried again, by operation.", ["operation"]
 )
+OPEN_BREAKERS = Gauge(
+    "uploader_open_breakers", "Whether a store is not asked, because it has not answered, by store.", ["store"]
+)
 # Asked of the stores when somebody looks; every process says the same.
 OPEN_UPLOADS = Gauge("uploader_open_uploads", "Open uploads.")
 PENDING_BYTES = Gauge("uploader_pending_bytes", "Bytes of open uploads that are not yet in the database.")
@@ -103,7 +106,7 @@ EVENT_LAG_SECONDS = Gauge(
 )
 
 # Gauges that some process sets when it has looked: of several processes the largest counts.
-LARGEST_GAUGES = frozenset({"uploader_drifts"})
+LARGEST_GAUGES = frozenset({"uploader_open_breakers"})
 
 # The attributes every log record has; the others were passed in `extra` and belong to the message.
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}

@@ -20,7 +20,10 @@ from tests.support.problems import problem
 from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
 from tests.support.switching import Left, switched
 from tests.support.waiting import eventually
+from uploader import breaker
+from uploader.accounting.redis import PipelinedRedis
 from uploader.database.engine import Connection, Database
+from uploader.database.mysql import Mysql
 from uploader.errors import Unavailable
 
 CONTENT = Content(4 * 64 * KIB)
@@ -66,6 +69,50 @@ async def test_a_redis_that_hangs_is_given_up_within_its_time(make_stack: MakeSt
         with stopped(own_redis):
             async with asyncio.timeout(LONG_SECONDS):
                 problem(await stack.put(CONTENT, 1), 503, "unavailable")
+        await succeeds(lambda: stack.put(CONTENT, 1))
+
+
+async def test_a_redis_that_hangs_is_not_asked_again_and_no_body_is_received_for_it(
+    make_stack: MakeStack, own_redis: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "_TRY_SECONDS", 60.0)
+    async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=1.0) as stack:
+        await stack.open(CONTENT)
+        await stack.put(CONTENT, 0)
+        with stopped(own_redis):
+            for _ in range(4):  # the last one has tried it by something cheap
+                problem(await stack.put(CONTENT, 1), 503, "unavailable")
+            sent = []
+
+            async def body() -> AsyncIterator[bytes]:
+                sent.append("began")
+                yield CONTENT.chunk(1)
+
+            length = {"content-length": str(CONTENT.chunk_size)}
+            refused = await stack.client.put(f"/files/{CONTENT.md5}/chunks/1", content=body(), headers=length)
+            problem(refused, 503, "unavailable")
+            assert (refused.headers["retry-after"], sent) == ("2", [])
+        assert isinstance(stack.services.redis, PipelinedRedis)
+        stack.services.redis._gate._try_at = 0.0
+        await succeeds(lambda: stack.put(CONTENT, 1))
+
+
+async def test_a_database_that_hangs_is_not_asked_again_and_no_body_is_received_for_it(
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "_TRY_SECONDS", 60.0)
+    async with make_stack(database_url=own_server_url, database_timeout_seconds=1.0) as stack:
+        await stack.open(CONTENT)
+        database = stack.services.database
+        with stopped(own_server):
+            for _ in range(4):
+                with pytest.raises(Unavailable, match="away"):
+                    await database.check_writable()
+            with pytest.raises(Unavailable) as raised:
+                await database.check_answers()
+            assert "has not answered since" in raised.value.reason
+        assert isinstance(database._kind, Mysql)
+        database._kind._breaker._try_at = 0.0
         await succeeds(lambda: stack.put(CONTENT, 1))
 
 

@@ -1,6 +1,8 @@
 """A bucket whose server is away, or goes away in the middle: nothing is taken for damaged because of it, and all goes on
 when it is back. A real server that speaks S3, killed and started again."""
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import httpx2
 import pytest
 
 from tests.conftest import MakeStack
+from tests.support.background import succeeds
 from tests.support.content import KIB, MIB, Content
 from tests.support.deltas import Edited
 from tests.support.gateways import JuiceGateway, settings_of
@@ -16,6 +19,7 @@ from tests.support.problems import problem
 from tests.support.process import Server, ended, owner_token
 from tests.support.stack import Stack
 from uploader.errors import StorageAway
+from uploader.storage.s3 import bucket
 from uploader.storage.s3.bucket import Bucket, ObjectReader
 from uploader.storage.s3.digests import OfferedPart, S3Digests
 
@@ -109,6 +113,39 @@ async def test_a_merge_whose_server_dies_doubts_nothing_and_goes_on(
     assert len(reads) == 1, "it was read again, as if bytes might be bad"
     merged = await stack.client.post(f"/files/{CONTENT.md5}/merge")
     assert merged.json()["file"]["sha256"] == CONTENT.sha256
+
+
+async def test_a_chunk_for_a_store_that_hangs_is_refused_before_its_body(
+    stack: Stack, own_gateway: JuiceGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it goes on by itself."""
+    await stack.open(CONTENT)
+    monkeypatch.setattr(bucket, "TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(bucket, "TRY_TIMEOUT_SECONDS", 0.3)
+    sent = []
+
+    async def body() -> AsyncIterator[bytes]:
+        sent.append("began")
+        yield CONTENT.chunk(0)
+
+    url, length = f"/files/{CONTENT.md5}/chunks/0", {"content-length": str(CONTENT.chunk_size)}
+    own_gateway.send_signal(signal.SIGSTOP)
+    try:
+        for response in await asyncio.gather(*(stack.put(CONTENT, number) for number in (0, 1, 2))):
+            problem(response, 503, "unavailable")
+        refused = await stack.client.put(url, content=body(), headers=length)
+        assert "has not answered since" in problem(refused, 503, "unavailable")["detail"]
+        assert refused.headers["retry-after"]
+        assert sent == []
+        ready = (await stack.anonymous().get("/readyz")).json()["checks"]["storage"]
+        assert not ready["ok"]
+        assert "has not answered since" in ready["reason"]
+        assert 'uploader_open_breakers{store="s3 write"} 1.0' in await stack.metrics()
+    finally:
+        own_gateway.send_signal(signal.SIGCONT)
+    monkeypatch.setattr(bucket, "TRY_TIMEOUT_SECONDS", 60.0)
+    await succeeds(lambda: stack.client.put(url, content=body(), headers=length))
+    assert sent == ["began"]
 
 
 def test_a_download_that_breaks_off_is_one_line_of_the_log(

@@ -8,7 +8,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,10 +27,11 @@ from botocore.loaders import JSONFileLoader
 from urllib3 import HTTPResponse
 
 from tests.support.bodies import Changing, InPieces
+from tests.support.buckets import requests
 from tests.support.certificates import Authority
 from tests.support.gateways import Gateway, JuiceGateway
 from tests.support.relay import relaying
-from tests.support.waiting import PATIENCE_SECONDS
+from uploader import breaker
 from uploader.addresses import BucketAddress
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
 from uploader.storage.base import BytesBody, Gone
@@ -339,8 +339,8 @@ def test_a_server_that_stores_what_changed_on_its_way_is_refused(
     """None of those at hand does, if it is told what the digest is."""
     real = s3_bucket.make_client
 
-    def unsigned(address: BucketAddress, *, brief: bool = False) -> Any:
-        made = real(address, brief=brief)
+    def unsigned(address: BucketAddress, **more: Any) -> Any:
+        made = real(address, **more)
         config: Any = made.meta.config
         config.s3["payload_signing_enabled"] = False
         return made
@@ -366,8 +366,8 @@ def test_a_probe_that_has_to_ask_twice_refuses_no_server(
         refused.append(request.url)
         return AWSResponse(request.url, 503, HTTPHeaders(), HTTPResponse(io.BytesIO()))
 
-    def busy_at_first(address: BucketAddress, *, brief: bool = False) -> Any:
-        made = real(address, brief=brief)
+    def busy_at_first(address: BucketAddress, **more: Any) -> Any:
+        made = real(address, **more)
         made.meta.events.register("before-send.s3.PutObject", refuse_once)
         return made
 
@@ -383,8 +383,8 @@ def test_what_the_sdk_knows_of_its_services_is_read_once(
 ) -> None:
     s3_bucket.make_client(s3_address)
     monkeypatch.setattr(JSONFileLoader, "load_file", None)
-    for brief in (True, False):
-        s3_bucket.make_client(s3_address, brief=brief)
+    for seconds in (8.0, 60.0):
+        s3_bucket.make_client(s3_address, timeout_seconds=seconds)
 
 
 def test_nothing_of_the_sdk_is_loaded_before_the_first_call(s3_address: BucketAddress) -> None:
@@ -419,8 +419,6 @@ CALLS: dict[str, Callable[[Bucket], object]] = {
 }
 # Without a bucket there is no multipart upload: JuiceFS' gateway tells the one, Ceph the other.
 OF_PARTS = ("part", "list parts", "complete", "abort")
-_QUESTIONS = ("head", "get", "list keys", "create", "list parts", "list multiparts", "clock")
-
 
 WRONG: dict[str, tuple[dict[str, str], str]] = {
     "NoSuchBucket": ({"bucket": "no-such-bucket"}, "NoSuchBucket"),
@@ -566,23 +564,59 @@ def test_a_server_that_was_killed_is_told_soon_and_used_again_when_it_is_back(ow
 def test_a_server_that_hangs_is_told_within_its_time_outs(
     own_gateway: JuiceGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks is told sooner than who stores."""
-    monkeypatch.setattr(s3_bucket, "READ_TIMEOUT_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(s3_bucket, "BRIEF_TIMEOUT_SECONDS", 0.2)
+    """Once for each call, not again by the SDK; those who join parts are told later."""
+    monkeypatch.setattr(s3_bucket, "JOIN_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(s3_bucket, "TIMEOUT_SECONDS", 0.2)
     own_gateway.send_signal(signal.SIGSTOP)
-    bucket, began = Bucket(own_gateway.gateway.address("a")), time.monotonic()
-    for name in _QUESTIONS:
+    for name in set(CALLS) - {"complete", "check"}:
+        bucket = Bucket(own_gateway.gateway.address("a"))
+        with requests() as asked, pytest.raises(StorageAway) as caught:
+            CALLS[name](bucket)
+        assert "ReadTimeoutError" in caught.value.reason
+        assert asked.total() == 1
+        bucket.close()
+    bucket = Bucket(own_gateway.gateway.address("a"))
+    with pytest.raises(ConfigurationError, match=r"^UPLOADER_S3_ENDPOINT: it does not answer"):
+        probe(bucket)
+    own_gateway.send_signal(signal.SIGCONT)
+    bucket.close()
+
+
+@pytest.mark.parametrize(("silent", "others"), [("put", ("get", "delete")), ("get", ("put", "delete"))])
+def test_a_server_that_was_silent_is_tried_by_one_call_a_second_until_it_answers(
+    own_gateway: JuiceGateway,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    silent: str,
+    others: list[str],
+) -> None:
+    """What it may still do it is asked for."""
+    for name in ("TIMEOUT_SECONDS", "TRY_TIMEOUT_SECONDS"):
+        monkeypatch.setattr(s3_bucket, name, 0.2)
+    monkeypatch.setattr(breaker, "_TRY_SECONDS", 60.0)
+    bucket = Bucket(own_gateway.gateway.address("a"))
+    bucket.put("a", BytesBody(b"x"))
+    own_gateway.send_signal(signal.SIGSTOP)
+    for number in range(6):
+        with requests() as asked, pytest.raises(StorageAway) as caught:
+            CALLS[silent](bucket)
+        # The fourth tries it by something cheap, and those after it do not wait.
+        assert asked.total() == (number < 4), f"call {number}"
+    assert "has not answered since" in caught.value.detail
+    assert bucket.address.bucket not in caught.value.detail
+    for name in others:
         with pytest.raises(StorageAway) as caught:
             CALLS[name](bucket)
-    assert "ReadTimeoutError" in caught.value.reason
-    assert time.monotonic() - began < PATIENCE_SECONDS, "one of them was asked as if it were to store"
-    monkeypatch.setattr(s3_bucket, "READ_TIMEOUT_SECONDS", 0.2)
-    impatient = Bucket(bucket.address)
-    with pytest.raises(ConfigurationError, match=r"^UPLOADER_S3_ENDPOINT: it does not answer"):
-        probe(impatient)
+        assert "ReadTimeoutError" in caught.value.reason, "this was tried"
     own_gateway.send_signal(signal.SIGCONT)
-    for each in (bucket, impatient):
-        each.close()
+    with pytest.raises(StorageAway, match="has not answered since"):
+        CALLS[silent](bucket)
+    monkeypatch.setattr(s3_bucket, "TRY_TIMEOUT_SECONDS", 60.0)
+    bucket._breakers[s3_bucket.Kind.READ if silent == "get" else s3_bucket.Kind.WRITE]._try_at = 0.0
+    CALLS[silent](bucket)
+    bucket.close()
+    told = [record.getMessage() for record in caplog.records if record.name == "uploader.breaker"]
+    assert told == ["a store does not answer, and is not asked", "a store answers again"]
 
 
 def test_a_server_without_room_is_full(own_gateway: JuiceGateway) -> None:

@@ -1,17 +1,15 @@
 """What keeps a bucket in order, on a real gateway: how often it asks, where it goes on, and what a dead process left."""
 
 import math
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
 from tests.conftest import MakeStack
 from tests.integration.test_cleanup import close_without_tidying
 from tests.support.background import collector_of, open_with_chunks, reconciler_of, upload_of
+from tests.support.buckets import requests
 from tests.support.clock import ManualClock
 from tests.support.content import Content
 from tests.support.gateways import PART_BYTES, settings_of
@@ -72,22 +70,6 @@ async def fill(stack: Stack, count: int = CONTENTS) -> list[str]:
     async with stack.services.database.engine.begin() as connection:
         await connection.execute(models.blob.insert(), rows)
     return keys
-
-
-@contextmanager
-def requests() -> Iterator[Counter[str]]:
-    """Count what is asked of S3 meanwhile, by operation."""
-    counted: Counter[str] = Counter()
-    before = _requests()
-    yield counted
-    counted.update(_requests() - before)
-
-
-def _requests() -> Counter[str]:
-    samples = [
-        sample for metric in REGISTRY.collect() if metric.name == "uploader_s3_requests" for sample in metric.samples
-    ]
-    return Counter({s.labels["operation"]: int(s.value) for s in samples if s.name.endswith("_total")})
 
 
 async def blob_drifts(stack: Stack) -> list[tuple[Kind, str]]:

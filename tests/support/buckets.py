@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from prometheus_client import REGISTRY
+
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
 from uploader.storage.base import Body
@@ -120,3 +122,22 @@ class WatchedBucket(Bucket):
 
 def _nothing() -> None:
     pass
+
+
+# What is asked of S3, by whichever bucket
+
+
+@contextmanager
+def requests() -> Iterator[Counter[str]]:
+    """Count what is asked of S3 meanwhile, by operation."""
+    counted: Counter[str] = Counter()
+    before = _requests()
+    yield counted
+    counted.update(_requests() - before)
+
+
+def _requests() -> Counter[str]:
+    samples = [
+        sample for metric in REGISTRY.collect() if metric.name == "uploader_s3_requests" for sample in metric.samples
+    ]
+    return Counter({s.labels["operation"]: int(s.value) for s in samples if s.name.endswith("_total")})

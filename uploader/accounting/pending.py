@@ -25,7 +25,7 @@ from uploader.accounting.queue import (
     added_up,
     epoch_minute,
 )
-from uploader.accounting.redis import AWAY, RedisConnection, Script, asking, away, time_argument
+from uploader.accounting.redis import AWAY, PipelinedRedis, RedisConnection, Script, asking, away, time_argument
 from uploader.crashpoints import crash_point
 from uploader.domain.digest import Challenge
 from uploader.domain.upload import Tail, Upload, chunk_count, to_bitmap
@@ -142,6 +142,12 @@ class Pending:
         keys = self.shards.upload(upload_id)
         era, state, received, chunks = await _READ_UPLOAD.run(self.redis, [keys.up, keys.era], [_era_token()])
         return KnownUpload(era.decode(), state.decode(errors="replace"), received, chunks)
+
+    async def check_answers(self) -> None:
+        """Raises Unavailable if a single server is known to be silent; of a Cluster each call finds out."""
+        if isinstance(self.redis, PipelinedRedis):
+            with asking(self.redis):
+                await self.redis.check_answers()
 
     async def measure_all(self) -> dict[str, Measured]:
         """Measure each queue, of all shards. Raises Unavailable."""

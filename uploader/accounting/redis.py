@@ -7,8 +7,8 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -33,6 +33,7 @@ from redis.crc import key_slot
 
 from uploader.accounting.keys import FORMAT, INSTALLATION
 from uploader.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
+from uploader.breaker import Breaker, Silent
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, wait_budget, waiting
@@ -313,6 +314,7 @@ class PipelinedRedis(Redis):
     """A client of one server whose scripts share a connection."""
 
     _pipeline: Pipeline | None = None
+    _breaker: Breaker | None = None
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """Run a script as redis-py does, with its retries: for scripts that may be run twice."""
@@ -324,21 +326,55 @@ class PipelinedRedis(Redis):
 
     async def _call(self, command: bytes) -> Any:
         pipeline, timeout_seconds = self._shared(), self._timeout_seconds
+        await self.check_answers()
         own, began = wait_budget(), time.monotonic()
         if pipeline.is_connected and own.left(_STORE, timeout_seconds) == timeout_seconds:
             try:
                 # It gives up in that time by itself: a timer for each call would cost half as much as all else of a call.
-                return await pipeline.call(command)
+                reply = await pipeline.call(command)
             except exceptions.ConnectionError:
                 pass  # the server closed it meanwhile
-            except exceptions.TimeoutError:
+            except exceptions.TimeoutError as error:
                 own.give_up(_STORE)
+                self._gate.unanswered(str(error))
                 raise
+            else:
+                self._gate.answered()
+                return reply
             finally:
                 own.note(began, timeout_seconds * LEAST)
         retry = self.connection_pool.connection_kwargs["retry"]
-        async with answering(timeout_seconds):
+        async with self._answering(timeout_seconds):
             return await retry.call_with_retry(lambda: pipeline.call(command), _try_again)
+
+    @asynccontextmanager
+    async def _answering(self, timeout_seconds: float) -> AsyncIterator[None]:
+        """As `answering`; and the breaker hears of it."""
+        is_known = not wait_budget().left(_STORE, timeout_seconds)  # to be silent
+        try:
+            async with answering(timeout_seconds):
+                yield
+        except exceptions.TimeoutError as error:
+            if not is_known:
+                self._gate.unanswered(str(error))
+            raise
+        self._gate.answered()
+
+    async def check_answers(self) -> None:
+        """Raises TimeoutError of redis-py if the server is known to be silent; tries it, where that is to be done."""
+        if self._gate.is_open:
+            try:
+                with self._gate.trying():
+                    async with asyncio.timeout(min(self._timeout_seconds, _CONNECT_SECONDS)):
+                        await super().execute_command("PING")  # type: ignore[no-untyped-call]
+            except Silent as silent:
+                raise exceptions.TimeoutError(f"it {silent}") from None
+
+    @property
+    def _gate(self) -> Breaker:
+        if self._breaker is None:
+            self._breaker = Breaker(_STORE)
+        return self._breaker
 
     @property
     def _timeout_seconds(self) -> float:
@@ -354,8 +390,9 @@ class PipelinedRedis(Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command as redis-py does. The connections to a server that takes no writes any more are dropped: by
         its address, or from its Sentinels, the next ones may find the one that took its place."""
+        await self.check_answers()
         try:
-            async with answering(self._timeout_seconds):
+            async with self._answering(self._timeout_seconds):
                 return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except exceptions.ReadOnlyError:
             await self.connection_pool.disconnect(inuse_connections=False)

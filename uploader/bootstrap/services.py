@@ -144,7 +144,8 @@ class Services:
         self.instant = instant = Instant(
             settings, database, storage, storage, healing, closers, uploads, challenges, pre_create_hook, clock
         )
-        concurrency = ConcurrentBodies(settings.max_concurrent_chunks)
+        checks = (database.check_answers, pending.check_answers, storage.check_answers)
+        concurrency = ConcurrentBodies(settings.max_concurrent_chunks, checks)
         self.receiving = receiving = Receiving(database, storage, pending, closers, uploads, concurrency=concurrency)
         max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
         self.openings = openings = Openings(

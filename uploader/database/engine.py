@@ -155,6 +155,14 @@ class Database:
         if isinstance(mysql := self._kind, Mysql):
             await self._tried_again(lambda: mysql.write(_write_something, syncs=True))
 
+    async def check_answers(self) -> None:
+        """Raises Unavailable if a MySQL is known to be silent; a SQLite never is."""
+        if isinstance(self._kind, Mysql):
+            try:
+                await self._kind.check_answers()
+            except OSError as error:
+                raise self._translated(error) from error
+
     async def check_writable(self) -> None:
         """Raises Unavailable if a MySQL is no primary any more, or was set to take no writes."""
         if isinstance(self._kind, Mysql) and await self.read(is_read_only):

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from uploader.addresses import TLS_OPTIONS, parse_mysql_url
+from uploader.breaker import Breaker, Silent
 from uploader.meter import ROW_SECONDS, STATEMENT_SECONDS, Kind, charge
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, WaitBudget, wait_budget
@@ -92,6 +93,7 @@ class Mysql:
         self._syncing = self._create_engine(SYNCING_CONNECTIONS)
         logging.getLogger("asyncmy").addFilter(_is_news)
         self._asking = self._create_engine(0)
+        self._breaker = Breaker("database")
         self._hello: asyncio.Task[Hello | None] | None = None
         self._given_up: set[asyncio.Task[Any]] = set()
 
@@ -137,6 +139,7 @@ class Mysql:
         own = wait_budget()
         if not own.left("database", self._timeout_seconds):
             raise OSError("it did not answer this request before")
+        await self.check_answers()
         began, left_in_all = time.monotonic(), own.left_in_all()
         deadline = math.inf if left_in_all is None else began + left_in_all
         wait = _Wait()
@@ -151,7 +154,19 @@ class Mysql:
             await ended(task)
             raise
         own.note(began, self._timeout_seconds * LEAST, worked="database")
-        return task.result()
+        result = task.result()
+        self._breaker.answered()
+        return result
+
+    async def check_answers(self) -> None:
+        """Raises OSError if the server is known to be silent; says hello, where that is to be done."""
+        if self._breaker.is_open:
+            try:
+                with self._breaker.trying():
+                    if await self._says_hello() is None:
+                        raise OSError("it does still not answer")
+            except Silent as silent:
+                raise OSError(f"it {silent}") from None
 
     async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: WaitBudget, deadline: float) -> bool:
         """Return False if the server said hello meanwhile, and works on it, or for those who have the connections.
@@ -176,6 +191,7 @@ class Mysql:
         if hello is None:
             self._give_up(task)
             own.give_up("database")
+            self._breaker.unanswered(f"no answer within {seconds:.3g} s")
             raise OSError(f"no answer within {seconds:.3g} s")
         if wait.session is not None and not hello.knows(wait.session):
             self._give_up(task)

@@ -365,14 +365,13 @@ class Appends:
                 found = await self._heed(found, offset, said)
             except (Gone, NotOpen):
                 found = await self._complete(target)
-        with self.concurrency.counted(target.user_id):
-            async with taking as source:
-                if isinstance(found, Upload):
-                    taken = await self._take_or_complete(found, target, offset, said, source)
-                else:
-                    taken = found
-                if isinstance(taken, Complete):
-                    return await _append_nothing(taken, target.user_id, offset, said, source)
+        async with self.concurrency.counted(target.user_id), taking as source:
+            if isinstance(found, Upload):
+                taken = await self._take_or_complete(found, target, offset, said, source)
+            else:
+                taken = found
+            if isinstance(taken, Complete):
+                return await _append_nothing(taken, target.user_id, offset, said, source)
         # The merge may take a while: nobody is kept from asking meanwhile.
         return await self._answer(taken)
 

@@ -8,8 +8,8 @@ import hashlib
 import hmac
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
@@ -105,15 +105,19 @@ class AlreadyComplete(Exception):
 
 
 class ConcurrentBodies:
-    """Counts the bodies of files that each user is sending now."""
+    """Lets the bodies of files in, as long as the stores take them, and counts those that each user is sending now."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, checks: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """`checks`: raise Unavailable if what would have to store or to count a body is known to be silent."""
         self._limit = limit
+        self._checks = checks
         self._counts: dict[str, int] = {}
 
-    @contextmanager
-    def counted(self, user_id: str) -> Iterator[None]:
-        """Raises TooManyRequests."""
+    @asynccontextmanager
+    async def counted(self, user_id: str) -> AsyncIterator[None]:
+        """Raises TooManyRequests, Unavailable."""
+        for check in self._checks:
+            await check()
         count = self._counts.get(user_id, 0)
         if count >= self._limit:
             raise errors.TooManyRequests(limit=self._limit)
@@ -146,7 +150,7 @@ class Receiving:
                 upload = await self.admit(target, number, source.declared_bytes)
             except errors.InvalidRequest as error:
                 return await self._refuse(target, self._remembered.get(target), number, error)
-            with self.concurrency.counted(target.user_id):
+            async with self.concurrency.counted(target.user_id):
                 try:
                     body = await _receive_checked(source, upload, number, claims)
                 except _BAD_BODIES as error:

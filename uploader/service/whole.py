@@ -356,7 +356,7 @@ class WholeFiles:
         declared = source.declared_bytes
         if declared is not None:
             await self.storing.refuse_early(new, declared)
-        with self.concurrency.counted(new.user_id):
+        async with self.concurrency.counted(new.user_id):
             body = await source.receive_up_to(new.user_id, self.storing.max_bytes)
             try:
                 await check_digests(body, claims)
@@ -373,7 +373,7 @@ class WholeFiles:
         """Take many files of one user, and their bodies over; yields what became of each, in their order, as soon as it
         is known. To be closed (`aclosing`), if not read to its end. What was received is stored also where `entries`
         breaks off. Raises what that raises, TooManyRequests, Unavailable."""
-        with self.concurrency.counted(user_id):
+        async with self.concurrency.counted(user_id):
             groups = _Groups(self._store_group)
             try:
                 async for entry in entries:

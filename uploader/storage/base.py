@@ -305,6 +305,9 @@ class UploadBytes(ABC):
         """Remove an upload's bytes, with its locks or without them: its row did not commit, or its map is gone. Repeatable.
         `placed_at`: what `place_blob` has returned. Returns whether this call did it."""
 
+    async def check_answers(self) -> None:
+        """Look whether the store takes bytes, as far as that is known, before a body is received. Raises StorageAway."""
+
     @abstractmethod
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldChunk:
         """Store a chunk unless it is there, and keep its record locked; without a body it has to be there.

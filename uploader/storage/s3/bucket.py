@@ -1,8 +1,11 @@
 """A bucket of an S3-compatible server: one method for each thing the store wants of it, called from threads.
 
 The SDK is boto3: a part costs it less of the processor than aiobotocore. It is loaded with the first call, so that a server
-without S3 neither needs nor loads it. It has its time-outs by client, so there are two: a request waits for answers to
-questions, which a server that is not silent gives at once; to store, to join and to remove bytes takes what it takes.
+without S3 neither needs nor loads it.
+
+A request waits for S3 at most 15 s: who says nothing for so long is not asked again by it, nor by others for a while
+(`breaker.py`). Reading, writing and removing are three, because a full store may do one and not the other. To join parts
+takes what it takes: nobody waits for that but workers. The SDK has its time-outs by client, so there are several.
 """
 
 import base64
@@ -10,20 +13,24 @@ import hashlib
 import io
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uploader.addresses import BucketAddress
+from uploader.breaker import Breaker, Silent
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
 from uploader.observability import S3_REQUESTS
 from uploader.storage.base import Body, BytesBody, Found, Gone
+from uploader.wait_budget import wait_budget
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -33,11 +40,12 @@ _ABORT_ATTEMPTS = 5
 _AT_ONCE = 1000
 _PROBED_BYTES = 64
 
+# Also for the server to take some of what it is sent.
 CONNECT_TIMEOUT_SECONDS = 5.0
-# How long a server may say nothing.
-READ_TIMEOUT_SECONDS, BRIEF_TIMEOUT_SECONDS = 60.0, 10.0
-# The first one counts, too.
-_ATTEMPTS, _BRIEF_ATTEMPTS = 3, 2
+# How long a server may say nothing: at all, while it joins parts, and where it is tried whether it answers.
+TIMEOUT_SECONDS, JOIN_TIMEOUT_SECONDS, TRY_TIMEOUT_SECONDS = 8.0, 60.0, 4.0
+# A call is made once more where that begins so soon, with a pause of at most a second; never after a silence.
+_ATTEMPTS, _AGAIN_WITHIN_SECONDS = 2, 1.0
 # So many threads talk at once without a connection being made and closed for a call.
 MAX_CONNECTIONS = 64
 
@@ -130,6 +138,15 @@ def _translation(error: Exception, operation: str, what: str) -> Exception:
     return away(what, reason) if status >= _SERVER_ERROR_STATUS or status in _AWAY_STATUSES else failed(what, reason)
 
 
+_TIMED_OUT = frozenset({"ReadTimeoutError", "ConnectTimeoutError"})
+
+
+def _silence(error: BaseException | None) -> str | None:
+    """Return the name of an error of the SDK that says that no answer came; None of any other."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return kinds[0] if "HTTPClientError" in kinds else None
+
+
 def _told_by_the_sdk(error: BaseException) -> str:
     """Return the name of the error, and of the operating system what it said at last: in between there are addresses in
     memory."""
@@ -183,6 +200,21 @@ class BodyReader:
 
     def tell(self) -> int:
         return self._position
+
+
+class Kind(StrEnum):
+    """What a server may do while it does not do the others; the value is the name of its breaker."""
+
+    READ = "s3 read"
+    WRITE = "s3 write"
+    REMOVE = "s3 remove"
+
+
+# All others read.
+_KINDS = dict.fromkeys(("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"), Kind.WRITE)
+_KINDS |= dict.fromkeys(("DeleteObject", "DeleteObjects", "AbortMultipartUpload"), Kind.REMOVE)
+# What is written, and removed, to try a silent server.
+_TRIED_KEY = "probe/silent"
 
 
 class Streaming(Protocol):
@@ -244,7 +276,8 @@ class Bucket:
         # What it is called in messages.
         self.place = f"s3://{address.bucket} at {address.endpoint or 'AWS'}"
         self._lock = Lock()
-        self._made: dict[bool, S3Client] = {}  # by whether they are brief
+        self._made: dict[float, S3Client] = {}  # by their time-outs
+        self._breakers = {kind: Breaker(kind) for kind in Kind}
 
     @property
     def url(self) -> str:
@@ -255,14 +288,14 @@ class Bucket:
 
     def put(self, key: str, body: Body) -> str:
         """Store an object, or replace it; returns its ETag."""
-        with translated(self.place, "PutObject"):
-            stored = self._s3.put_object(**self._at(key), Body=_file_of(body), ContentLength=body.length)
+        with self._calling("PutObject") as s3:
+            stored = s3.put_object(**self._at(key), Body=_file_of(body), ContentLength=body.length)
         return _unquoted(stored["ETag"])
 
     def head(self, key: str) -> Stat | None:
         try:
-            with translated(self.place, "HeadObject"):
-                found = self._asked.head_object(**self._at(key))
+            with self._calling("HeadObject") as s3:
+                found = s3.head_object(**self._at(key))
         except NoSuchObject:
             self._head_bucket()  # it might be the bucket that is missing
             return None
@@ -284,8 +317,8 @@ class Bucket:
             return ObjectReader(self.place, None, 0)
         last = offset + length - 1
         try:
-            with translated(self.place, "GetObject"):
-                found = self._asked.get_object(**self._at(key), Range=f"bytes={offset}-{last}")
+            with self._calling("GetObject") as s3:
+                found = s3.get_object(**self._at(key), Range=f"bytes={offset}-{last}")
         except NoSuchObject:
             raise Gone from None
         reader = ObjectReader(self.place, found["Body"], length)
@@ -299,13 +332,13 @@ class Bucket:
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects, whether they are there or not."""
         if len(keys) == 1:
-            with translated(self.place, "DeleteObject"):
-                self._s3.delete_object(**self._at(keys[0]))
+            with self._calling("DeleteObject") as s3:
+                s3.delete_object(**self._at(keys[0]))
             return
         for first in range(0, len(keys), _AT_ONCE):
             named: Any = [{"Key": self._prefix + key} for key in keys[first : first + _AT_ONCE]]
-            with translated(self.place, "DeleteObjects"):
-                answer = self._s3.delete_objects(Bucket=self._name, Delete={"Objects": named, "Quiet": True})
+            with self._calling("DeleteObjects") as s3:
+                answer = s3.delete_objects(Bucket=self._name, Delete={"Objects": named, "Quiet": True})
             for error in answer.get("Errors", []):
                 if error.get("Code") != "NoSuchKey":
                     raise failed(self.place, f"DeleteObjects: {error.get('Code')}")
@@ -325,19 +358,21 @@ class Bucket:
         """Return a URL by which anybody may read an object for so long; it is answered with these headers."""
         headers = {"ResponseContentDisposition": disposition, "ResponseContentType": content_type}
         with translated(self.place, "presigning"):
-            return self._asked.generate_presigned_url("get_object", Params=self._at(key) | headers, ExpiresIn=seconds)
+            return self._client().generate_presigned_url(
+                "get_object", Params=self._at(key) | headers, ExpiresIn=seconds
+            )
 
     # Multipart uploads
 
     def create_multipart(self, key: str) -> str:
         """Begin an object that comes in parts; returns the id of its multipart upload."""
-        with translated(self.place, "CreateMultipartUpload"):
-            return self._asked.create_multipart_upload(**self._at(key))["UploadId"]
+        with self._calling("CreateMultipartUpload") as s3:
+            return s3.create_multipart_upload(**self._at(key))["UploadId"]
 
     def upload_part(self, key: str, multipart_id: str, number: int, body: Body) -> str:
         """Store the part `number`, from 0, or replace it; returns its ETag. Raises NoSuchMultipart."""
-        with translated(self.place, "UploadPart"):
-            stored = self._s3.upload_part(
+        with self._calling("UploadPart") as s3:
+            stored = s3.upload_part(
                 **self._at(key),
                 UploadId=multipart_id,
                 PartNumber=number + 1,
@@ -360,10 +395,8 @@ class Bucket:
         parts: Any = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in enumerate(etags, start=1)]
         try:
             # An error that a 200 hides in its body is one for the SDK, too.
-            with translated(self.place, "CompleteMultipartUpload"):
-                self._s3.complete_multipart_upload(
-                    **self._at(key), UploadId=multipart_id, MultipartUpload={"Parts": parts}
-                )
+            with self._calling("CompleteMultipartUpload") as s3:
+                s3.complete_multipart_upload(**self._at(key), UploadId=multipart_id, MultipartUpload={"Parts": parts})
         except NoSuchMultipart as error:
             # JuiceFS says so of a part that is missing, too.
             self.list_parts(key, multipart_id)
@@ -379,8 +412,8 @@ class Bucket:
         so it is done until nothing is left."""
         for _ in range(_ABORT_ATTEMPTS):
             try:
-                with translated(self.place, "AbortMultipartUpload"):
-                    self._s3.abort_multipart_upload(**self._at(key), UploadId=multipart_id)
+                with self._calling("AbortMultipartUpload") as s3:
+                    s3.abort_multipart_upload(**self._at(key), UploadId=multipart_id)
                 if not self.list_parts(key, multipart_id):
                     return
             except NoSuchMultipart:
@@ -420,13 +453,13 @@ class Bucket:
     def rules(self) -> list[Mapping[str, Any]]:
         """Return the lifecycle rules; none also where the server has no such thing, or does not tell this key."""
         with suppress(NoSuchObject, StorageFailed), translated(self.place, "GetBucketLifecycleConfiguration"):
-            return list(self._asked.get_bucket_lifecycle_configuration(Bucket=self._name)["Rules"])
+            return list(self._client().get_bucket_lifecycle_configuration(Bucket=self._name)["Rules"])
         return []
 
     def is_public(self) -> bool:
         """Return whether anybody may list what is there, without a key."""
         with suppress(NoSuchObject, StorageFailed), translated(self.place, "ListObjectsV2"):
-            anybody = make_client(self.address, brief=True, signs=False)
+            anybody = make_client(self.address, signs=False)
             try:
                 anybody.list_objects_v2(Bucket=self._name, Prefix=self._prefix, MaxKeys=1)
             finally:
@@ -444,33 +477,87 @@ class Bucket:
             for made in self._made.values():
                 made.close()
 
-    @property
-    def _s3(self) -> "S3Client":
-        """The client to store, join and remove by."""
-        return self._client(brief=False)
+    # A server that does not answer
 
-    @property
-    def _asked(self) -> "S3Client":
-        """The client to ask by, for questions whose answer nobody awaits for long."""
-        return self._client(brief=True)
+    def is_to_be_tried(self) -> bool:
+        """Return whether somebody is to `try_writing`; blocks for nothing. Raises StorageAway if the server is known not to
+        answer to writes."""
+        with self._silence_told():
+            self._breakers[Kind.WRITE].check()
+        return self._breakers[Kind.WRITE].is_open
 
-    def _client(self, *, brief: bool) -> "S3Client":
+    def try_writing(self) -> None:
+        """Raises StorageAway if the server does still not answer."""
+        self._try(Kind.WRITE)
+
+    @contextmanager
+    def _silence_told(self) -> Iterator[None]:
+        try:
+            yield
+        except Silent as silent:
+            raise StorageAway(f"The store {silent}.", inside=f"{self.place} {silent}") from None
+
+    @contextmanager
+    def _calling(self, operation: str) -> "Iterator[S3Client]":
+        """Make one call by the client that is yielded. Raises as `translated`; StorageAway at once where the server is known
+        not to answer."""
+        kind = _KINDS.get(operation, Kind.READ)
+        breaker, own = self._breakers[kind], wait_budget()
+        if not own.left(kind, TIMEOUT_SECONDS):
+            raise away(self.place, f"{operation}: it did not answer this request before")
+        if breaker.is_open:
+            self._try(kind)
+        try:
+            with translated(self.place, operation):
+                yield self._client(JOIN_TIMEOUT_SECONDS if operation == "CompleteMultipartUpload" else None)
+        except Exception as error:
+            silence = _silence(error.__cause__)
+            if silence is None:
+                breaker.answered()
+            else:
+                breaker.unanswered(str(error.reason if isinstance(error, StorageFailed) else error))
+                if silence in _TIMED_OUT:
+                    own.give_up(kind)
+            raise
+        breaker.answered()
+
+    def _try(self, kind: Kind) -> None:
+        """Ask a server that was silent for something cheap of the kind; an error is an answer, too."""
+        s3, at = self._client(TRY_TIMEOUT_SECONDS), self._at(_TRIED_KEY)
+        asks: dict[Kind, tuple[str, Callable[[], object]]] = {
+            Kind.READ: ("HeadBucket", lambda: s3.head_bucket(Bucket=self._name)),
+            Kind.WRITE: ("PutObject", lambda: s3.put_object(**at, Body=b"")),
+            Kind.REMOVE: ("DeleteObject", lambda: s3.delete_object(**at)),
+        }
+        operation, ask = asks[kind]
+        with self._silence_told(), self._breakers[kind].trying():
+            try:
+                with translated(self.place, operation):
+                    ask()
+            except Exception as error:
+                if _silence(error.__cause__) is not None:
+                    raise
+
+    def _client(self, timeout_seconds: float | None = None) -> "S3Client":
         """Made where it is first used: the first one of a process takes a third of a second."""
+        seconds = timeout_seconds or TIMEOUT_SECONDS
         with self._lock:
-            if brief not in self._made:
+            if seconds not in self._made:
                 with translated(self.place, "the SDK"):
-                    self._made[brief] = make_client(self.address, brief=brief)
-            return self._made[brief]
+                    self._made[seconds] = make_client(self.address, timeout_seconds=seconds)
+            return self._made[seconds]
 
     def _pages(self, operation: Any, **arguments: Any) -> Iterator[Any]:
         """Yield the answers of a call that lists, one after the other."""
-        pages = self._asked.get_paginator(operation).paginate(
-            Bucket=self._name, PaginationConfig={"PageSize": _AT_ONCE}, **arguments
+        pages = (
+            self._client()
+            .get_paginator(operation)
+            .paginate(Bucket=self._name, PaginationConfig={"PageSize": _AT_ONCE}, **arguments)
         )
         turning = iter(pages)
         name = operation.title().replace("_", "")
         while True:
-            with translated(self.place, name):
+            with self._calling(name):
                 page = next(turning, None)
             if page is None:
                 return
@@ -479,8 +566,8 @@ class Bucket:
     def _head_bucket(self) -> dict[str, str]:
         """Return the headers of the answer. Raises StorageFailed where there is no such bucket."""
         try:
-            with translated(self.place, "HeadBucket"):
-                return self._asked.head_bucket(Bucket=self._name)["ResponseMetadata"]["HTTPHeaders"]
+            with self._calling("HeadBucket") as s3:
+                return s3.head_bucket(Bucket=self._name)["ResponseMetadata"]["HTTPHeaders"]
         except NoSuchObject as error:
             raise failed(self.place, "HeadBucket: NoSuchBucket (404)") from error.__cause__
 
@@ -503,9 +590,9 @@ def _file_of(body: Body) -> Any:
 # The SDK
 
 
-def make_client(address: BucketAddress, *, brief: bool = False, signs: bool = True) -> "S3Client":
-    """Make a client that many threads may use. `brief`: for questions. `signs`: with the key, or as anybody. Raises
-    what the SDK raises."""
+def make_client(address: BucketAddress, *, timeout_seconds: float = TIMEOUT_SECONDS, signs: bool = True) -> "S3Client":
+    """Make a client that many threads may use. `timeout_seconds`: how long the server may say nothing. `signs`: with the
+    key, or as anybody. Raises what the SDK raises."""
     import boto3
     import botocore.session
     from botocore import UNSIGNED
@@ -523,9 +610,9 @@ def make_client(address: BucketAddress, *, brief: bool = False, signs: bool = Tr
         # Servers other than AWS don't know the checksums that the SDK would add by itself, in trailers.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        retries={"mode": "standard", "total_max_attempts": _BRIEF_ATTEMPTS if brief else _ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=BRIEF_TIMEOUT_SECONDS if brief else READ_TIMEOUT_SECONDS,
+        read_timeout=timeout_seconds,
         max_pool_connections=MAX_CONNECTIONS,
         tcp_keepalive=True,
     )
@@ -541,7 +628,9 @@ def make_client(address: BucketAddress, *, brief: bool = False, signs: bool = Tr
     client = session.client("s3", endpoint_url=address.endpoint, config=config)
     # It has to be there on all servers but AWS, and the SDK leaves it out.
     client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+    client.meta.events.register("before-call.s3", _begin)
     client.meta.events.register("before-send.s3", _count)
+    client.meta.events.register_first("needs-retry.s3", _end_in_time)
     return client
 
 
@@ -551,6 +640,27 @@ def _loader() -> Any:
     import botocore.session
 
     return botocore.session.Session().get_component("data_loader")
+
+
+_BEGAN = "uploader_began"
+
+
+def _begin(context: dict[str, Any], **_: Any) -> None:
+    context[_BEGAN] = time.monotonic()
+
+
+def _end_in_time(
+    request_dict: dict[str, Any], operation: Any, response: Any, caught_exception: Exception | None, **_: Any
+) -> None:
+    """Let a call fail that the SDK would make once more, if it has taken too long for that, or got no answer in time."""
+    took = time.monotonic() - request_dict["context"].get(_BEGAN, 0.0)
+    if caught_exception is not None:
+        if took > _AGAIN_WITHIN_SECONDS or _silence(caught_exception) in _TIMED_OUT:
+            raise caught_exception
+    elif took > _AGAIN_WITHIN_SECONDS and response[0].status_code >= _SERVER_ERROR_STATUS:
+        from botocore.exceptions import ClientError
+
+        raise ClientError(response[1], operation.name)
 
 
 def _count(event_name: str, **_: Any) -> None:

@@ -125,6 +125,10 @@ class S3Store(S3Endings, S3Blobs):
         with suppress(StorageFull):
             await self._requests.run(self._bucket.check)
 
+    async def check_answers(self) -> None:
+        if self._bucket.is_to_be_tried():
+            await self._requests.run(self._bucket.try_writing)
+
     def close(self) -> None:
         super().close()
         self._requests.shutdown()

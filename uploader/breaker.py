@@ -1,0 +1,84 @@
+"""A breaker before a store that has fallen silent: after several calls in a row without an answer it is not asked any more,
+so that nobody waits for its time-outs, and nobody sends a body that it would not take.
+
+Then one caller at a time tries it by a call that is cheap, at most once a second, before its own. The first answer closes
+the breaker. It is of one process: each finds out by itself.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from threading import Lock
+
+from uploader.observability import OPEN_BREAKERS
+
+logger = logging.getLogger(__name__)
+
+# One may be the fault of a connection, or of a call that takes long.
+_CALLS = 3
+_TRY_SECONDS = 1.0
+
+
+class Silent(Exception):
+    """The store is not asked now; the message says since when, after its name."""
+
+
+class Breaker:
+    """Of one store. May be used by many threads at once."""
+
+    def __init__(self, store: str) -> None:
+        """`store`: as the metric and the log name it."""
+        self._store = store
+        self._lock = Lock()
+        self._unanswered = 0
+        self._opened_at: datetime | None = None
+        # When it may be tried again; None: somebody tries it.
+        self._try_at: float | None = 0.0
+        OPEN_BREAKERS.labels(store).set(0)
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened_at is not None
+
+    def answered(self) -> None:
+        """Note an answer, whatever it says."""
+        if self._unanswered:
+            with self._lock:
+                self._unanswered = 0
+                opened_at, self._opened_at = self._opened_at, None
+            if opened_at is not None:
+                seconds = round((datetime.now(UTC) - opened_at).total_seconds(), 1)
+                OPEN_BREAKERS.labels(self._store).set(0)
+                logger.warning("a store answers again", extra={"store": self._store, "silent_seconds": seconds})
+
+    def unanswered(self, reason: str) -> None:
+        """Note a call that got no answer."""
+        with self._lock:
+            self._unanswered += 1
+            opens = self._opened_at is None and self._unanswered >= _CALLS
+            if opens:
+                self._opened_at, self._try_at = datetime.now(UTC), time.monotonic()
+        if opens:
+            OPEN_BREAKERS.labels(self._store).set(1)
+            logger.warning("a store does not answer, and is not asked", extra={"store": self._store, "reason": reason})
+
+    def check(self) -> None:
+        """Raises Silent if it is open, and it is not the time to try the store, or somebody else does."""
+        since = self._opened_at
+        if since is not None and (self._try_at is None or time.monotonic() < self._try_at):
+            raise Silent(f"has not answered since {since:%H:%M:%S} UTC, and is tried again each second")
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Try the store by a cheap call within this, before another one, where the breaker is open. Raises Silent."""
+        with self._lock:
+            self.check()
+            self._try_at = None
+        try:
+            yield
+            self.answered()
+        finally:
+            with self._lock:
+                self._try_at = time.monotonic() + _TRY_SECONDS
