@@ -66,9 +66,12 @@ class Breaker:
 
     def check(self) -> None:
         """Raises Silent if it is open, and it is not the time to try the store, or somebody else does."""
-        since = self._opened_at
-        if since is not None and (self._try_at is None or time.monotonic() < self._try_at):
-            raise Silent(f"has not answered since {since:%H:%M:%S} UTC, and is tried again each second")
+        if self._opened_at is not None and (self._try_at is None or time.monotonic() < self._try_at):
+            raise self.silent()
+
+    def silent(self) -> Silent:
+        since = self._opened_at or datetime.now(UTC)
+        return Silent(f"has not answered since {since:%H:%M:%S} UTC, and is tried again each second")
 
     @contextmanager
     def trying(self) -> Iterator[None]:

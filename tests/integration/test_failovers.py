@@ -88,7 +88,7 @@ async def test_a_redis_that_hangs_is_not_asked_again_and_no_body_is_received_for
                 sent.append("began")
                 yield CONTENT.chunk(1)
 
-            length = {"content-length": str(CONTENT.chunk_size)}
+            length = {"content-length": str(CONTENT.chunk_size), "expect": "100-continue"}
             refused = await stack.client.put(f"/files/{CONTENT.md5}/chunks/1", content=body(), headers=length)
             problem(refused, 503, "unavailable")
             assert (refused.headers["retry-after"], sent) == ("2", [])

@@ -128,7 +128,10 @@ async def test_a_chunk_for_a_store_that_hangs_is_refused_before_its_body(
         sent.append("began")
         yield CONTENT.chunk(0)
 
-    url, length = f"/files/{CONTENT.md5}/chunks/0", {"content-length": str(CONTENT.chunk_size)}
+    url, length = (
+        f"/files/{CONTENT.md5}/chunks/0",
+        {"content-length": str(CONTENT.chunk_size), "expect": "100-continue"},
+    )
     own_gateway.send_signal(signal.SIGSTOP)
     try:
         for response in await asyncio.gather(*(stack.put(CONTENT, number) for number in (0, 1, 2))):

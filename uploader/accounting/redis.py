@@ -80,6 +80,8 @@ class Pipeline:
             raise exceptions.ConnectionError("The client is closed.")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._make_pipe(), name="connecting to redis")
+            # Its error is nobody's, if all who wait for it have given up by then.
+            self._connecting.add_done_callback(lambda made: made.cancelled() or made.exception())
         connecting = self._connecting
         try:
             return await asyncio.shield(connecting)

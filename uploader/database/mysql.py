@@ -164,7 +164,7 @@ class Mysql:
             try:
                 with self._breaker.trying():
                     if await self._says_hello() is None:
-                        raise OSError("it does still not answer")
+                        raise self._breaker.silent()
             except Silent as silent:
                 raise OSError(f"it {silent}") from None
 

@@ -536,7 +536,7 @@ class Bucket:
                     ask()
             except Exception as error:
                 if _silence(error.__cause__) is not None:
-                    raise
+                    raise self._breakers[kind].silent() from error
 
     def _client(self, timeout_seconds: float | None = None) -> "S3Client":
         """Made where it is first used: the first one of a process takes a third of a second."""
