@@ -42,6 +42,8 @@ from uploader.service import cleanup
 from uploader.service.cleanup import Cleaned
 from uploader.service.ids import new_id
 from uploader.service.reconcile import Kind
+from uploader.storage.base import Arrival, BytesBody
+from uploader.storage.local import directories
 from uploader.storage.local.directories import month_path
 from uploader.storage.store import Store
 
@@ -366,6 +368,53 @@ async def test_uploads_come_and_go_while_their_month_is_removed_all_the_time(tmp
         await removing
         await storage.remove_emptied(MAY)
         assert list((tmp_path / "temp").iterdir()) == []
+
+
+async def test_blobs_come_and_go_while_their_directories_are_removed_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "_EMPTY_SECONDS", -60)
+    async with running_storage(tmp_path, durable=False) as storage:
+        done = False
+
+        async def remove() -> None:
+            while not done:
+                await storage.remove_emptied(MAY)
+
+        async def come_and_go(content: Content) -> None:
+            for number in range(40):
+                arrival = Arrival(BytesBody(content.data), None, None)
+                await storage.store_arrivals([arrival])
+                if number % 2:  # as where somebody has changed it since
+                    arrival.place = None
+                await asyncio.to_thread(storage.place_arrivals, [arrival])
+                found = await storage.find_blob(content.sha256)
+                assert found is not None
+                assert found.size == content.size
+                assert await storage.remove(found)
+
+        removing = asyncio.create_task(remove())
+        await asyncio.gather(*(come_and_go(Content(100, seed)) for seed in range(3)))
+        done = True
+        await removing
+        await storage.remove_emptied(MAY)
+        assert list((tmp_path / "blobs").iterdir()) == []
+
+
+async def test_a_directory_of_blobs_goes_an_hour_after_its_last_blob(stack: Stack) -> None:
+    assert (await stack.upload(CONTENT)).status_code == 201
+    named = blob_path(stack.data, CONTENT.sha256).parent
+    empty = [stack.data / "blobs" / name for name in ("zz", "00/00", "00/01", f"{named.parent.name}/zz")]
+    for directory in empty:
+        directory.mkdir(parents=True, exist_ok=True)
+    old = datetime.now(UTC).timestamp() - HOUR - 60
+    os.utime(empty[1], (old, old))
+    os.utime(named, (old, old))
+    await stack.services.cleanup.clean()
+    assert [directory.exists() for directory in (named, *empty)] == [True, True, False, True, True]
+    os.utime(empty[2], (old, old))
+    await stack.services.cleanup.clean()
+    assert not empty[2].parent.exists()
 
 
 async def test_a_month_is_not_made_where_it_can_not_be(storage: Store, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ class Metrics:
         registry = CollectorRegistry()
         self.chunks = Counter("uploader_chunks", "Chunks.", ["outcome"], registry=registry)
         self.seconds = Histogram("uploader_seconds", "Seconds.", buckets=(0.1, 1, 10), registry=registry)
-        self.drifts = Gauge("uploader_drifts", "Drifts.", registry=registry)
+        self.drifts = Gauge("uploader_open_breakers", "Drifts.", registry=registry)
         self.open = Gauge("uploader_open", "Open.", registry=registry)
         self.memory = Gauge("process_memory_bytes", "Memory.", registry=registry)
         self.exposition = Exposition(directory, alone=alone, registry=registry)
@@ -232,8 +232,8 @@ async def test_of_a_gauge_that_some_process_sets_the_largest_counts_while_that_p
             b.open.set(7)
             await b.values()
             values = await a.values()
-            assert (values["uploader_drifts"], values["uploader_open"]) == (3, 0)
-        assert (await a.values())["uploader_drifts"] == 0
+            assert (values["uploader_open_breakers"], values["uploader_open"]) == (3, 0)
+        assert (await a.values())["uploader_open_breakers"] == 0
         assert "process_memory_bytes" not in await a.values()
     async with process(tmp_path / "one", alone=True) as only:
         assert "process_memory_bytes" in await only.values(), "what describes a process, only where there is one"

@@ -173,6 +173,7 @@ class Cleanup:
         await run.clean_uploads(opened_before or month)
         await run.clean_blobs()
         if not dry_run:
+            await self.storage.remove_emptied(opened_before or month)
             await remember_kept_strays(self.database, run.cleaned.stray_blobs)
             # What went though no row named it; each upload that expired is told by itself.
             if run.cleaned.blobs or run.cleaned.directories:
@@ -313,8 +314,6 @@ class _Run:
                     await self._clean_directory(found, rows.get(found.name))
                 except (Unavailable, StorageFull) as error:
                     self._leave(found, error)
-        if not self.dry_run:
-            await self.storage.remove_emptied(opened_before)
 
     async def _clean_directory(self, found: Found, row: Upload | None) -> None:
         if row is not None and row.state is State.OPEN:

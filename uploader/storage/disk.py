@@ -107,6 +107,10 @@ class Directory:
     def remove_directory(self, name: str) -> None:
         os.rmdir(_checked(name), dir_fd=self._descriptor)
 
+    @property
+    def is_removed(self) -> bool:
+        return is_unlinked(self._descriptor)
+
     def names(self) -> list[str]:
         return os.listdir(self._descriptor)  # noqa: PTH208 (names)
 

@@ -19,6 +19,8 @@ import secrets
 import weakref
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
+from functools import partial
 from itertools import islice
 from stat import S_ISDIR
 
@@ -150,6 +152,7 @@ class LocalBlobs(Store):
     def keep_beside(self, found: Found, content: bytes) -> None:
         draft = _unique(found.name)
         with (
+            suppress(FileNotFoundError),  # the blob has gone meanwhile, and its directory
             self._root.enter(f"blobs/{fan_out(found.name)}") as directory,
             disk.opened(directory.create_to_write(draft)) as descriptor,
         ):
@@ -165,7 +168,8 @@ class LocalBlobs(Store):
 
     def _link_blob(self, source: Directory, name: str, sha256: str, draft: str) -> None:
         """Link a file that is durable by now as a blob. Each step may be repeated after a crash at any other."""
-        with directories.made(self._root, f"blobs/{fan_out(sha256)}") as target:
+
+        def link(target: Directory) -> None:
             try:
                 source.link(name, target, sha256)
                 crash_point("blob.after_link")
@@ -179,6 +183,8 @@ class LocalBlobs(Store):
                     target.rename(draft, sha256)
                     crash_point("blob.after_rename")
             target.sync()
+
+        directories.within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), link)
         crash_point("blob.after_directory_sync")
 
     def _make_way(self, target: Directory, sha256: str) -> None:
@@ -269,6 +275,14 @@ class LocalBlobs(Store):
             yield Stretch(batch, max(found.name for found in batch))
         yield Stretch([], None)
 
+    async def remove_emptied(self, opened_before: datetime) -> None:
+        """Remove directories of blobs; what is placed there at this moment makes them anew."""
+        parts = directories.blob_directories(self._root)
+        async for batch in self.in_batches(self.threads.long, iter(lambda: list(islice(parts, _LIST_BATCH)), [])):
+            await self.threads.long.run(
+                lambda batch=batch: [directories.remove_empty(self._root, *each) for each in batch]
+            )
+
     async def remove(self, found: Found) -> bool:
         done = await self.threads.long.run(directories.remove, self._root, found)
         self._trash_bytes -= done * found.in_trash * found.disk_bytes
@@ -331,7 +345,8 @@ class LocalBlobs(Store):
         """Make its bytes the blob, durably, whatever is there. Returns what it is now."""
         sha256 = arrival.sha256_of_bytes
         draft = _unique(sha256)
-        with directories.made(self._root, f"blobs/{fan_out(sha256)}") as target:
+
+        def write(target: Directory) -> os.stat_result:
             with disk.opened(target.create_to_write(draft)) as descriptor:
                 write_all(descriptor, arrival.body.pieces())
                 disk.sync_data(descriptor)
@@ -341,6 +356,8 @@ class LocalBlobs(Store):
             target.rename(draft, sha256)
             target.sync()
             return target.status(sha256)
+
+        return directories.within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), write)
 
     def _write_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         """Write the arrivals. On a filesystem without what it takes to sync all at once, each content is synced by
@@ -354,11 +371,9 @@ class LocalBlobs(Store):
                     if identify(arrival):
                         sha256 = arrival.sha256_of_bytes
                         if sha256 not in written:
-                            make = blobs.make_unsynced if whole else blobs.make
-                            with make(fan_out(sha256)) as directory:
-                                written[sha256] = _write_blob(directory, sha256, arrival.body, synced=not whole)
-                                if not whole:
-                                    directory.sync()
+                            make = partial(blobs.make_unsynced if whole else blobs.make, fan_out(sha256))
+                            write = partial(_write_blob, sha256=sha256, body=arrival.body, synced=not whole)
+                            written[sha256] = directories.within(make, write)
                         arrival.place = written[sha256]
                 except OSError as error:
                     arrival.error = disk.refusal(error)  # of this content alone
@@ -368,7 +383,7 @@ class LocalBlobs(Store):
                 crash_point("arrival.after_sync")
 
 
-def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
+def _write_blob(directory: Directory, *, sha256: str, body: Body, synced: bool) -> os.stat_result | None:
     """Have the bytes of a body under the name of their digest, in a new file, or one that is there already. None if that
     holds something else, can't be read, or goes at this moment."""
     is_new = True
@@ -393,6 +408,7 @@ def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) 
             raise
         if synced:
             disk.sync_data(descriptor)
+            directory.sync()
         return disk.status(descriptor)
 
 

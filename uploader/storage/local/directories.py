@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from stat import S_ISDIR
+from typing import TypeVar
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
@@ -28,7 +29,10 @@ from uploader.storage.disk import Directory
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _MAKE_ATTEMPTS = 100
+# Who places a blob has just made its directory, and would have to make it anew.
+_EMPTY_SECONDS = 3600.0
 FILES = ("map", "digest", "data")
 # How many pairs a process keeps, and for how long: what another process removes takes room until it is closed here, too.
 _MAX_KEPT = 64
@@ -108,6 +112,23 @@ def made(root: Directory, path: str) -> Directory:
     top, _, rest = path.partition("/")
     with root.enter(top) as directory:
         return directory.make(rest)
+
+
+def within(make: Callable[[], Directory], work: Callable[[Directory], T]) -> T:
+    """Run `work` in a directory that `make` opens or makes; once more in a new one, if it is removed at this moment, because
+    it was empty."""
+    for attempt in range(1, _MAKE_ATTEMPTS + 1):
+        is_removed = True
+        try:
+            with make() as directory:
+                try:
+                    return work(directory)
+                finally:
+                    is_removed = directory.is_removed
+        except FileNotFoundError:
+            if not is_removed or attempt == _MAKE_ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
 
 
 def is_there(root: Directory, upload: Upload) -> bool:
@@ -384,6 +405,20 @@ def remove_month(root: Directory, month: str) -> None:
         crash_point("month.after_rmdir")
         with root.enter("temp") as directory:
             directory.remove_directory(year)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
+
+
+def remove_empty(root: Directory, outer: str, inner: str) -> None:
+    """Remove a directory of blobs if it is empty and was so for a while, with the one that it lies in."""
+    try:
+        with root.enter(f"blobs/{outer}") as directory:
+            if directory.status(inner).st_mtime < time.time() - _EMPTY_SECONDS:
+                directory.remove_directory(inner)
+                crash_point("blobs.after_rmdir")
+                with root.enter("blobs") as blobs:
+                    blobs.remove_directory(outer)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
             raise

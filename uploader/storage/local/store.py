@@ -305,6 +305,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
     async def remove_emptied(self, opened_before: datetime) -> None:
         for month in await self._months(opened_before):
             await self._disk.run(directories.remove_month, self._root, month)
+        await super().remove_emptied(opened_before)
 
     async def space(self) -> Space:
         """The trash is walked now and then, because that takes long."""
