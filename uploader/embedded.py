@@ -57,6 +57,8 @@ _OF_MACHINE = tuple(
 _WRONG_KINDS = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP})
 _ASIDE = ".damaged-"
 _MAX_ASIDE = 3
+# What is larger at a start goes aside, in place of the one before.
+_MAX_LOG_BYTES = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -254,8 +256,12 @@ class EmbeddedRedis:
     def _launch(self, binary: Path) -> "subprocess.Popen[bytes]":
         with _in_directory():
             (self._directory / _SOCKET).unlink(missing_ok=True)
-            with (self._directory / "server.log").open("ab") as log:
+            path = self._directory / "server.log"
+            with path.open("ab") as log:
                 self._log_from = log.tell()
+            if self._log_from > _MAX_LOG_BYTES:
+                path.replace(path.with_suffix(".log.1"))
+                self._log_from = 0
         return subprocess.Popen(  # noqa: S603
             [binary, *_ARGUMENTS],
             cwd=self._directory,

@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support.invariants import Account, checked_accounts
 from tests.support.resumable import RESUMABLE, Tus, files_of, id_of, native, path_of
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.database import queries, transactions
+from uploader.database import models, queries, transactions
 from uploader.service.results import Target
 
 CONTENT = Content(3 * 70 * KIB + 1234)
@@ -286,6 +287,15 @@ async def test_a_whole_that_waits_may_be_taken_back_and_its_parts_used_otherwise
     assert (await tus.head(again)).status_code == 404
     assert len(await files_of(tus.client)) == 1, "the file is its owner's"
     tus.problem(await order(tus, parts), 410, "upload-gone")
+
+
+async def test_what_is_written_down_of_an_order_goes_with_its_upload(stack: Stack, tus: Tus) -> None:
+    assert await is_finished(tus, await ordered(tus, [await part_of(tus, b"12345")]))
+    tomorrow = stack.services.clock.now() + timedelta(days=1)
+    await stack.services.cleanup.purge_closed(tomorrow, 1000)
+    async with stack.services.database.engine.connect() as connection:
+        for table in (models.concatenation, models.concatenation_part):
+            assert (await connection.execute(table.select())).all() == []
 
 
 async def test_a_whole_ends_with_a_part_that_ends_otherwise(stack: Stack, tus: Tus) -> None:

@@ -28,6 +28,7 @@ from tests.support.consumer import SECRETS
 from tests.support.reference import pages
 from tests.support.rows import NOW, file_row, upload_row
 from uploader import observability
+from uploader.database import models
 from uploader.domain import events
 from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Subject
@@ -142,6 +143,41 @@ def test_the_page_on_monitoring_lists_every_metric_with_its_type_and_meaning() -
     rows = table(ROOT / "docs" / "monitoring.md", "## Metrics")
     assert {name.strip("`"): (kind, about) for name, kind, about in rows} == metrics()
     assert len(rows) == len(metrics()), "a metric is listed twice"
+
+
+# The test of what ends each that grows, by a clock that is turned where time ends it.
+ENDS = {
+    "open uploads": "test_idle_uploads_expire_in_one_round_and_give_everything_back",
+    "closed uploads": "test_the_collector_forgets_uploads_that_were_closed_long_ago",
+    "concatenations": "test_what_is_written_down_of_an_order_goes_with_its_upload",
+    "contents": "test_a_deletion_that_died_after_its_commit_is_ended_by_the_collector",
+    "directories of contents": "test_a_directory_of_blobs_goes_an_hour_after_its_last_blob",
+    "signatures": "test_a_signature_that_is_damaged_is_made_anew_and_it_goes_with_its_content",
+    "deleted contents": "test_the_trash_is_purged_after_the_retention_but_not_after_a_jump_of_the_clock",
+    "bytes of open uploads": "test_what_a_dead_process_left_of_a_closed_upload_goes_with_the_next_collection",
+    "parts of open uploads": "test_what_a_dead_node_left_in_the_bucket_goes",
+    "bytes that no row names": "test_the_job_cleans_up_what_the_reconciler_finds_once_an_hour",
+    "bodies that wait": "test_a_spool_file_has_no_name",
+    "events": "test_events_are_forgotten_after_a_week",
+    "audit log": "test_acts_are_kept_for_as_long_as_is_set",
+    "records of closed uploads": "test_a_closed_upload_leaves_a_tombstone_that_tells_how_it_ended",
+    "costs by the hour and challenges": "test_a_challenge_expires_after_a_minute",
+    "files of counters": "test_no_counter_falls_when_a_process_ends_or_is_replaced",
+    "log of the embedded Valkey": "test_a_log_that_has_grown_goes_aside_at_a_start",
+    "its directories that were set aside": "test_the_last_three_that_were_set_aside_are_kept",
+    "figures in memory": "test_who_has_paid_all_is_forgotten",
+    "what tries the store": "test_what_an_interrupted_probe_left_is_removed_by_one_that_comes_hours_later",
+}
+
+
+def test_the_page_on_the_disk_has_each_table_and_what_ends_each_is_tested() -> None:
+    rows = table(ROOT / "docs" / "disk.md", "## What grows, and what ends it")
+    named = {name for what, *_ in rows for name in re.findall(r"`(\w+)`", what)}
+    assert named == set(models.metadata.tables)
+    ended = {what.partition(",")[0] for what, _, _, end in rows if not end.startswith("nothing")}
+    assert ended == set(ENDS)
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [test for test in ENDS.values() if f"def {test}(" not in sources] == []
 
 
 def test_the_page_of_the_doctor_has_each_subject_once_in_its_order() -> None:

@@ -366,3 +366,14 @@ def test_nothing_that_locks_at_forks_is_imported_while_the_watcher_forks() -> No
     """The command failed with its one line, and seldom with a trace of a lock that was released, but never taken."""
     code = "import sys, uploader.embedded; assert {'logging', 'concurrent.futures.thread'} <= sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_log_that_has_grown_goes_aside_at_a_start(ready: Make, tmp_path: Path) -> None:
+    directory = tmp_path / "redis"
+    ready(directory).stop()
+    log = directory / "server.log"
+    for content in (b"first", b"second"):
+        log.write_bytes(content * embedded._MAX_LOG_BYTES)
+        ready(directory).stop()
+        assert log.stat().st_size < embedded._MAX_LOG_BYTES
+        assert log.with_name("server.log.1").read_bytes().startswith(content)
