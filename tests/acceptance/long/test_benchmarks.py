@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from benchmarks import events, fairness, floods, interpreter, listing, nodes, patches, pieces, report, s3
+from benchmarks import events, fairness, floods, housekeeping, interpreter, listing, nodes, patches, pieces, report, s3
 from benchmarks.accounting import __main__ as accounting
 from benchmarks.accounting.scale import TINY as TINY_ACCOUNTING
 from benchmarks.ingest import __main__ as ingest
@@ -55,6 +55,12 @@ async def test_the_benchmark_of_the_reports(mariadb_url: str, tmp_path: Path) ->
     await database.close()
     assert rows[-1].met  # the totals are those of a recount
     make_a_table(rows)
+
+
+async def test_the_benchmark_of_housekeeping(tmp_path: Path) -> None:
+    rows = await housekeeping.measure(tmp_path, 30)
+    make_a_table(rows)
+    assert [row.met for row in rows if row.target != "–"] == [True, True]
 
 
 async def test_the_benchmarks_of_what_requests_cost(tmp_path: Path) -> None:
