@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 # One may be the fault of a connection, or of a call that takes long.
 _CALLS = 3
 _TRY_SECONDS = 1.0
+# How long callers wait for a try that is under way, where that costs them nothing.
+MOMENT_SECONDS = 0.5
 
 
 class Silent(Exception):

@@ -92,8 +92,11 @@ async def test_a_redis_that_hangs_is_not_asked_again_and_no_body_is_received_for
             refused = await stack.client.put(f"/files/{CONTENT.md5}/chunks/1", content=body(), headers=length)
             problem(refused, 503, "unavailable")
             assert (refused.headers["retry-after"], sent) == ("2", [])
-        assert isinstance(stack.services.redis, PipelinedRedis)
-        stack.services.redis._gate._try_at = 0.0
+        redis = stack.services.redis
+        assert isinstance(redis, PipelinedRedis)
+        assert redis._trying is not None
+        await asyncio.wait({redis._trying})
+        redis._gate._try_at = 0.0
         await succeeds(lambda: stack.put(CONTENT, 1))
 
 
@@ -112,6 +115,8 @@ async def test_a_database_that_hangs_is_not_asked_again_and_no_body_is_received_
                 await database.check_answers()
             assert "has not answered since" in raised.value.reason
         assert isinstance(database._kind, Mysql)
+        assert database._kind._hello is not None
+        await asyncio.wait({database._kind._hello})
         database._kind._breaker._try_at = 0.0
         await succeeds(lambda: stack.put(CONTENT, 1))
 

@@ -33,7 +33,7 @@ from redis.crc import key_slot
 
 from uploader.accounting.keys import FORMAT, INSTALLATION
 from uploader.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
-from uploader.breaker import Breaker, Silent
+from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, wait_budget, waiting
@@ -317,6 +317,7 @@ class PipelinedRedis(Redis):
 
     _pipeline: Pipeline | None = None
     _breaker: Breaker | None = None
+    _trying: asyncio.Task[None] | None = None
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """Run a script as redis-py does, with its retries: for scripts that may be run twice."""
@@ -363,14 +364,24 @@ class PipelinedRedis(Redis):
         self._gate.answered()
 
     async def check_answers(self) -> None:
-        """Raises TimeoutError of redis-py if the server is known to be silent; tries it, where that is to be done."""
-        if self._gate.is_open:
-            try:
-                with self._gate.trying():
-                    async with asyncio.timeout(min(self._timeout_seconds, _CONNECT_SECONDS)):
-                        await super().execute_command("PING")  # type: ignore[no-untyped-call]
-            except Silent as silent:
-                raise exceptions.TimeoutError(f"it {silent}") from None
+        """Raises TimeoutError of redis-py if the server is known to be silent, and does not answer at once to a PING, which is
+        sent now and then."""
+        if not self._gate.is_open:
+            return
+        try:
+            if self._trying is None or self._trying.done():
+                self._gate.check()
+                self._trying = asyncio.create_task(self._try(), name="asking a silent redis")
+            await asyncio.wait({self._trying}, timeout=MOMENT_SECONDS)
+            if self._gate.is_open:
+                raise self._gate.silent()
+        except Silent as silent:
+            raise exceptions.TimeoutError(f"it {silent}") from None
+
+    async def _try(self) -> None:
+        with suppress(Silent, *AWAY), self._gate.trying():
+            async with asyncio.timeout(min(self._timeout_seconds, _CONNECT_SECONDS)):
+                await super().execute_command("PING")  # type: ignore[no-untyped-call]
 
     @property
     def _gate(self) -> Breaker:
@@ -401,6 +412,8 @@ class PipelinedRedis(Redis):
             raise
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        if self._trying is not None:
+            await ended(self._trying)
         await self._shared().aclose()  # also one that nobody has used: nobody is let in after
         await super().aclose(close_connection_pool)
 

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from uploader.addresses import TLS_OPTIONS, parse_mysql_url
-from uploader.breaker import Breaker, Silent
+from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
 from uploader.meter import ROW_SECONDS, STATEMENT_SECONDS, Kind, charge
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, WaitBudget, wait_budget
@@ -159,14 +160,27 @@ class Mysql:
         return result
 
     async def check_answers(self) -> None:
-        """Raises OSError if the server is known to be silent; says hello, where that is to be done."""
-        if self._breaker.is_open:
-            try:
-                with self._breaker.trying():
-                    if await self._says_hello() is None:
-                        raise self._breaker.silent()
-            except Silent as silent:
-                raise OSError(f"it {silent}") from None
+        """Raises OSError if the server is known to be silent, and a hello, which is said now and then, is not answered at
+        once."""
+        if not self._breaker.is_open:
+            return
+        try:
+            if self._hello is None or self._hello.done():
+                self._breaker.check()
+                self._hello = asyncio.create_task(self._try(), name="asking a silent database")
+            await asyncio.wait({self._hello}, timeout=MOMENT_SECONDS)
+            if self._breaker.is_open:
+                raise self._breaker.silent()
+        except Silent as silent:
+            raise OSError(f"it {silent}") from None
+
+    async def _try(self) -> Hello | None:
+        with suppress(Silent), self._breaker.trying():
+            hello = await self._says_hello()
+            if hello is None:
+                raise self._breaker.silent()
+            return hello
+        return None
 
     async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: WaitBudget, deadline: float) -> bool:
         """Return False if the server said hello meanwhile, and works on it, or for those who have the connections.

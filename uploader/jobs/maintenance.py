@@ -101,7 +101,7 @@ class Collector:
         collected = await self.files.collect_all(_BATCH)
         purged = await self.cleanup.purge_closed(self.clock.now() - self._closed_retention, _BATCH)
         more = await self.cleanup.purge_crowded(_BATCH)
-        more = await self.cleanup.tidy_closed(_BATCH) or more
+        more = await self.cleanup.find_left(_BATCH) or more
         forgotten = await self.audit_log.forget_old(_BATCH)
         await self.closers.tidy_left()
         return 0.0 if more or _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS

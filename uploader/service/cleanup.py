@@ -199,25 +199,18 @@ class Cleanup:
         if last is not None and not last.left and not await kept_strays(self.database):
             await self.remember(LastCleanup(last.at, left=True))
 
-    async def tidy_closed(self, limit: int) -> bool:
-        """Remove what is left of uploads that were closed since the last call, because the process that closed them died
-        before it was done; returns whether there may be more. Raises Unavailable."""
+    async def find_left(self, limit: int) -> bool:
+        """Let the closers tidy what is left of uploads that were closed since the last call, because the process that closed
+        them died before it was done; returns whether there may be more. Raises Unavailable."""
         since, until = await self.database.read(meta.moment, _TIDIED_UNTIL), self.clock.now()
         until -= timedelta(seconds=_ENDED_SECONDS)
         closed = await self.database.read(queries.uploads_closed_between, min(since, until), until, limit)
         if not closed:
             return False
-        for upload in await self.storage.remaining(closed):
-            await self._tidy(upload.id)
+        self.closers.leave([upload.id for upload in await self.storage.remaining(closed)])
         closed_at = max(upload.closed_at for upload in closed if upload.closed_at is not None)
         await self.database.transact(meta.replace_fact, _TIDIED_UNTIL, closed_at.isoformat())
         return len(closed) == limit
-
-    async def _tidy(self, upload_id: str) -> None:
-        try:
-            await self.closers.tidy(upload_id)
-        except Unavailable as error:  # one that is busy must not hold up the others
-            logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason})
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
         """Forget what became of uploads that were closed long ago; returns how many. Raises Unavailable."""
@@ -242,7 +235,10 @@ class Cleanup:
         would stay."""
         left = {upload.id for upload in await self.storage.remaining(closed)}
         for upload_id in left:
-            await self._tidy(upload_id)
+            try:
+                await self.closers.tidy(upload_id)
+            except Unavailable as error:  # one that is busy must not hold up the others
+                logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason})
         gone = [upload.id for upload in closed if upload.id not in left]
         if not gone:
             return 0

@@ -6,7 +6,7 @@ by the next job, merge or cleanup that meets the upload.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -211,8 +211,12 @@ class Closers:
             self._left.add(upload.id)
             return False
 
+    def leave(self, upload_ids: Sequence[str]) -> None:
+        """Leave what there is of closed uploads to `tidy_left`."""
+        self._left |= set(upload_ids)
+
     async def tidy_left(self) -> None:
-        """Try again to remove bytes of closed uploads that this process could not remove. Raises Unavailable."""
+        """Try to remove bytes of closed uploads that nobody has removed. Raises Unavailable."""
         left, self._left = self._left, set()
         while left:
             upload_id = left.pop()
