@@ -364,8 +364,8 @@ class PipelinedRedis(Redis):
         self._gate.answered()
 
     async def check_answers(self) -> None:
-        """Raises TimeoutError of redis-py if the server is known to be silent, and does not answer at once to a PING, which is
-        sent now and then."""
+        """Raises TimeoutError of redis-py if the server is known to be silent, and does not answer at once to a PING, which
+        is sent now and then."""
         if not self._gate.is_open:
             return
         try:
