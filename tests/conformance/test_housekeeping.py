@@ -59,8 +59,8 @@ async def test_blobs_are_listed_in_order_and_from_where_a_walk_has_come_to(proce
         assert stretch.until is not None
         assert max(key for key in keys if key <= stretch.until) == stretch.until
     for number, key in enumerate(keys):
-        rest = [found async for stretch in process.store.list_blobs(key) for found in stretch]
-        assert rest == listed[number + 1 :]
+        rest = [found.place async for stretch in process.store.list_blobs(key) for found in stretch]
+        assert rest == [found.place for found in listed[number + 1 :]]
 
 
 async def test_it_is_listed_before_it_is_prepared(make_process: MakeProcess, tmp_path: Path) -> None:

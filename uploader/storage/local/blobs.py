@@ -279,9 +279,7 @@ class LocalBlobs(Store):
         """Remove directories of blobs; what is placed there at this moment makes them anew."""
         parts = directories.blob_directories(self._root)
         async for batch in self.in_batches(self.threads.long, iter(lambda: list(islice(parts, _LIST_BATCH)), [])):
-            await self.threads.long.run(
-                lambda batch=batch: [directories.remove_empty(self._root, *each) for each in batch]
-            )
+            await self.threads.long.run(directories.remove_empty, self._root, batch)
 
     async def remove(self, found: Found) -> bool:
         done = await self.threads.long.run(directories.remove, self._root, found)

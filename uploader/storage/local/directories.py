@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -410,18 +410,18 @@ def remove_month(root: Directory, month: str) -> None:
             raise
 
 
-def remove_empty(root: Directory, outer: str, inner: str) -> None:
-    """Remove a directory of blobs if it is empty and was so for a while, with the one that it lies in."""
-    try:
-        with root.enter(f"blobs/{outer}") as directory:
-            if directory.status(inner).st_mtime < time.time() - _EMPTY_SECONDS:
-                directory.remove_directory(inner)
-                crash_point("blobs.after_rmdir")
-                with root.enter("blobs") as blobs:
-                    blobs.remove_directory(outer)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            raise
+def remove_empty(root: Directory, parts: Iterable[tuple[str, str]]) -> None:
+    """Remove directories of blobs that are empty and were so for a while, with those that they lie in."""
+    for outer, inner in parts:
+        try:
+            with root.enter(f"blobs/{outer}") as directory:
+                if directory.status(inner).st_mtime < time.time() - _EMPTY_SECONDS:
+                    directory.remove_directory(inner)
+                    with root.enter("blobs") as blobs:
+                        blobs.remove_directory(outer)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
 
 
 def trashed(root: Directory, name: str | None = None) -> Iterator[Found]:
