@@ -559,8 +559,8 @@ class Housekeeping(ABC):
 
     @abstractmethod
     def list_blobs(self, after: str = "") -> AsyncIterator[Stretch]:
-        """Yield all blobs in order, with what `place_blob` has left where it was interrupted; or those that follow the end of a
-        stretch. Raises Stopping."""
+        """Yield all blobs in order, with what `place_blob` has left where it was interrupted; or those that follow the end
+        of a stretch. Raises Stopping."""
 
     @abstractmethod
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
