@@ -172,7 +172,7 @@ async def test_every_documented_metric_is_exposed_and_none_names_a_user(stack: S
     assert "alice" not in exposed
     labels = {label for line in exposed.splitlines() for label in re.findall(r'[{,](\w+)="', line)}
     assert labels <= {"outcome", "le", "queue", "method", "route", "status", "implementation", "major", "minor"} | {
-        *("patchlevel", "version", "generation", "sink", "limit", "kind")
+        *("patchlevel", "version", "generation", "sink", "limit", "kind", "store", "operation")
     }
 
 
