@@ -22,7 +22,7 @@ from benchmarks.report import Row
 from tests.support.certificates import self_signed
 from tests.support.process import Server, ended, owner_token
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "tls.md"
 SECTION = "tls"
 
 _WAYS = ("without TLS", "with TLS")

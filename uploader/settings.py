@@ -187,6 +187,11 @@ class Settings:
         _duration, "24h", "the time within which new content is read back from the disk"
     )
     scrub_every_seconds: float = _setting(_duration, "30d", "the time within which all content is read back again")
+    verify_reads: str = _setting(
+        units.one_of("on", "off"),
+        "on",
+        "whether content on a disk is compared with its checksums while it is read; `off` where the filesystem does that",
+    )
     scrub_rate_bytes: int = _setting(
         units.parse_rate, "50MiB/s", "bytes a second at which content is read back, per installation"
     )

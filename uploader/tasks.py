@@ -64,13 +64,17 @@ class OnePerKey(Generic[T]):
     def __init__(self) -> None:
         self._under_way: dict[str, asyncio.Future[T]] = {}
 
-    async def run(self, key: str, begin: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of the work, which goes on when its caller goes away."""
+    def start(self, key: str, begin: Callable[[], Awaitable[T]]) -> "asyncio.Future[T]":
+        """Begin the work, unless it is under way. Nobody has to wait for it."""
         work = self._under_way.get(key)
         if work is None:
             work = self._under_way[key] = asyncio.ensure_future(begin())
             work.add_done_callback(lambda done: self._end(key, done))
-        return await asyncio.shield(work)
+        return work
+
+    async def run(self, key: str, begin: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the work, which goes on when its caller goes away."""
+        return await asyncio.shield(self.start(key, begin))
 
     def _end(self, key: str, done: "asyncio.Future[T]") -> None:
         del self._under_way[key]

@@ -55,8 +55,9 @@ ROTTEN = Content(180 * KIB, seed=5, name="rotten.bin")
 LARGE = Zeros(
     256 * MIB, chunk_size=64 * MIB, name="large.bin"
 )  # so much to hash at the end that it is accounted for before
-WHOLE = Content(30 * KIB, seed=6, name="whole.bin")
-STREAMED = Content(150 * KIB, seed=20, name="stream.bin")
+# These have checksums of their blocks beside them.
+WHOLE = Content(300 * KIB, seed=6, name="whole.bin")
+STREAMED = Content(300 * KIB, seed=20, name="stream.bin")
 JOINED = Content(150 * KIB, seed=21, name="joined.bin")
 DEFERRED = Content(150 * KIB, seed=22, name="deferred.bin")
 MADE = Longer(160 * KIB + 5, seed=1, name="made.bin")
@@ -116,6 +117,7 @@ SERVERS = {
         "trash.after_link",
         "blob.after_own_link",
         "blob.after_rename",
+        "blob.after_checksums",
         "blob.after_directory_sync",
         "directory.after_mkdir",  # of a blob
     ),
@@ -128,7 +130,13 @@ SERVERS = {
         "discard.after_unlink:3",
     ),
     "close": ("instant.after_commit", "close.after_commit"),
-    "whole": ("arrival.after_write", "blob.after_draft", "whole.after_commit", "arrival.after_sync"),
+    "whole": (
+        "arrival.after_write",
+        "checksums.after_draft",
+        "blob.after_draft",
+        "whole.after_commit",
+        "arrival.after_sync",
+    ),
     "join": (
         "order.after_commit",
         "join.after_link",

@@ -69,7 +69,7 @@ async def refs(act: Transactions) -> dict[str, int]:
 
 
 def sha256(seed: str) -> str:
-    return digests(seed)["sha256"]
+    return str(digests(seed)["sha256"])
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -37,6 +37,8 @@ from uploader.storage.disk import Directory
 
 CONTENTS = [Content(100 * KIB + seed, seed=seed, name=f"{seed}/\U0001f4c1 ü' a.bin") for seed in range(1, 4)]
 OPEN = Content(3 * 64 * KIB, seed=9, name="open.bin")
+# Of blocks that have checksums.
+LARGE = Content(300 * KIB, seed=10, name="large.bin")
 
 
 def nothing(_what: str, _done: int, _total: int) -> None:
@@ -126,6 +128,7 @@ async def test_what_was_finished_before_a_backup_is_there_after_a_restore(
     async with make_stack_on() as stack:
         for content in CONTENTS:
             assert (await stack.upload(content)).status_code == 201
+        await stack.upload(LARGE)
         await stack.open(OPEN)
         assert (await stack.put(OPEN, 0)).status_code == 200
         before = await bytes_of_files(stack)
@@ -135,6 +138,10 @@ async def test_what_was_finished_before_a_backup_is_there_after_a_restore(
         assert made.copied.linked_blobs == made.copied.blobs >= len(CONTENTS)
     copied = await restore(tmp_path / "restored", blank_url, redis_url, tmp_path / "backups")
     assert (copied.blobs, copied.lacking) == (made.copied.blobs, {})
+    blobs = (blob_path(data, LARGE.sha256) for data in (stack.data, tmp_path / "restored"))
+    lists = [blob.with_name(f"{blob.name}.checksums").read_bytes() for blob in blobs]
+    assert lists[0] == lists[1]
+    assert not list((tmp_path / "backups").rglob("*.checksums"))
     async with restored_stack(stack, tmp_path / "restored", blank_url, redis_url) as restored:
         after = await bytes_of_files(restored)
         assert before.items() <= after.items()

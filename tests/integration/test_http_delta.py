@@ -166,10 +166,12 @@ async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
 
 
 @pytest.mark.parametrize("is_left", [False, True])
-async def test_a_signature_goes_with_its_blob_or_is_met_by_the_cleanup_and_no_other(base: Base, is_left: bool) -> None:
+async def test_what_is_beside_a_blob_goes_with_it_or_is_met_by_the_cleanup_and_no_other(
+    base: Base, is_left: bool
+) -> None:
     await base.signed()
-    kept = base.kept_signature
-    assert kept.exists()
+    kept = [base.blob.with_name(f"{BASE.sha256}.{name}") for name in ("checksums", "signature")]
+    assert all(path.exists() for path in kept)
 
     async def listed() -> list[tuple[str, bool]]:
         return [
@@ -179,7 +181,7 @@ async def test_a_signature_goes_with_its_blob_or_is_met_by_the_cleanup_and_no_ot
     assert await listed() == [(BASE.sha256, False)]
     if is_left:
         base.blob.unlink()
-        assert await listed() == [(kept.name, True)]
+        assert await listed() == [(path.name, True) for path in kept]
     else:
         assert (await base.stack.client.delete(f"/me/files/{base.file_id}")).status_code == 204
         assert list((base.stack.data / "blobs").rglob(f"{BASE.sha256}*")) == []
@@ -274,7 +276,7 @@ async def test_a_base_that_is_not_whole_is_not_used(base: Base, spoil: Callable[
 
 
 async def test_a_base_that_the_disk_can_t_read_is_not_used(base: Base) -> None:
-    with failing_call("pread", errno.EIO):
+    with failing_call("preadv", errno.EIO):
         problem(await base.put(0, FIRST), 409, "base-unusable")
 
 

@@ -561,7 +561,7 @@ async def test_all_that_is_written_down_is_whole(act: Transactions, ledger: Ledg
     await add(ledger, upload_id, part(2, key="c/2"))
     assert await ledger.move_tail(upload_id, 0, None, tail(3), NOW)
     assert await ledger.claim(upload_id, "a" * 32)
-    assert await ledger.save_digest(upload_id, 0, SavedDigest(1, STATE, tuple(digests("x").values())))  # type: ignore[arg-type]
+    assert await ledger.save_digest(upload_id, 0, SavedDigest(1, STATE, tuple(digests("x").values())))
     await ledger.set_pieces(upload_id, [("p/0", 1)])
     sha256 = await lying_at(act, "u/1")
     await relocated(act, {sha256: "u/2"})

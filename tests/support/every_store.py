@@ -14,7 +14,7 @@ OF_THE_DISK = frozenset(
         "test_cancelling_while_merging_wins",
         "test_a_full_disk_is_told_and_leaves_no_bytes",
         "test_a_signature_that_another_made_meanwhile_is_not_made_again",
-        "test_a_signature_goes_with_its_blob_or_is_met_by_the_cleanup_and_no_other",
+        "test_what_is_beside_a_blob_goes_with_it_or_is_met_by_the_cleanup_and_no_other",
         "test_a_kept_signature_that_is_damaged_is_made_anew",
         "test_of_what_rotted_there_is_no_signature",
         "test_a_base_that_is_not_whole_is_not_used",

@@ -15,7 +15,7 @@ T = TypeVar("T")
 NOW = datetime(2030, 1, 31, 23, 59, 59, 123456, tzinfo=UTC)
 
 
-def digests(seed: str) -> dict[str, str]:
+def digests(seed: str) -> dict[str, Any]:
     """An MD5 and a SHA-256 that belong together."""
     content = seed.encode()
     return {"md5": hashlib.md5(content).hexdigest(), "sha256": hashlib.sha256(content).hexdigest()}

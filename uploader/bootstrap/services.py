@@ -83,7 +83,10 @@ def create_storage(settings: Settings, database: Database, clock: Clock) -> Stor
     address = settings.bucket()
     if address is None:
         return LocalStore(
-            settings.data, durable=settings.durability == "power", keeps_trash=settings.trash_retention_seconds > 0
+            settings.data,
+            durable=settings.durability == "power",
+            keeps_trash=settings.trash_retention_seconds > 0,
+            verifies=settings.verify_reads == "on",
         )
     # Here, because who keeps all on a disk does without the memory that they take.
     from uploader.database.ledger import LedgerRows

@@ -373,4 +373,4 @@ class Restoring:
             with suppress(FileNotFoundError), disk.opened(await opening) as descriptor:
                 yield descriptor
 
-        return await Copying(BlobTree(root), sources, tell).run(plan.dump)
+        return await Copying(BlobTree(root, is_store=True), sources, tell).run(plan.dump)

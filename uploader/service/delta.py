@@ -14,7 +14,7 @@ from uploader.service.heal import Healing
 from uploader.service.ids import ID
 from uploader.storage.base import Gone, OpenBlob, Stopping
 from uploader.storage.store import Store
-from uploader.tasks import OnePerKey, uninterrupted
+from uploader.tasks import uninterrupted
 
 # A part of a piece: its number, an offset in the base and a length.
 _Part = tuple[int, int, int]
@@ -129,9 +129,6 @@ class DeltaBases:
     storage: Store
     healing: Healing
 
-    def __post_init__(self) -> None:
-        self._examining = OnePerKey[object]()
-
     async def open(self, user_id: str, file_id: str, chunk_bytes: int) -> DeltaBase:
         """Open a base; the caller closes its content. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         file = await self._find(user_id, file_id)
@@ -171,10 +168,8 @@ class DeltaBases:
             raise errors.BaseUnusable() from error
 
     async def _examine(self, sha256: str) -> None:
-        """Examine it once for all who find it unusable at the same time: it takes as long as hashing it, in threads
-        that merges use."""
         try:
-            await self._examining.run(sha256, lambda: self.healing.examine(sha256))
+            await asyncio.shield(self.healing.examine_once(sha256))
         except Stopping as error:
             raise errors.Unavailable() from error
 

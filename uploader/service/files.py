@@ -15,8 +15,11 @@ from uploader.domain.names import Folder, Place, Selection, folder_of, normalise
 from uploader.domain.upload import File, Usage
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
-from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob
+from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob, Stopping
 from uploader.tasks import uninterrupted
+
+# How long a download is kept waiting for its content to be healed, before its first byte.
+_HEALED_SECONDS = 5.0
 
 
 @dataclass(eq=False, repr=False)
@@ -49,7 +52,7 @@ class Files:
         """Return the content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
         if file.damaged:
             raise errors.ContentDamaged()
-        async with self._noting(file):
+        async with self.noting(file):
             with suppress(Gone):
                 return await self.storage.open_blob(file.sha256, file.size)
             await self.get(file.user_id, file.id)  # the file may have been deleted at this moment
@@ -60,18 +63,37 @@ class Files:
             raise errors.StorageFailed()  # it could only not be looked at
         raise errors.ContentDamaged()
 
-    async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> bytes:
-        """Read the first bytes of an open file, or close it. Raises StorageFailed."""
-        async with self._noting(file):
-            try:
-                return await content.read(length_bytes, offset)
-            except BaseException:
-                await uninterrupted(content.close())
+    async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> tuple[OpenBlob, bytes]:
+        """Read the first bytes of an open file, or close it. Return it, too: it is another one, where the first bytes were
+        altered and the content was healed at once. Raises ContentDamaged, StorageFailed."""
+        try:
+            return content, await self._read(file, content, length_bytes, offset)
+        except errors.ContentDamaged:
+            if not await self._is_healed(file):
                 raise
+        content = await self.open(file)
+        return content, await self._read(file, content, length_bytes, offset)
+
+    async def _read(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> bytes:
+        try:
+            async with self.noting(file):
+                return await content.read(length_bytes, offset)
+        except BaseException:
+            await uninterrupted(content.close())
+            raise
+
+    async def _is_healed(self, file: File) -> bool:
+        """Wait for a moment until it was looked at; whether its bytes may be given to anybody now."""
+        with suppress(TimeoutError, Stopping, errors.Unavailable):
+            async with asyncio.timeout(_HEALED_SECONDS):
+                await asyncio.shield(self.healing.examine_once(file.sha256))
+                return not (await self.get(file.user_id, file.id)).damaged
+        return False
 
     @asynccontextmanager
-    async def _noting(self, file: File) -> AsyncIterator[None]:
-        """A content that can't be read now is looked at soon."""
+    async def noting(self, file: File) -> AsyncIterator[None]:
+        """Have a content looked at soon that can't be read within, and at once one whose bytes were altered. Raises
+        ContentDamaged for that."""
         try:
             yield
         except errors.StorageAway:
@@ -79,6 +101,10 @@ class Files:
         except errors.StorageFailed:
             await self.healing.note_unreadable(file.sha256)
             raise
+        except BytesAltered as error:
+            # By the whole content: it may be its checksums that rotted.
+            self.healing.examine_once(file.sha256)
+            raise errors.ContentDamaged() from error
 
     async def rename(self, user_id: str, file_id: str, name: str) -> File:
         """Raises FileNotFound, NameTaken."""

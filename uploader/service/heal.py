@@ -5,10 +5,11 @@ Reading and hashing take long, so no row is locked meanwhile. The outcome counts
 bytes are still in their place.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from uploader.clock import Clock
@@ -21,14 +22,25 @@ from uploader.domain.upload import File
 from uploader.errors import StorageAway, StorageFailed
 from uploader.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
 from uploader.service.audit_log import act
+from uploader.settings import Settings
 from uploader.storage.base import Digests, Found, Gone, Pace
 from uploader.storage.store import Store
-from uploader.tasks import uninterrupted
+from uploader.tasks import OnePerKey, uninterrupted
 
 logger = logging.getLogger(__name__)
 
 # When what could not be read is tried again: twice as much later each time, up to the last.
 _REREAD_SECONDS, _LAST_REREAD_SECONDS = 30.0, 86_400.0
+
+
+# Of the time within which a content is to be read back: what is due then has the rest of it to be read in.
+DUE = 0.75
+
+
+def waits_since(settings: Settings, opened_at: datetime, now: datetime) -> datetime:
+    """Return since when the content of an upload waits to be read back. Its bytes may have rotted after they were hashed,
+    all the time that it was open; so one that was open for long is due at once, but not late."""
+    return max(opened_at, now - timedelta(seconds=DUE * settings.scrub_first_seconds))
 
 
 class BlobProblem(StrEnum):
@@ -54,6 +66,9 @@ class Healing:
     database: Database
     storage: Store
     clock: Clock
+
+    def __post_init__(self) -> None:
+        self._examining = OnePerKey[Damage | None]()
 
     async def is_whole(self, sha256: str, size: int) -> bool:
         """Tell whether a content is there, by its size; else it is marked, or healed. Raises Unavailable, Stopping."""
@@ -89,6 +104,10 @@ class Healing:
             return None  # other bytes took their place meanwhile, or nobody has it any more
         files = await self.database.read(queries.files_by_sha256, sha256)
         return Damage(sha256, blob.size, seen, files, healed) if files else None
+
+    def examine_once(self, sha256: str) -> "asyncio.Future[Damage | None]":
+        """As `examine`, once for all who ask meanwhile: it takes as long as hashing it, in threads that merges use."""
+        return self._examining.start(sha256, lambda: self.examine(sha256))
 
     async def note_unreadable(self, sha256: str) -> None:
         """Note that somebody could not read a content: it is looked at soon. Raises Unavailable."""

@@ -152,6 +152,7 @@ class Instant:
         try:
             contents = await self.blobs.read_blob(challenge.sha256, challenge.ranges)
         except Gone:
+            self.healing.examine_once(challenge.sha256)
             return False
         expected = await asyncio.to_thread(proof_of, challenge, contents)
         return hmac.compare_digest(expected, proof)

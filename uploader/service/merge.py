@@ -24,6 +24,7 @@ from uploader.database.transactions.uploads import Received
 from uploader.domain.upload import SUPERSEDED, File, Reason, State, Upload, as_ranges, missing_ranges
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.close import Closers
+from uploader.service.heal import waits_since
 from uploader.service.ids import new_id
 from uploader.service.results import Complete
 from uploader.settings import Settings
@@ -218,7 +219,8 @@ class Merging:
                 md5=digests.md5,
                 sha256=digests.sha256,
                 place_blob=place,
-                now=self.clock.now(),
+                now=(now := self.clock.now()),
+                came_at=waits_since(self.settings, upload.created_at, now),
             )
             file = await self.database.transact(merge)
             crash_point("merge.after_commit")

@@ -1,7 +1,8 @@
 """Reads contents back from the disk and compares them with their SHA-256: what rotted is marked, or healed from the trash.
 
 Once at the word of an administrator, in the order of the SHA-256, going on where the last run ended; and all the time,
-those first that were not read back since they were placed, then those that wait longest.
+those first that were not read back since they were placed, then those that wait longest. On a disk this also makes the
+checksums that downloads are compared with, where they are lacking.
 """
 
 import logging
@@ -19,7 +20,7 @@ from uploader.clock import Clock
 from uploader.database import meta, queries
 from uploader.database.engine import Database
 from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
-from uploader.service.heal import Damage, Healing
+from uploader.service.heal import DUE, Damage, Healing
 from uploader.service.ids import greatest
 from uploader.service.leases import Lease
 from uploader.settings import Settings
@@ -33,8 +34,6 @@ _REREADS = 20
 _POSITION = "scrub"
 _REMEMBER_INTERVAL_SECONDS = 5.0
 _SAMPLE_SECONDS = 3600.0
-# Of the goal: what is due then has the rest of the time to be read in.
-_DUE = 0.75
 
 
 class RateLimit:
@@ -94,8 +93,8 @@ class Scrubbing:
             await self._scrub_sample(pace)
             return False
         now = self.clock.now()
-        placed_before = now - timedelta(seconds=_DUE * self.settings.scrub_first_seconds)
-        scrubbed_before = now - timedelta(seconds=_DUE * self.settings.scrub_every_seconds)
+        placed_before = now - timedelta(seconds=DUE * self.settings.scrub_first_seconds)
+        scrubbed_before = now - timedelta(seconds=DUE * self.settings.scrub_every_seconds)
         ask = partial(queries.blobs_to_scrub, placed_before=placed_before, scrubbed_before=scrubbed_before)
         due = await self.database.read(partial(ask, limit=_BATCH))
         for blob in due:

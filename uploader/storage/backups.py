@@ -22,8 +22,9 @@ from typing import Any, Self
 
 from uploader.storage import disk, modes
 from uploader.storage.disk import Directory, Root
+from uploader.storage.hashes import BlockChecksums, are_blocks_listed
 from uploader.storage.local import directories
-from uploader.storage.local.blobs import fan_out
+from uploader.storage.local.blobs import fan_out, keep_list
 from uploader.storage.store import mark_of, parse_mark
 
 # The version of all that lies here.
@@ -46,8 +47,10 @@ class BlobDamaged(Exception):
 class BlobTree:
     """`blobs/ab/cd/<sha256>` below a directory: that of backups, or one that is to be a data directory."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, *, is_store: bool = False) -> None:
+        """`is_store`: downloads will read it."""
         self._root = root
+        self._is_store = is_store
 
     def size(self, sha256: str) -> int | None:
         try:
@@ -65,17 +68,21 @@ class BlobTree:
         """Make the bytes of an open file the blob, by a link where that can be (True), once they were compared with its
         SHA-256. A copy is durable; names are with the next `sync`. Raises BlobDamaged."""
         draft = f"{sha256}.{secrets.token_hex(16)}"
+        size = disk.status(source).st_size
+        computing = BlockChecksums() if self._is_store and are_blocks_listed(size) else None
         with self._root.make_unsynced(f"blobs/{fan_out(sha256)}") as directory:
             try:
                 linked = _is_linked(directory, source, draft)
                 if linked:
-                    check(sha256, source)
+                    check(sha256, source, computing=computing)
                 else:
                     with disk.opened(directory.create_to_write(draft)) as target:
-                        check(sha256, source, target)
+                        check(sha256, source, target, computing=computing)
                         disk.sync_data(target)
                         disk.drop_cache(target)
                 directory.rename(draft, sha256)
+                if computing is not None:
+                    keep_list(directory, sha256, size, computing.end())
             finally:
                 directory.unlink(draft)  # also of a rename between two names of one file, which does nothing
         return linked
@@ -222,9 +229,9 @@ def _is_linked(directory: Directory, source: int, name: str) -> bool:
     return True
 
 
-def check(sha256: str, source: int, target: int | None = None) -> None:
+def check(sha256: str, source: int, target: int | None = None, *, computing: BlockChecksums | None = None) -> None:
     """Read an open file to its end, and copy it if there is a target. Raises BlobDamaged."""
-    digest, buffer, done = hashlib.sha256(), memoryview(bytearray(_READ_BYTES)), 0
+    digest, buffer, done = hashlib.sha256(), disk.room_for(_READ_BYTES), 0
     disk.drop_cache(source)  # what counts is what the disk has
     while True:
         try:
@@ -234,6 +241,8 @@ def check(sha256: str, source: int, target: int | None = None) -> None:
         if not count:
             break
         digest.update(buffer[:count])
+        if computing is not None:
+            computing.update(buffer[:count])
         if target is not None:
             disk.write(target, buffer[:count], done)
         done += count

@@ -34,6 +34,10 @@ class PartDamaged(Exception):
     """The bytes of a part are not those that it was sent."""
 
 
+class BytesAltered(Gone):
+    """Other bytes are there, in the place of those of a blob."""
+
+
 @dataclass(frozen=True, slots=True)
 class Space:
     """The room of a store that has a bound, in bytes."""
@@ -126,6 +130,15 @@ class FileBlob(OpenBlob, Protocol):
 
     def fileno(self) -> int:
         """Return its descriptor, until `close`."""
+
+
+@runtime_checkable
+class ViewedBlob(OpenBlob, Protocol):
+    """A blob whose bytes are compared before anybody has them."""
+
+    def view(self, offset: int, most_bytes: int) -> memoryview:
+        """Return bytes from there on, in the memory of this thread until it asks for others; none at the end. Raises
+        BytesAltered, StorageFailed."""
 
 
 @runtime_checkable
@@ -260,6 +273,8 @@ class Arrival:
     sha256: str | None
     # What it is.
     digests: Digests | None = None
+    # Of its blocks, where the store keeps such.
+    checksums: bytes = b""
     # Why it is not stored: it is something else than was claimed, or there is no room.
     error: UploaderError | None = None
     # Where it was stored, in a word of the store's own.

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
+from isal.isal_zlib import crc32
+
 from uploader.domain.upload import Upload
 from uploader.storage.base import Arrival, Body, Digests
 from uploader.tasks import give_way_anywhere
@@ -29,10 +31,18 @@ from uploader.tasks import give_way_anywhere
 _OLDEST_OPENSSL = 0x3_00_00_00_0
 # From this length on two threads are faster than one. It matters for the last chunk, whose sender waits for the digests.
 _SIDE_BY_SIDE_BYTES = 256 << 10
+# Of these each has a checksum of its own, in a store that keeps such; the last one may be shorter.
+BLOCK_BYTES = 64 << 10
+BLOCK_CHECKSUM = struct.Struct("<I")
+# What is read of a content at one go. One of no more is compared with its name, and has no list of checksums.
+VIEW_BYTES = 256 << 10
 
 
-class _Hash(Protocol):
+class _Updated(Protocol):
     def update(self, piece: memoryview, /) -> None: ...
+
+
+class _Hash(_Updated, Protocol):
     def hexdigest(self) -> str: ...
     def copy(self) -> "_Hash": ...
 
@@ -119,21 +129,25 @@ def is_without_md5(state: bytes) -> bool:
     return len(state) == _SHA256.context_bytes
 
 
-def digests_of(body: Body) -> Digests:
-    if body.length < _SIDE_BY_SIDE_BYTES:
+def digests_of(body: Body, blocks: "BlockChecksums | None" = None) -> Digests:
+    if blocks is None and body.length < _SIDE_BY_SIDE_BYTES:
         md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
         for piece in body.pieces():
             md5.update(piece)
             sha256.update(piece)
         return Digests(md5=md5.hexdigest(), sha256=sha256.hexdigest())
-    hashes = PrefixHashes()
+    hashes = PrefixHashes(blocks=blocks)
     hashes.update_by(body.pieces, body.length)
     return hashes.digests()
 
 
-def identify(arrival: Arrival) -> bool:
-    """Digest a content that came whole, unless that was done; whether it is what it was claimed to be."""
-    arrival.digests = arrival.digests or digests_of(arrival.body)
+def identify(arrival: Arrival, *, with_blocks: bool = False) -> bool:
+    """Digest a content that came whole, `with_blocks` its blocks, too, unless that was done; whether it is what it was
+    claimed to be."""
+    if arrival.digests is None:
+        blocks = BlockChecksums() if with_blocks else None
+        arrival.digests = digests_of(arrival.body, blocks)
+        arrival.checksums = b"" if blocks is None else blocks.end()
     return arrival.compare()
 
 
@@ -151,16 +165,104 @@ def _beside() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256", initializer=give_way_anywhere)
 
 
-def _update_by(computing: _Hash, pieces: Iterable[memoryview]) -> None:
+def _update_by(computing: _Updated, pieces: Iterable[memoryview]) -> None:
     for piece in pieces:
         computing.update(piece)
+
+
+class BlockChecksums:
+    """The CRC-32 of each block, of the very bytes that the SHA-256 is of; the last block has come in part, perhaps."""
+
+    def __init__(self, position: int = 0, partial: int = 0) -> None:
+        """`partial`: the checksum of what has come of the block at `position`."""
+        self.partial = partial
+        self._position = position
+        # Of whole blocks, since somebody took them.
+        self._checksums = bytearray()
+
+    def update(self, piece: memoryview) -> None:
+        while length := len(piece):
+            count = min(BLOCK_BYTES - self._position % BLOCK_BYTES, length)
+            self.partial = crc32(piece[:count], self.partial)
+            self._position += count
+            piece = piece[count:]
+            if self._position % BLOCK_BYTES == 0:
+                self._checksums += BLOCK_CHECKSUM.pack(self.partial)
+                self.partial = 0
+
+    def take(self) -> tuple[int, bytes]:
+        """Take the checksums of whole blocks that nobody has taken; and return the number of the first."""
+        taken, self._checksums = bytes(self._checksums), bytearray()
+        return self._position // BLOCK_BYTES - len(taken) // BLOCK_CHECKSUM.size, taken
+
+    def end(self) -> bytes:
+        """Take the rest, that of the last block included, whatever it has: nothing comes after it."""
+        _, taken = self.take()
+        return taken + BLOCK_CHECKSUM.pack(self.partial) if self._position % BLOCK_BYTES else taken
+
+
+# The list of the checksums of a content: `header | page | page …`. The header ends with its checksum. A page is 1,023
+# checksums, the last one what is left, and one of its own. Pure: nothing here touches a disk.
+
+LIST_MAGIC = b"UPSUMS\x00\x01"
+_LIST_HEADER = struct.Struct("<8sI4xQ32s")
+_PAGE_NUMBER = struct.Struct("<Q")
+LIST_HEADER_LENGTH = _LIST_HEADER.size + BLOCK_CHECKSUM.size
+LIST_PAGE_CHECKSUMS = 1023
+LIST_PAGE_BYTES = (LIST_PAGE_CHECKSUMS + 1) * BLOCK_CHECKSUM.size
+
+
+def are_blocks_listed(size: int) -> bool:
+    """Return whether a content of this size has a list."""
+    return size > VIEW_BYTES
+
+
+def list_header(sha256: str, size: int) -> bytes:
+    header = _LIST_HEADER.pack(LIST_MAGIC, BLOCK_BYTES, size, bytes.fromhex(sha256))
+    return header + BLOCK_CHECKSUM.pack(crc32(header))
+
+
+def list_offset(block: int) -> int:
+    """Return where in a list the checksum of a block is."""
+    page, number = divmod(block, LIST_PAGE_CHECKSUMS)
+    return LIST_HEADER_LENGTH + page * LIST_PAGE_BYTES + number * BLOCK_CHECKSUM.size
+
+
+def checksum_of_page(header: bytes, number: int, checksums: bytes) -> bytes:
+    """Return the checksum of a page of a list: at another place, or of another content, it is another one."""
+    begun = crc32(header[: _LIST_HEADER.size])  # with its own checksum, the one of all headers would be the same
+    return BLOCK_CHECKSUM.pack(crc32(checksums, crc32(_PAGE_NUMBER.pack(number), begun)))
+
+
+def list_of(sha256: str, size: int, checksums: bytes) -> bytes:
+    """Return the list of a content, by the checksums of all of its blocks."""
+    header, length = list_header(sha256, size), LIST_PAGE_CHECKSUMS * BLOCK_CHECKSUM.size
+    made = bytearray(header)
+    for number, start in enumerate(range(0, len(checksums), length)):
+        page = checksums[start : start + length]
+        made += page + checksum_of_page(header, number, page)
+    return bytes(made)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedBytes:
+    """The SHA-256 by which bytes are called, and the checksums of their blocks: each piece is read once for both."""
+
+    sha256: _Hash
+    blocks: BlockChecksums
+
+    def update(self, piece: memoryview) -> None:
+        self.sha256.update(piece)
+        self.blocks.update(piece)
 
 
 class PrefixHashes:
     """The hashes of the first `position` bytes: SHA-256, and MD5 unless nobody needs it."""
 
-    def __init__(self, *, with_md5: bool = True) -> None:
+    def __init__(self, *, with_md5: bool = True, blocks: BlockChecksums | None = None) -> None:
+        """`blocks`: follow the SHA-256."""
         self.position = 0
+        self.blocks = blocks
         # Whether they go on from a state that was saved.
         self.is_restored = False
         self._md5: _Hash | None = None
@@ -213,14 +315,15 @@ class PrefixHashes:
         """Advance by so many bytes. For a long body two threads call `pieces`, each for an iterable of its own."""
         if not length_bytes:
             return
+        named = self._sha256 if self.blocks is None else _NamedBytes(self._sha256, self.blocks)
         if self._md5 is None:
-            _update_by(self._sha256, pieces())
+            _update_by(named, pieces())
         elif length_bytes < _SIDE_BY_SIDE_BYTES:
             for piece in pieces():
                 self._md5.update(piece)
-                self._sha256.update(piece)
+                named.update(piece)
         else:
-            sha256 = _beside().submit(_update_by, self._sha256, pieces())
+            sha256 = _beside().submit(_update_by, named, pieces())
             try:
                 _update_by(self._md5, pieces())
             finally:

@@ -22,6 +22,7 @@ from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import ConfigurationError, StorageFailed
 from uploader.storage import disk
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
+from uploader.storage.hashes import BlockChecksums
 from uploader.tasks import OnePerKey, Pool, give_way, give_way_anywhere, give_way_to_all
 
 # Of a signature.
@@ -303,16 +304,29 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
 
     def _hash(self, found: Found, pace: Pace | None, with_md5: bool) -> Digests | None:
         sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False) if with_md5 else None
+        blocks = self.blocks_of(found)
         with closing(self.pieces(found, cold=True)) as pieces, suppress(Gone):
             for piece in pieces:
                 sha256.update(piece)
                 if md5 is not None:
                     md5.update(piece)
+                if blocks is not None:
+                    blocks.update(memoryview(piece))
                 if pace is not None:
                     pace(len(piece))
                 self.check_stopping()
-            return Digests(md5=None if md5 is None else md5.hexdigest(), sha256=sha256.hexdigest())
+            digests = Digests(md5=None if md5 is None else md5.hexdigest(), sha256=sha256.hexdigest())
+            if blocks is not None and digests.sha256 == found.name:
+                self.keep_checksums(found, blocks.end())
+            return digests
         return None
+
+    def blocks_of(self, found: Found) -> BlockChecksums | None:
+        """Begin the checksums of the blocks of a blob; None: this store keeps none of it."""
+        return None
+
+    def keep_checksums(self, found: Found, checksums: bytes) -> None:
+        """Keep them beside a blob that was found whole; in a thread. Without them it is as whole."""
 
     async def in_batches(self, pool: Pool, batches: Iterator[list[T]]) -> AsyncIterator[list[T]]:
         """Yield the items of an iterator, each taken in a thread. Raises Stopping."""

@@ -13,7 +13,7 @@ from tests.soak.flips.installation import Installation
 from tests.support.content import Content
 
 # While clients work; and while the server is stopped, because its database and its Valkey read their files at the start.
-LIVE = ("map", "digest", "data", "blob")
+LIVE = ("map", "digest", "data", "blob", "checksums")
 STOPPED = ("sqlite", "aof")
 _TRIES = 100
 
@@ -54,13 +54,14 @@ class Flipper:
     def flip(self, number: int, kind: str) -> Flip | None:
         """Flip a byte; None if there is nothing of that kind at the moment."""
         chosen = random.Random(f"{self._seed}/{number}")
-        flips: dict[str, Callable[[random.Random, int], Flip | None]] = {
+        flips: dict[str, Callable[[random.Random, int, str], Flip | None]] = {
             "blob": self._blob,
+            "checksums": self._blob,
             "sqlite": self._sqlite,
             "aof": self._append_only_file,
         }
         if kind in flips:
-            return flips[kind](chosen, number)
+            return flips[kind](chosen, number, kind)
         return self._of_an_upload(chosen, number, kind)
 
     def undo(self, flip: Flip) -> None:
@@ -88,11 +89,13 @@ class Flipper:
                 return flip
         return None
 
-    def _blob(self, chosen: random.Random, number: int) -> Flip | None:
-        for path in _shuffled(chosen, (self._installation.data / "blobs").glob("??/??/" + "?" * 64)):
-            if flip := self._flip(chosen, number, "blob", path):
-                flip.sha256 = path.name
-                flip.users = self.users_of(path.name)
+    def _blob(self, chosen: random.Random, number: int, kind: str) -> Flip | None:
+        """Or what is beside it."""
+        ending = "" if kind == "blob" else f".{kind}"
+        for path in _shuffled(chosen, (self._installation.data / "blobs").glob("??/??/" + "?" * 64 + ending)):
+            if flip := self._flip(chosen, number, kind, path):
+                flip.sha256 = path.name.removesuffix(ending)
+                flip.users = self.users_of(flip.sha256)
                 return flip
         return None
 
@@ -104,11 +107,11 @@ class Flipper:
         for sha256 in (flip.sha256, flip.row_sha256):
             flip.users += [user for user in self.users_of(sha256 or "") if user not in flip.users]
 
-    def _append_only_file(self, chosen: random.Random, number: int) -> Flip | None:
+    def _append_only_file(self, chosen: random.Random, number: int, _kind: str) -> Flip | None:
         """It is a cache: it may hit nobody."""
         return self._flip(chosen, number, "aof", chosen.choice(self._installation.append_only_files()))
 
-    def _sqlite(self, chosen: random.Random, number: int) -> Flip | None:
+    def _sqlite(self, chosen: random.Random, number: int, _kind: str) -> Flip | None:
         """A byte of a row of any table."""
         path = self._installation.database
         for table in _shuffled(chosen, [name for name in sqlite_rows.table_names(path) if name != "alembic_version"]):

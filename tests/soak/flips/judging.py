@@ -51,7 +51,7 @@ def judge(flips: list[Flip], troubles: list[Trouble], looks: Looks, md5s: dict[s
         own = [trouble for trouble in troubles if _is_of(trouble, flip, md5s)]
         flip.troubles = sorted({trouble.what for trouble in own})
         flip.outcome = _outcome(flip, looks, own)
-    wrong = [trouble for trouble in troubles if trouble.wrong_bytes and trouble.scrubbed]
+    wrong = [trouble for trouble in troubles if trouble.wrong_bytes]
     harmed = [trouble for trouble in troubles if not _is_excused(trouble, flips, md5s)]
     after = "; ".join(map(str, flips))
 

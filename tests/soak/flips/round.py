@@ -52,7 +52,7 @@ async def run_flips(directory: Path, *, seed: int, flips: int = sys.maxsize, sec
         time.monotonic() - started,
         {"flips": len(round_.flips), **dict(sorted(outcomes.items())), **counts},
         {
-            "wrong bytes served after a scrub": len(verdict.wrong_bytes),
+            "wrong bytes served": len(verdict.wrong_bytes),
             "harm to users that were not hit": len(verdict.harmed),
             "cases that nothing named": len(verdict.unnamed),
             "commands and starts that failed with a trace": len(verdict.failed),

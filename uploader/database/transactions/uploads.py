@@ -262,8 +262,10 @@ async def merge(
     sha256: str,
     place_blob: PlaceBlob,
     now: datetime,
+    came_at: datetime | None = None,
 ) -> File:
-    """Turn an upload into a file. `md5`: None where it was not computed; that of the blob is the file's then.
+    """Turn an upload into a file. `md5`: None where it was not computed; that of the blob is the file's then. `came_at`:
+    since when its bytes are there, if they did not come just now.
 
     Raises NotOpen, NameTaken, Duplicate, and ClaimsChanged if other digests were claimed while these were computed.
     """
@@ -281,7 +283,7 @@ async def merge(
         created_at=now,
         modified_at=upload.modified_at,
     )
-    locked = await lock_contents(connection, [file], upload.if_exists, now)
+    locked = await lock_contents(connection, [file], upload.if_exists, came_at or now)
     if md5 is None:
         file = replace(file, md5=await queries.md5_of(connection, sha256))
     if (location := await place_blob()) is not None:

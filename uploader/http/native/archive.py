@@ -3,9 +3,11 @@
 import io
 import tarfile
 import zipfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
+from typing import Protocol
 
 from starlette.responses import StreamingResponse
 
@@ -22,17 +24,22 @@ _REGULAR_FILE = 0o100000
 _FIRST_YEAR, _LAST_YEAR = 1980, 2107
 _MEDIA_TYPES = {"zip": "application/zip", "tar": "application/x-tar"}
 
-OpenFile = Callable[[File], Awaitable[OpenBlob]]
-Files = AsyncIterator[File]
+
+class Opener(Protocol):
+    async def open(self, file: File) -> OpenBlob:
+        """Return the content of a file, to read; the caller closes it."""
+
+    def noting(self, file: File) -> AbstractAsyncContextManager[None]:
+        """Note, within, what becomes of it while it is read."""
 
 
-def archive(files: Files, names: Sequence[str], kind: str, open_file: OpenFile) -> StreamingResponse:
-    """`names` are those asked for, and the prefixes. A file that can't be read ends the archive before its end, which every
-    reader notices."""
+def archive(files: AsyncIterator[File], names: Sequence[str], kind: str, opener: Opener) -> StreamingResponse:
+    """`names` are those asked for, and the prefixes. A file that can't be read, or was altered, ends the archive before its
+    end, which every reader notices."""
     above = common_folder(names)
     title = PurePosixPath(names[0] if len(names) == 1 else above).name or "files"
     make = _zip if kind == "zip" else _tar
-    pieces = make(_named(files, above), open_file)
+    pieces = make(_named(files, above), opener)
     headers = {
         "Content-Disposition": disposition(f"{title}.{kind}"),
         "X-Content-Type-Options": "nosniff",
@@ -42,7 +49,7 @@ def archive(files: Files, names: Sequence[str], kind: str, open_file: OpenFile) 
     return StreamingResponse(pieces, headers=headers, media_type=_MEDIA_TYPES[kind])
 
 
-async def _named(files: Files, above: str) -> AsyncIterator[tuple[str, File]]:
+async def _named(files: AsyncIterator[File], above: str) -> AsyncIterator[tuple[str, File]]:
     """Name each file without what all have in common. Of equal names the later are numbered."""
     numbers: dict[str, int] = {}  # the last one that each name was given
     async for file in files:
@@ -55,12 +62,13 @@ async def _named(files: Files, above: str) -> AsyncIterator[tuple[str, File]]:
         yield name, file
 
 
-async def _contents(file: File, open_file: OpenFile) -> AsyncIterator[bytes]:
-    blob = await open_file(file)
+async def _contents(file: File, opener: Opener) -> AsyncIterator[bytes]:
+    blob = await opener.open(file)
     try:
         done = 0
         while done < file.size:
-            piece = await blob.read(min(_PIECE_BYTES, file.size - done), done)
+            async with opener.noting(file):
+                piece = await blob.read(min(_PIECE_BYTES, file.size - done), done)
             if not piece:
                 raise EOFError("a blob is shorter than its row says")
             done += len(piece)
@@ -73,12 +81,12 @@ def _moment_of(file: File) -> datetime:
     return (file.modified_at or file.created_at).astimezone(UTC)
 
 
-async def _tar(files: AsyncIterator[tuple[str, File]], open_file: OpenFile) -> AsyncIterator[bytes]:
+async def _tar(files: AsyncIterator[tuple[str, File]], opener: Opener) -> AsyncIterator[bytes]:
     async for name, file in files:
         header = tarfile.TarInfo(name)
         header.size, header.mode, header.mtime = file.size, _MODE, int(_moment_of(file).timestamp())
         yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
-        async for piece in _contents(file, open_file):
+        async for piece in _contents(file, opener):
             yield piece
         yield bytes(-file.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
@@ -102,7 +110,7 @@ class _Sink(io.RawIOBase):
         return taken
 
 
-async def _zip(files: AsyncIterator[tuple[str, File]], open_file: OpenFile) -> AsyncIterator[bytes]:
+async def _zip(files: AsyncIterator[tuple[str, File]], opener: Opener) -> AsyncIterator[bytes]:
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as written:
         async for name, file in files:
@@ -112,7 +120,7 @@ async def _zip(files: AsyncIterator[tuple[str, File]], open_file: OpenFile) -> A
             member.external_attr = (_REGULAR_FILE | _MODE) << 16
             member.file_size = file.size  # so that a large one is written in the form for large ones
             with written.open(member, "w") as opened:
-                async for piece in _contents(file, open_file):
+                async for piece in _contents(file, opener):
                     await in_thread(opened.write, piece)  # for the checksum
                     yield sink.take()
             yield sink.take()

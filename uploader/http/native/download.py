@@ -8,6 +8,7 @@ import base64
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
 from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.service.files import Files
-from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob
+from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob, ViewedBlob
 from uploader.tasks import uninterrupted
 
 # With the policies under which they are shown: alone, or within a page of the same origin.
@@ -170,6 +171,7 @@ async def download(
         # The holder of the URL has the file: no cache keeps it.
         return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
     answer = _answer(blob, file, ranges, headers, media_type)
+    answer.noting = partial(files.noting, file)
     await answer.begin(request.scope, partial(files.read_first, file))
     return answer
 
@@ -205,7 +207,11 @@ def _ranges_of(request: Request, file: File) -> list[Range] | None:
 
 
 class Download(StreamingResponse):
-    """Parts of an open blob, each with what goes before it. Closes it however the answer ends."""
+    """Parts of an open blob, each with what goes before it. Closes it however the answer ends. Bytes that were altered end
+    it before they are sent."""
+
+    # Within, it is noted what becomes of the content.
+    noting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
     def __init__(self, blob: OpenBlob, parts: Parts, status: int, headers: dict[str, str], media_type: str) -> None:
         self._blob = blob
@@ -216,12 +222,15 @@ class Download(StreamingResponse):
         total = sum(len(head) + length for head, (_, length) in parts)
         super().__init__(self._pieces(), status, {**headers, "Content-Length": str(total)}, media_type)
 
-    async def begin(self, scope: Scope, read: Callable[[OpenBlob, int, int], Awaitable[bytes]]) -> None:
+    async def begin(
+        self, scope: Scope, read: Callable[[OpenBlob, int, int], Awaitable[tuple[OpenBlob, bytes]]]
+    ) -> None:
         """Read the first bytes, so that what can't be read is no answer that breaks off."""
         _, (offset, length) = self._parts[0]
         self._choose_way(scope)
         if length:
-            self._first = await read(self._blob, 1 if self._by_sendfile else min(length, _PIECE_BYTES), offset)
+            wanted = 1 if self._by_sendfile else min(length, _PIECE_BYTES)
+            self._blob, self._first = await read(self._blob, wanted, offset)
 
     def _choose_way(self, scope: Scope) -> None:
         # What one reading takes in goes out with its headers, and as fast.
@@ -232,7 +241,8 @@ class Download(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._choose_way(scope)
         try:
-            await super().__call__(scope, receive, send)
+            async with self.noting():
+                await super().__call__(scope, receive, send)
         finally:
             await uninterrupted(self._blob.close())
 
@@ -244,8 +254,8 @@ class Download(StreamingResponse):
         for head, (offset, length) in self._parts:
             await send({"type": "http.response.body", "body": head, "more_body": True})
             if length:
-                file = {"file": self._blob.fileno(), "offset": offset, "count": length}
-                await send({"type": ZERO_COPY_SEND, **file, "more_body": True})
+                way = {"view": self._blob.view} if isinstance(self._blob, ViewedBlob) else {"file": self._blob.fileno()}
+                await send({"type": ZERO_COPY_SEND, **way, "offset": offset, "count": length, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pieces(self) -> AsyncIterator[bytes]:

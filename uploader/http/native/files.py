@@ -237,7 +237,7 @@ class FileHandlers:
 
     async def _archive(self, user_id: str, selection: Selection, names: list[str], kind: str) -> Response:
         await self.folders.check(user_id, selection)
-        return archive(self.folders.read(user_id, selection), names, kind, self.files.open)
+        return archive(self.folders.read(user_id, selection), names, kind, self.files)
 
 
 def _part_of_name(call: Call, parameter: str) -> str | None:

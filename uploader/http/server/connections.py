@@ -35,6 +35,8 @@ from uploader.tasks import uninterrupted
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# Gives bytes from an offset on, up to so many, in a thread.
+View = Callable[[int, int], memoryview]
 
 # Under these names the application's lifespan state carries the connections, and the senders, to the protocol.
 CONNECTIONS_STATE, SENDERS_STATE = "connections", "senders"
@@ -396,14 +398,15 @@ class Senders:
         self,
         transport: asyncio.Transport,
         is_drained: Callable[[], Awaitable[bool]],
-        file: int,
+        file: int | View,
         offset: int,
         count: int,
     ) -> None:
-        """Send all of it, unless the client goes away, as `is_drained` says once the transport has sent what it was given.
-        Raises EOFError, OSError. uvloop has no `loop.sendfile`, and lets nobody but the transport wait for its socket. So a
-        thread sends what the socket takes at once, and when it is full, the next piece goes through the transport: that
-        tells when there is room again, and what watches over clients that stand still or vanish keeps watching."""
+        """Send all of it, by `sendfile` or as it is viewed, unless the client goes away, as `is_drained` says once the
+        transport has sent what it was given. Raises EOFError, OSError, and what a view does. uvloop has no `loop.sendfile`,
+        and lets nobody but the transport wait for its socket. So a thread sends what the socket takes at once, and when it
+        is full, the next piece goes through the transport: that tells when there is room again, and what watches over
+        clients that stand still or vanish keeps watching."""
         end = offset + count
         while offset < end and await is_drained():
             try:
@@ -414,7 +417,9 @@ class Senders:
             transport.write(piece)
             offset += sent + len(piece)
 
-    async def _take_turn(self, transport: asyncio.Transport, file: int, offset: int, end: int) -> tuple[int, bytes]:
+    async def _take_turn(
+        self, transport: asyncio.Transport, file: int | View, offset: int, end: int
+    ) -> tuple[int, bytes]:
         async with self._free:
             if transport.is_closing():
                 return 0, b""
@@ -422,7 +427,11 @@ class Senders:
             try:
                 # To its end also if the client goes away, for then these descriptors are closed and may become others.
                 loop = asyncio.get_running_loop()
-                return await uninterrupted(loop.run_in_executor(self._threads, _send, socket, file, offset, end))
+                if isinstance(file, int):
+                    work = loop.run_in_executor(self._threads, _send, socket, file, offset, end)
+                else:
+                    work = loop.run_in_executor(self._threads, _send_viewed, socket, file, offset, end)
+                return await uninterrupted(work)
             finally:
                 os.close(socket)
 
@@ -440,14 +449,31 @@ def _send(socket: int, file: int, offset: int, end: int) -> tuple[int, bytes]:
     return offset - start, b""
 
 
+def _send_viewed(socket: int, view: View, offset: int, end: int) -> tuple[int, bytes]:
+    """As `_send`, the very bytes that were viewed."""
+    start, stop = offset, min(end, offset + _TURN_BYTES)
+    while offset < stop:
+        piece = _there(view(offset, stop - offset))
+        while piece:
+            try:
+                sent = os.write(socket, piece)
+            except BlockingIOError:
+                return offset - start, bytes(piece[:_PIECE_BYTES])
+            offset, piece = offset + sent, piece[sent:]
+    return offset - start, b""
+
+
 def _there(found: T) -> T:
     if not found:
         raise EOFError("A file is shorter than what is to be sent of it.")
     return found
 
 
-def extent_of(message: Message) -> tuple[int, int, int]:
-    """Return descriptor, offset and count of ASGI's message to send a file, with their defaults."""
+def extent_of(message: Message) -> tuple[int | View, int, int]:
+    """Return descriptor, offset and count of ASGI's message to send a file, with their defaults; or those of ours, which has
+    a view and no file."""
+    if "view" in message:
+        return message["view"], message["offset"], message["count"]
     file = message["file"]
     descriptor: int = file if isinstance(file, int) else file.fileno()
     offset, count = message.get("offset"), message.get("count")

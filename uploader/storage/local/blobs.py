@@ -14,11 +14,11 @@ is made durable by one call.
 
 import asyncio
 import errno
+import logging
 import os
 import secrets
-import weakref
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -29,11 +29,13 @@ from uploader.domain.upload import Upload
 from uploader.storage import disk
 from uploader.storage.base import Arrival, Body, Found, Gone, Stretch
 from uploader.storage.disk import Directory, Root
-from uploader.storage.hashes import identify
+from uploader.storage.hashes import BlockChecksums, are_blocks_listed, identify, list_of
 from uploader.storage.local import directories
+from uploader.storage.local.blocks import BlobFile, BlockList, LocalBlob, VerifiedBlob
 from uploader.storage.local.directories import signature_name
 from uploader.storage.store import Store
-from uploader.tasks import Pool
+
+logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
 # In front of a signature, with the version of the format.
@@ -47,33 +49,14 @@ _MANY = 4
 _GROUP = 256
 
 
-class LocalBlob:
-    """The descriptor of a blob. It is closed with its last user, so an opening that is cancelled leaves none."""
-
-    def __init__(self, pool: Pool, descriptor: int) -> None:
-        self._pool = pool
-        self._descriptor = descriptor
-        self._close = weakref.finalize(self, disk.close, descriptor)
-
-    async def read(self, length_bytes: int, offset: int) -> bytes:
-        return await self._pool.run(disk.read, self._descriptor, length_bytes, offset)
-
-    async def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return await self._pool.run(read_ranges, self._descriptor, ranges)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    async def close(self) -> None:
-        await self._pool.run(self._close)
-
-
 class LocalBlobs(Store):
     """Everything under `blobs` and `trash`."""
 
-    def __init__(self, root: Root, *, keeps_trash: bool) -> None:
+    def __init__(self, root: Root, *, keeps_trash: bool, verifies: bool) -> None:
         super().__init__()
         self._root = root
+        # Whether what is read is compared first.
+        self._verifies = verifies
         self.keeps_trash = keeps_trash
         # On the disk, by a walk of a moment ago and what this process did since.
         self._trash_bytes = 0
@@ -87,29 +70,38 @@ class LocalBlobs(Store):
 
     async def open_blob(self, sha256: str, size: int) -> LocalBlob:
         """Open a blob in one hop, because every download begins with it."""
-        return await self.threads.reading.run(self._open_blob, blob_path(sha256), size)
+        return await self.threads.reading.run(self._open_blob, blob_path(sha256), size, sha256)
 
     async def open_found(self, found: Found) -> LocalBlob:
-        return await self.threads.long.run(self._open_blob, found.place)
+        """Open bytes of a blob; those in the trash as they are: whoever takes them compares all of them."""
+        sha256 = None if found.in_trash else found.name
+        return await self.threads.long.run(self._open_blob, found.place, found.size, sha256)
 
-    def _open_blob(self, place: str, size: int | None = None) -> LocalBlob:
-        descriptor = self._descriptor_of(place)
-        try:
-            if size not in (None, disk.status(descriptor).st_size):
-                raise Gone(place)
-        except BaseException:
-            disk.close(descriptor)
-            raise
-        return LocalBlob(self.threads.reading, descriptor)
+    def _open_blob(self, place: str, size: int, sha256: str | None) -> LocalBlob:
+        """Open a blob to be compared with its SHA-256; None: as it is. The list goes first: nobody unlinks it before the
+        blob."""
+        parent, _, name = place.rpartition("/")
+        compared_with = sha256 if self._verifies else None
+        with _entered(self._root, parent) as directory:
+            listed = None if compared_with is None else BlockList.open(directory, compared_with, size)
+            try:
+                descriptor = directory.open_to_read(name)
+            except BaseException:
+                if listed is not None:
+                    disk.close(listed.descriptor)
+                raise
+        file = BlobFile(descriptor, size, compared_with, listed)
+        if disk.status(descriptor).st_size != size:
+            raise Gone(place)
+        return (
+            LocalBlob(self.threads.reading, file) if compared_with is None else VerifiedBlob(self.threads.reading, file)
+        )
 
     def _descriptor_of(self, place: str) -> int:
         """Open a blob to read. Raises Gone."""
         parent, _, name = place.rpartition("/")
-        try:
-            with self._root.enter(parent) as directory:
-                return directory.open_to_read(name)
-        except FileNotFoundError as error:
-            raise Gone(name) from error
+        with _entered(self._root, parent) as directory:
+            return directory.open_to_read(name)
 
     async def find_blob(self, sha256: str) -> Found | None:
         return await self.threads.disk.run(directories.look, self._root, blob_path(sha256))
@@ -129,7 +121,7 @@ class LocalBlobs(Store):
 
     def pieces(self, found: Found, *, cold: bool = False) -> Generator[memoryview]:
         descriptor = self._descriptor_of(found.place)
-        buffer, done = memoryview(bytearray(_READ_BYTES)), 0
+        buffer, done = disk.room_for(_READ_BYTES), 0
         with disk.opened(descriptor):
             if cold:
                 disk.drop_cache(descriptor)
@@ -138,6 +130,20 @@ class LocalBlobs(Store):
                 done += count
                 if cold:  # what is read here does not push out what is being served
                     disk.drop_cache(descriptor)
+
+    # The checksums of blocks, `blobs/ab/cd/<sha256>.checksums`
+
+    def blocks_of(self, found: Found) -> BlockChecksums | None:
+        return BlockChecksums() if are_blocks_listed(found.size) else None
+
+    def keep_checksums(self, found: Found, checksums: bytes) -> None:
+        """Keep them beside the blob, unless they are there. Of a copy in the trash they are there before it is."""
+        try:
+            with self._root.make_unsynced(f"blobs/{fan_out(found.name)}") as directory:
+                if not _is_kept(directory, found.name, found.size, checksums):
+                    keep_list(directory, found.name, found.size, checksums)
+        except OSError:
+            logger.warning("checksums have no place beside their blob", extra={"sha256": found.name}, exc_info=True)
 
     # Signatures, `blobs/ab/cd/<sha256>.signature`
 
@@ -182,6 +188,8 @@ class LocalBlobs(Store):
                     crash_point("blob.after_own_link")
                     target.rename(draft, sha256)
                     crash_point("blob.after_rename")
+            if are_blocks_listed(target.size(sha256)):
+                _place_list(source, target, sha256)
             target.sync()
 
         directories.within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), link)
@@ -291,7 +299,7 @@ class LocalBlobs(Store):
     async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         large = [arrival for arrival in arrivals if arrival.body.length > _SMALL_BYTES]
         for arrival in large:
-            await self.threads.long_hashing.run(identify, arrival)
+            await self.threads.long_hashing.run(_identify, arrival)
         if large:
             await self.threads.long.run(self._write_arrivals, arrivals)
             return
@@ -352,6 +360,7 @@ class LocalBlobs(Store):
             with suppress(FileNotFoundError):
                 self._make_way(target, sha256)
             target.rename(draft, sha256)
+            _keep_checksums(target, arrival)
             target.sync()
             return target.status(sha256)
 
@@ -366,11 +375,11 @@ class LocalBlobs(Store):
         with self._root.enter("blobs") as blobs:
             for arrival in arrivals:
                 try:
-                    if identify(arrival):
+                    if _identify(arrival):
                         sha256 = arrival.sha256_of_bytes
                         if sha256 not in written:
                             make = partial(blobs.make_unsynced if whole else blobs.make, fan_out(sha256))
-                            write = partial(_write_blob, sha256=sha256, body=arrival.body, synced=not whole)
+                            write = partial(_write_arrival, arrival=arrival, synced=not whole)
                             written[sha256] = directories.within(make, write)
                         arrival.place = written[sha256]
                 except OSError as error:
@@ -381,7 +390,24 @@ class LocalBlobs(Store):
                 crash_point("arrival.after_sync")
 
 
-def _write_blob(directory: Directory, *, sha256: str, body: Body, synced: bool) -> os.stat_result | None:
+def _identify(arrival: Arrival) -> bool:
+    return identify(arrival, with_blocks=are_blocks_listed(arrival.body.length))
+
+
+def _keep_checksums(directory: Directory, arrival: Arrival) -> None:
+    if arrival.checksums:
+        keep_list(directory, arrival.sha256_of_bytes, arrival.body.length, arrival.checksums)
+
+
+def _write_arrival(directory: Directory, *, arrival: Arrival, synced: bool) -> os.stat_result | None:
+    written = _write_blob(directory, arrival.sha256_of_bytes, arrival.body, synced=synced)
+    _keep_checksums(directory, arrival)
+    if synced:
+        directory.sync()
+    return written
+
+
+def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
     """Have the bytes of a body under the name of their digest, in a new file, or one that is there already. None if that
     holds something else, can't be read, or goes at this moment."""
     is_new = True
@@ -406,7 +432,6 @@ def _write_blob(directory: Directory, *, sha256: str, body: Body, synced: bool) 
             raise
         if synced:
             disk.sync_data(descriptor)
-            directory.sync()
         return disk.status(descriptor)
 
 
@@ -421,6 +446,39 @@ def _holds(descriptor: int, body: Body) -> bool:
         raise
 
 
+def keep_list(directory: Directory, sha256: str, size: int, checksums: bytes) -> None:
+    """Have the list beside a blob. Where that can't be none is there, rather than one that may be wrong."""
+    made, name = list_of(sha256, size, checksums), f"{sha256}{directories.CHECKSUMS}"
+    draft = _unique(sha256)
+    try:
+        try:
+            with disk.opened(directory.create_to_write(draft)) as descriptor:
+                disk.write(descriptor, memoryview(made), 0)
+            crash_point("checksums.after_draft")
+            directory.rename(draft, name)
+        except OSError:
+            logger.warning("the checksums of blocks can't be kept: the scrub will make them", exc_info=True)
+            directory.unlink(draft)
+            directory.unlink(name)
+    except OSError:
+        logger.debug("what is left of a list of checksums stays", exc_info=True)
+
+
+def _is_kept(directory: Directory, sha256: str, size: int, checksums: bytes) -> bool:
+    """Return whether exactly this list is beside a blob."""
+    try:
+        return directory.read_whole(f"{sha256}{directories.CHECKSUMS}") == list_of(sha256, size, checksums)
+    except OSError:
+        return False
+
+
+def _place_list(source: Directory, target: Directory, sha256: str) -> None:
+    """Let the list of an upload be that of its blob. It may be there already, or nowhere."""
+    with suppress(OSError):
+        source.rename("checksums", f"{sha256}{directories.CHECKSUMS}", target)
+        crash_point("blob.after_checksums")
+
+
 def write_all(descriptor: int, pieces: Iterable[memoryview]) -> None:
     offset = 0
     for piece in pieces:
@@ -428,12 +486,14 @@ def write_all(descriptor: int, pieces: Iterable[memoryview]) -> None:
         offset += len(piece)
 
 
-def read_ranges(descriptor: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return the bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
-    contents = [disk.read(descriptor, length, offset) for offset, length in ranges]
-    if any(len(content) != length for content, (_, length) in zip(contents, ranges, strict=True)):
-        raise Gone
-    return contents
+@contextmanager
+def _entered(root: Directory, path: str) -> Iterator[Directory]:
+    """Yield a directory. Raises Gone if anything is missing within."""
+    try:
+        with root.enter(path) as directory:
+            yield directory
+    except FileNotFoundError as error:
+        raise Gone(path) from error
 
 
 def blob_path(sha256: str) -> str:

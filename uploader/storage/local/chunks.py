@@ -272,6 +272,8 @@ class SavedProgress(msgspec.Struct, frozen=True, tag="frontier"):
     boot_id: str
     position: int
     state: bytes
+    # Of the block at `position`, as far as it goes; None: not all blocks before it have their checksums.
+    partial: int | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

@@ -13,6 +13,7 @@ left to hash.
 
 import asyncio
 import errno
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
@@ -28,11 +29,20 @@ from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import (
+    BLOCK_BYTES,
+    BLOCK_CHECKSUM,
+    LIST_HEADER_LENGTH,
+    LIST_PAGE_BYTES,
+    LIST_PAGE_CHECKSUMS,
     MAX_KEPT_BYTES,
+    BlockChecksums,
     Bodies,
     Following,
     PrefixHashes,
+    are_blocks_listed,
     is_without_md5,
+    list_of,
+    list_offset,
     states_are_portable,
 )
 from uploader.storage.local import chunks
@@ -40,6 +50,8 @@ from uploader.storage.local.chunks import shape_of
 from uploader.storage.local.directories import upload_directory
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
 
 # Smaller chunks are gathered until there are so many bytes: to take up the digests costs more than to hash one such chunk.
 # Larger ones are hashed from memory while they are written.
@@ -343,7 +355,10 @@ class DigestFiles:
                     raise Gone(upload.id)
             data = directory.open_to_read("data")
             opened.callback(disk.close, data)
-            locked = LockedDigests(upload, digest, chunk_map, data, boot_id=self._boot_id)
+            checksums = _open_checksums(directory) if are_blocks_listed(upload.extent) else None
+            if checksums is not None:
+                opened.callback(disk.close, checksums)
+            locked = LockedDigests(upload, digest, chunk_map, data, checksums, boot_id=self._boot_id)
             locked.load()
             locked.close = opened.pop_all().close
         return locked
@@ -409,12 +424,62 @@ def _open(directory: disk.Directory) -> int:
     return directory.open_to_write("digest")
 
 
+def _open_checksums(directory: disk.Directory) -> int | None:
+    """Return the list of the blocks' checksums, new where it is not there; None where that can't be: it is made later."""
+    try:
+        with suppress(FileNotFoundError):
+            return directory.open_to_write("checksums")
+        with suppress(FileNotFoundError):
+            directory.make_way("checksums")
+        return directory.create_to_write("checksums")
+    except OSError:
+        _tell_of_no_list()
+        return None
+
+
 def _read(digest: int) -> chunks.DigestRecord | None:
     return chunks.parse_digest_record(disk.read(digest, chunks.DIGEST_RECORD_LENGTH, 0))
 
 
 def _write(digest: int, record: chunks.DigestRecord) -> None:
     disk.write(digest, memoryview(chunks.digest_record(record)), 0)
+
+
+@dataclass(eq=False)
+class ListDraft:
+    """The list of an open upload, which grows with its digests: until the end no page has a checksum. It has the lock of the
+    digests, and says what it wrote before they do."""
+
+    descriptor: int
+
+    def write(self, block: int, checksums: bytes) -> bool:
+        """Write the checksums of the blocks from this one on; False if they can't be."""
+        try:
+            while checksums:
+                page = checksums[: (LIST_PAGE_CHECKSUMS - block % LIST_PAGE_CHECKSUMS) * BLOCK_CHECKSUM.size]
+                disk.write(self.descriptor, memoryview(page), list_offset(block))
+                block, checksums = block + len(page) // BLOCK_CHECKSUM.size, checksums[len(page) :]
+        except OSError:
+            _tell_of_no_list()
+            return False
+        return True
+
+    def end(self, sha256: str, size: int, checksums: bytes) -> None:
+        """Make it whole with the last checksums."""
+        try:
+            written = -(-size // BLOCK_BYTES) - len(checksums) // BLOCK_CHECKSUM.size
+            content = disk.read(self.descriptor, list_offset(written) - LIST_HEADER_LENGTH, LIST_HEADER_LENGTH)
+            length = LIST_PAGE_CHECKSUMS * BLOCK_CHECKSUM.size
+            before = b"".join(content[at : at + length] for at in range(0, len(content), LIST_PAGE_BYTES))
+            made = list_of(sha256, size, before + checksums)
+            disk.write(self.descriptor, memoryview(made), 0)
+            disk.resize(self.descriptor, len(made))
+        except OSError:
+            _tell_of_no_list()
+
+
+def _tell_of_no_list() -> None:
+    logger.warning("the checksums of blocks can't be written: the scrub will make them", exc_info=True)
 
 
 class LockedDigests:
@@ -425,9 +490,13 @@ class LockedDigests:
     _hashes: PrefixHashes
     close: Callable[[], None]
 
-    def __init__(self, upload: Upload, digest: int, chunk_map: int, data: int, *, boot_id: str) -> None:
+    def __init__(
+        self, upload: Upload, digest: int, chunk_map: int, data: int, checksums: int | None, *, boot_id: str
+    ) -> None:
+        """`checksums`: None, if nobody wants those of its blocks, or there is no place for them."""
         self._upload = upload
         self._digest, self._map, self._data = digest, chunk_map, data
+        self._checksums = None if checksums is None else ListDraft(checksums)
         self._boot_id = boot_id
         self._generation = upload.generation
         self._count = chunk_count(upload.extent, upload.chunk_size)
@@ -439,7 +508,7 @@ class LockedDigests:
         it is believed, and what this process saves is of that generation, too.
         """
         saved, needs_md5 = _read(self._digest), self._upload.needs_md5
-        self._finished, self._hashes = None, PrefixHashes(with_md5=needs_md5)
+        self._finished, self._hashes = None, PrefixHashes(with_md5=needs_md5, blocks=self._blocks_from(0, 0))
         match saved:
             case chunks.DataLost():
                 raise StorageFailed("The disk lost bytes of this upload; what it still has is looked at.")
@@ -450,7 +519,11 @@ class LockedDigests:
                 self._generation = saved.generation
                 restored = PrefixHashes.restore(saved.position, saved.state, needs_md5=needs_md5)
                 if restored is not None and self._are_recorded(saved.position):
+                    restored.blocks = self._blocks_from(saved.position, saved.partial)
                     self._hashes = restored
+
+    def _blocks_from(self, position: int, partial: int | None) -> BlockChecksums | None:
+        return None if self._checksums is None or partial is None else BlockChecksums(position, partial)
 
     def _are_recorded(self, position: int) -> bool:
         """Return whether a position is the end of a chunk, and all chunks before it are on the map."""
@@ -465,9 +538,18 @@ class LockedDigests:
     def save(self) -> None:
         """Save the state, without a sync: after a power cut the digests start at 0, or at a state that was saved earlier,
         of chunks that are on the disk."""
-        state = self._hashes.state()
-        _write(self._digest, chunks.SavedProgress(self._generation, self._boot_id, self._hashes.position, state))
+        state, partial = self._hashes.state(), self._save_checksums()
+        saved = chunks.SavedProgress(self._generation, self._boot_id, self._hashes.position, state, partial)
+        _write(self._digest, saved)
         crash_point("frontier.after_save")
+
+    def _save_checksums(self) -> int | None:
+        """Write those of the blocks that are whole; return that of what there is of the next one, None if they are lost."""
+        computing = self._hashes.blocks
+        if self._checksums is None or computing is None or not self._checksums.write(*computing.take()):
+            self._hashes.blocks = None
+            return None
+        return computing.partial
 
     @property
     def next_chunk(self) -> int | None:
@@ -526,7 +608,7 @@ class LockedDigests:
         end = min((max(expected) + 1) * chunk_size, self._upload.extent)
         # This thread reads into it and never frees it: to get fresh memory costs more than to read into it.
         if not hasattr(_memory, "buffer"):
-            _memory.buffer = memoryview(bytearray(_READ_BYTES))
+            _memory.buffer = disk.room_for(_READ_BYTES)
         buffer: memoryview = _memory.buffer
         checksum = 0
         while (position := self._hashes.position) < end:
@@ -553,6 +635,8 @@ class LockedDigests:
         """Return the digests of the whole, once they are saved. Raises Busy if a withdrawal took a chunk meanwhile."""
         if self._finished is None and self._hashes.position == self._upload.extent:
             digests = self._hashes.digests()
+            if self._checksums is not None and self._hashes.blocks is not None:
+                self._checksums.end(digests.sha256, self._upload.size, self._hashes.blocks.end())
             self._sync_data()
             crash_point("merge.after_data_sync")
             # It needs no sync: after a power cut the merge hashes again.

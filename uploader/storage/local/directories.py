@@ -33,7 +33,7 @@ T = TypeVar("T")
 _MAKE_ATTEMPTS = 100
 # Who places a blob has just made its directory, and would have to make it anew.
 _EMPTY_SECONDS = 3600.0
-FILES = ("map", "digest", "data")
+FILES = ("map", "digest", "data", "checksums")
 # How many pairs a process keeps, and for how long: what another process removes takes room until it is closed here, too.
 _MAX_KEPT = 64
 _KEPT_SECONDS = 2.0
@@ -276,9 +276,9 @@ _YEAR, _MONTH = re.compile(r"[0-9]{4}"), re.compile(r"0[1-9]|1[0-2]")
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 # A blob, or a name that no row has.
-_BLOB = re.compile(r"[0-9a-f]{64}(\.([0-9a-f]{32}|signature))?")
+_BLOB = re.compile(r"[0-9a-f]{64}(\.([0-9a-f]{32}|signature|checksums))?")
 # The name that bytes have before they take a blob's place, and that of what is kept beside a blob.
-_DRAFT = re.compile(r"[0-9a-f]{64}\.([0-9a-f]{32}|signature)")
+_DRAFT = re.compile(r"[0-9a-f]{64}\.([0-9a-f]{32}|signature|checksums)")
 _TRASHED_BLOB = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}")
 _TRASHED_UPLOAD = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
@@ -302,7 +302,8 @@ def blob_files(root: Directory, after: str = "") -> Iterator[Found]:
     for outer, inner in blob_directories(root, after):
         path = f"blobs/{outer}/{inner}"
         names = set(_listed(root, path, _BLOB, Directory.files))
-        for name in sorted(names - {signature_name(name) for name in names}):
+        beside = {name_beside(name) for name in names for name_beside in (signature_name, checksums_name)}
+        for name in sorted(names - beside):
             is_wanted = name > after and name.startswith(outer + inner)
             if is_wanted and (found := _look_if_it_can_be_read(root, f"{path}/{name}")):
                 yield found
@@ -337,10 +338,20 @@ def signature_name(sha256: str) -> str:
     return f"{sha256}.signature"
 
 
+CHECKSUMS = ".checksums"
+
+
+def checksums_name(sha256: str) -> str:
+    return f"{sha256}{CHECKSUMS}"
+
+
 def unlink_blob(directory: Directory, name: str) -> bool:
-    """Take the name of a blob away, with what is kept beside it; False if there is none."""
-    directory.unlink(signature_name(name))
-    return directory.unlink(name)
+    """Take the name of a blob away, with what is kept beside it; False if there is none. The blob goes first: nobody opens
+    one whose checksums are gone."""
+    done = directory.unlink(name)
+    for name_beside in (signature_name, checksums_name):
+        directory.unlink(name_beside(name))
+    return done
 
 
 def look(root: Directory, path: str) -> Found | None:

@@ -134,10 +134,11 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
 
     keeps_files = True
 
-    def __init__(self, root: Path, *, durable: bool, keeps_trash: bool = True) -> None:
-        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process."""
+    def __init__(self, root: Path, *, durable: bool, keeps_trash: bool = True, verifies: bool = True) -> None:
+        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process. `verifies`: blobs are
+        compared with their checksums while they are read."""
         self._path = root.absolute()
-        super().__init__(Root(self._path), keeps_trash=keeps_trash)
+        super().__init__(Root(self._path), keeps_trash=keeps_trash, verifies=verifies)
         self._durable = durable
         self._disk = self.threads.disk
         self.marks = stores.InstallationMark(LocalMarks(self._root), self._disk)
