@@ -181,6 +181,7 @@ async def _state_of_everything(stack: Stack) -> tuple[Any, Any, Any]:
             keys[name.encode()] = sorted(members) if name.startswith("due:") else len(members)
         else:
             keys[key] = await redis.get(key)
+    await stack.services.storage.drain()  # the digests have files, too
     return rows, keys, stack.bytes_on_disk()
 
 
