@@ -313,6 +313,24 @@ async def test_a_disk_that_does_not_even_tell_of_a_content_says_nothing_of_its_b
     assert (await _download(stack)).content == CONTENT.data
 
 
+@pytest.mark.parametrize("place", ["blobs", "the blob"])
+@with_settings(trash_retention_seconds=0)
+async def test_a_content_is_back_with_what_it_lies_in(stack: Stack, clock: ManualClock, place: str) -> None:
+    """Where all are away none is called damaged; one that is missing is looked for again."""
+    scrubber = Scrubber(stack.services.scrubbing, rate_bytes_per_second=MIB)
+    path = stack.data / "blobs" if place == "blobs" else _blob(stack)
+    away = path.rename(stack.data / "away")
+    problem(await _download(stack), *((503, "unavailable") if place == "blobs" else (500, "content-damaged")))
+    clock.advance(31)
+    await scrubber.run_once()
+    away.rename(path)
+    assert (await _download(stack)).status_code == (200 if place == "blobs" else 500)
+    clock.advance(61)
+    await scrubber.run_once()
+    assert (await _download(stack)).content == CONTENT.data
+    assert "uploader_damaged_blobs 0.0" in await stack.metrics()
+
+
 async def test_an_error_of_the_pace_is_none_of_the_disk(stack: Stack) -> None:
     def pace(_: int) -> None:
         raise OSError(errno.EINTR, "no sleep")

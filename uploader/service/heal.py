@@ -142,24 +142,23 @@ class Healing:
     async def _note_unreadable(self, blob: queries.Blob) -> None:
         """Note it without a look at the bytes, which might fail: if others have taken their place, the next one
         tells."""
-        now, wait_seconds = self.clock.now(), _REREAD_SECONDS
+        now = self.clock.now()
         if blob.reread_at is None:
             logger.error("a content can't be read", extra={"sha256": blob.sha256})
         elif blob.reread_at > now:
             return  # many may ask meanwhile, and none of them puts that off
-        elif blob.scrubbed_at is not None:
-            waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
-            wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
-        reread_at = now + timedelta(seconds=wait_seconds)
-        await self.database.transact(transactions.files.note_unreadable, blob.sha256, now, reread_at)
+        await self.database.transact(transactions.files.note_unreadable, blob.sha256, now, _reread_at(blob, now))
 
     async def _note(self, blob: queries.Blob, found: Found | None, good: Digests | None) -> bool:
-        """Say in the row how these bytes are, if they are still those of the blob. `good`: None if they are damaged."""
-        damaged = good is None
+        """Say in the row how these bytes are, if they are still those of the blob. `good`: None if they are damaged. What is
+        missing may come back with the directory that it is in, and is looked for again."""
+        now, damaged = self.clock.now(), good is None
+        reread_at = _reread_at(blob, now) if found is None else None
 
         async def note(connection: Connection) -> None:
+            md5 = good.md5 if good else None
             await transactions.files.note_scrub(
-                connection, blob.sha256, damaged=damaged, now=self.clock.now(), md5=good.md5 if good else None
+                connection, blob.sha256, damaged=damaged, now=now, reread_at=reread_at, md5=md5
             )
 
         noted = await self._with_these_bytes(blob.sha256, found, note)
@@ -217,6 +216,15 @@ class Healing:
             return True
 
         return await uninterrupted(self.database.transact(transaction, alone=True))
+
+
+def _reread_at(blob: queries.Blob, now: datetime) -> datetime:
+    """Return when a content is tried again that was tried now: after twice as long as the last time."""
+    wait_seconds = _REREAD_SECONDS
+    if blob.reread_at is not None and blob.scrubbed_at is not None:
+        waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
+        wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
+    return now + timedelta(seconds=wait_seconds)
 
 
 def _with_own_errors(pace: Pace) -> Pace:

@@ -111,13 +111,14 @@ async def note_scrub(
     damaged: bool,
     now: datetime,
     restored: bool = False,
+    reread_at: datetime | None = None,
     md5: str | None = None,
 ) -> None:
     """Note what reading a blob back found. The caller has its row locked. `restored`: it was bad, known or not, and
-    other bytes are in its place now."""
+    other bytes are in its place now. `reread_at`: when it is tried again, if it may get well by itself."""
     kind = EventType.CONTENT_DAMAGED if damaged else EventType.CONTENT_HEALED
     before = await queries.blob_by_sha256(connection, sha256) if listens(connection, kind) else None
-    await _note_reading(connection, sha256, damaged=damaged, scrubbed_at=now, reread_at=None)
+    await _note_reading(connection, sha256, damaged=damaged, scrubbed_at=now, reread_at=reread_at)
     if md5 is not None:
         await rows.fill_md5s(connection, {sha256: md5})
     if before is not None and (restored or damaged != before.damaged):

@@ -26,6 +26,7 @@ from stat import S_ISDIR
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
+from uploader.errors import StorageAway
 from uploader.storage import disk
 from uploader.storage.base import Arrival, Body, Found, Gone, Stretch
 from uploader.storage.disk import Directory, Root
@@ -104,7 +105,17 @@ class LocalBlobs(Store):
             return directory.open_to_read(name)
 
     async def find_blob(self, sha256: str) -> Found | None:
-        return await self.threads.disk.run(directories.look, self._root, blob_path(sha256))
+        return await self.threads.disk.run(self._find_blob, sha256)
+
+    def _find_blob(self, sha256: str) -> Found | None:
+        found = directories.look(self._root, blob_path(sha256))
+        if found is None:
+            try:
+                with self._root.enter("blobs"):
+                    pass
+            except FileNotFoundError as error:  # no blob is missing, but what they all are in
+                raise StorageAway(inside="there is no directory blobs in UPLOADER_DATA") from error
+        return found
 
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         return await self.threads.disk.run(lambda: [self._blob_size(sha256) for sha256 in sha256s])
