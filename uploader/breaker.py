@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from threading import Lock
+from weakref import WeakSet
 
 from uploader.observability import OPEN_BREAKERS
 
@@ -21,6 +22,10 @@ _CALLS = 3
 _TRY_SECONDS = 1.0
 # How long callers wait for a try that is under way, where that costs them nothing.
 MOMENT_SECONDS = 0.5
+
+
+# Of this process: while there is none, nobody need ask any of them.
+OPEN: "WeakSet[Breaker]" = WeakSet()
 
 
 class Silent(Exception):
@@ -34,22 +39,22 @@ class Breaker:
         """`store`: as the metric and the log name it."""
         self._store = store
         self._lock = Lock()
-        self._unanswered = 0
+        # For who asks before each call, which costs nothing then: calls in a row, and whether they were too many.
+        self.unanswered_calls = 0
+        self.is_open = False
         self._opened_at: datetime | None = None
         # When it may be tried again; None: somebody tries it.
         self._try_at: float | None = 0.0
         OPEN_BREAKERS.labels(store).set(0)
 
-    @property
-    def is_open(self) -> bool:
-        return self._opened_at is not None
-
     def answered(self) -> None:
         """Note an answer, whatever it says."""
-        if self._unanswered:
+        if self.unanswered_calls:
             with self._lock:
-                self._unanswered = 0
+                self.unanswered_calls = 0
+                self.is_open = False
                 opened_at, self._opened_at = self._opened_at, None
+                OPEN.discard(self)
             if opened_at is not None:
                 seconds = round((datetime.now(UTC) - opened_at).total_seconds(), 1)
                 OPEN_BREAKERS.labels(self._store).set(0)
@@ -58,17 +63,19 @@ class Breaker:
     def unanswered(self, reason: str) -> None:
         """Note a call that got no answer."""
         with self._lock:
-            self._unanswered += 1
-            opens = self._opened_at is None and self._unanswered >= _CALLS
+            self.unanswered_calls += 1
+            opens = not self.is_open and self.unanswered_calls >= _CALLS
             if opens:
                 self._opened_at, self._try_at = datetime.now(UTC), time.monotonic()
+                self.is_open = True
+                OPEN.add(self)
         if opens:
             OPEN_BREAKERS.labels(self._store).set(1)
             logger.warning("a store does not answer, and is not asked", extra={"store": self._store, "reason": reason})
 
     def check(self) -> None:
         """Raises Silent if it is open, and it is not the time to try the store, or somebody else does."""
-        if self._opened_at is not None and (self._try_at is None or time.monotonic() < self._try_at):
+        if self.is_open and (self._try_at is None or time.monotonic() < self._try_at):
             raise self.silent()
 
     def silent(self) -> Silent:

@@ -85,7 +85,7 @@ class Victim:
             for path in self.stack.bytes_on_disk()
             if any(name in str(path) for name in directories)
         }
-        assert len(files) == 4
+        assert len(files) == 5
         url = self.stack.services.settings.redis_url
         assert url is not None
         with Redis.from_url(url) as redis:

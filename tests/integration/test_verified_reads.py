@@ -45,7 +45,7 @@ def list_path(stack: Stack, content: Content) -> Path:
 
 
 def list_of(content: Content) -> bytes:
-    """As docs/decisions/0033 has it, said a second time."""
+    """As docs/decisions/0035 has it, said a second time."""
     header = struct.pack("<8sI4xQ32s", b"UPSUMS\0\1", BLOCK, content.size, bytes.fromhex(content.sha256))
     checksums = [zlib.crc32(content.data[at : at + BLOCK]) for at in range(0, content.size, BLOCK)]
     made = header + struct.pack("<I", zlib.crc32(header))

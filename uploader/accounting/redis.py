@@ -361,7 +361,8 @@ class PipelinedRedis(Redis):
             if not is_known:
                 self._gate.unanswered(str(error))
             raise
-        self._gate.answered()
+        if self._gate.unanswered_calls:
+            self._gate.answered()
 
     async def check_answers(self) -> None:
         """Raises TimeoutError of redis-py if the server is known to be silent, and does not answer at once to a PING, which

@@ -156,7 +156,8 @@ class Mysql:
             raise
         own.note(began, self._timeout_seconds * LEAST, worked="database")
         result = task.result()
-        self._breaker.answered()
+        if self._breaker.unanswered_calls:
+            self._breaker.answered()
         return result
 
     async def check_answers(self) -> None:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
-from uploader import errors
+from uploader import breaker, errors
 from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.crashpoints import crash_point
 from uploader.database.engine import Database
@@ -116,8 +116,9 @@ class ConcurrentBodies:
     @asynccontextmanager
     async def counted(self, user_id: str) -> AsyncIterator[None]:
         """Raises TooManyRequests, Unavailable."""
-        for check in self._checks:
-            await check()
+        if breaker.OPEN:
+            for check in self._checks:
+                await check()
         count = self._counts.get(user_id, 0)
         if count >= self._limit:
             raise errors.TooManyRequests(limit=self._limit)
