@@ -342,7 +342,8 @@ class PipelinedRedis(Redis):
                 self._gate.unanswered(str(error))
                 raise
             else:
-                self._gate.answered()
+                if self._gate.unanswered_calls:
+                    self._gate.answered()
                 return reply
             finally:
                 own.note(began, timeout_seconds * LEAST)

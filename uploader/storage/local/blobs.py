@@ -17,12 +17,13 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
 from stat import S_ISDIR
+from typing import TypeVar
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
@@ -38,7 +39,10 @@ from uploader.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _READ_BYTES = 1 << 20
+# How often a directory may be removed at the moment at which it is used.
+_WITHIN_ATTEMPTS = 100
 # In front of a signature, with the version of the format.
 _SIGNATURE = b"uploader signature 1\n"
 _LIST_BATCH = 250
@@ -203,7 +207,7 @@ class LocalBlobs(Store):
                 _place_list(source, target, sha256)
             target.sync()
 
-        directories.within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), link)
+        _within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), link)
         crash_point("blob.after_directory_sync")
 
     def _make_way(self, target: Directory, sha256: str) -> None:
@@ -375,7 +379,7 @@ class LocalBlobs(Store):
             target.sync()
             return target.status(sha256)
 
-        return directories.within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), write)
+        return _within(partial(directories.made, self._root, f"blobs/{fan_out(sha256)}"), write)
 
     def _write_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         """Write the arrivals. On a filesystem without what it takes to sync all at once, each content is synced by
@@ -391,7 +395,7 @@ class LocalBlobs(Store):
                         if sha256 not in written:
                             make = partial(blobs.make_unsynced if whole else blobs.make, fan_out(sha256))
                             write = partial(_write_arrival, arrival=arrival, synced=not whole)
-                            written[sha256] = directories.within(make, write)
+                            written[sha256] = _within(make, write)
                         arrival.place = written[sha256]
                 except OSError as error:
                     arrival.error = disk.refusal(error)  # of this content alone
@@ -399,6 +403,23 @@ class LocalBlobs(Store):
             if whole:
                 blobs.sync_all()
                 crash_point("arrival.after_sync")
+
+
+def _within(make: Callable[[], Directory], work: Callable[[Directory], T]) -> T:
+    """Run `work` in a directory that `make` opens or makes; once more in a new one, if it is removed at this moment, because
+    it was empty."""
+    for attempt in range(1, _WITHIN_ATTEMPTS + 1):
+        is_removed = True
+        try:
+            with make() as directory:
+                try:
+                    return work(directory)
+                finally:
+                    is_removed = directory.is_removed
+        except FileNotFoundError:
+            if not is_removed or attempt == _WITHIN_ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _identify(arrival: Arrival) -> bool:

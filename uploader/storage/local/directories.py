@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from stat import S_ISDIR
-from typing import TypeVar
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
@@ -29,7 +28,6 @@ from uploader.storage.disk import Directory
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _MAKE_ATTEMPTS = 100
 # Who places a blob has just made its directory, and would have to make it anew.
 _EMPTY_SECONDS = 3600.0
@@ -112,23 +110,6 @@ def made(root: Directory, path: str) -> Directory:
     top, _, rest = path.partition("/")
     with root.enter(top) as directory:
         return directory.make(rest)
-
-
-def within(make: Callable[[], Directory], work: Callable[[Directory], T]) -> T:
-    """Run `work` in a directory that `make` opens or makes; once more in a new one, if it is removed at this moment, because
-    it was empty."""
-    for attempt in range(1, _MAKE_ATTEMPTS + 1):
-        is_removed = True
-        try:
-            with make() as directory:
-                try:
-                    return work(directory)
-                finally:
-                    is_removed = directory.is_removed
-        except FileNotFoundError:
-            if not is_removed or attempt == _MAKE_ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
 
 
 def is_there(root: Directory, upload: Upload) -> bool:
