@@ -51,7 +51,8 @@ _EFFECTS = (
     ("repair", "commit"),
     ("reset", "key keys"),
     ("backup", "dump blobs note removal"),
-    ("restore", "mark blobs"),
+    ("restore", "mark blobs draft part"),
+    ("copy", "draft name"),
     # Of a store on S3.
     ("mark", "proposal mark"),
     ("object", "multipart open part row tail last_part freeze parts complete digest remove"),

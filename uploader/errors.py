@@ -227,12 +227,20 @@ class DatabaseDamaged(Unavailable, code=Unavailable.code):
     """The database is damaged; nothing was acknowledged. `uploader reconcile` says where."""
 
 
+class DatabaseFull(Unavailable, code=Unavailable.code):
+    """The disk of the database is full; nothing was acknowledged. Try again later."""
+
+
 class UploadBusy(Unavailable, code=Unavailable.code):
     """Another request appends to this upload: try again."""
 
 
 class StorageFailed(Unavailable, code=Unavailable.code):
     """The store reports an error; nothing was acknowledged. Try again later."""
+
+
+class StorageReadOnly(StorageFailed, code=Unavailable.code):
+    """The store can only be read; nothing was acknowledged. Try again later."""
 
 
 class StorageAway(StorageFailed, code=Unavailable.code):

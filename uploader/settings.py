@@ -343,6 +343,14 @@ class Settings:
             path_style=self.s3_path_style,
         )
 
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The file of a SQLite; None of another database."""
+        if self.database_url is None:
+            return self.data.absolute() / "uploader.db"
+        name = self.database_url.removeprefix("sqlite:///")
+        return None if name in (self.database_url, "", ":memory:") else Path(name)
+
     def shown(self) -> dict[str, str]:
         """Return every setting by the name of its variable, spelt for a person, secrets masked."""
         return {variable_of(setting): _spell(setting, getattr(self, setting.name)) for setting in fields(self)}

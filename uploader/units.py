@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,13 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
         return int(text)
 
     return parsed
+
+
+def format_ago(age: timedelta) -> str:
+    """Say how long ago something was, in its largest unit."""
+    seconds = max(0, round(age.total_seconds()))
+    unit = next((unit for unit in (86400, 3600, 60) if seconds >= unit), 1)
+    return f"{format_duration(seconds // unit * unit)} ago"
 
 
 def one_of(*words: str) -> Callable[[str], str]:

@@ -174,6 +174,8 @@ BACKUPS = (
     "restore.after_mark",
     "restore.after_blobs",
 )
+# In tests/integration/test_copies.py, by their order.
+COPIES = ("copy.after_draft", "copy.after_name", "restore.after_draft", "restore.after_part")
 # Where others are armed by their names.
 ON_S3 = Path(__file__).parent / "long" / "test_s3_crash_points.py"
 REPAIR, RESETS = "repair.after_commit", ("reset.after_key", "reset.after_keys")
@@ -468,6 +470,7 @@ def test_every_crash_point_is_passed() -> None:
         REPAIR,
         *RESETS,
         *BACKUPS,
+        *COPIES,
     }
     on_s3 = set(re.findall(r'"([a-z0-9]+\.after_[a-z_]+)', ON_S3.read_text()))
     assert armed | on_s3 == set(NAMES)

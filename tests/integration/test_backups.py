@@ -23,7 +23,7 @@ from tests.support.layout import blob_path
 from tests.support.rot import flip_bit
 from tests.support.stack import Stack, running_stack
 from uploader.bootstrap import Services, prepare_database
-from uploader.database import dump, migrate, models
+from uploader.database import copies, dump, migrate, models
 from uploader.database.dump import Dumped, check_empty, load_dump, write_dump
 from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Act
@@ -417,7 +417,7 @@ async def test_nothing_is_written_over(make_on_sqlite: MakeStack, redis_url: str
 async def test_writers_go_on_while_a_sqlite_is_copied_and_the_copy_is_of_one_moment(
     make_on_sqlite: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dump, "_PAGES_AT_ONCE", 5)
+    monkeypatch.setattr(copies, "_PAGES_AT_ONCE", 5)
     async with make_on_sqlite() as stack:
         await stack.upload(CONTENTS[0])
         loop, parts = asyncio.get_running_loop(), 0

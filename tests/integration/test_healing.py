@@ -229,7 +229,7 @@ def _unreadable(stack: Stack, error_number: int = errno.EIO) -> AbstractContextM
 
 async def _reason(stack: Stack) -> str | None:
     """What the server says of its contents when it is asked whether it is ready."""
-    stack.services.health._warnings.clear()
+    stack.services.health._told.clear()
     ready = await stack.client.get("/readyz")
     check = ready.json()["checks"]["content"]
     assert (ready.status_code, check["ok"]) == (200, True)

@@ -17,6 +17,8 @@ from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader import observability
+from uploader.domain import reasons
+from uploader.domain.reasons import spell
 from uploader.service import health
 
 
@@ -111,8 +113,13 @@ async def test_settings_of_redis_that_could_lose_data_are_named(make_stack: Make
         own_redis.command("CONFIG", "SET", name, value)
     async with make_stack(redis_url=own_redis.url) as stack:
         assert await warnings_of(stack) == {
-            "redis": "appendonly is no, not yes; appendfsync is no, not everysec or always; "
-            "maxmemory-policy is allkeys-lru, not noeviction"
+            "redis": spell(
+                [
+                    reasons.REDIS_FORGETS(setting="appendonly is no, not yes"),
+                    reasons.REDIS_FORGETS(setting="appendfsync is no, not everysec or always"),
+                    reasons.REDIS_EVICTS(setting="maxmemory-policy is allkeys-lru, not noeviction"),
+                ]
+            )
         }
     own_redis.command("ACL", "SETUSER", "default", "-config")
     async with make_stack(redis_url=own_redis.url) as stack:

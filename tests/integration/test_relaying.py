@@ -29,10 +29,13 @@ from tests.support.waiting import eventually
 from uploader.database import deliveries, models
 from uploader.database.engine import Connection, Database
 from uploader.database.outbox import delivery_row
+from uploader.domain import reasons
+from uploader.domain.diagnosis import Diagnosis
+from uploader.domain.reasons import Check, spell
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.jobs.events import EventKeeper
 from uploader.service import events
-from uploader.service.events import RETRY_SECONDS, Relay, Watching
+from uploader.service.events import RETRY_SECONDS, Relay
 from uploader.sinks import webhook as webhooks
 
 _JITTER = 0.1
@@ -204,7 +207,7 @@ async def test_what_is_refused_is_told_again_by_the_plan_and_in_the_end_is_dead(
     assert (row["attempt"], row["state"]) == (len(RETRY_SECONDS) + 1, "dead")
     assert stack.services.watching.names == ("hook",)
     ready = (await stack.client.get("/readyz")).json()["checks"]["events"]
-    assert ready == {"ok": True, "reason": "hook has not taken 1, which are dead"}
+    assert ready == {"ok": True, "reason": spell([reasons.EVENTS_DEAD(sink="hook", dead=1)])}
     assert 'uploader_dead_events{sink="hook"} 1.0' in await stack.metrics()
     clock.advance(86400)
     await hook.relay_all()
@@ -267,7 +270,7 @@ async def test_a_sink_that_is_gone_is_told_nothing_until_switched_on(hook: Hook,
     await hook.relay_all()
     assert len(hook.consumer.requests) == 1
     assert [(row["state"], row["attempt"]) for row in await hook.rows()] == [("waiting", 0)] * 2
-    assert await hook.stack.services.watching.warning() == "hook said that it wants no more"
+    assert await hook.stack.services.watching.diagnoses() == [reasons.EVENTS_OFF(sink="hook")]
     hook.consumer.status = 200
     await hook.stack.services.database.transact(lambda connection: events.switch_on(connection, "hook"))
     await hook.relay_all()
@@ -392,11 +395,13 @@ async def test_what_waits_for_a_sink_of_another_name_is_warned_of_and_forgotten(
 ) -> None:
     async with telling_on(webhook("hook", NOWHERE)) as stack:
         await upload(stack, 1, 3)
+        clock.advance(3600)
+        assert await stack.services.watching.diagnoses() == [reasons.EVENTS_LATE(sink="hook", seconds="3600")]
     clock.advance(6 * 86400)
     async with telling_on(webhook("new", NOWHERE)) as stack:
         await upload(stack, 4)
         late = "3 wait for hook, which UPLOADER_EVENTS does not name"
-        assert await stack.services.watching.warning() == late
+        assert [each.what for each in await stack.services.watching.diagnoses()] == [late]
         assert {name: state.waiting for name, state in (await stack.services.watching.states()).items()} == {"new": 1}
     clock.advance(2 * 86400)
     async with make_stack_on(clock=clock) as stack:
@@ -411,7 +416,7 @@ async def test_who_asks_how_it_is_makes_nobody_count_twice(telling: MakeStack, m
     async with telling(webhook("hook", NOWHERE)) as stack:
         asked, going_on = 0, asyncio.Event()
 
-        async def fail() -> None:
+        async def fail() -> list[Diagnosis]:
             nonlocal asked
             asked += 1
             await going_on.wait()
@@ -420,11 +425,11 @@ async def test_who_asks_how_it_is_makes_nobody_count_twice(telling: MakeStack, m
         async def is_asked() -> bool:
             return asked > 0
 
-        with patch.object(Watching, "warning", side_effect=fail):
-            asking = [asyncio.ensure_future(stack.client.get("/readyz")) for _ in range(3)]
-            await eventually(is_asked)
-            going_on.set()
-            answers = [*await asyncio.gather(*asking), await stack.client.get("/readyz")]
+        stack.services.health._asks[Check.EVENTS] = [fail]
+        asking = [asyncio.ensure_future(stack.client.get("/readyz")) for _ in range(3)]
+        await eventually(is_asked)
+        going_on.set()
+        answers = [*await asyncio.gather(*asking), await stack.client.get("/readyz")]
         assert {answer.status_code for answer in answers} == {200}
         assert asked == 1
         await upload(stack, 1, 5)

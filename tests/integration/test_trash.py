@@ -1,6 +1,7 @@
 """The trash: what was deleted is kept for a while, comes back when a row names it, and gives way when the disk is short."""
 
 import asyncio
+import errno
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from tests.conftest import MakeStack
 from tests.support.background import keeper_of, open_with_chunks, still_waits, until, while_paused
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
-from tests.support.faults import paused_call
+from tests.support.faults import failing_call, paused_call
 from tests.support.gateways import PART_BYTES, settings_of
 from tests.support.layout import blob_path
 from tests.support.problems import problem
@@ -271,3 +272,16 @@ async def test_uploads_that_lost_their_row_come_back_where_it_is_open_again(stac
     assert await _contents(stack) == [CONTENT.data]
     assert (await stack.services.trash.empty()).entries == 1
     assert await _names(stack) == []
+
+
+async def test_what_finds_no_room_to_go_gets_it_from_the_ballast(stack: Stack) -> None:
+    ballast = stack.services.ballast
+    assert await asyncio.to_thread(ballast.fill)
+    content = Content(100 * KIB)
+    file = (await stack.upload(content)).json()["file"]
+    with failing_call("mkdir", errno.ENOSPC) as fault:
+        assert (await stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
+    assert fault.hits == 1
+    assert [each.name for each in await stack.services.trash.entries()] == [content.sha256]
+    assert ballast.is_used
+    assert (await stack.client.put(f"/files/{content.md5}?name=again", content=content.data)).status_code == 507

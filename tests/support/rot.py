@@ -1,7 +1,9 @@
 """Bytes that go bad on the disk."""
 
 import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from stat import S_IFSOCK
 
@@ -33,3 +35,13 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
     "directory": _instead(Path.mkdir),
     "socket": _instead(_make_socket),
 }
+
+
+def ruin_a_table(path: Path, table: str) -> None:
+    """Write over the first page of a table of a SQLite that nobody uses, or of an index."""
+    with closing(sqlite3.connect(path)) as opened:
+        (root,) = opened.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = opened.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * 100)

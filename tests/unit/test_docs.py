@@ -33,6 +33,7 @@ from uploader.domain import events
 from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Subject
 from uploader.domain.events import EventType, Message, News
+from uploader.domain.reasons import REASONS
 from uploader.domain.upload import Reason
 from uploader.service.events import RETRY_SECONDS
 from uploader.service.ids import new_id
@@ -178,6 +179,12 @@ def test_the_page_on_the_disk_has_each_table_and_what_ends_each_is_tested() -> N
     assert ended == set(ENDS)
     sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert [test for test in ENDS.values() if f"def {test}(" not in sources] == []
+
+
+def test_the_page_on_trouble_has_each_reason_of_readyz_in_its_words() -> None:
+    rows = table(ROOT / "docs" / "troubleshooting.md", "## Reasons of `/readyz`")
+    wanted = [[f"`{each.check}`", re.sub(r"\{\w+\}", "…", each.what), each.do] for each in REASONS]
+    assert rows == wanted
 
 
 def test_the_page_of_the_doctor_has_each_subject_once_in_its_order() -> None:

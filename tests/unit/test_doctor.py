@@ -11,7 +11,8 @@ from tests.support.consumer import SECRETS
 from uploader.domain.advisories import ADVISORIES, diagnoses_of, parse_version
 from uploader.domain.diagnosis import Subject, diagnoses_of_skew, error, note, warning, worst_first
 from uploader.service import exposure
-from uploader.service.doctor import diagnoses_of_mounts, diagnoses_of_redis_settings
+from uploader.service.doctor import diagnoses_of_mounts
+from uploader.service.health import diagnoses_of_redis_settings
 from uploader.settings import Settings
 from uploader.sinks.configuration import load_events
 from uploader.storage.disk import parse_mounts

@@ -613,6 +613,13 @@ async def look_at_server(redis: RedisConnection) -> RedisServer:
     )
 
 
+async def can_write(redis: RedisConnection) -> bool:
+    """Return whether a server with a log of its own could write to it when it last tried. Raises Unavailable."""
+    with asking(redis):
+        told: dict[str, Any] = await redis.info("persistence")
+    return bool(told.get("aof_last_write_status", "ok") == "ok")
+
+
 _MARK = re.compile(r"([0-9]+) ([0-9a-f]{32})")
 
 
@@ -625,6 +632,10 @@ class RedisMark:
     async def read(self) -> str | None:
         """Return the installation; None if Redis says of none. Raises ConfigurationError, Unavailable."""
         return _parse(await self._tried(self.redis.get(INSTALLATION)))[1]
+
+    async def names(self, installation: str) -> bool:
+        """Return whether Redis has the mark of this installation, of this format; nothing is written. Raises as `read`."""
+        return _parse(await self._tried(self.redis.get(INSTALLATION))) == (FORMAT, installation)
 
     async def claim(self, installation: str) -> str:
         """Mark what has no mark, or that of an older format; returns whose it is. Raises as `read`."""

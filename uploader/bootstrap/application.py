@@ -45,7 +45,17 @@ from uploader.http.shared.exchange import ConcurrencyLimit, is_news
 from uploader.http.shared.operation import operations_of
 from uploader.http.shared.proxies import Proxies
 from uploader.jobs.events import EventKeeper, relay_job, wake_channel
-from uploader.jobs.maintenance import Cleaner, Collector, Reconciler, Scrubber, Snapshot, TrashKeeper
+from uploader.jobs.maintenance import (
+    COPY_GRACE_SECONDS,
+    BallastKeeper,
+    Cleaner,
+    Collector,
+    CopyKeeper,
+    Reconciler,
+    Scrubber,
+    Snapshot,
+    TrashKeeper,
+)
 from uploader.jobs.runner import Job, Runner
 from uploader.jobs.uploads import Expirer, Flusher, Joiner, Merger, Sweeper
 from uploader.observability import configure_logging
@@ -69,7 +79,8 @@ async def running(services: Services, *, jobs: bool, begins: bool = True) -> Asy
             await services.installation.check_redis()
         await check_shards(services)
         # What every process relies on is looked after in one without jobs, too.
-        watch = Runner([Job("watch", services.installation.look), Job("costs", services.costs.tell)])
+        looks = {"watch": services.installation.look, "ballast": services.ballast_keeping.look}
+        watch = Runner([*(Job(name, look) for name, look in looks.items()), Job("costs", services.costs.tell)])
         async with services.exposition, _run(watch), _jobs(services) if jobs else nullcontext():
             yield
     finally:
@@ -164,6 +175,8 @@ def _create_runner(services: Services, events: Mapping[str, asyncio.Event]) -> R
         Job("expirer", Expirer(services.expiry, clock).run_once),
         Cleaner(services.cleanup, lease("cleanup"), clock).as_job(),
         Job("scrubber", Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).run_once),
+        Job("copies", CopyKeeper(services.copy_keeping).run_once, first_delay_seconds=COPY_GRACE_SECONDS),
+        Job("ballast keeper", BallastKeeper(services.ballast_keeping, clock).run_once),
         Job("trash", TrashKeeper(services.trash, services.admission, lease("trash"), clock).run_once),
     ]
     jobs += [_checked(job, services.installation) for job in removing]

@@ -11,27 +11,31 @@ from functools import partial
 from uploader import embedded
 from uploader.accounting import redis
 from uploader.bootstrap.application import check_shards, create_verifier
-from uploader.bootstrap.services import Services, database_url, redis_directory, sqlite_path
+from uploader.bootstrap.services import Services, copies_of, database_url, redis_directory
 from uploader.bootstrap.services import list_aside as aside_of
 from uploader.clock import Clock
 from uploader.database import migrate
+from uploader.database.copies import files_beside, parts_of
 from uploader.database.engine import Database, is_refusal, unfitness
 from uploader.database.meta import Mishap, note_mishap
 from uploader.domain.diagnosis import Diagnosis, Level, Subject, error, to_act_on, worst_first
 from uploader.embedded import list_aside
-from uploader.errors import ConfigurationError, Unavailable
+from uploader.errors import ConfigurationError, Unavailable, UploaderError
 from uploader.http.server.tls import read_certificate
 from uploader.service.access import OWNER_TOKEN_FILE, owner_token
+from uploader.service.copies import CopyKeeping, offer_of, refuse_damaged
 from uploader.service.doctor import Doctor, Kept
 from uploader.service.exposure import is_local
 from uploader.service.health import Integrity
 from uploader.settings import Settings
 from uploader.sinks.configuration import EventSettings, load_events
+from uploader.storage.ballast import NAME as BALLAST
+from uploader.storage.ballast import Ballast
 from uploader.storage.local.store import MARK
 from uploader.storage.modes import close_to_others
 
 # What a data directory has, but for the database.
-_KEPT = (OWNER_TOKEN_FILE, MARK, "redis", "metrics", "spool", "trash", "temp", "blobs")
+_KEPT = (OWNER_TOKEN_FILE, MARK, BALLAST, "redis", "metrics", "spool", "trash", "temp", "blobs")
 
 logger = logging.getLogger(__name__)
 
@@ -53,38 +57,54 @@ def check_settings(settings: Settings) -> None:
 async def upgrade_database(settings: Settings) -> str | None:
     """Bring the database to the schema of this version; the revision. Raises ConfigurationError, Unavailable."""
     async with _opened(settings) as database:
-        await migrate.upgrade(database)
+        await _migrate(settings, database)
         return await migrate.current_revision(database)
 
 
 async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
     """Migrate an embedded database; an external one has to be migrated already. `adopts`: a new one may take the place
     of one that is not there any more. Raises ConfigurationError, Unavailable."""
-    path = sqlite_path(settings)
+    path = settings.sqlite_path
     # Nothing new is made where the file was: it may come back, and its log lies there still.
     if not adopts and path is not None and not path.exists() and (settings.data / MARK).exists():
+        copies = copies_of(settings)
+        offer = "or by `uploader restore --last`; " if copies is not None and copies.listed() else ""
         raise ConfigurationError(
             f"{path}, the database of this data directory, is not there: put it back from where it is, or from a backup; "
-            "or, to begin anew without its files and users, stop all servers and run `uploader adopt --yes`"
+            f"{offer}or, to begin anew without its files and users, stop all servers and run `uploader adopt --yes`"
         )
     async with _opened(settings) as database:
         if settings.database_url is None:
-            await migrate.upgrade(database)
+            await _migrate(settings, database)
         else:
             await migrate.check(database)
+
+
+async def _migrate(settings: Settings, database: Database) -> None:
+    """Migrate a database; a SQLite that holds something is copied before. Raises ConfigurationError, Unavailable."""
+    copies = copies_of(settings)
+    if copies is not None and await migrate.current_revision(database) not in (None, migrate.head_revision()):
+        try:
+            await CopyKeeping(copies, Clock()).make()
+        except UploaderError as error:
+            raise ConfigurationError(f"a migration needs a copy of the database before: {error.reason}") from error
+    await migrate.upgrade(database)
 
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Database]:
     """Raises ConfigurationError for what is wrong with a file, which is for people to put right."""
-    database = Database(database_url(settings), creates=True)
+    ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
+    database = Database(database_url(settings), creates=True, make_room=ballast.make_room)
     try:
         yield database
     except Unavailable as error:
         reason = unfitness(error.__cause__)
         if reason is None:
             raise
-        raise ConfigurationError(f"the database {sqlite_path(settings)} can't be used: {reason}") from error
+        copies = copies_of(settings)
+        offer = f". {offer_of(copies)}" if copies is not None and copies.listed() else ""
+        raise ConfigurationError(f"the database {settings.sqlite_path} can't be used: {reason}{offer}") from error
     finally:
         await database.close()
 
@@ -101,6 +121,9 @@ async def _begin(services: Services) -> None:
     await services.spool.prepare()
     # Before SQLite opens its file: what it makes beside it gets the same mode.
     was_open = await asyncio.to_thread(_close_to_others, services.settings)
+
+    if (copies := copies_of(services.settings)) is not None:
+        await asyncio.to_thread(refuse_damaged, copies)
 
     async def agree() -> None:
         await prepare_database(services.settings)
@@ -121,7 +144,7 @@ async def _once_there(settings: Settings, work: Callable[[], Awaitable[None]]) -
             return await work()
         except Unavailable as error:
             # Those of a kind of their own tell of damage, or of another store.
-            comes = type(error) is Unavailable and sqlite_path(settings) is None and not is_refusal(error.__cause__)
+            comes = type(error) is Unavailable and settings.sqlite_path is None and not is_refusal(error.__cause__)
             if not comes:
                 raise
             if not waits:
@@ -144,11 +167,11 @@ def _kept_by(settings: Settings) -> Kept:
     # The largest last.
     ours = [*(data / name for name in _KEPT), *list_aside(data / "redis")]
     is_begun = (data / MARK).exists()
-    path = sqlite_path(settings)
+    path = settings.sqlite_path
     if path is not None:
         path = path.resolve()  # SQLite keeps the rest beside what a link leads to
         is_begun = is_begun or path.exists()
-        ours = [*(path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")), *ours]
+        ours = [*parts_of(path), *files_beside(path), path.with_name(f"{path.name}.{BALLAST}"), *ours]
     owns_all = False
     with suppress(FileNotFoundError):
         owns_all = not data.stat().st_mode & stat.S_ISVTX and set(data.iterdir()) <= set(ours)

@@ -10,18 +10,22 @@ from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Audit, Challenges, Pending
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.clock import Clock
+from uploader.database.copies import Copies
 from uploader.database.engine import Database
 from uploader.database.outbox import Outbox
+from uploader.domain.reasons import Check
 from uploader.meter import Meter
 from uploader.observability import Exposition
 from uploader.service.access import Accounts, Links
 from uploader.service.append import Appends, DeferredLength
 from uploader.service.audit_log import AuditLog, AuditLogReports
 from uploader.service.backup import Backups, Restoring
+from uploader.service.ballast import BallastKeeping
 from uploader.service.chunk import ConcurrentBodies, Receiving
 from uploader.service.cleanup import Cleanup, Expiry
 from uploader.service.close import Closers
 from uploader.service.concatenate import Concatenations, Filling, Joining
+from uploader.service.copies import CopyKeeping, RestoringLast
 from uploader.service.costs import Costs
 from uploader.service.delta import DeltaBases
 from uploader.service.events import Relay, Reviewing, Watching
@@ -32,6 +36,7 @@ from uploader.service.health import Gauges, Health, Integrity
 from uploader.service.ids import new_id
 from uploader.service.installation import Installation
 from uploader.service.instant import Instant
+from uploader.service.maintenance import Maintenance
 from uploader.service.merge import Merging
 from uploader.service.open import Admission, Openings
 from uploader.service.precreate import TIMEOUT_SECONDS, PreCreateHook
@@ -46,19 +51,18 @@ from uploader.sinks import configuration
 from uploader.sinks.base import EventSink
 from uploader.sinks.stream import KafkaSink, StreamSink
 from uploader.sinks.webhook import SignedPost, WebhookSink
+from uploader.storage.ballast import Ballast
 from uploader.storage.local.store import LocalStore
 from uploader.storage.store import Spool, Store
 
 
 def database_url(settings: Settings) -> str:
-    return settings.database_url or f"sqlite:///{settings.data.absolute() / 'uploader.db'}"
+    return settings.database_url or f"sqlite:///{settings.sqlite_path}"
 
 
-def sqlite_path(settings: Settings) -> Path | None:
-    """Return the file of a SQLite; None of another database."""
-    url = database_url(settings)
-    name = url.removeprefix("sqlite:///")
-    return None if name in (url, "", ":memory:") else Path(name)
+def copies_of(settings: Settings) -> Copies | None:
+    """Return the copies of the database; None where it is no SQLite in a file."""
+    return None if settings.sqlite_path is None else Copies(settings.sqlite_path.resolve())
 
 
 def redis_directory(settings: Settings) -> Path:
@@ -123,13 +127,16 @@ class Services:
         events = configuration.load_events(settings.events)
         # Of each sink: it ends the sleep of its relay in this process.
         self.bells = {name: asyncio.Event() for name in events.sinks}
+        self.ballast = ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
         self.database = database = Database(
             database_url(settings),
             connections=settings.database_connections,
             timeout_seconds=settings.database_timeout_seconds,
             outbox=Outbox(events.sinks_of, new_id, clock.now, self._ring) if events.sinks else None,
+            make_room=ballast.make_room,
         )
         self.storage = storage = create_storage(settings, database, clock)
+        storage.ballast = ballast
         self.audit_log = audit_log = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
         healing = Healing(database, storage, clock)
         retention = settings.trash_retention_seconds
@@ -183,7 +190,7 @@ class Services:
             for name, sink in events.sinks.items()
         ]
         self.settings = settings
-        self.spool = Spool(settings.data)
+        self.spool = Spool(settings.data, ballast)
         self.accounts = Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes)
         self.flushing = Flushing(database, pending, closers, clock)
         self.appends = Appends(
@@ -209,7 +216,6 @@ class Services:
         self.links = Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds)
         self.gauges = Gauges(database, storage, pending, integrity, watching, aside)
         self.exposition = Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1)
-        self.health = Health(database, storage, pending, integrity, installation, watching, aside, clock)
         self.sweeping = Sweeping(database, pending, closers)
         self.expiry = Expiry(database, closers, expiry_seconds=settings.upload_expiry_seconds)
         self.cleanup = Cleanup(database, storage, closers, audit_log, clock)
@@ -217,6 +223,14 @@ class Services:
             database, storage, Audit(redis, shards=shards), closers, recounting, audit_log, clock
         )
         self.reviewing = Reviewing({relay.name: relay for relay in relays}, database, clock)
+        embedded_redis = redis if settings.redis_url is None else None
+        self.ballast_keeping = BallastKeeping(ballast, storage, trash, embedded_redis)
+        copies = copies_of(settings)
+        self.copy_keeping = CopyKeeping(copies, clock, check_stopping=storage.check_stopping)
+        maintenance = Maintenance(database, clock, since=clock.now())
+        asks = {Check.DATABASE: [self.copy_keeping.diagnoses], Check.MAINTENANCE: [maintenance.diagnoses]}
+        self.health = Health(database, storage, pending, integrity, installation, watching, aside, clock, asks)
+        self.restoring_last = RestoringLast(copies, storage, pending, RedisMark(redis), clock)
         self.backups = Backups(database, storage, installation, audit_log, settings.data, clock)
         self.restoring = Restoring(database, storage, pending, RedisMark(redis), settings.data)
         self.audit_log_reports = AuditLogReports(database)

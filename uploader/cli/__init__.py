@@ -80,7 +80,11 @@ _COMMANDS = (
     Later("audit", "server.reports", "Print who did what to whom, newest first."),
     Later("scrub", "server.maintenance", "Read all stored contents again, and report damaged ones."),
     Later("backup", "server.backup", "Back up database and contents into DIRECTORY."),
-    Later("restore", "server.backup", "Restore an installation from a backup in DIRECTORY."),
+    Later(
+        "restore",
+        "server.backup",
+        "Restore an installation from a backup in DIRECTORY, or its database from the last copy.",
+    ),
     Later("trash", "server.maintenance", "List, restore or remove deleted contents."),
     Later("events", "server.events", "Show, replay and test events."),
     Later("token", "server.accounts", "Make, list and revoke tokens."),

@@ -12,9 +12,7 @@ known here: a dump of an older revision is loaded into the tables of that revisi
 import asyncio
 import gzip
 import json
-import os
 import re
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -22,12 +20,12 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from sqlalchemy import Table, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import migrate, models
+from uploader.database.copies import copy_file, copy_sqlite, damage_of, opened, parts_of, sync_directory
 from uploader.database.engine import Database
 from uploader.errors import ConfigurationError, Unavailable
 
@@ -48,41 +46,11 @@ def read_listing(directory: Path) -> Iterator[tuple[str, int]]:
 
 
 SQLITE_FILE = "uploader.db"
-_PAGES_AT_ONCE = 2000
 _IN_USE = "SELECT sha256, size FROM blob WHERE refs > 0 ORDER BY sha256"
 
 
-def copy_sqlite(source: Path, directory: Path, tell: Callable[[int, int], None]) -> None:
-    """Copy a database that is in use, by SQLite's own backup API (https://sqlite.org/backup.html). `tell` hears of
-    pages. Raises sqlite3.Error.
-
-    In WAL mode readers hold up no writer. So the copy is made within one transaction that reads: it is of one moment,
-    and does not begin anew with every commit of others.
-    """
-    with (
-        closing(sqlite3.connect(f"file:{quote(str(source))}?mode=rw", uri=True, isolation_level=None)) as live,
-        closing(sqlite3.connect(directory / SQLITE_FILE, isolation_level=None)) as copied,
-    ):
-        live.execute("BEGIN")
-        live.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it is of one moment
-        live.backup(
-            copied, pages=_PAGES_AT_ONCE, progress=lambda _status, left, pages: tell(pages - left, pages), sleep=0.05
-        )
-        copied.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
-
-
-def doubt_about(directory: Path) -> str | None:
-    """SQLite's own check of the copy, which is as the original was: it keeps no checksums."""
-    with closing(_opened(directory)) as copied:
-        try:
-            said = str(copied.execute("PRAGMA integrity_check(1)").fetchone()[0])
-        except sqlite3.DatabaseError as error:
-            said = str(error)
-    return None if said == "ok" else said
-
-
 def blobs_of_sqlite(directory: Path) -> Iterator[tuple[str, int]]:
-    with closing(_opened(directory)) as copied:
+    with closing(opened(directory / SQLITE_FILE, "ro")) as copied:
         for sha256, size in copied.execute(_IN_USE):
             yield bytes(sha256).decode(errors="replace"), int(size)
 
@@ -92,23 +60,9 @@ def place_sqlite(directory: Path, target: Path) -> None:
     # Where contents are in a bucket nobody else has made it.
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.new")
-    shutil.copyfile(directory / SQLITE_FILE, draft)
-    _sync(draft)
-    draft.chmod(0o600)
+    copy_file(directory / SQLITE_FILE, draft)
     draft.rename(target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _opened(directory: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(os.fsencode(directory / SQLITE_FILE))}?mode=ro", uri=True)
+    sync_directory(target.parent)
 
 
 TABLES_FILE = "tables.jsonl.gz"
@@ -257,21 +211,22 @@ async def write_dump(database: Database, directory: Path, tell: Callable[[int, i
         await database.read(dump, snapshot=True)
         await asyncio.to_thread(write_listing, directory, blobs_of_tables(directory))
         return Dumped(TABLES, revision, None)
-    path = _path_of(database)
+    path = path_of(database)
     try:
-        await asyncio.to_thread(copy_sqlite, path, directory, tell)
-        doubt = await asyncio.to_thread(doubt_about, directory)
+        copied = directory / SQLITE_FILE
+        await asyncio.to_thread(copy_sqlite, path, copied, tell)
+        told = await asyncio.to_thread(damage_of, copied)
         await asyncio.to_thread(write_listing, directory, blobs_of_sqlite(directory))
     except sqlite3.Error as error:
         raise Unavailable("The database can't be copied.", inside=f"{path} can't be copied: {error}") from error
-    return Dumped(SQLITE, revision, doubt)
+    return Dumped(SQLITE, revision, told[0] if told else None)
 
 
 async def check_empty(database: Database, revision: str) -> None:
     """Raises ConfigurationError if a dump of this revision can't be loaded, Unavailable."""
     if kind_of(database) == SQLITE:
-        path = _path_of(database)
-        for there in (path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
+        path = path_of(database)
+        for there in parts_of(path):
             if there.exists():  # also a log alone: it would be taken for that of the new one
                 raise ConfigurationError(f"{there} is there: move it away, a restore makes a new database")
         return
@@ -289,14 +244,14 @@ async def load_dump(database: Database, directory: Path, revision: str) -> None:
     """Make the empty database what was dumped, all of it or nothing, and migrate it. Raises ConfigurationError,
     Unavailable, OSError."""
     if kind_of(database) == SQLITE:
-        await asyncio.to_thread(place_sqlite, directory, _path_of(database))
+        await asyncio.to_thread(place_sqlite, directory, path_of(database))
     else:
         await migrate.upgrade(database, revision)
         await database.transact(load_tables, directory)
     await migrate.upgrade(database)
 
 
-def _path_of(database: Database) -> Path:
+def path_of(database: Database) -> Path:
     path = database.engine.url.database
     if path in (None, "", ":memory:"):
         raise ConfigurationError("a database in memory can't be backed up")

@@ -30,7 +30,7 @@ from uploader.database.mysql import (
 )
 from uploader.database.outbox import Outbox
 from uploader.database.sqlite import UNFIT, FileLost, Sqlite, SqliteEngine, code_of, on_the_loop
-from uploader.errors import DatabaseDamaged, Unavailable
+from uploader.errors import DatabaseDamaged, DatabaseFull, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,8 @@ class Database:
     # Of a SQLite: its file was not the one that was opened when somebody last looked. What is acknowledged meanwhile is
     # lost. An attribute: each chunk asks.
     is_lost = False
+    # Of a SQLite: what it said when a statement met a damaged page, the last time.
+    damage: str | None = None
 
     def __init__(
         self,
@@ -80,10 +82,12 @@ class Database:
         timeout_seconds: float = TIMEOUT_SECONDS,
         creates: bool = False,
         outbox: Outbox | None = None,
+        make_room: Callable[[bool], bool] = lambda _: False,
     ) -> None:
         """For MySQL, `read_timeout_seconds`: how long an answer may take at the most; `connections`: how many at most;
         `timeout_seconds`: after how much silence one that hangs is given up. `creates`: the file of a SQLite may be made;
-        without, one that is missing is away. `outbox`: where transactions tell what they do."""
+        without, one that is missing is away. `outbox`: where transactions tell what they do. `make_room`: called in a
+        thread where a SQLite may have no room on its disk, with whether it says so; returns whether to try once more."""
         self._kind = (
             Sqlite(url, self._tell_lost, creates=creates)
             if url.startswith("sqlite")
@@ -91,6 +95,7 @@ class Database:
         )
         self.engine: AsyncEngine | SqliteEngine = self._kind.engine
         self._outbox = outbox
+        self._make_room = make_room
         if outbox is not None:
             outbox.attach(self.engine.sync_engine)
         self._place = _place_of(url)
@@ -127,8 +132,17 @@ class Database:
         """
         if self.is_lost:
             await self.look()
-        try:
+
+        async def ask(brief: bool) -> T:
             return await self._kind.read(lambda connection: work(connection, *of), snapshot=snapshot, brief=brief)
+
+        try:
+            try:
+                return await ask(brief)
+            except DBAPIError as error:  # to read in WAL mode takes room, too: a file of shared memory
+                if not await self._has_made_room(error):
+                    raise
+                return await ask(brief=False)
         except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
             raise self._translated(error) from error
 
@@ -186,7 +200,12 @@ class Database:
     async def close(self) -> None:
         await self._kind.close()
 
+    async def _has_made_room(self, error: Exception) -> bool:
+        code = code_of(getattr(error, "orig", None))
+        return code in _MAY_BE_FULL and await asyncio.to_thread(self._make_room, code == sqlite3.SQLITE_FULL)
+
     async def _tried_again(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        made_room = False
         for number in range(1, _ATTEMPTS + 1):
             began = time.monotonic()
             try:
@@ -196,6 +215,9 @@ class Database:
                     raise Duplicate(str(error.orig)) from error
                 raise
             except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
+                if not made_room and await self._has_made_room(error):
+                    made_room = True
+                    continue
                 if not is_retried(error):
                     raise self._translated(error) from error
                 if number == _ATTEMPTS or self._has_waited(error, time.monotonic() - began):
@@ -217,8 +239,13 @@ class Database:
                 inside=f"{self._place} was removed or replaced while the server runs; nothing is acknowledged",
             )
         if _is_damage(error):
-            logger.error("the database is damaged", extra={"reason": str(getattr(error, "orig", error))})
+            self.damage = str(getattr(error, "orig", error))
+            logger.error("the database is damaged", extra={"reason": self.damage})
             return DatabaseDamaged()
+        if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_FULL:
+            return DatabaseFull(inside=f"{self._place} has no room: {_said(error)}")
+        if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_NOTADB:
+            self.damage = _said(error)  # its header; of a file that never was one the start tells
         if _code(error) in _MYSQL_BAD_FIGURES and not unfitness(error):
             return error
         if _code(error) in _MYSQL_READ_ONLY:
@@ -277,6 +304,11 @@ def _is_damage(error: Exception) -> bool:
     original = getattr(error, "orig", None)
     # The sum of right figures has one.
     return str(original) == "integer overflow" or code_of(original) == sqlite3.SQLITE_CORRUPT
+
+
+# Without room SQLite says that it is full; of a file of shared memory, of one that it makes, and of a disk quota, that it
+# could not write.
+_MAY_BE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 
 
 def _place_of(url: str) -> str:

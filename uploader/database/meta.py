@@ -37,12 +37,12 @@ async def note_mishap(connection: AsyncConnection, mishap: Mishap, now: datetime
     await replace_fact(connection, mishap, now.isoformat())
 
 
-async def recent_mishaps(connection: AsyncConnection, now: datetime) -> list[str]:
-    """Return those of the last week, in words, with the last time."""
+async def recent_mishaps(connection: AsyncConnection, now: datetime) -> dict[Mishap, datetime]:
+    """Return those of the last week, with the last time."""
     query = select(models.meta.c.name, models.meta.c.value).where(models.meta.c.name.in_(list(Mishap)))
-    noted = {name: _moment(value, now) for name, value in await connection.execute(query)}
+    noted = {Mishap(name): _moment(value, now) for name, value in await connection.execute(query)}
     since = now - timedelta(days=_TOLD_DAYS)
-    return [f"{name}, last at {at:%Y-%m-%dT%H:%M:%SZ}: see the log" for name, at in noted.items() if at > since]
+    return {mishap: at for mishap, at in noted.items() if at > since}
 
 
 async def durability(connection: AsyncConnection) -> dict[str, str]:
@@ -92,6 +92,41 @@ async def forget_fact(connection: AsyncConnection, name: str) -> None:
 async def fact(connection: AsyncConnection, name: str) -> str | None:
     stored: str | None = (await connection.execute(_VALUE, {"of_name": name})).scalar()
     return stored
+
+
+# Of clocks, and of what was on its way while the copy was made.
+_HELD_MARGIN = timedelta(minutes=10)
+_HELD = "restored copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """From the moment of a copy of the database until it was brought back: what came in between, the copy can't name."""
+
+    since: datetime
+    until: datetime
+
+    def holds(self, changed_at: float) -> bool:
+        return (self.since - _HELD_MARGIN).timestamp() <= changed_at <= self.until.timestamp()
+
+
+async def hold_contents(connection: AsyncConnection, held: Held) -> None:
+    """Let bytes of then that no row names stay until somebody says that they may go."""
+    await replace_fact(connection, _HELD, f"{held.since.isoformat()} {held.until.isoformat()}")
+
+
+async def held_contents(connection: AsyncConnection) -> Held | None:
+    """Return None if nothing is held."""
+    stored = await fact(connection, _HELD)
+    if stored is None:
+        return None
+    since, _, until = stored.partition(" ")
+    always = datetime.min.replace(tzinfo=UTC) + _HELD_MARGIN, datetime.max.replace(tzinfo=UTC)
+    return Held(_moment(since, always[0]), _moment(until, always[1]))
+
+
+async def release_contents(connection: AsyncConnection) -> None:
+    await forget_fact(connection, _HELD)
 
 
 async def moment(connection: AsyncConnection, name: str) -> datetime:

@@ -7,10 +7,13 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import date, timedelta
 
 from uploader.clock import Clock
+from uploader.errors import UploaderError
 from uploader.jobs.runner import Job, Pause
 from uploader.service.audit_log import AuditLog
+from uploader.service.ballast import BallastKeeping
 from uploader.service.cleanup import Cleanup, LastCleanup
 from uploader.service.close import Closers
+from uploader.service.copies import CopyKeeping
 from uploader.service.files import Files
 from uploader.service.leases import Lease
 from uploader.service.open import Admission
@@ -151,6 +154,49 @@ class TrashKeeper:
         if purged is not None and purged.entries:
             logger.info("purged from the trash", extra=asdict(purged))
         self._walked_at = self.clock.monotonic()
+
+
+_BALLAST_SECONDS = 5.0
+# A start has more urgent work for the disk.
+_BALLAST_GRACE_SECONDS = 30.0
+
+
+@dataclass(eq=False, repr=False)
+class BallastKeeper:
+    """Makes the ballast, and makes it again when the disk has room for it. Several at once are safe: one makes it."""
+
+    keeping: BallastKeeping
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._makes_first_at = self.clock.monotonic() + _BALLAST_GRACE_SECONDS
+
+    async def run_once(self) -> float:
+        with suppress(Stopping):
+            await self.keeping.make(first=self.clock.monotonic() >= self._makes_first_at)
+        return _BALLAST_SECONDS
+
+
+COPY_GRACE_SECONDS = 60.0
+_COPY_SECONDS, _COPY_AGAIN_SECONDS = 60.0, 600.0
+
+
+@dataclass(eq=False, repr=False)
+class CopyKeeper:
+    """Keeps the copies of the database young. Several at once are safe: one makes a copy."""
+
+    keeping: CopyKeeping
+
+    async def run_once(self) -> float:
+        try:
+            if (made := await self.keeping.keep()) is not None:
+                logger.info("the database is copied", extra={"path": str(made.path)})
+        except Stopping:
+            pass
+        except UploaderError as error:  # it takes long, and would fail again
+            logger.error("no copy of the database is made", extra={"reason": error.reason})
+            return _COPY_AGAIN_SECONDS
+        return _COPY_SECONDS
 
 
 # What could not be read is tried again within a minute.

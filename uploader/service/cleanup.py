@@ -31,6 +31,8 @@ from uploader.tasks import uninterrupted
 logger = logging.getLogger(__name__)
 
 _EXPIRY_BATCH = 100
+# Later than any upload was opened.
+_ANY_TIME = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 @dataclass(eq=False, repr=False)
@@ -65,6 +67,14 @@ _FACT = "kept strays"
 def is_settled(found: Found, now: datetime) -> bool:
     """Return whether nothing is on its way there any more."""
     return found.changed_at < now.timestamp() - _SETTLED_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """The bytes of a content, or of an upload, that no row names."""
+
+    found: Found
+    is_blob: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +180,14 @@ class Cleanup:
         rules = {"all_strays": all_strays, "dry_run": dry_run}
         run = _Run(self.database, self.storage, self.closers, self.clock, idle_seconds=idle_seconds, **rules)
         month = self.clock.now().astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        run.held = None if all_strays else await self.database.read(meta.held_contents)
         await run.clean_uploads(opened_before or month)
         await run.clean_blobs()
         if not dry_run:
             await self.storage.remove_emptied(opened_before or month)
             await remember_kept_strays(self.database, run.cleaned.stray_blobs)
+            if all_strays:
+                await self.database.transact(meta.release_contents)
             # What went though no row named it; each upload that expired is told by itself.
             if run.cleaned.blobs or run.cleaned.directories:
                 told = {name: getattr(run.cleaned, name) for name in ("blobs", "directories", "disk_bytes")}
@@ -211,6 +224,19 @@ class Cleanup:
         closed_at = max(upload.closed_at for upload in closed if upload.closed_at is not None)
         await self.database.transact(meta.replace_fact, _TIDIED_UNTIL, closed_at.isoformat())
         return len(closed) == limit
+
+    async def unnamed(self) -> AsyncIterator[Unnamed]:
+        """Yield the bytes of contents and of uploads that no row names, however young. Raises Unavailable, Stopping."""
+        async for stretch in self.storage.list_blobs():
+            known = await self.database.read(queries.known_blobs, [each.name for each in stretch.found])
+            for found in stretch.found:
+                if found.name not in known and not found.is_draft:
+                    yield Unnamed(found, is_blob=True)
+        async for batch in self.storage.list_uploads(_ANY_TIME):
+            rows = await self.database.read(queries.uploads_by_id, [each.name for each in batch])
+            for found in batch:
+                if found.name not in rows and await self.storage.holds_chunks(found):
+                    yield Unnamed(found, is_blob=False)
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
         """Forget what became of uploads that were closed long ago; returns how many. Raises Unavailable."""
@@ -299,6 +325,8 @@ class _Run:
     def __post_init__(self) -> None:
         self._now = self.clock.now()
         self.cleaned = Cleaned()
+        # What stays though it is settled, and however few it is.
+        self.held: meta.Held | None = None
 
     # Uploads
 
@@ -343,8 +371,11 @@ class _Run:
         if await self.closers.tidy(found.name):
             return True
         if row is None and await self.storage.holds_chunks(found):
-            return await self.storage.put_away(found)
+            return not self._holds(found) and await self.storage.put_away(found)
         return await self.storage.remove(found)
+
+    def _holds(self, found: Found) -> bool:
+        return self.held is not None and self.held.holds(found.changed_at)
 
     # Blobs
 
@@ -359,11 +390,16 @@ class _Run:
                 if self.all_strays or found.is_draft:
                     await self._clean_blob(found)
                     continue
+                if self._holds(found):
+                    self.cleaned.stray_blobs += 1
+                    self.cleaned.stray_bytes += found.disk_bytes
+                    continue
                 strays, disk_bytes = strays + 1, disk_bytes + found.disk_bytes
                 if len(waiting) < _MAX_STRAYS_AT_ONCE:
                     waiting.append(found)
         if strays > max(_MAX_STRAYS, _MAX_STRAY_PART * total):
-            self.cleaned.stray_blobs, self.cleaned.stray_bytes = strays, disk_bytes
+            self.cleaned.stray_blobs += strays
+            self.cleaned.stray_bytes += disk_bytes
             return
         for found in waiting:
             await self._clean_blob(found)

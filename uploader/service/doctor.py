@@ -18,12 +18,9 @@ from pathlib import Path
 from uploader.accounting.pending import Pending
 from uploader.accounting.redis import look_at_server as look_at_redis
 from uploader.clock import Clock
-from uploader.database import audit_log, meta, migrate, reports
-from uploader.database.audit_log import Wanted
+from uploader.database import meta, migrate
 from uploader.database.engine import Database
-from uploader.database.reports import Page
-from uploader.domain import advisories
-from uploader.domain.audit_log import Action
+from uploader.domain import advisories, reasons
 from uploader.domain.diagnosis import (
     Diagnosis,
     Subject,
@@ -37,14 +34,22 @@ from uploader.domain.upload import floor_of
 from uploader.errors import ConfigurationError, UploaderError
 from uploader.service import exposure
 from uploader.service.events import Watching
-from uploader.service.health import REDIS_SETTINGS, Integrity, not_durable, odd_settings
+from uploader.service.health import (
+    REDIS_SETTINGS,
+    Integrity,
+    diagnoses_of_aside,
+    diagnoses_of_durability,
+    diagnoses_of_mishaps,
+    diagnoses_of_redis_settings,
+    odd_settings,
+)
 from uploader.service.installation import FACT, Installation
-from uploader.service.reconcile import last_reconciled
+from uploader.service.maintenance import Maintenance
 from uploader.settings import Settings, secret_files
 from uploader.sinks.configuration import EventSettings
 from uploader.storage import disk, modes
 from uploader.storage.store import Store
-from uploader.units import format_duration, format_size
+from uploader.units import format_size
 
 _FILES_SECONDS, _FILES_AT_START_SECONDS = 1.0, 0.1
 # Of a start: what is not known by then is not told.
@@ -52,9 +57,6 @@ _START_SECONDS = 2.0
 _MINIMUM_REDIS = (7,)
 _LEAST_INODES_SHARE = 20
 _MAX_KEY_SET_BYTES = 256 << 10
-# Later than these the jobs that do it once an hour, or once a day, do not run.
-_RECONCILED_WITHIN, _SNAPSHOT_WITHIN = timedelta(days=1), timedelta(days=2)
-_BACKUP_WITHIN = timedelta(days=8)
 _SOON = timedelta(days=14)
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _NO_BARRIER = frozenset({"nobarrier", "barrier=0"})
@@ -101,10 +103,8 @@ class Doctor:
             Subject.REDIS: self._redis,
             Subject.BUCKET: self._bucket,
             Subject.CONTENT: self._content,
-            Subject.EVENTS: self._events,
-            Subject.RECONCILE: self._reconcile,
-            Subject.SNAPSHOT: self._snapshot,
-            Subject.BACKUP: self._backup,
+            Subject.EVENTS: self.watching.diagnoses,
+            **Maintenance(self.database, self.clock).looks,
         }
         asked = await asyncio.gather(*(self._asked(subject, ask) for subject, ask in parts.items()))
         return worst_first([*await self._here(files_seconds), *(each for found in asked for each in found)])
@@ -221,7 +221,7 @@ class Doctor:
             what = f"temp, blobs and trash in {data} are not on one filesystem"
             found.append(error(Subject.DISK, what, _BLOCKS))
         if (doubt := disk.doubt_about(data)) is not None:
-            found.append(error(Subject.DISK, doubt, "move it there, with all servers stopped"))
+            found.append(reasons.FILESYSTEM_DOUBTFUL(doubt=doubt))
         path = self.kept.sqlite
         if path is not None and not path.is_relative_to(data) and (doubt := disk.doubt_about(path.parent)) is not None:
             what = doubt.replace("UPLOADER_DATA", f"the database {path}")
@@ -255,10 +255,7 @@ class Doctor:
             return [note(Subject.DATABASE, what, "the next start migrates it; `uploader backup` before")]
         await migrate.check(self.database)
         await self.installation.compare()
-        found = []
-        for odd in not_durable(await self.database.read(meta.durability)):
-            what = f"a power cut takes back what was committed: {odd}"
-            found.append(warning(Subject.DATABASE, what, "set it in the configuration of the server, and restart that"))
+        found = diagnoses_of_durability(await self.database.read(meta.durability))
         pragmas = await self.database.read(meta.sqlite_pragmas)
         for odd in odd_settings(pragmas, {"journal_mode": ("wal",), "synchronous": ("2",)}):
             found.append(warning(Subject.DATABASE, odd, "put its file on a local filesystem, such as ext4"))
@@ -280,11 +277,7 @@ class Doctor:
         return found
 
     async def _redis(self) -> list[Diagnosis]:
-        found = []
-        aside = [path.name for path in await asyncio.to_thread(self.list_aside)]
-        if aside:
-            what = f"files that the embedded Valkey could not load are set aside: {', '.join(aside)}"
-            found.append(warning(Subject.REDIS, what, "find out why, and remove them"))
+        found = diagnoses_of_aside(await asyncio.to_thread(self.list_aside))
         if not self.asks_redis:
             return found
         before = self.clock.now()
@@ -322,56 +315,7 @@ class Doctor:
 
     async def _content(self) -> list[Diagnosis]:
         mishaps = await self.database.read(meta.recent_mishaps, self.clock.now())
-        told = [warning(Subject.CONTENT, mishap.removesuffix(": see the log"), "see the log") for mishap in mishaps]
-        return told + await self.integrity.diagnoses()
-
-    async def _events(self) -> list[Diagnosis]:
-        do = "`uploader events list --dead` says why, `uploader events replay` tells them once more"
-        return [warning(Subject.EVENTS, said, do) for said in await self.watching.warnings()]
-
-    async def _reconcile(self) -> list[Diagnosis]:
-        last = await self.database.read(last_reconciled)
-        if last is None:
-            return []
-        ago = self._ago(last.at)
-        if last.drifts > last.repaired:
-            what = f"the last reconcile, {ago}, found {last.drifts} drifts"
-            do = "`uploader reconcile` says which, `--repair` mends what can be mended"
-            return [error(Subject.RECONCILE, what, do)]
-        if self.clock.now() - last.at > _RECONCILED_WITHIN:
-            what = f"the last reconcile was {ago}"
-            return [
-                warning(Subject.RECONCILE, what, "let a worker run: `uploader serve` with jobs, or `uploader work`")
-            ]
-        return [note(Subject.RECONCILE, f"the last reconcile, {ago}, found nothing", "nothing to do")]
-
-    async def _snapshot(self) -> list[Diagnosis]:
-        day = await self.database.read(reports.newest_day_until, self.clock.now().date())
-        if day is None:
-            return []
-        if self.clock.now() - day.taken_at > _SNAPSHOT_WITHIN:
-            what = f"the last snapshot of the totals was taken {self._ago(day.taken_at)}"
-            return [warning(Subject.SNAPSHOT, what, "let a worker run: `uploader serve` with jobs, or `uploader work`")]
-        return [note(Subject.SNAPSHOT, f"the last snapshot was taken {self._ago(day.taken_at)}", "nothing to do")]
-
-    async def _backup(self) -> list[Diagnosis]:
-        newest = Page(sort="created_at", descending=True, limit=1, after=None)
-        made = await self.database.read(audit_log.acts, Wanted(action=Action.BACKUP_MADE.value), newest)
-        if not made:
-            what = "`uploader backup` has made none"
-            return [note(Subject.BACKUP, what, "make one every day, unless something else does")]
-        ago, lacking = self._ago(made[0].created_at), made[0].details.get("lacking")
-        if lacking:
-            what = f"the last backup, {ago}, lacks {lacking} contents"
-            return [error(Subject.BACKUP, what, "run `uploader scrub`, send them again, and back up anew")]
-        if self.clock.now() - made[0].created_at > _BACKUP_WITHIN:
-            return [warning(Subject.BACKUP, f"the last backup was made {ago}", "look why no newer one was")]
-        return [note(Subject.BACKUP, f"the last backup was made {ago}", "nothing to do")]
-
-    def _ago(self, moment: datetime) -> str:
-        seconds = max(0, round((self.clock.now() - moment).total_seconds()))
-        unit = next((unit for unit in (86400, 3600, 60) if seconds >= unit), 1)
-        return f"{format_duration(seconds // unit * unit)} ago"
+        return diagnoses_of_mishaps(mishaps) + await self.integrity.diagnoses()
 
 
 _OF_ROWS = (Subject.CONTENT, Subject.EVENTS, Subject.RECONCILE, Subject.SNAPSHOT, Subject.BACKUP)
@@ -393,19 +337,6 @@ def diagnoses_of_mounts(data: Path, mounts: Sequence[disk.Mount]) -> list[Diagno
             what = f"{data / name} is a mount of its own: no file can be linked to it from the others"
             found.append(error(Subject.DISK, what, _BLOCKS))
     return found
-
-
-def diagnoses_of_redis_settings(found: dict[str, str]) -> list[Diagnosis]:
-    """Tell which settings of Redis are not as they should be. Without `noeviction` it forgets what it was told. Without
-    the rest more is rebuilt after a crash of it."""
-    diagnoses = []
-    for name, values in REDIS_SETTINGS.items():
-        for odd in odd_settings(found, {name: values}):
-            if name == "maxmemory-policy":
-                diagnoses.append(warning(Subject.REDIS, odd, "set it: a Redis of its own evicts nothing"))
-            else:
-                diagnoses.append(note(Subject.REDIS, odd, "set it, and less is rebuilt after a crash of Redis"))
-    return diagnoses
 
 
 def _umask() -> list[Diagnosis]:

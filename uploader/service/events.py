@@ -21,7 +21,9 @@ from uploader.database import deliveries, meta
 from uploader.database.audit_log import note
 from uploader.database.deliveries import Delivery, Due, Failure, SinkState
 from uploader.database.engine import Connection, Database
+from uploader.domain import reasons
 from uploader.domain.audit_log import Action
+from uploader.domain.diagnosis import Diagnosis
 from uploader.domain.events import Message
 from uploader.errors import NotFound
 from uploader.observability import EVENT_DELIVERIES, EVENT_DELIVERY_SECONDS
@@ -109,13 +111,9 @@ class Watching:
         error = await deliveries.last_error(connection, name) if state.waiting or state.dead else None
         return SinkFigures(name, condition, state.waiting, state.dead, lag, error)
 
-    async def warnings(self) -> list[str]:
+    async def diagnoses(self) -> list[Diagnosis]:
         """Raises Unavailable."""
         return [said for each in await self.sinks() for said in _said_of(each)]
-
-    async def warning(self) -> str | None:
-        """Raises Unavailable."""
-        return "; ".join(await self.warnings()) or None
 
     async def forget_old(self, limit: int) -> tuple[int, int]:
         """Forget old events; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""
@@ -123,16 +121,16 @@ class Watching:
         return await self.database.transact(deliveries.forget, before, limit)
 
 
-def _said_of(sink: SinkFigures) -> Iterator[str]:
+def _said_of(sink: SinkFigures) -> Iterator[Diagnosis]:
     match sink.condition:
         case "unnamed" if sink.waiting:
-            yield f"{sink.waiting} wait for {sink.sink}, which UPLOADER_EVENTS does not name"
+            yield reasons.EVENTS_UNNAMED(waiting=sink.waiting, sink=sink.sink)
         case "off":
-            yield f"{sink.sink} said that it wants no more"
+            yield reasons.EVENTS_OFF(sink=sink.sink)
         case "late":
-            yield f"{sink.sink} is {sink.lag_seconds:.0f} s late"
+            yield reasons.EVENTS_LATE(sink=sink.sink, seconds=f"{sink.lag_seconds:.0f}")
     if sink.dead and sink.condition != "unnamed":
-        yield f"{sink.sink} has not taken {sink.dead}, which are dead"
+        yield reasons.EVENTS_DEAD(sink=sink.sink, dead=sink.dead)
 
 
 # So many failures in a row open it.

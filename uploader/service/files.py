@@ -9,7 +9,7 @@ from functools import partial
 from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import levels, queries, transactions
+from uploader.database import levels, meta, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
 from uploader.domain.upload import File, Usage
@@ -143,7 +143,11 @@ class Files:
         @self.database.outside
         async def remove() -> None:
             # If the lock of the row was lost since, these may be the bytes of a merge by now; then they have changed.
-            if found is not None:
+            if found is None:
+                return
+            # What came after a copy of the database that was brought back may have files that this one forgot.
+            held = await self.database.read(meta.held_contents)
+            if held is None or not held.holds(found.changed_at):
                 await self.storage.put_away(found)
 
         collect = partial(transactions.files.collect_blob, prepare=prepare, remove=remove, now=self.clock.now())

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from prometheus_client import Gauge
@@ -17,9 +18,11 @@ from uploader.accounting.pending import Pending
 from uploader.clock import Clock
 from uploader.database import migrate, queries
 from uploader.database.engine import Database
-from uploader.database.meta import durability, recent_mishaps
-from uploader.domain.diagnosis import Diagnosis, Subject, error, warning
-from uploader.errors import Unavailable, UploaderError
+from uploader.database.meta import Held, Mishap, durability, held_contents, recent_mishaps
+from uploader.domain import reasons
+from uploader.domain.diagnosis import Diagnosis
+from uploader.domain.reasons import Check, spell
+from uploader.errors import UploaderError
 from uploader.service.cleanup import kept_strays
 from uploader.service.events import Watching
 from uploader.service.installation import Installation
@@ -34,6 +37,7 @@ from uploader.units import format_duration
 class Seen:
     damaged_blobs: int
     unreadable_blobs: int
+    held: Held | None
     kept_strays: int
     age: Age
 
@@ -47,38 +51,38 @@ class Integrity:
         """Raises Unavailable."""
         damaged = await self.database.read(queries.count_damaged_blobs)
         unreadable = await self.database.read(queries.count_unreadable_blobs)
-        return Seen(damaged, unreadable, await kept_strays(self.database), await self.scrubbing.age())
+        held = await self.database.read(held_contents)
+        return Seen(damaged, unreadable, held, await kept_strays(self.database), await self.scrubbing.age())
 
     async def diagnoses(self) -> list[Diagnosis]:
         """Raises Unavailable."""
         seen, found = await self.look(), []
         if seen.damaged_blobs:
-            what = f"damaged contents: {seen.damaged_blobs}"
-            found.append(error(Subject.CONTENT, what, "see `uploader scrub`"))
+            found.append(reasons.DAMAGED_CONTENTS(count=seen.damaged_blobs))
         if seen.unreadable_blobs:
-            what = f"contents that can't be read: {seen.unreadable_blobs}"
-            found.append(error(Subject.CONTENT, what, "see the log"))
-        if seen.kept_strays:
-            what = f"blobs that no row names: {seen.kept_strays}, too many to be what crashes left"
-            do = "is this their database? `uploader cleanup --yes` puts them away"
-            found.append(warning(Subject.CONTENT, what, do))
+            found.append(reasons.UNREADABLE_CONTENTS(count=seen.unreadable_blobs))
+        if seen.held is not None:
+            found.append(reasons.CONTENTS_HELD(at=f"{seen.held.since:%Y-%m-%d %H:%M:%S} UTC"))
+        elif seen.kept_strays:
+            found.append(reasons.STRAYS_KEPT(count=seen.kept_strays))
         if not seen.age.within_goal:
-            what = f"a content was not read back for {format_duration(round(seen.age.seconds))}"
-            found.append(warning(Subject.CONTENT, what, "raise UPLOADER_SCRUB_RATE, or let a worker run"))
+            found.append(reasons.NOT_SCRUBBED(duration=format_duration(round(seen.age.seconds))))
         return found
 
-    async def warning(self) -> str | None:
-        """Raises Unavailable."""
-        return "; ".join(f"{each.what}, {each.do}" for each in await self.diagnoses()) or None
 
+# Tells what is the matter. Raises Unavailable.
+Ask = Callable[[], Awaitable[list[Diagnosis]]]
 
-Warn = Callable[[], Awaitable[str | None]]
-
+# Of all of it: whatever hangs, the answer comes.
 _PATIENCE_SECONDS = 5.0
-# How long what the servers say of their settings is believed: load balancers ask all day.
+# How long what was told is believed: load balancers ask all day. Of contents a question is cheap, and news matter.
 _FRESH_SECONDS = 60.0
+_FRESH_CONTENT_SECONDS = 5.0
 # How old an answer of the disk may be.
 _STORAGE_CHECK_SECONDS = 0.5
+# Of a disk, twice in a row: once a burst of writes may be to blame.
+_SLOW_SECONDS = 3.0
+_SLOW_TIMES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class Finding:
 
 @dataclass(eq=False, repr=False)
 class Health:
-    # `list_aside`: the directories of Redis that it could not load; blocks.
+    # `list_aside`: the directories of Redis that it could not load; blocks. `asks`: who else has something to tell.
     database: Database
     storage: Store
     pending: Pending
@@ -100,52 +104,81 @@ class Health:
     watching: Watching
     list_aside: Callable[[], Sequence[Path]]
     clock: Clock
-    _warnings: dict[str, tuple[float, str | None]] = field(default_factory=dict, init=False)
+    asks: Mapping[Check, Sequence[Ask]] = field(default_factory=dict)
+    _told: dict[Check, tuple[float, list[Diagnosis]]] = field(default_factory=dict, init=False)
     # One question of a kind at a time.
-    _asking: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock), init=False)
-    _storage_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _storage_failure: UploaderError | None = field(default=None, init=False)
-    _storage_checked_at: float = field(default=-math.inf, init=False)
+    _asking: defaultdict[Check, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock), init=False)
+    # The last write to the store, which may hang; one at a time.
+    _probing: "asyncio.Future[None] | None" = field(default=None, init=False)
+    _probed_until: float = field(default=-math.inf, init=False)
+    # How long the last ones took that were slow, one after the other.
+    _slow_seconds: list[float] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._checks = {
+            Check.DATABASE: self._check_database,
+            Check.REDIS: self.installation.check_redis,
+            Check.STORAGE: self._check_storage,
+        }
+        own: dict[Check, Ask] = {
+            Check.DATABASE: self._durability,
+            Check.REDIS: self._redis_settings,
+            Check.STORAGE: self._doubts,
+            Check.CONTENT: self.integrity.diagnoses,
+            Check.EVENTS: self.watching.diagnoses,
+        }
+        self._asks = {each: [*([own[each]] if each in own else []), *self.asks.get(each, ())] for each in Check}
 
     async def check(self) -> dict[str, Finding]:
-        """Tell for each part how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
-        database, redis, storage, content = await asyncio.gather(
-            self._find("database", self._check_database, self._database_warning),
-            self._find("redis", self.installation.check_redis, self._redis_warning),
-            self._find("storage", self._check_storage, self._storage_warning),
-            self._warned("content", self.integrity.warning),
-        )
-        found = {"database": database, "redis": redis, "storage": storage, "content": content}
-        events = await self._warned("events", self.watching.warning) if database.ok else Finding(True)
-        return found | ({"events": events} if self.watching.names or events.reason else {})
+        """Tell for each part how it is; of some only if there is something. A setting that is not as durable as it should
+        be, or a damaged content, is told beside `ok`: it is no reason to send requests elsewhere."""
+        until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        found = dict(zip(Check, await asyncio.gather(*(self._find(each, until) for each in Check)), strict=True))
+        always = {*self._checks, Check.CONTENT, *([Check.EVENTS] if self.watching.names else [])}
+        return {each.value: finding for each, finding in found.items() if each in always or finding.reason}
 
-    async def _warned(self, name: str, warn: Warn) -> Finding:
-        """Damaged content, or an event that nobody takes, is no reason to send requests elsewhere; nor is that nobody can
-        tell now: then nobody is asked for a while, because what takes too long would only be begun again and again."""
+    async def _find(self, check: Check, until: float) -> Finding:
+        if check in self._checks:
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._checks[check]()
+            except (UploaderError, TimeoutError) as error:
+                late = f"it did not answer within {_PATIENCE_SECONDS:.0f} s"
+                detail = error.detail.rstrip(".") if isinstance(error, UploaderError) else late
+                return Finding(False, spell(self._seen(check) or [reasons.FAILS[check](detail=detail)]))
+        return Finding(True, spell([*self._seen(check), *await self._asked(check, until)]))
+
+    def _seen(self, check: Check) -> list[Diagnosis]:
+        """Tell what this process has met itself, at once."""
+        if check is Check.DATABASE and self.database.damage is not None:
+            return [reasons.DATABASE_DAMAGED(how=self.database.damage)]
+        if check is not Check.STORAGE:
+            return []
+        found, ballast = [], self.storage.ballast
+        if ballast is not None and ballast.is_used:
+            found.append(reasons.BALLAST_USED())
+        elif self.storage.is_full:
+            found.append(reasons.DISK_FULL())
+        if len(self._slow_seconds) >= _SLOW_TIMES:
+            found.append(reasons.DISK_SLOW(seconds=f"{self._slow_seconds[-1]:.1f}"))
+        return found
+
+    async def _asked(self, check: Check, until: float) -> list[Diagnosis]:
+        """Ask, unless that was done a moment ago. Where nobody can tell now, the last word stands, and nobody is asked for a
+        while: what takes too long would only be begun again and again."""
+        fresh_seconds = _FRESH_CONTENT_SECONDS if check is Check.CONTENT else _FRESH_SECONDS
+        known = self._told.get(check, (-math.inf, []))[1]
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                return Finding(True, await self._warning(name, warn))
+            async with asyncio.timeout_at(until), self._asking[check]:
+                asked_at, known = self._told.get(check, (-math.inf, []))
+                if time.monotonic() - asked_at >= fresh_seconds:
+                    known = [each for ask in self._asks[check] for each in await ask()]
+                    self._told[check] = (time.monotonic(), known)
         except (UploaderError, TimeoutError):
-            self._warnings[name] = (time.monotonic(), None)
-            return Finding(True)
+            self._told[check] = (time.monotonic(), known)
+        return known
 
-    async def _find(self, name: str, check: Callable[[], Awaitable[None]], warn: Warn) -> Finding:
-        try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await check()
-                return Finding(True, await self._warning(name, warn))
-        except UploaderError as error:
-            return Finding(False, error.detail)
-        except TimeoutError:
-            return Finding(False, f"It did not answer within {_PATIENCE_SECONDS:.0f} s.")
-
-    async def _warning(self, name: str, warn: Warn) -> str | None:
-        async with self._asking[name]:
-            asked_at, warning = self._warnings.get(name, (float("-inf"), None))
-            if time.monotonic() - asked_at >= _FRESH_SECONDS:
-                warning = await warn()
-                self._warnings[name] = (time.monotonic(), warning)
-            return warning
+    # What has to work
 
     async def _check_database(self) -> None:
         await self.database.look()
@@ -154,45 +187,68 @@ class Health:
         await self.installation.check_database()
 
     async def _check_storage(self) -> None:
-        """However often it is asked, one check runs at a time, and none right after another: it is a write."""
-        async with self._storage_lock:
-            if time.monotonic() > self._storage_checked_at + _STORAGE_CHECK_SECONDS:
-                self._storage_failure = None
-                try:
-                    await self.storage.check()
-                except UploaderError as error:
-                    self._storage_failure = error
-                self._storage_checked_at = time.monotonic()
-        if self._storage_failure is not None:
-            raise self._storage_failure
+        """However often it is asked, one check runs at a time, and none right after another: it is a write, and one that
+        hangs has a thread."""
+        probing = self._probing
+        if probing is None or (probing.done() and time.monotonic() > self._probed_until):
+            self._probing = probing = asyncio.ensure_future(self._probe())
+            probing.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting for it
+        await asyncio.shield(probing)
 
-    async def _database_warning(self) -> str | None:
-        found = await self.database.read(durability)
-        return "; ".join(not_durable(found)) or None
+    async def _probe(self) -> None:
+        began = time.monotonic()
+        try:
+            await self.storage.check()
+        finally:
+            now = time.monotonic()
+            self._probed_until = now + _STORAGE_CHECK_SECONDS
+            self._slow_seconds = [*self._slow_seconds[-1:], now - began] if now - began > _SLOW_SECONDS else []
 
-    async def _storage_warning(self) -> str | None:
-        mishaps: list[str] = []
-        with suppress(Unavailable):  # the database is a check of its own
-            mishaps = await self.database.read(recent_mishaps, self.clock.now())
-        return "; ".join(filter(None, (self.storage.doubt, *mishaps))) or None
+    # What to tell
 
-    async def _redis_warning(self) -> str | None:
-        odd = "; ".join(odd_settings(await self.pending.configuration(*REDIS_SETTINGS), REDIS_SETTINGS))
-        aside = [path.name for path in await asyncio.to_thread(self.list_aside)]
-        lost = f"could not be loaded, all was rebuilt; find out why, and remove: {', '.join(aside)}" if aside else None
-        return "; ".join(filter(None, (odd, lost))) or None
+    async def _durability(self) -> list[Diagnosis]:
+        return diagnoses_of_durability(await self.database.read(durability))
+
+    async def _doubts(self) -> list[Diagnosis]:
+        found = [] if self.storage.doubt is None else [reasons.FILESYSTEM_DOUBTFUL(doubt=self.storage.doubt)]
+        with suppress(UploaderError):  # the database is a check of its own
+            found += diagnoses_of_mishaps(await self.database.read(recent_mishaps, self.clock.now()))
+        return found
+
+    async def _redis_settings(self) -> list[Diagnosis]:
+        found = diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
+        return found + diagnoses_of_aside(await asyncio.to_thread(self.list_aside))
 
 
-def not_durable(found: Mapping[str, str]) -> list[str]:
-    """Return the settings of a MySQL or MariaDB by which a commit does not survive a power cut."""
+def diagnoses_of_durability(found: Mapping[str, str]) -> list[Diagnosis]:
+    """Tell of the settings of a MySQL or MariaDB by which a commit does not survive a power cut."""
     wanted = {"innodb_flush_log_at_trx_commit": ("1",)}
     if found.get("log_bin") == "1":
         wanted["sync_binlog"] = ("1",)
-    return odd_settings(found, wanted)
+    return [reasons.NOT_DURABLE(setting=odd) for odd in odd_settings(found, wanted)]
+
+
+def diagnoses_of_mishaps(mishaps: Mapping[Mishap, datetime]) -> list[Diagnosis]:
+    return [reasons.MISHAP(mishap=mishap, at=f"{at:%Y-%m-%dT%H:%M:%SZ}") for mishap, at in mishaps.items()]
+
+
+def diagnoses_of_aside(aside: Sequence[Path]) -> list[Diagnosis]:
+    return [reasons.REDIS_ASIDE(names=", ".join(path.name for path in aside))] if aside else []
 
 
 # Each as it should be. Without the last Redis may forget accounts; without the others it is rebuilt after a crash.
 REDIS_SETTINGS = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}
+
+
+def diagnoses_of_redis_settings(found: Mapping[str, str]) -> list[Diagnosis]:
+    """Tell which settings of Redis are not as they should be. Without `noeviction` it forgets what it was told. Without
+    the rest more is rebuilt after a crash of it."""
+    odd = {name: odd_settings(found, {name: values}) for name, values in REDIS_SETTINGS.items()}
+    return [
+        (reasons.REDIS_EVICTS if name == "maxmemory-policy" else reasons.REDIS_FORGETS)(setting=setting)
+        for name, settings in odd.items()
+        for setting in settings
+    ]
 
 
 def odd_settings(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -66,7 +66,7 @@ class Installation:
             in_database = await self._fact()  # a first start may just have ended
         in_store = marks.installation or (in_database if in_database in marks.proposed else None)
         if in_store != in_database:
-            raise ConfigurationError(_difference(self.storage.marks.store, in_store, in_database))
+            raise ConfigurationError(difference(self.storage.marks.store, in_store, in_database))
         if in_store is None:
             await self._refuse_what_is_named_elsewhere()
         self.id = in_store
@@ -78,7 +78,7 @@ class Installation:
             return
         in_database = await self._fact()
         if in_database != self.id:
-            raise ConfigurationError(_difference(self.storage.marks.store, self.id, in_database))
+            raise ConfigurationError(difference(self.storage.marks.store, self.id, in_database))
 
     async def check_redis(self) -> None:
         """Mark Redis if new or lost. Raises ConfigurationError if it is another installation's, Unavailable."""
@@ -94,7 +94,9 @@ class Installation:
         """Ask before anything is removed. Raises ConfigurationError if not all belong together, Unavailable."""
         await self.database.look()
         await self.check_database()
-        await self.check_redis()
+        # It is read first: what makes room on a full disk goes on while Redis takes no writes.
+        if self.id is None or not await self.redis.names(self.id):
+            await self.check_redis()
 
     async def look(self) -> float:
         """Look at what no commit looks at; return when to look again, in seconds. Raises Unavailable."""
@@ -161,7 +163,7 @@ class Installation:
         return bool(names and await self.database.read(query, names))
 
 
-def _difference(store: StoreName, in_store: str | None, in_database: str | None) -> str:
+def difference(store: StoreName, in_store: str | None, in_database: str | None) -> str:
     if in_database is None:
         return (
             f"the {store.name} belongs to installation {in_store}, the database to none: it is a new one, or another "

@@ -23,13 +23,14 @@ from typing import Self
 from uuid import uuid4
 
 from uploader.crashpoints import crash_point
-from uploader.errors import ConfigurationError, StorageFailed, StorageFull, UploaderError
+from uploader.errors import ConfigurationError, StorageFailed, StorageFull, StorageReadOnly, UploaderError
 
 logger = logging.getLogger(__name__)
 
 # What a part of a disk says that went bad, and nothing else.
 DAMAGED = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# And one without room.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # What opening says of a directory, and of a socket or a device that can't be opened.
 _NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ENODEV})
 _DIRECTORY_MODE = 0o700
@@ -291,6 +292,26 @@ def close(descriptor: int) -> None:
     os.close(descriptor)
 
 
+class Reserve:
+    """An open file that takes room, so many bytes, until somebody shortens it; closed with its last user."""
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self.descriptor = descriptor
+        self._size_bytes = size_bytes
+        weakref.finalize(self, os.close, descriptor)
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether it takes less: one call of the system, because each chunk asks."""
+        return os.fstat(self.descriptor).st_size < self._size_bytes
+
+
+def check_room(reserve: Reserve | None) -> None:
+    """Raises StorageFull as long as the reserve is used: what is free is for giving space back."""
+    if reserve is not None and reserve.is_used:
+        raise StorageFull()
+
+
 @contextmanager
 def opened(descriptor: int) -> Iterator[int]:
     try:
@@ -393,9 +414,12 @@ def _set_lock(descriptor: int, kind: int, start: int, length: int) -> bool:
 
 
 def refusal(error: OSError) -> UploaderError:
-    """Translate an error of the disk: into StorageFull, or StorageFailed, which is logged."""
-    if error.errno in _FULL:
+    """Translate an error of the disk: into StorageFull, or StorageFailed of a kind, which is logged."""
+    if error.errno in FULL:
         return StorageFull()
+    if error.errno == errno.EROFS:
+        logger.error("the disk can only be read", extra={"path": error.filename})
+        return StorageReadOnly()
     logger.error("the disk reports an error", exc_info=error)
     return StorageFailed()
 

@@ -21,6 +21,7 @@ from uploader.domain import delta
 from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import ConfigurationError, StorageFailed
 from uploader.storage import disk
+from uploader.storage.ballast import Ballast
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
 from uploader.storage.hashes import BlockChecksums
 from uploader.tasks import OnePerKey, Pool, give_way, give_way_anywhere, give_way_to_all
@@ -232,6 +233,10 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
     marks: InstallationMark
     # What could lose data here though all works, once it was prepared.
     doubt: str | None = None
+    # When it was checked last.
+    is_full = False
+    # Of the filesystem of the data directory, or of the database.
+    ballast: Ballast | None = None
 
     def __init__(self, reading: Pool | None = None) -> None:
         """`reading`: the threads that wait for where blobs are read from."""
@@ -376,7 +381,8 @@ class SpooledBytes:
 class Spool:
     """The directory `spool` of a node."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, ballast: Ballast | None = None) -> None:
+        self._ballast = ballast
         self._path = root.absolute()
         self._root = disk.Root(self._path)
         self._pool = Pool(_THREADS, "spool", translate=disk.refusal, initializer=run_anywhere)
@@ -397,6 +403,8 @@ class Spool:
 
     async def open(self) -> SpooledBytes:
         """Return a place for a body. Raises StorageFull."""
+        if self._ballast is not None:
+            disk.check_room(self._ballast.reserve)
         return await self._pool.run(self._open)
 
     def _open(self) -> SpooledBytes:

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 import click
 
 from uploader.cli.server.services import EXIT_FAILED, embedded_redis, load_settings, run_to_end, with_services
-from uploader.cli.terminal import EXIT_OK, exact_bytes, fail, human_bytes, percent
+from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, exact_bytes, fail, human_bytes, percent
 from uploader.domain.audit_log import Action
+from uploader.units import format_ago
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
     from uploader.service.backup import BackedUp, Copied
+    from uploader.settings import Settings
 
 _TERMINAL_SECONDS, _LINES_SECONDS = 0.2, 10.0
+_LOST = "what was done since: names of new files, changes of names, deletions, open uploads, users, quotas, tokens"
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
@@ -83,10 +86,12 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
 
 
 @click.command()
-@click.argument("directory", type=_DIRECTORY)
+@click.argument("directory", type=_DIRECTORY, required=False)
 @click.option("--at", "stamp", metavar="STAMP", help="The name of a backup in DIRECTORY.  [default: the newest]")
-def restore(directory: Path, stamp: str | None) -> None:
-    """Restore an installation from a backup in DIRECTORY.
+@click.option("--last", is_flag=True, help="Bring back the newest good copy of a damaged SQLite, without DIRECTORY.")
+@click.option("--yes", is_flag=True, help="With --last: really do it.")
+def restore(directory: Path | None, stamp: str | None, last: bool, yes: bool) -> None:
+    """Restore an installation from a backup in DIRECTORY, or its database from the last copy.
 
     The settings in force say where to. The database has to be empty. The data directory has to be new or empty, or that of
     the same installation, whose blobs then stay. Stop all servers and workers first. Compares each blob with its SHA-256,
@@ -97,10 +102,19 @@ def restore(directory: Path, stamp: str | None) -> None:
     No backup has the chunks of open uploads: the command prints the number of these, and `uploader reset-unfinished
     --lost --yes` closes them.
 
+    --last: servers and workers copy a SQLite every hour, and before each migration. Say first what is lost; with --yes put
+    the newest good copy in the place of the database, which is kept under another name. Contents stay, also those that the
+    copy does not name: `uploader cleanup --list` lists them.
+
     Exit codes: 0 ok; 1 nothing was restored, or all but the contents that the command names; 2 the database or the
     directory is not empty, or of another installation.
     """
     settings, progress = load_settings(), _Progress()
+    if last == (directory is not None) or (stamp is not None and last) or (yes and not last):
+        fail("say DIRECTORY, and perhaps --at; or --last, and perhaps --yes", EXIT_USAGE)
+    if directory is None:
+        _restore_last(settings, yes)
+        return
 
     async def run() -> "tuple[str, Copied, int]":
         from uploader import bootstrap
@@ -128,6 +142,44 @@ def restore(directory: Path, stamp: str | None) -> None:
     if lost:
         click.echo("`uploader reset-unfinished --lost --yes` closes them; their clients have to send them again")
     sys.exit(EXIT_FAILED if copied.lacking else EXIT_OK)
+
+
+def _restore_last(settings: "Settings", yes: bool) -> None:
+    async def run() -> bool:
+        from uploader import bootstrap
+
+        services = bootstrap.Services(settings)
+        try:
+            last = await services.restoring_last.look()
+            age = format_ago(services.clock.now() - last.copy.made_at)
+            for name, how in last.damaged.items():
+                click.echo(f"damaged, and passed over: {name}: {how}")
+            click.echo(
+                f"newest good copy: {last.copy.path.name}, made at {last.copy.made_at:%Y-%m-%d %H:%M:%S} UTC, {age}"
+            )
+            click.echo(f"lost: {_LOST}")
+            if not yes:
+                return False
+            with embedded_redis(settings) as wait_for_redis:
+                wait_for_redis()
+                aside = await services.restoring_last.restore(last)
+            click.echo(f"restored {last.copy.path.name}" + (f"; what was damaged is {aside}" if aside else ""))
+            await services.storage.prepare()
+            unnamed = [each async for each in services.cleanup.unnamed()]
+            click.echo(f"kept, though the copy does not name them: {len(unnamed)} contents and uploads")
+            click.echo(f"open uploads whose chunks are not there: {await services.cleanup.count_lost()}")
+            return True
+        finally:
+            services.storage.stop()
+            await services.close()
+
+    with _told():
+        done = run_to_end(run())
+    if not done:
+        fail("nothing was changed; to lose that, say --yes", EXIT_USAGE)
+    click.echo(
+        "`uploader cleanup --list` lists what is kept, `uploader reset-unfinished --lost --yes` closes such uploads"
+    )
 
 
 def _tell_lacking(copied: "Copied") -> None:

@@ -22,9 +22,10 @@ from uploader.units import format_duration
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.cleanup import Reset
+    from uploader.service.cleanup import Reset, Unnamed
     from uploader.service.heal import Damage
     from uploader.service.scrub import ScrubProgress
+    from uploader.storage.base import Found
 
 _LOST = " (open, and its chunks are lost, as after a restore, which brings back none)"
 _CLOSE_LOST = (
@@ -120,7 +121,8 @@ def redis_reset(yes: bool) -> None:
 )
 @click.option("--yes", is_flag=True, help="Also put many blobs that the database does not name into the trash.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only print what would be removed.")
-def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: bool) -> None:
+@click.option("--list", "lists", is_flag=True, help="Only list the bytes that the database does not name.")
+def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: bool, lists: bool) -> None:
     """Free the space of idle uploads and of crashes.
 
     Expires idle uploads of past months, and removes directories that belong to no open upload, once nothing touched them
@@ -128,9 +130,16 @@ def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: boo
 
     Blobs and chunks that the database does not name go to the trash, and come back if it names them again. More than 100
     such blobs that are more than 1 % of all stay, because they hint at a wrong database in the settings, or at one that is
-    to be restored. --yes puts them into the trash.
+    to be restored. So do all that came since the copy that `uploader restore --last` brought back. --yes puts them into the
+    trash.
+
+    --list prints them, and removes nothing: since when, bytes on disk, SHA-256 or id of the upload.
     """
     settings = load_settings()
+    if lists:
+        for unnamed in with_services(settings, _unnamed, stores=True):
+            _print_found(unnamed.found, is_blob=unnamed.is_blob)
+        return
     idle_seconds = idle or settings.upload_expiry_seconds
     cleaned = with_everything(
         settings,
@@ -153,6 +162,15 @@ def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: boo
     click.echo(f"disk {would}given back, or to the trash: {exact_bytes(cleaned.disk_bytes)}")
     click.echo(f"quota {would}given back: {exact_bytes(cleaned.quota_bytes)}")
     _fail_if_left(cleaned.left)
+
+
+async def _unnamed(services: "Services") -> "list[Unnamed]":
+    return sorted([each async for each in services.cleanup.unnamed()], key=lambda each: each.found.changed_at)
+
+
+def _print_found(found: "Found", *, is_blob: bool) -> None:
+    since, kind = datetime.fromtimestamp(found.changed_at, UTC), "blob" if is_blob else "upload"
+    click.echo(f"{since:%Y-%m-%d %H:%M:%S}  {found.disk_bytes:>16}  {kind} {found.name}")
 
 
 @click.command("reset-unfinished")
@@ -304,13 +322,12 @@ def trash() -> None:
 def list_(as_json: bool) -> None:
     """Print deleted contents, oldest first: since when, bytes on disk, SHA-256 or id of the upload."""
     for found in with_services(load_settings(), lambda services: services.trash.entries(), stores=True):
-        since = datetime.fromtimestamp(found.changed_at, UTC)
-        kind = "blob" if found.is_blob else "upload"
         if as_json:
-            facts = {"kind": kind, "name": found.name, "since": since.isoformat(), "disk_bytes": found.disk_bytes}
-            click.echo(json.dumps(facts))
+            since = datetime.fromtimestamp(found.changed_at, UTC).isoformat()
+            kind = "blob" if found.is_blob else "upload"
+            click.echo(json.dumps({"kind": kind, "name": found.name, "since": since, "disk_bytes": found.disk_bytes}))
         else:
-            click.echo(f"{since:%Y-%m-%d %H:%M:%S}  {found.disk_bytes:>16}  {kind} {found.name}")
+            _print_found(found, is_blob=found.is_blob)
 
 
 @trash.command()

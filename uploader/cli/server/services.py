@@ -126,6 +126,10 @@ def make_data_directory(settings: Settings) -> None:
         fail(f"UPLOADER_DATA: {settings.data} can't be made: {error.strerror}", EXIT_CONFIGURATION)
     if not os.access(settings.data, os.W_OK | os.X_OK):
         fail(f"UPLOADER_DATA: {settings.data} can't be written", EXIT_CONFIGURATION)
+    from uploader.storage.ballast import Ballast
+
+    # A start has to write before it can tell that there is no room.
+    Ballast.beside(settings.data.absolute(), settings.sqlite_path).make_room()
 
 
 @contextmanager

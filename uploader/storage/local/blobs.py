@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
-from uploader.errors import StorageAway
+from uploader.errors import StorageAway, StorageFull
 from uploader.storage import disk
 from uploader.storage.base import Arrival, Body, Found, Gone, Stretch
 from uploader.storage.disk import Directory, Root
@@ -218,7 +218,7 @@ class LocalBlobs(Store):
     # The trash
 
     async def put_away(self, found: Found) -> bool:
-        return await self.threads.long.run(self._put_away, found)
+        return await self.giving_back(self.threads.long, self._put_away, found)
 
     def _put_away(self, found: Found) -> bool:
         if not self.keeps_trash or found.is_draft:
@@ -304,14 +304,25 @@ class LocalBlobs(Store):
         async for batch in self.in_batches(self.threads.long, iter(lambda: list(islice(parts, _LIST_BATCH)), [])):
             await self.threads.long.run(directories.remove_empty, self._root, batch)
 
+    async def giving_back(self, pool: Pool, work: Callable[..., T], *of: object) -> T:
+        """Run `work`, which gives room back, and may need a little for that. Raises as it does."""
+        try:
+            return await pool.run(work, *of)
+        except StorageFull:
+            if self.ballast is None or not await pool.run(self.ballast.free):
+                raise
+            return await pool.run(work, *of)
+
     async def remove(self, found: Found) -> bool:
-        done = await self.threads.long.run(directories.remove, self._root, found)
+        done = await self.giving_back(self.threads.long, directories.remove, self._root, found)
         self._trash_bytes -= done * found.in_trash * found.disk_bytes
         return done
 
     # Contents that come whole. Small ones that come while others are being stored are stored together.
 
     async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
+        if self.ballast is not None:
+            disk.check_room(self.ballast.reserve)
         large = [arrival for arrival in arrivals if arrival.body.length > _SMALL_BYTES]
         for arrival in large:
             await self.threads.long_hashing.run(_identify, arrival)

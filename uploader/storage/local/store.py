@@ -173,8 +173,11 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         self.doubt = disk.doubt_about(self._path)
 
     async def check(self) -> None:
-        with suppress(StorageFull):
+        try:
             await self._disk.run(self._check)
+            self.is_full = False
+        except StorageFull:
+            self.is_full = True
 
     def _check(self) -> None:
         with self._root.enter("temp") as directory, disk.opened(directory.open_unnamed()) as descriptor:
@@ -215,7 +218,9 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         await self._disk.run(self._chunks.begin_anew, upload)
 
     async def discard(self, upload: Upload, placed_at: str | None = None) -> bool:
-        return await self._disk_for(upload.size).run(self._discard, upload, self._kept.take_all(upload.id))
+        return await self.giving_back(
+            self._disk_for(upload.size), self._discard, upload, self._kept.take_all(upload.id)
+        )
 
     def _discard(self, upload: Upload, kept: list[OpenFiles]) -> bool:
         close_files(kept)
@@ -223,6 +228,8 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldRecord:
         """Hold a chunk in one thread hop, and another one for each time the chunk is busy."""
+        if body is not None and self.ballast is not None:
+            disk.check_room(self.ballast.reserve)
         held = await self._offer_and_hold(upload, number, body, start)
         began, pause = time.monotonic(), 0.001
         while held is None:
@@ -305,7 +312,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
 
     async def remove_emptied(self, opened_before: datetime) -> None:
         for month in await self._months(opened_before):
-            await self._disk.run(directories.remove_month, self._root, month)
+            await self.giving_back(self._disk, directories.remove_month, self._root, month)
         await super().remove_emptied(opened_before)
 
     async def space(self) -> Space:

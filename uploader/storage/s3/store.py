@@ -5,7 +5,6 @@ what it remembers: any of them may go on with any upload.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from uploader.clock import Clock
@@ -122,8 +121,11 @@ class S3Store(S3Endings, S3Blobs):
         return found
 
     async def check(self) -> None:
-        with suppress(StorageFull):
+        try:
             await self._requests.run(self._bucket.check)
+            self.is_full = False
+        except StorageFull:
+            self.is_full = True
 
     async def check_answers(self) -> None:
         if self._bucket.is_to_be_tried():

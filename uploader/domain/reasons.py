@@ -1,0 +1,173 @@
+"""The reasons that `/readyz` gives, and `uploader doctor` in the same words: what is the matter, and what to do.
+
+docs/troubleshooting.md has a row for each. A new one is a line here, a row there, an ask of `Health` that gives it, and a
+test that causes it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from uploader.domain.diagnosis import Diagnosis, Level, Subject
+
+
+class Check(StrEnum):
+    """The checks of `/readyz`. Those that fail keep requests away; the others are there to be told."""
+
+    DATABASE = "database"
+    REDIS = "redis"
+    STORAGE = "storage"
+    CONTENT = "content"
+    EVENTS = "events"
+    MAINTENANCE = "maintenance"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`{name}` in `what` stands for a fact that is given with each diagnosis."""
+
+    check: Check
+    level: Level
+    subject: Subject
+    what: str
+    do: str
+
+    def __call__(self, **facts: object) -> Diagnosis:
+        return Diagnosis(self.level, self.subject, self.what.format(**facts), self.do)
+
+
+def spell(diagnoses: Iterable[Diagnosis]) -> str | None:
+    """Return these as the reason of a check; None if there is none."""
+    return "; ".join(f"{each.what}, {each.do}" for each in diagnoses) or None
+
+
+_ERROR, _WARNING, _NOTE = Level.ERROR, Level.WARNING, Level.NOTE
+_LET_WORK = "let a worker run: `uploader serve` with jobs, or `uploader work`"
+
+# A check that fails, as the error has it.
+DATABASE_FAILS = Reason(
+    Check.DATABASE, _ERROR, Subject.DATABASE, "{detail}", "see the log: it says where the database is, and why"
+)
+REDIS_FAILS = Reason(Check.REDIS, _ERROR, Subject.REDIS, "{detail}", "see the log: it says where Redis is, and why")
+STORAGE_FAILS = Reason(Check.STORAGE, _ERROR, Subject.DISK, "{detail}", "see the log: it says what the disk or S3 said")
+FAILS = {each.check: each for each in (DATABASE_FAILS, REDIS_FAILS, STORAGE_FAILS)}
+
+DATABASE_DAMAGED = Reason(
+    Check.DATABASE,
+    _ERROR,
+    Subject.DATABASE,
+    "the database is damaged: {how}",
+    "stop all servers and workers, and run `uploader restore --last`",
+)
+NOT_DURABLE = Reason(
+    Check.DATABASE,
+    _WARNING,
+    Subject.DATABASE,
+    "a power cut takes back what was committed: {setting}",
+    "set it in the configuration of the server, and restart that",
+)
+COPY_OLD = Reason(
+    Check.DATABASE,
+    _WARNING,
+    Subject.DATABASE,
+    "the last copy of the database was made {ago}",
+    "see the log: there may be no room for it on the disk, or no worker",
+)
+
+REDIS_EVICTS = Reason(Check.REDIS, _WARNING, Subject.REDIS, "{setting}", "set it: a Redis of its own evicts nothing")
+REDIS_FORGETS = Reason(
+    Check.REDIS, _NOTE, Subject.REDIS, "{setting}", "set it, and less is rebuilt after a crash of Redis"
+)
+REDIS_ASIDE = Reason(
+    Check.REDIS,
+    _WARNING,
+    Subject.REDIS,
+    "files that the embedded Valkey could not load are set aside: {names}",
+    "find out why, and remove them",
+)
+
+DISK_FULL = Reason(
+    Check.STORAGE,
+    _ERROR,
+    Subject.DISK,
+    "the disk is full: no bytes are taken",
+    "free disk, or delete files: what is deleted leaves the trash then",
+)
+BALLAST_USED = Reason(
+    Check.STORAGE,
+    _ERROR,
+    Subject.DISK,
+    "the disk was full, and the ballast is used: no bytes are taken, files can be deleted",
+    "free disk, or delete files: the server takes bytes when the ballast is there again",
+)
+DISK_SLOW = Reason(
+    Check.STORAGE,
+    _WARNING,
+    Subject.DISK,
+    "the disk, or S3, took {seconds} s to keep a byte",
+    "look what it is busy with, and whether it is about to fail",
+)
+FILESYSTEM_DOUBTFUL = Reason(Check.STORAGE, _ERROR, Subject.DISK, "{doubt}", "move it there, with all servers stopped")
+MISHAP = Reason(Check.STORAGE, _WARNING, Subject.CONTENT, "{mishap}, last at {at}", "see the log")
+
+DAMAGED_CONTENTS = Reason(Check.CONTENT, _ERROR, Subject.CONTENT, "damaged contents: {count}", "see `uploader scrub`")
+UNREADABLE_CONTENTS = Reason(
+    Check.CONTENT, _ERROR, Subject.CONTENT, "contents that can't be read: {count}", "see the log"
+)
+CONTENTS_HELD = Reason(
+    Check.CONTENT,
+    _WARNING,
+    Subject.CONTENT,
+    "the database was brought back from its copy of {at}: contents that it does not name are kept",
+    "`uploader cleanup --list` lists them, `uploader cleanup --yes` puts them into the trash",
+)
+STRAYS_KEPT = Reason(
+    Check.CONTENT,
+    _WARNING,
+    Subject.CONTENT,
+    "blobs that no row names: {count}, too many to be what crashes left",
+    "is this their database? `uploader cleanup --yes` puts them away",
+)
+NOT_SCRUBBED = Reason(
+    Check.CONTENT,
+    _WARNING,
+    Subject.CONTENT,
+    "a content was not read back for {duration}",
+    "raise UPLOADER_SCRUB_RATE, or let a worker run",
+)
+
+_EVENTS_DO = "`uploader events list --dead` says why, `uploader events replay` tells them once more"
+EVENTS_UNNAMED = Reason(
+    Check.EVENTS,
+    _WARNING,
+    Subject.EVENTS,
+    "{waiting} wait for {sink}, which UPLOADER_EVENTS does not name",
+    _EVENTS_DO,
+)
+EVENTS_OFF = Reason(Check.EVENTS, _WARNING, Subject.EVENTS, "{sink} said that it wants no more", _EVENTS_DO)
+EVENTS_LATE = Reason(Check.EVENTS, _WARNING, Subject.EVENTS, "{sink} is {seconds} s late", _EVENTS_DO)
+EVENTS_DEAD = Reason(Check.EVENTS, _WARNING, Subject.EVENTS, "{sink} has not taken {dead}, which are dead", _EVENTS_DO)
+
+DRIFTS = Reason(
+    Check.MAINTENANCE,
+    _ERROR,
+    Subject.RECONCILE,
+    "the last reconcile, {ago}, found {count} drifts",
+    "`uploader reconcile` says which, `--repair` mends what can be mended",
+)
+RECONCILE_OLD = Reason(Check.MAINTENANCE, _WARNING, Subject.RECONCILE, "the last reconcile was {ago}", _LET_WORK)
+SNAPSHOT_OLD = Reason(
+    Check.MAINTENANCE, _WARNING, Subject.SNAPSHOT, "the last snapshot of the totals was taken {ago}", _LET_WORK
+)
+BACKUP_LACKS = Reason(
+    Check.MAINTENANCE,
+    _ERROR,
+    Subject.BACKUP,
+    "the last backup, {ago}, lacks {count} contents",
+    "run `uploader scrub`, send them again, and back up anew",
+)
+BACKUP_OLD = Reason(
+    Check.MAINTENANCE, _WARNING, Subject.BACKUP, "the last backup was made {ago}", "look why no newer one was"
+)
+
+REASONS = tuple(each for each in list(globals().values()) if isinstance(each, Reason))

@@ -1,0 +1,139 @@
+"""The ballast: a file that takes room on the disk, and gives it up once the database, Redis or the trash find none.
+
+So a full disk can be emptied by those who fill it: a cancel or a delete has to be committed before its bytes can go. Bytes
+of users never get that room: as long as the ballast is used, the store takes none (`disk.check_room`). Many processes share
+one file. It is given up by truncating it, however often and by however many, and who has it open sees that by its size.
+Blocks.
+"""
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from uploader.storage import disk
+from uploader.storage.disk import Reserve, Root
+
+logger = logging.getLogger(__name__)
+
+# Or what it ends in.
+NAME = "ballast"
+# SQLite's log takes 4 MiB until it begins anew; the rest is for Redis, and for who comes first.
+BALLAST_BYTES = 16 << 20
+# A disk that has less is full: so much a commit may take.
+_LEAST_BYTES = 1 << 20
+_PIECE_BYTES = 128 << 10
+
+
+class Ballast:
+    @classmethod
+    def beside(cls, data: Path, sqlite: Path | None) -> Self:
+        """Return that of an installation: in its data directory, or beside a SQLite elsewhere, which needs it most."""
+        return cls(
+            data / NAME if sqlite is None or sqlite.parent == data else sqlite.with_name(f"{sqlite.name}.{NAME}")
+        )
+
+    def __init__(self, path: Path, *, size_bytes: int = BALLAST_BYTES) -> None:
+        self.path = path
+        self._size_bytes = size_bytes
+        self._root = Root(path.parent)
+        # None: there is none yet. Another thread may be looking at it while it is found anew.
+        self.reserve: Reserve | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether it was given up, and is not there again."""
+        reserve = self.reserve
+        return reserve is not None and reserve.is_used
+
+    def look(self) -> bool:
+        """Find the file, which another process may have made, or somebody removed; return whether there is one. Raises
+        OSError."""
+        reserve = self.reserve
+        if reserve is None or disk.is_unlinked(reserve.descriptor):
+            self._root.open()
+            try:
+                self.reserve = reserve = Reserve(self._root.open_to_write(self.path.name), self._size_bytes)
+            except FileNotFoundError:
+                self.reserve = reserve = None
+        return reserve is not None
+
+    def free(self) -> bool:
+        """Give it up; return whether a write that found no room is worth to be repeated, because this or another process
+        did."""
+        with suppress(OSError):
+            if not self.look():
+                return False
+            reserve = self.reserve
+            assert reserve is not None
+            if disk.status(reserve.descriptor).st_size:
+                disk.resize(reserve.descriptor, 0)
+                disk.sync_data(reserve.descriptor)  # some filesystems count blocks as free only then
+                logger.error(
+                    "the disk is full: the ballast is given up, and no bytes are taken until it is there again"
+                )
+            return True
+        return False
+
+    def make_room(self, is_full: bool = False) -> bool:
+        """As `free`, unless there is room after all. `is_full`: who asks knows that there is none."""
+        with suppress(OSError):
+            return self.look() and (is_full or self.is_full()) and self.free()
+        return False
+
+    def is_full(self) -> bool:
+        """Return whether the disk has no room for as much as a commit may take."""
+        with suppress(OSError):
+            self._root.open()
+        try:
+            with disk.opened(self._root.open_unnamed()) as descriptor:
+                disk.write(descriptor, memoryview(os.urandom(_LEAST_BYTES)), 0)
+        except OSError as error:
+            return error.errno in disk.FULL
+        return False
+
+    # Making it
+
+    def lacking_bytes(self) -> int:
+        """Return how much more has to be free before it is made: as much as it takes is to be left. Raises OSError."""
+        self._root.open()
+        figures = self._root.figures()
+        return max(0, 2 * self._size_bytes - figures.f_bavail * figures.f_frsize)
+
+    def fill(self) -> bool:
+        """Make it, or make it again, if there is room; return whether it is there. Of several processes one does. Raises
+        OSError."""
+        if self.look() and not self.is_used:
+            return True
+        if self.lacking_bytes():
+            return False
+        reserve = self.reserve
+        if reserve is not None:
+            if not disk.try_lock(reserve.descriptor, 0, 0):
+                return False
+            try:
+                return self._fill(reserve.descriptor)
+            finally:
+                disk.unlock_all(reserve.descriptor)
+        with disk.opened(self._root.open_unnamed()) as descriptor:
+            filled = self._fill(descriptor)
+            if filled:
+                with suppress(FileExistsError):  # another process was faster
+                    self._root.link_open(descriptor, self.path.name)
+        self._root.sync()
+        return self.look() and filled
+
+    def _fill(self, descriptor: int) -> bool:
+        """Write nothing that compresses, and no hole: it has to take what it gives."""
+        whole = False
+        try:
+            for offset in range(0, self._size_bytes, _PIECE_BYTES):
+                disk.write(descriptor, memoryview(os.urandom(_PIECE_BYTES)), offset)
+            disk.sync_data(descriptor)
+            # Where it was given up meanwhile, zeros are read, or nothing.
+            whole = all(any(disk.read(descriptor, 16, at)) for at in range(0, self._size_bytes, _PIECE_BYTES))
+        finally:
+            if not whole:
+                disk.resize(descriptor, 0)
+        return whole
