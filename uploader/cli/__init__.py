@@ -85,6 +85,7 @@ _COMMANDS = (
         "server.backup",
         "Restore an installation from a backup in DIRECTORY, or its database from the last copy.",
     ),
+    Later("drill", "server.drill", "Cause faults in a scratch installation, and print how it came back."),
     Later("trash", "server.maintenance", "List, restore or remove deleted contents."),
     Later("events", "server.events", "Show, replay and test events."),
     Later("token", "server.accounts", "Make, list and revoke tokens."),

@@ -36,6 +36,7 @@ from uploader.storage.local import directories
 from uploader.storage.local.blocks import BlobFile, BlockList, LocalBlob, VerifiedBlob
 from uploader.storage.local.directories import signature_name
 from uploader.storage.store import Store
+from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
 

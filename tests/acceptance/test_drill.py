@@ -1,0 +1,48 @@
+"""`uploader drill`: each fault, caused in real processes and files, comes back by itself, and nothing is lost."""
+
+import json
+from pathlib import Path
+
+from tests.support.process import can_mount, run_cli
+from uploader.cli.server.drill import FAULTS
+
+
+def test_what_each_fault_takes_away_comes_back_by_itself(tmp_path: Path) -> None:
+    drilled = run_cli(
+        {"DATABASE_URL": "mysql+asyncmy://nobody@127.0.0.1:1/none"}, "drill", str(tmp_path / "d"), "--json"
+    )
+    outcomes = {outcome["fault"]: outcome for outcome in json.loads(drilled.stdout)}
+    assert (drilled.returncode, drilled.stderr) == (0, ""), outcomes
+    assert outcomes.keys() == FAULTS.keys()
+    assert all(outcome["lost"] == [] for outcome in outcomes.values())
+    assert [fault for fault, outcome in outcomes.items() if outcome["left_out"]] == (
+        [] if can_mount() else ["full-disk"]
+    )
+    seen = {fault: " ".join(outcome["seen"]) for fault, outcome in outcomes.items()}
+    assert "download 500 content-damaged" in seen["flipped-byte"]
+    assert "download 200" in seen["flipped-byte-with-a-copy"]
+    for fault in ("read-error", "lost-directory"):
+        assert "download 503 unavailable" in seen[fault]
+    for fault in ("stopped-redis", "locked-database"):
+        assert "chunk 503 unavailable" in seen[fault] or "upload 503 unavailable" in seen[fault]
+    if can_mount():
+        assert "cancel 204 delete 204" in seen["full-disk"]
+        assert "chunk 507 storage-full" in seen["full-disk"]
+
+
+def test_a_drill_wants_a_directory_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    refused = run_cli({}, "drill", str(tmp_path))
+    assert refused.returncode == 2
+    assert "is not empty: a drill is for a scratch installation" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_backup_is_tried_by_restoring_it_into_a_drill(tmp_path: Path) -> None:
+    made, backups = tmp_path / "made", str(tmp_path / "backups")
+    assert run_cli({}, "drill", str(made), "--fault", "kill").returncode == 0
+    assert run_cli({"DATA": str(made / "data")}, "backup", backups).returncode == 0
+    drilled = run_cli({}, "drill", str(tmp_path / "d"), "--backup", backups, "--fault", "kill")
+    assert (drilled.returncode, drilled.stdout.startswith("kill: came back after ")) == (0, True), drilled.stderr
+    drilled = run_cli({}, "drill", str(tmp_path / "e"), "--backup", str(made), "--fault", "kill")
+    assert (drilled.returncode, drilled.stderr.startswith("uploader: restore ")) == (1, True)
