@@ -13,6 +13,7 @@ COMMANDS: dict[str, Action | None] = {
     "work": None,
     "config": None,
     "doctor": None,
+    "drill": None,
     "db upgrade": None,
     "redis reset": Action.REDIS_RESET,
     "installation": None,
