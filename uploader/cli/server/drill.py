@@ -1,6 +1,6 @@
 """`drill`: does to a scratch installation what disks, crashes and people do to real ones, and tells how it came back.
 
-Knows the server by its processes, its files and its HTTP contract alone.
+Knows the server by its processes, its files and its HTTP contract.
 """
 
 import errno
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import click
@@ -25,13 +26,16 @@ import httpx2
 
 from uploader.cli.server.services import EXIT_FAILED
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, human_seconds
+from uploader.storage.ballast import NAME as BALLAST
+from uploader.storage.ballast import Ballast
 
 _CHUNK_BYTES = 64 << 10
 _FILE_BYTES = 16 * _CHUNK_BYTES + 1
 # A disk that is filled is no larger, so that it takes a moment and nobody else's room.
 _SMALL_DISK_BYTES = 1 << 30
 _SCRATCH_DISK = "128m"
-_REQUEST_SECONDS, _HEALED_SECONDS, _POLL_SECONDS = 30.0, 180.0, 0.2
+_REQUEST_SECONDS, _HEALED_SECONDS, _POLL_SECONDS = 60.0, 180.0, 0.2
+_LOCKED_SECONDS = 2.0
 _MAIN = "from uploader.cli import main; main(prog_name='uploader')"
 _FAIL_READS = "from uploader.cli.server.drill import fail_reads; fail_reads({!r}); "
 
@@ -268,10 +272,9 @@ def _flipped_byte_with_a_copy(scratch: Scratch, _directory: Path, content: bytes
 
 def _flip(blob: Path) -> None:
     with blob.open("r+b") as opened:
-        opened.seek(_FILE_BYTES // 2)
-        byte = opened.read(1)
-        opened.seek(-1, os.SEEK_CUR)
-        opened.write(bytes([byte[0] ^ 1]))
+        first = opened.read(1)[0]
+        opened.seek(0)
+        opened.write(bytes([first ^ 1]))
         opened.flush()
         os.fsync(opened.fileno())
 
@@ -305,15 +308,20 @@ def _stopped_redis(scratch: Scratch, _directory: Path, _content: bytes) -> Itera
 
 @contextmanager
 def _locked_database(scratch: Scratch, _directory: Path, _content: bytes) -> Iterator[list[str]]:
-    with closing(sqlite3.connect(scratch.data / "uploader.db", timeout=_REQUEST_SECONDS, isolation_level=None)) as held:
+    """For so short that who writes waits for it."""
+    database = scratch.data / "uploader.db"
+    with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as held:
         held.execute("BEGIN IMMEDIATE")
+        release = Timer(_LOCKED_SECONDS, held.execute, ["ROLLBACK"])
+        release.start()
         yield []
-        held.execute("ROLLBACK")
+        release.join()
 
 
 @contextmanager
 def _full_disk(scratch: Scratch, directory: Path, content: bytes) -> Iterator[list[str]]:
     """All that gives space back still works."""
+    Ballast(scratch.data / BALLAST).fill()  # as the server does in its first minute
     spare, opened, filler = scratch.upload(os.urandom(_FILE_BYTES)), Opened(scratch), directory / "filler"
     with filler.open("wb", buffering=0) as filling:
         for size in (1 << 20, 1 << 12, 1):
@@ -354,7 +362,7 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
     \b
     kill                       everything is killed
     torn-log                   as kill, and the end of Valkey's log is torn off
-    flipped-byte               a bit of a file is flipped; its owner sends the file again
+    flipped-byte               a bit of a file is flipped, and its owner sends the file again
     flipped-byte-with-a-copy   the same, of a file of which the trash has a copy
     read-error                 the disk can't read a file for a while
     lost-directory             the directory of contents is away for a while
