@@ -154,9 +154,9 @@ CLEANUPS = (
     "tidy.after_forget",
     "remove.after_unlink",
     "trash.after_rename",
-    "month.after_rmdir",
     "trash.after_link",
     "stray.after_unlink",
+    "month.after_rmdir",
 )
 HEALING, PURGE = "heal.after_restore", "trash.after_purge"
 # Of a content that came without an MD5.
