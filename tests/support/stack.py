@@ -88,8 +88,9 @@ class Stack:
         return {"finished": of.use_space_finished, "unfinished": of.use_space_unfinished, "reserved": of.reserved}
 
     def bytes_on_disk(self) -> list[Path]:
-        """Every file under temp and blobs."""
-        return sorted(path for name in ("temp", "blobs") for path in (self.data / name).rglob("*") if path.is_file())
+        """Every file under temp and blobs, but for the checksums of what is there."""
+        files = {path for name in ("temp", "blobs") for path in (self.data / name).rglob("*") if path.is_file()}
+        return sorted(path for path in files if path.suffix != ".checksums" or path.with_suffix("") not in files)
 
 
 def go_on(stack: Stack) -> None:

@@ -93,7 +93,11 @@ async def test_another_run_goes_on_with_what_a_killed_one_left_if_it_is_a_beginn
     assert wire.ranges == asked
 
 
-async def test_bytes_that_are_wrong_never_appear(client: AsyncClient, stack: Stack, file: File, tmp_path: Path) -> None:
+async def test_bytes_that_are_wrong_never_appear(
+    client: AsyncClient, stack: Stack, file: File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a server that does not compare what it sends."""
+    monkeypatch.setattr(stack.services.storage, "_verifies", False)
     flip_bit(blob_path(stack.data, file.sha256), 8 * (CONTENT.size - 1))
     with pytest.raises(ContentDiffers):
         await client.download(file, tmp_path)
