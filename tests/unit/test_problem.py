@@ -20,7 +20,16 @@ def below(error: type[UploaderError]) -> list[type[UploaderError]]:
 ALL = [error for error in below(UploaderError) if error.__module__ == errors.__name__]
 # Two that group others, one that never reaches a client, and those that are to a client what their parent is.
 WITHOUT_CODE = {
-    *("DatabaseDamaged", "LengthExceeded", "ConfigurationError", "Conflict", "Refused", "StorageAway"),
+    *(
+        "DatabaseDamaged",
+        "DatabaseFull",
+        "StorageReadOnly",
+        "LengthExceeded",
+        "ConfigurationError",
+        "Conflict",
+        "Refused",
+        "StorageAway",
+    ),
     *("StorageFailed", "StorageTooSmall", "Unverified", "UploadBusy"),
 }
 RETRYABLE = {"body-timeout", "digest-mismatch", "storage-full", "too-many-requests", "too-many-uploads", "unavailable"}

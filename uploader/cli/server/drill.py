@@ -24,7 +24,7 @@ from typing import Any
 import click
 import httpx2
 
-from uploader.cli.server.services import EXIT_FAILED
+from uploader.cli.server.services import EXIT_FAILED, load_settings
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, human_seconds
 from uploader.storage.ballast import NAME as BALLAST
 from uploader.storage.ballast import Ballast
@@ -354,7 +354,7 @@ FAULTS: dict[str, Fault] = {
 @click.option("--fault", "chosen", type=click.Choice([*FAULTS]), multiple=True, help="Only this one; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list of objects.")
 def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json: bool) -> None:
-    """Cause faults in a scratch installation in DIRECTORY, and print for each how it came back, and what was lost.
+    """Cause faults in a scratch installation, and print how it came back.
 
     DIRECTORY is new or empty: it gets a data directory with an embedded Valkey and SQLite, whatever the settings in force
     are, and stays to be looked at. With --backup, the newest backup in there is restored into it first.
@@ -374,6 +374,7 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
 
     Exit codes: 0 all came back by itself, and nothing was lost; 1 something did not, or was; 2 bad usage.
     """
+    load_settings()  # where no server runs there is none to try
     if directory.exists() and any(each.name != "lost+found" for each in directory.iterdir()):
         fail(f"{directory} is not empty: a drill is for a scratch installation", EXIT_USAGE)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
