@@ -33,7 +33,7 @@ class Silent(Exception):
 
 
 class Breaker:
-    """Of one store. May be used by many threads at once."""
+    """Counts the calls of one store that got no answer, and says whether it is asked. For many threads at once."""
 
     def __init__(self, store: str) -> None:
         """`store`: as the metric and the log name it."""

@@ -316,16 +316,17 @@ async def test_a_disk_that_does_not_even_tell_of_a_content_says_nothing_of_its_b
 @pytest.mark.parametrize("place", ["blobs", "the blob"])
 @with_settings(trash_retention_seconds=0)
 async def test_a_content_is_back_with_what_it_lies_in(stack: Stack, clock: ManualClock, place: str) -> None:
-    """Where all are away none is called damaged; one that is missing is looked for again."""
+    """Where all are away none is called damaged; one that is missing is looked for again, and soon after a long time, too."""
     scrubber = Scrubber(stack.services.scrubbing, rate_bytes_per_second=MIB)
     path = stack.data / "blobs" if place == "blobs" else _blob(stack)
     away = path.rename(stack.data / "away")
     problem(await _download(stack), *((503, "unavailable") if place == "blobs" else (500, "content-damaged")))
-    clock.advance(31)
-    await scrubber.run_once()
+    for _ in range(8):
+        clock.advance(700)
+        await scrubber.run_once()
     away.rename(path)
     assert (await _download(stack)).status_code == (200 if place == "blobs" else 500)
-    clock.advance(61)
+    clock.advance(601)
     await scrubber.run_once()
     assert (await _download(stack)).content == CONTENT.data
     assert "uploader_damaged_blobs 0.0" in await stack.metrics()

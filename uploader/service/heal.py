@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # When what could not be read is tried again: twice as much later each time, up to the last.
 _REREAD_SECONDS, _LAST_REREAD_SECONDS = 30.0, 86_400.0
+# To find that something is missing costs nothing, and it may be back at any time.
+_LAST_LOOK_SECONDS = 600.0
 
 
 # Of the time within which a content is to be read back: what is due then has the rest of it to be read in.
@@ -153,7 +155,7 @@ class Healing:
         """Say in the row how these bytes are, if they are still those of the blob. `good`: None if they are damaged. What is
         missing may come back with the directory that it is in, and is looked for again."""
         now, damaged = self.clock.now(), good is None
-        reread_at = _reread_at(blob, now) if found is None else None
+        reread_at = _reread_at(blob, now, _LAST_LOOK_SECONDS) if found is None else None
 
         async def note(connection: Connection) -> None:
             md5 = good.md5 if good else None
@@ -218,12 +220,12 @@ class Healing:
         return await uninterrupted(self.database.transact(transaction, alone=True))
 
 
-def _reread_at(blob: queries.Blob, now: datetime) -> datetime:
+def _reread_at(blob: queries.Blob, now: datetime, last_seconds: float = _LAST_REREAD_SECONDS) -> datetime:
     """Return when a content is tried again that was tried now: after twice as long as the last time."""
     wait_seconds = _REREAD_SECONDS
     if blob.reread_at is not None and blob.scrubbed_at is not None:
         waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
-        wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
+        wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), last_seconds)
     return now + timedelta(seconds=wait_seconds)
 
 

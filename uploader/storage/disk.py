@@ -338,7 +338,7 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
 
 def room_for(length_bytes: int) -> memoryview:
     """Return memory to read files into, from the beginning of a page on. Into a bytearray, whose bytes begin 16 bytes
-    later, AMD's processors copy a page in five times the time (python -m benchmarks.downloads)."""
+    later, an AMD EPYC copies a page in five times the time."""
     return memoryview(mmap.mmap(-1, length_bytes))
 
 

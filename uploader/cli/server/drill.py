@@ -24,8 +24,9 @@ from typing import Any
 import click
 import httpx2
 
-from uploader.cli.server.services import EXIT_FAILED, load_settings
+from uploader.cli.server.services import EXIT_FAILED, require_server
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, human_seconds
+from uploader.embedded import end_with_parent
 from uploader.storage.ballast import NAME as BALLAST
 from uploader.storage.ballast import Ballast
 
@@ -37,7 +38,7 @@ _SCRATCH_DISK = "128m"
 _REQUEST_SECONDS, _HEALED_SECONDS, _POLL_SECONDS = 60.0, 180.0, 0.2
 _LOCKED_SECONDS = 2.0
 _MAIN = "from uploader.cli import main; main(prog_name='uploader')"
-_FAIL_READS = "from uploader.cli.server.drill import fail_reads; fail_reads({!r}); "
+_BEGIN = "from uploader.cli.server.drill import begin_scratch; begin_scratch({!r}); "
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,10 @@ class Outcome:
         return self.left_out is not None or (self.healed_seconds is not None and not self.lost)
 
 
-def fail_reads(list_path: str) -> None:
-    """Let this process open no file whose path ends in a line of a list, as if its disk could not read it; called before the
-    server begins, in its process. An audit hook may refuse what it is told of (PEP 578)."""
+def begin_scratch(list_path: str) -> None:
+    """Prepare the process of a scratch server, before that begins: it ends with the drill, and opens no file whose path ends
+    in a line of a list, as if its disk could not read it. An audit hook may refuse what it is told of (PEP 578)."""
+    end_with_parent()
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if (
@@ -108,7 +110,7 @@ class Scratch:
             chosen.bind(("127.0.0.1", 0))
             port = chosen.getsockname()[1]
         self._client.base_url = httpx2.URL(f"http://127.0.0.1:{port}")
-        command = [sys.executable, "-c", _FAIL_READS.format(str(self.unreadable)) + _MAIN, "serve", "--port", str(port)]
+        command = [sys.executable, "-c", _BEGIN.format(str(self.unreadable)) + _MAIN, "serve", "--port", str(port)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603
                 command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -179,6 +181,8 @@ class Scratch:
 
     def _is_as_sent(self, name: str) -> bool:
         answer = self.download(name)
+        if answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
+            answer.raise_for_status()  # it is only away
         return answer.is_success and hashlib.sha256(answer.content).hexdigest() == self.files[name]["sha256"]
 
 
@@ -374,7 +378,7 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
 
     Exit codes: 0 all came back by itself, and nothing was lost; 1 something did not, or was; 2 bad usage.
     """
-    load_settings()  # where no server runs there is none to try
+    require_server()
     if directory.exists() and any(each.name != "lost+found" for each in directory.iterdir()):
         fail(f"{directory} is not empty: a drill is for a scratch installation", EXIT_USAGE)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -403,10 +407,10 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
 def _tried(scratch: Scratch, directory: Path, name: str) -> Outcome:
     if name == "full-disk" and shutil.disk_usage(directory).free > _SMALL_DISK_BYTES:
         return _on_small_disk(directory)
-    content = os.urandom(_FILE_BYTES)
-    scratch.upload(content)
-    opened, wrong, lost = Opened(scratch), list[str](), list[str]()
+    content, wrong, lost = os.urandom(_FILE_BYTES), list[str](), list[str]()
     try:
+        scratch.upload(content)
+        opened = Opened(scratch)
         with FAULTS[name](scratch, directory, content) as own:
             seen = own + _seen(scratch, content, opened, wrong)
             began_at = time.monotonic()
@@ -420,6 +424,8 @@ def _tried(scratch: Scratch, directory: Path, name: str) -> Outcome:
         is_well = _until(is_healed)
     except Lost as error:
         return Outcome(name, [], lost=[str(error)])
+    except httpx2.HTTPError as error:  # before it or after it, where all should work
+        return Outcome(name, [f"the server refuses, or is away: {error}"], lost=wrong)
     return Outcome(name, seen, time.monotonic() - began_at if is_well else None, wrong + lost)
 
 

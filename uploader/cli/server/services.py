@@ -26,8 +26,8 @@ T = TypeVar("T")
 EXIT_FAILED = 1
 
 
-def load_settings(**overrides: Any) -> Settings:
-    """Read the settings in force; end the command where they can't be read, or the server can't run here."""
+def require_server() -> None:
+    """End the command where the server can't run."""
     if (lacking := lacking_here()) is not None:
         elsewhere = "run it in a container or a virtual machine that has this"
         here = "`put`, `get`, `sync` and the other commands of a client run here, too"
@@ -39,6 +39,11 @@ def load_settings(**overrides: Any) -> Settings:
         import greenlet  # type: ignore[import-untyped]  # noqa: F401  (the one library that needs C++ of the system)
     except ImportError as error:
         fail(f"a library of the system is missing: {error}; on Debian: apt-get install libstdc++6", EXIT_CONFIGURATION)
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the settings in force; end the command where they can't be read, or the server can't run here."""
+    require_server()
     try:
         return Settings.load(**overrides)
     except ConfigurationError as error:

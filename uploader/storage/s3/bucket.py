@@ -203,7 +203,7 @@ class BodyReader:
 
 
 class Kind(StrEnum):
-    """What a server may do while it does not do the others; the value is the name of its breaker."""
+    """The kinds of calls: a server may answer one and not the others. The value is the name of its breaker."""
 
     READ = "s3 read"
     WRITE = "s3 write"
