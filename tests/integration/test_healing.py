@@ -316,7 +316,7 @@ async def test_a_disk_that_does_not_even_tell_of_a_content_says_nothing_of_its_b
 @pytest.mark.parametrize("place", ["blobs", "the blob"])
 @with_settings(trash_retention_seconds=0)
 async def test_a_content_is_back_with_what_it_lies_in(stack: Stack, clock: ManualClock, place: str) -> None:
-    """Where all are away none is called damaged; one that is missing is looked for again, and soon after a long time, too."""
+    """None is called damaged where all are away; one that is missing is looked for again soon, also after a long time."""
     scrubber = Scrubber(stack.services.scrubbing, rate_bytes_per_second=MIB)
     path = stack.data / "blobs" if place == "blobs" else _blob(stack)
     away = path.rename(stack.data / "away")
