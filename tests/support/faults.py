@@ -110,7 +110,8 @@ class Fault:
 
     calls: int = 0
     hits: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    # A call may come in the middle of another one: what is collected closes its files.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def count(self, call: Call, chosen: Callable[[Call], bool]) -> int:
         """Which of those that are `chosen` it is, from 1; 0: none of them."""
