@@ -11,6 +11,8 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
+# May programs of the revision before go on with this schema? See docs/contributing.md.
+compatible = False
 
 
 def upgrade() -> None:

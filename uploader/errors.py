@@ -103,6 +103,10 @@ class FileNotFound(NotFound):
     """You have no such file."""
 
 
+class ContentGone(NotFound):
+    """The bytes of this deleted file are not there any more: the disk was short, or they went bad."""
+
+
 class Conflict(UploaderError, code=UploaderError.code):
     """The request contradicts the present state."""
 
@@ -140,7 +144,11 @@ class OffsetMismatch(Conflict):
 
 
 class NameTaken(Conflict):
-    """You have the same content under this name already."""
+    """You have something else of this name: `taken` is the file or folder in the way."""
+
+
+class FileHeld(Conflict):
+    """This file was refused: only an administrator can give it back."""
 
 
 class ChunksMissing(Conflict):

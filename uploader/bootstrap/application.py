@@ -33,6 +33,7 @@ from uploader.http.app import Application, Lifespan
 from uploader.http.auth.authenticator import Authenticator, Origins
 from uploader.http.bodies.intake import Intake
 from uploader.http.native.files import FileHandlers
+from uploader.http.native.trash import TrashHandlers
 from uploader.http.native.uploads import UploadHandlers
 from uploader.http.native.whole_file import WholeFileHandlers
 from uploader.http.ops import OpsHandlers, PageHandlers, ops_operations
@@ -177,7 +178,10 @@ def _create_runner(services: Services, events: Mapping[str, asyncio.Event]) -> R
         Job("scrubber", Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).run_once),
         Job("copies", CopyKeeper(services.copy_keeping).run_once, first_delay_seconds=COPY_GRACE_SECONDS),
         Job("ballast keeper", BallastKeeper(services.ballast_keeping, clock).run_once),
-        Job("trash", TrashKeeper(services.trash, services.admission, lease("trash"), clock).run_once),
+        Job(
+            "trash",
+            TrashKeeper(services.trash, services.deleted_files, services.admission, lease("trash"), clock).run_once,
+        ),
     ]
     jobs += [_checked(job, services.installation) for job in removing]
     jobs += [relay_job(relay) for relay in services.relays]
@@ -312,7 +316,9 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
             services.delta_bases,
             sends_on=settings.s3_presigned_downloads,
         ),
+        TrashHandlers(services.deleted_files, services.links),
         AdminHandlers(
+            services.files,
             services.reports,
             services.overview,
             services.recounting,

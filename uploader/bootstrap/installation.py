@@ -68,7 +68,7 @@ async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
     # Nothing new is made where the file was: it may come back, and its log lies there still.
     if not adopts and path is not None and not path.exists() and (settings.data / MARK).exists():
         copies = copies_of(settings)
-        offer = "or by `uploader restore --last`; " if copies is not None and copies.listed() else ""
+        offer = "or by `uploader restore-backup --last`; " if copies is not None and copies.listed() else ""
         raise ConfigurationError(
             f"{path}, the database of this data directory, is not there: put it back from where it is, or from a backup; "
             f"{offer}or, to begin anew without its files and users, stop all servers and run `uploader adopt --yes`"
@@ -82,8 +82,9 @@ async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
 
 async def _migrate(settings: Settings, database: Database) -> None:
     """Migrate a database; a SQLite that holds something is copied before. Raises ConfigurationError, Unavailable."""
-    copies = copies_of(settings)
-    if copies is not None and await migrate.current_revision(database) not in (None, migrate.head_revision()):
+    copies, schema = copies_of(settings), await migrate.schema_of(database)
+    schema.refuse_newer()
+    if copies is not None and schema.revision is not None and schema.is_behind:
         try:
             await CopyKeeping(copies, Clock()).make()
         except UploaderError as error:

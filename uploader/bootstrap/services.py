@@ -13,6 +13,7 @@ from uploader.clock import Clock
 from uploader.database.copies import Copies
 from uploader.database.engine import Database
 from uploader.database.outbox import Outbox
+from uploader.database.trash import TrashPolicy
 from uploader.domain.reasons import Check
 from uploader.meter import Meter
 from uploader.observability import Exposition
@@ -27,6 +28,7 @@ from uploader.service.close import Closers
 from uploader.service.concatenate import Concatenations, Filling, Joining
 from uploader.service.copies import CopyKeeping, RestoringLast
 from uploader.service.costs import Costs
+from uploader.service.deleted import DeletedFiles
 from uploader.service.delta import DeltaBases
 from uploader.service.events import Relay, Reviewing, Watching
 from uploader.service.files import Files, Folders
@@ -133,6 +135,7 @@ class Services:
             connections=settings.database_connections,
             timeout_seconds=settings.database_timeout_seconds,
             outbox=Outbox(events.sinks_of, new_id, clock.now, self._ring) if events.sinks else None,
+            trash=TrashPolicy(settings.trash_retention_seconds > 0, settings.max_files, clock.now),
             make_room=ballast.make_room,
         )
         self.storage = storage = create_storage(settings, database, clock)
@@ -180,6 +183,9 @@ class Services:
             max_file_size_bytes=openings.max_file_size_bytes,
         )
         self.files = files = Files(database, storage, healing, clock)
+        self.deleted_files = DeletedFiles(
+            database, storage, files, clock, retention_seconds=retention, wait_seconds=settings.merge_wait_seconds
+        )
         self.recounting = recounting = Recounting(database, clock)
         self.scrubbing = scrubbing = Scrubbing(settings, database, healing, clock)
         integrity = Integrity(database, scrubbing)
@@ -207,7 +213,7 @@ class Services:
         )
         self.whole = WholeFiles(storing, concurrency)
         self.delta_bases = DeltaBases(files, storage, healing)
-        self.folders = Folders(database)
+        self.folders = Folders(database, clock, max_files=settings.max_files)
         self.reports = Reports(database, files, clock)
         self.overview = Overview(database, storage, admission, clock)
         self.queues = Queues(database, pending, clock)
@@ -243,6 +249,7 @@ class Services:
         await self.appends.close()
         await self.concatenations.filling.close()
         await self.merging.close()
+        await self.deleted_files.close()
         for relay in self.relays:
             await relay.close()
         self.pre_create_hook.close()

@@ -97,7 +97,8 @@ def _write_rows(file: Any, rows: Any) -> None:
 
 
 async def load_tables(connection: AsyncConnection, directory: Path) -> None:
-    """Insert into the tables of the dump's revision, which are empty."""
+    """Insert into the tables of the dump's revision, which are empty but for the facts of its migrations."""
+    await connection.execute(models.meta.delete())
     parts = _parts(directory)
     while part := await asyncio.to_thread(next, parts, None):
         table, columns, rows = part
@@ -201,9 +202,16 @@ def kind_of(database: Database) -> str:
 
 
 async def write_dump(database: Database, directory: Path, tell: Callable[[int, int], None]) -> Dumped:
-    """Write the whole database, as of one moment, and the list of its blobs. Raises Unavailable, OSError."""
-    revision = await migrate.current_revision(database) or ""
+    """Write the whole database, as of one moment, and the list of its blobs. Raises ConfigurationError, Unavailable,
+    OSError."""
+    schema = await migrate.schema_of(database)
+    revision = schema.revision or ""
     if kind_of(database) == TABLES:
+        if schema.is_ahead:
+            raise ConfigurationError(
+                f"the database is at revision {revision}, which may have tables that this version does not know: back it up "
+                "with the newer version"
+            )
 
         async def dump(connection: AsyncConnection) -> None:
             await dump_tables(connection, directory, revision, tell)

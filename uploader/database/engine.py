@@ -30,6 +30,7 @@ from uploader.database.mysql import (
 )
 from uploader.database.outbox import Outbox
 from uploader.database.sqlite import UNFIT, FileLost, Sqlite, SqliteEngine, code_of, on_the_loop
+from uploader.database.trash import TrashPolicy
 from uploader.errors import DatabaseDamaged, DatabaseFull, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -82,11 +83,13 @@ class Database:
         timeout_seconds: float = TIMEOUT_SECONDS,
         creates: bool = False,
         outbox: Outbox | None = None,
+        trash: TrashPolicy | None = None,
         make_room: Callable[[bool], bool] = lambda _: False,
     ) -> None:
         """For MySQL, `read_timeout_seconds`: how long an answer may take at the most; `connections`: how many at most;
         `timeout_seconds`: after how much silence one that hangs is given up. `creates`: the file of a SQLite may be made;
-        without, one that is missing is away. `outbox`: where transactions tell what they do. `make_room`: called in a
+        without, one that is missing is away. `outbox`: where transactions tell what they do. `trash`: what becomes of
+        deleted files; without, nothing is kept of them. `make_room`: called in a
         thread where a SQLite may have no room on its disk, with whether it says so; returns whether to try once more."""
         self._kind = (
             Sqlite(url, self._tell_lost, creates=creates)
@@ -98,6 +101,8 @@ class Database:
         self._make_room = make_room
         if outbox is not None:
             outbox.attach(self.engine.sync_engine)
+        if trash is not None:
+            trash.attach(self.engine.sync_engine)
         self._place = _place_of(url)
 
     def _tell_lost(self, lost: bool) -> None:

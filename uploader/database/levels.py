@@ -6,6 +6,7 @@ page costs what it shows, however much lies in its folders. Their files are coun
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -27,23 +28,50 @@ _HOPS = 500
 # to order them, they would fetch all that follow.
 _HOP = {
     "sqlite": """
-SELECT file.name FROM file WHERE file.user_id = :user_id AND file.name >= {first} ORDER BY file.name LIMIT 1""",
+SELECT {table}.name FROM {table} WHERE {table}.user_id = :user_id AND {table}.name >= {first}
+ORDER BY {table}.name LIMIT 1""",
     "mysql": """
-SELECT file.name FROM JSON_TABLE(:users, '$[*]' COLUMNS (id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS owner
-STRAIGHT_JOIN file FORCE INDEX (ix_file_user_name)
-  ON file.user_id >= CAST(owner.id AS BINARY) AND file.user_id <= CAST(owner.id AS BINARY) AND file.name >= {first}
+SELECT {table}.name FROM JSON_TABLE(:users, '$[*]' COLUMNS (id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS owner
+STRAIGHT_JOIN {table} FORCE INDEX ({index})
+  ON {table}.user_id >= CAST(owner.id AS BINARY) AND {table}.user_id <= CAST(owner.id AS BINARY)
+  AND {table}.name >= {first}
 LIMIT 1""",
 }
+# Of each table the index of names.
+_INDEXES = {"file": "uq_file_name", "folder": "PRIMARY"}
 # Of each prefix the first name from it on.
 _FIRST = {
     "sqlite": """
 SELECT item.key AS number, ({hop}) AS name FROM json_each(:prefixes) AS item""",
     "mysql": """
 SELECT item.number - 1 AS number, ({hop}) AS name FROM JSON_TABLE(:prefixes, '$[*]' COLUMNS (
-  number FOR ORDINALITY, value VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$'
+  number FOR ORDINALITY, value VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$'
 )) AS item""",
 }
-_INDEX = {"sqlite": "", "mysql": "FORCE INDEX (ix_file_user_name)"}
+# Of names the files that have them; of prefixes the first name of a file, and of an empty folder, from each on; and of
+# folders those that are empty. One statement: every file that is made asks it.
+_NAMED = {
+    "sqlite": """
+SELECT 0 AS kind, item.key AS number, file.name AS found, {columns}, {damaged} AS damaged
+FROM json_each(:names) AS item CROSS JOIN file ON file.user_id = :user_id AND file.name = CAST(item.value AS BLOB)
+LEFT JOIN `blob` ON `blob`.sha256 = file.sha256
+UNION ALL SELECT 1, item.key, ({files}), {nothing}, NULL FROM json_each(:prefixes) AS item
+UNION ALL SELECT 1, item.key, ({folders}), {nothing}, NULL FROM json_each(:prefixes) AS item
+UNION ALL SELECT 2, item.key, folder.name, {nothing}, NULL
+FROM json_each(:above) AS item CROSS JOIN folder ON folder.user_id = :user_id AND folder.name = CAST(item.value AS BLOB)""",
+    "mysql": """
+SELECT 0 AS kind, item.number - 1 AS number, file.name AS found, {columns}, {damaged} AS damaged
+FROM JSON_TABLE(:names, '$[*]' {item}) AS item
+STRAIGHT_JOIN file FORCE INDEX (uq_file_name) ON file.user_id = :user_id AND file.name = CAST(item.value AS BINARY)
+LEFT JOIN `blob` ON `blob`.sha256 = file.sha256
+UNION ALL SELECT 1, item.number - 1, ({files}), {nothing}, NULL FROM JSON_TABLE(:prefixes, '$[*]' {item}) AS item
+UNION ALL SELECT 1, item.number - 1, ({folders}), {nothing}, NULL FROM JSON_TABLE(:prefixes, '$[*]' {item}) AS item
+UNION ALL SELECT 2, item.number - 1, folder.name, {nothing}, NULL
+FROM JSON_TABLE(:above, '$[*]' {item}) AS item
+STRAIGHT_JOIN folder ON folder.user_id = :user_id AND folder.name = CAST(item.value AS BINARY)""",
+}
+_ITEM = "COLUMNS (number FOR ORDINALITY, value VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$')"
+_INDEX = {"sqlite": "", "mysql": "FORCE INDEX (uq_file_name)"}
 # The place of the first slash after the prefix, and the first name that may come after an entry of the level.
 _SLASH = "INSTR(SUBSTR(hop.name, :skip), X'2F')"
 _AFTER = {
@@ -52,18 +80,19 @@ CAST(CASE WHEN {_SLASH} > 0 THEN SUBSTR(hop.name, 1, :skip + {_SLASH} - 2) || X'
     "mysql": f"""
 CASE WHEN {_SLASH} > 0 THEN CONCAT(SUBSTR(hop.name, 1, :skip + {_SLASH} - 2), X'30') ELSE CONCAT(hop.name, X'00') END""",
 }
-_LEVEL = """
+_HOPS_OF = """
 WITH RECURSIVE hop (number, name) AS (
-  SELECT 1, (SELECT MIN(file.name) FROM file WHERE file.user_id = :user_id AND file.name >= :first)
+  SELECT 1, (SELECT MIN({table}.name) FROM {table} WHERE {table}.user_id = :user_id AND {table}.name >= :first)
   UNION ALL SELECT number + 1, ({next}) FROM hop WHERE hop.name < :beyond AND number < :hops
-)
+)"""
+_FILES_OF_LEVEL = """
 SELECT hop.number, hop.name AS found, {columns}, COALESCE(`blob`.damaged, `blob`.sha256 IS NULL) AS damaged
 FROM hop
 LEFT JOIN file {index} ON {slash} = 0 AND file.user_id = :user_id AND file.name = hop.name
-  AND (file.name <> :after_name OR file.id > :after_id)
 LEFT JOIN `blob` ON `blob`.sha256 = file.sha256
-WHERE hop.name < :beyond ORDER BY hop.number, file.id LIMIT :most
-"""
+WHERE hop.name < :beyond ORDER BY hop.number"""
+_FOLDERS_OF_LEVEL = """
+SELECT hop.number, hop.name AS found FROM hop WHERE hop.name < :beyond ORDER BY hop.number"""
 
 _HAS_MORE = """
 SELECT file.name FROM file {index} WHERE file.user_id = :user_id AND file.name >= :first AND file.name < :beyond
@@ -93,50 +122,70 @@ GROUP BY shown.number""",
 SELECT shown.number, COUNT(*) AS files, SUM(file.size) AS bytes, MAX(shown.cut IS NOT NULL) AS at_least FROM (
   SELECT item.number, item.user_id, CAST(item.name AS BINARY) AS name, CAST(item.beyond AS BINARY) AS beyond, (
     SELECT file.name FROM JSON_TABLE(:users, '$[*]' COLUMNS (id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS owner
-    STRAIGHT_JOIN file FORCE INDEX (ix_file_user_name)
+    STRAIGHT_JOIN file FORCE INDEX (uq_file_name)
       ON file.user_id >= CAST(owner.id AS BINARY) AND file.user_id <= CAST(owner.id AS BINARY)
       AND file.name >= CAST(item.name AS BINARY) AND file.name < CAST(item.beyond AS BINARY)
     LIMIT 1 OFFSET :most
   ) AS cut
   FROM JSON_TABLE(:folders, '$[*]' COLUMNS (
     number BIGINT PATH '$[0]', user_id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]',
-    name VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$[2]', beyond VARCHAR(1024) CHARACTER SET utf8mb4 PATH '$[3]'
+    name VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$[2]', beyond VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$[3]'
   )) AS item LIMIT 1000000
 ) AS shown
-STRAIGHT_JOIN file FORCE INDEX (ix_file_user_name)
+STRAIGHT_JOIN file FORCE INDEX (uq_file_name)
   ON file.user_id >= CAST(shown.user_id AS BINARY) AND file.user_id <= CAST(shown.user_id AS BINARY)
   AND file.name >= shown.name AND file.name < COALESCE(shown.cut, shown.beyond)
 GROUP BY shown.number""",
 }
 
 _FILES = models.file.c
-_TYPES = {"user_id": _FILES.user_id.type, "after_name": _FILES.name.type, "after_id": _FILES.id.type}
 
 
 def _typed(statement: str, *columns: sa.ColumnElement[Any]) -> sa.TextualSelect:
-    given = [sa.bindparam(name, type_=of_type) for name, of_type in _TYPES.items() if f":{name}" in statement]
+    given = [sa.bindparam("user_id", type_=_FILES.user_id.type)] if ":user_id" in statement else []
     return sa.text(statement).bindparams(*given).columns(*columns)
 
 
+def _hop(dialect: str, table: str, first: str) -> str:
+    return _HOP[dialect].format(table=table, index=_INDEXES[table], first=first)
+
+
 @cache
-def _first(dialect: str) -> sa.TextualSelect:
+def _first(dialect: str, table: str) -> sa.TextualSelect:
     """Prefixes by their places, each with the first name that does not come before it."""
     own = "CAST(item.value AS BLOB)" if dialect == "sqlite" else "CAST(item.value AS BINARY)"
-    statement = _FIRST[dialect].format(hop=_HOP[dialect].format(first=own))
+    statement = _FIRST[dialect].format(hop=_hop(dialect, table, own))
     return _typed(statement, sa.column("number", models.Integer64()), sa.column("name", _FILES.name.type))
 
 
 @cache
-def _level(dialect: str) -> sa.TextualSelect:
-    """Return the statement for the entries of a level, each with its files."""
+def _named(dialect: str) -> sa.TextualSelect:
+    """Return the statement for what has some names, lies below them, and for what is empty above them."""
+    own = "CAST(item.value AS BLOB)" if dialect == "sqlite" else "CAST(item.value AS BINARY)"
     columns = [_FILES[name] for name in queries.FILE_COLUMNS]
-    statement = _LEVEL.format(
-        next=_HOP[dialect].format(first=_AFTER[dialect]),
+    statement = _NAMED[dialect].format(
         columns=", ".join(f"file.{column.name}" for column in columns),
-        index=_INDEX[dialect],
-        slash=_SLASH,
+        nothing=", ".join("NULL" for _ in columns),
+        damaged="COALESCE(`blob`.damaged, `blob`.sha256 IS NULL)",
+        files=_hop(dialect, "file", own),
+        folders=_hop(dialect, "folder", own),
+        item=_ITEM,
     )
+    kind, number = sa.column("kind", sa.Integer()), sa.column("number", models.Integer64())
+    found = sa.column("found", _FILES.name.type)
+    return _typed(statement, kind, number, found, *columns, sa.column("damaged", sa.Boolean()))
+
+
+@cache
+def _level(dialect: str, table: str) -> sa.TextualSelect:
+    """Return the statement for the entries of a level: those that files make, each with its file; or empty folders."""
+    hops = _HOPS_OF.format(table=table, next=_hop(dialect, table, _AFTER[dialect]))
     found = [sa.column("number", sa.Integer()), sa.column("found", _FILES.name.type)]
+    if table == "folder":
+        return _typed(hops + _FOLDERS_OF_LEVEL, *found)
+    columns = [_FILES[name] for name in queries.FILE_COLUMNS]
+    named = ", ".join(f"file.{column.name}" for column in columns)
+    statement = hops + _FILES_OF_LEVEL.format(columns=named, index=_INDEX[dialect], slash=_SLASH)
     return _typed(statement, *found, *columns, sa.column("damaged", sa.Boolean()))
 
 
@@ -163,48 +212,84 @@ def _count_shares(dialect: str) -> sa.TextualSelect:
 
 
 async def prefixes_in_use(connection: AsyncConnection, user_id: str, prefixes: Sequence[str]) -> list[str]:
-    """Return those that a name begins with."""
-    asked = {"user_id": user_id, "users": json.dumps([user_id]), "prefixes": json.dumps(prefixes)}
-    found = await connection.execute(_first(connection.dialect.name), asked)
-    in_use = {number for number, name in found if name is not None and name.startswith(prefixes[number])}
-    return [prefix for number, prefix in enumerate(prefixes) if number in in_use]
+    """Return those that a name begins with, of a file or of an empty folder."""
+    in_use: set[str] = set()
+    for table in ("file", "folder"):
+        if unsure := [prefix for prefix in prefixes if prefix not in in_use]:
+            asked = {"user_id": user_id, "users": json.dumps([user_id]), "prefixes": json.dumps(unsure)}
+            found = await connection.execute(_first(connection.dialect.name, table), asked)
+            in_use.update(
+                unsure[number] for number, name in found if name is not None and name.startswith(unsure[number])
+            )
+    return [prefix for prefix in prefixes if prefix in in_use]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Returned by `named`: the files that have names, those names that are folders, and the empty ones of some folders, with
+    a slash at the end of each."""
+
+    files: list[File]
+    folders: list[str]
+    empty: list[str]
+
+
+async def named(connection: AsyncConnection, user_id: str, names: Sequence[str], above: Sequence[str]) -> Named:
+    """Find what has some names, or those of the folders above them, and what lies below the names."""
+    prefixes, folders = [f"{name}/" for name in names], [f"{name}/" for name in above]
+    asked = {"user_id": user_id, "users": json.dumps([user_id]), "names": json.dumps([*names, *above])}
+    asked |= {"prefixes": json.dumps(prefixes), "above": json.dumps(folders)}
+    result = Named([], [], [])
+    for row in (await connection.execute(_named(connection.dialect.name), asked)).mappings():
+        file = dict(row)
+        kind, number, found = file.pop("kind"), file.pop("number"), file.pop("found")
+        if kind == 0:
+            result.files.append(File(**file))
+        elif kind == 2:
+            result.empty.append(found)
+        elif found is not None and found.startswith(prefixes[number]):
+            result.folders.append(prefixes[number])
+    return result
 
 
 async def page(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
 ) -> tuple[list[Folder | File], bool]:
     """Return a page of one level after a place, by name, with what its folders hold; and whether there is more."""
-    found = await _entries(connection, user_id, prefix, limit + 1, after)
-    shown = found[:limit]
-    folders = await _counted(connection, user_id, prefix, [entry for entry in shown if isinstance(entry, str)])
-    return [folders[entry] if isinstance(entry, str) else entry for entry in shown], len(found) > limit
+    found = await _entries(connection, user_id, prefix, limit + 1, after, "file")
+    found.update(await _entries(connection, user_id, prefix, limit + 1, after, "folder"))
+    names = sorted(found, key=str.encode)[: limit + 1]
+    shown = [(name, found[name]) for name in names[:limit]]
+    folders = await _counted(connection, user_id, prefix, [name for name, file in shown if file is None])
+    return [file or folders[name] for name, file in shown], len(names) > limit
 
 
 async def _entries(
-    connection: AsyncConnection, user_id: str, prefix: str, limit: int, after: Place | None
-) -> list[str | File]:
-    """Return files, and folders by their names."""
-    statement = _level(connection.dialect.name)
-    name, file_id = after or ("", "")
-    first = prefix.encode() if after is None else max(prefix.encode(), _first_after(prefix, name))
-    found: list[str | File] = []
+    connection: AsyncConnection, user_id: str, prefix: str, limit: int, after: Place | None, table: str
+) -> dict[str, File | None]:
+    """Return files, and folders as None, by name: those that files make, or empty ones."""
+    statement = _level(connection.dialect.name, table)
+    # The prefix itself is no entry of its level.
+    first = prefix.encode() + b"\0" if table == "folder" else prefix.encode()
+    if after is not None:
+        first = max(first, _first_after(prefix, after[0]))
+    found: dict[str, File | None] = {}
     while True:
-        hops = min(limit - len(found) + 1, _HOPS)  # one more: the last file of a name may be before this page
+        hops = min(limit - len(found), _HOPS)
         asked = {"user_id": user_id, "users": json.dumps([user_id]), "skip": len(prefix.encode()) + 1, "first": first}
-        asked |= {"beyond": _beyond(prefix), "after_name": name, "after_id": file_id, "hops": hops}
-        asked |= {"most": limit - len(found) + 1}
+        asked |= {"beyond": _beyond(prefix), "hops": hops}
         rows = (await connection.execute(statement, asked)).mappings().all()
         for row in rows:
             file = dict(row)
             number, at = file.pop("number"), file.pop("found")
             slash = at.find("/", len(prefix))
             if slash >= 0:
-                found.append(at[: slash + 1])
-            elif file["id"] is not None:
-                found.append(File(**file))
+                found[at[: slash + 1]] = None
+            elif file.get("id") is not None:
+                found[at] = File(**file)
         if len(found) >= limit or not rows or number < hops:
-            return found[:limit]
-        first = _first_after(prefix, at) if slash >= 0 else at.encode() + b"\0"
+            return found
+        first = _first_after(prefix, at)
 
 
 async def _counted(connection: AsyncConnection, user_id: str, prefix: str, names: Sequence[str]) -> dict[str, Folder]:
@@ -212,8 +297,8 @@ async def _counted(connection: AsyncConnection, user_id: str, prefix: str, names
     if not names:
         return {}
     dialect, beyond = connection.dialect.name, [_first_after(prefix, name) for name in names]
-    # Of one that begins with very many files of one name, or has a damaged name, nothing else is found.
-    folders = {name: Folder(name, 1, 0, at_least=True) for name in names}
+    # Of one that is empty nothing is found.
+    folders = {name: Folder(name, 0, 0) for name in names}
     asked: dict[str, Any] = {"user_id": user_id, "first": names[0].encode(), "beyond": beyond[-1]}
     if (await connection.execute(_has_more(dialect), {**asked, "most": COUNTED_FILES})).first() is None:
         asked["skip"] = len(prefix.encode()) + 1
@@ -229,9 +314,9 @@ async def _counted(connection: AsyncConnection, user_id: str, prefix: str, names
 
 
 def _first_after(prefix: str, name: str) -> bytes:
-    """Return where the level goes on after a name: after the folder that it is in, or with other files of that name."""
+    """Return where the level goes on after a name, or after the folder that it is in."""
     slash = name.find("/", len(prefix)) if name.startswith(prefix) else -1
-    return name.encode() if slash < 0 else name[:slash].encode() + b"0"  # the byte after the slash
+    return name.encode() + b"\0" if slash < 0 else name[:slash].encode() + b"0"  # the byte after the slash
 
 
 def _beyond(prefix: str) -> bytes:

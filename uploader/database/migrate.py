@@ -5,16 +5,21 @@ The migrations lie at the top level of a checkout and inside the package of an i
 may be run again: MySQL and MariaDB commit with every statement that changes the schema, so a kill leaves a migration
 half done, and the next start runs it from its beginning. MySQL has no `IF NOT EXISTS` for an index. So each function
 looks first whether its work is done.
+
+A migration says whether it is `compatible`: if programs that know no more than the revision before may go on with what it
+makes. They have no file of it, so the database has a fact that tells them.
 """
 
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alembic import op
-from sqlalchemy import Column, Connection, inspect, text
+from sqlalchemy import Column, Connection, delete, insert, inspect, text
 from sqlalchemy.exc import DBAPIError, NoSuchTableError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeEngine
@@ -23,9 +28,15 @@ import uploader
 from uploader.crashpoints import crash_point
 from uploader.database import models
 from uploader.database.engine import Database, is_retried
+from uploader.database.meta import fact
 from uploader.errors import ConfigurationError, Unavailable
 
+if TYPE_CHECKING:
+    from alembic.script import ScriptDirectory
+
 _LOCK_TIMEOUT_SECONDS = 120
+# The fact: the head revision of the oldest program that may serve with this schema.
+_OLDEST = "oldest program"
 
 
 def migrations_directory() -> Path:
@@ -35,45 +46,83 @@ def migrations_directory() -> Path:
 
 
 def head_revision() -> str:
-    """Return the newest revision: the files are named by their revisions, in order."""
-    return max(path.stem.split("_")[0] for path in (migrations_directory() / "versions").glob("[0-9]*.py"))
+    """Return the newest revision that this program knows."""
+    return _newest_in(migrations_directory())
+
+
+@cache  # of this program, also where the files of another are installed while it runs
+def _newest_in(directory: Path) -> str:
+    """The files are named by their revisions, in order."""
+    return max(path.stem.split("_")[0] for path in (directory / "versions").glob("[0-9]*.py"))
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The revision of a database, None if it is empty; and the head revision of the oldest program that may serve with it,
+    which a migration raises before it begins."""
+
+    revision: str | None
+    oldest: str
+
+    @property
+    def is_behind(self) -> bool:
+        return (self.revision or "") < head_revision()
+
+    @property
+    def is_ahead(self) -> bool:
+        return (self.revision or "") > head_revision()
+
+    def refuse_newer(self) -> None:
+        """Raises ConfigurationError unless this program may serve with it, once it is migrated."""
+        head = head_revision()
+        if self.oldest > head:
+            at = f"at revision {self.revision}" if self.is_ahead else f"on its way to revision {self.oldest}"
+            raise ConfigurationError(
+                f"the database is {at}, newer than this version's {head}: install the newer version"
+            )
+
+
+async def schema_of(database: Database) -> Schema:
+    """Raises Unavailable."""
+    return await database.read(_schema)
+
+
+async def _schema(connection: AsyncConnection) -> Schema:
+    tables = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+    if "alembic_version" not in tables:
+        return Schema(None, "")
+    revision: str | None = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
+    oldest = await fact(connection, _OLDEST) if models.meta.name in tables else None
+    # No older program than its own may, where no migration said so.
+    return Schema(revision, oldest or revision or "")
 
 
 async def current_revision(database: Database) -> str | None:
     """Return the revision that the database is at, or None if it is empty. Raises Unavailable."""
-    return await database.read(_current_revision)
-
-
-async def _current_revision(connection: AsyncConnection) -> str | None:
-    if not await connection.run_sync(lambda sync: inspect(sync).has_table("alembic_version")):
-        return None
-    revision: str | None = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
-    return revision
+    return (await schema_of(database)).revision
 
 
 async def check(database: Database) -> None:
-    """Raises ConfigurationError if the database is not at this version's schema, Unavailable if it is away."""
-    current, head = await current_revision(database), head_revision()
-    _refuse_newer(current, head)
-    if current != head:
+    """Raises ConfigurationError if the database is neither at this version's schema nor at a newer one that is compatible,
+    Unavailable if it is away."""
+    schema = await schema_of(database)
+    schema.refuse_newer()
+    if schema.is_behind:
         raise ConfigurationError(
-            f"the database is at revision {current or 'none'}, not {head}: run `uploader db upgrade`"
-        )
-
-
-def _refuse_newer(current: str | None, head: str) -> None:
-    if current is not None and current > head:
-        raise ConfigurationError(
-            f"the database is at revision {current}, newer than this version's {head}: install the newer version"
+            f"the database is at revision {schema.revision or 'none'}, not {head_revision()}: run `uploader db upgrade`"
         )
 
 
 async def upgrade(database: Database, revision: str = "head") -> None:
-    """Migrate to `revision`. Two at once wait for each other. Raises ConfigurationError, Unavailable."""
-    current, head = await current_revision(database), head_revision()
-    if current == head and revision == "head" and database.engine.dialect.name == "sqlite":
-        return  # its migrations are whole or not at all
-    _refuse_newer(current, head)
+    """Migrate to `revision`; one that is newer and compatible stays as it is. Two at once wait for each other. Raises
+    ConfigurationError, Unavailable."""
+    schema = await schema_of(database)
+    schema.refuse_newer()
+    is_done = not schema.is_behind and revision == "head"
+    if is_done and (
+        schema.is_ahead or database.engine.dialect.name == "sqlite"
+    ):  # whose migrations are whole or not at all
+        return
     await database.transact(_migrate, "upgrade", revision)
 
 
@@ -90,6 +139,7 @@ async def _migrate(connection: AsyncConnection, direction: str, revision: str) -
 def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
     from alembic import command
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
@@ -102,8 +152,15 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
         wait = text("SELECT GET_LOCK('uploader_migrate', :seconds)")
         if connection.execute(wait, {"seconds": _LOCK_TIMEOUT_SECONDS}).scalar() != 1:
             raise Unavailable("Another migration is running.")
+    scripts = ScriptDirectory.from_config(config)
     try:
+        if direction == "upgrade":
+            _note_oldest(connection, scripts, revision)
+            if locks:
+                # An older program is to know before there is a table that it does not.
+                connection.exec_driver_sql("COMMIT")
         getattr(command, direction)(config, revision)
+        _note_oldest(connection, scripts, revision)
         if (direction, revision) == ("upgrade", "head"):
             _refuse_gaps(connection)
         if locks:
@@ -119,6 +176,17 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
         # With the connection the lock is lost.
         if locks and not connection.invalidated:
             connection.execute(text("SELECT RELEASE_LOCK('uploader_migrate')"))
+
+
+def _note_oldest(connection: Connection, scripts: "ScriptDirectory", revision: str) -> None:
+    """Note which programs may serve with the schema of this revision: those that know the last one that broke with older
+    ones. An empty database has no place for it."""
+    if not inspect(connection).has_table(models.meta.name):
+        return
+    passed = scripts.iterate_revisions(revision, "base")
+    oldest = next(each.revision for each in passed if not getattr(each.module, "compatible", False))
+    connection.execute(delete(models.meta).where(models.meta.c.name == _OLDEST))
+    connection.execute(insert(models.meta).values(name=_OLDEST, value=oldest))
 
 
 def _refuse_gaps(connection: Connection) -> None:
@@ -171,9 +239,9 @@ def _columns(table: str) -> list[Any]:
     return inspector.get_columns(table) if inspector.has_table(table) else []
 
 
-def create_index(name: str, table: str, *column_names: str) -> None:
+def create_index(name: str, table: str, *column_names: str, unique: bool = False) -> None:
     if name not in _indexes(table):
-        _change(op.create_index, name, table, column_names)
+        _change(op.create_index, name, table, column_names, unique=unique)
 
 
 def drop_index(name: str, table: str) -> None:
@@ -221,6 +289,11 @@ def _make_anew(table: str, column: str, *, nullable: bool) -> None:
     copy = f"INSERT INTO {table}_new SELECT * FROM {table}"  # noqa: S608 (a migration's own word)
     for statement in (made_anew, copy, f"DROP TABLE {table}", f"ALTER TABLE {table}_new RENAME TO {table}", *indexes):
         op.execute(text(statement))
+
+
+def change_rows(statement: Any, values: list[dict[str, Any]]) -> None:
+    """Execute a statement for each of some values."""
+    _change(op.get_bind().execute, statement, values)
 
 
 def _texts(table: str, kind: str) -> list[str]:

@@ -160,7 +160,7 @@ user_info = _table(
     _figure("use_space_finished"),
     _figure("use_space_unfinished"),
     _figure("reserved"),
-    # Of files and of open uploads, how many.
+    # Of files, open uploads, empty folders and files in the trash, how many.
     _figure("files"),
 )
 
@@ -262,12 +262,44 @@ file = _table(
     # Of the person's own file, as its client told.
     Column("modified_at", UtcDateTime),
     Index("ix_file_user_md5", "user_id", "md5", "id"),
-    Index("ix_file_user_name", "user_id", "name"),
+    Index("uq_file_name", "user_id", "name", unique=True),
     UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
     Index("ix_file_md5", "md5"),
     # For a recount of refs, which would walk over all files for each.
     Index("ix_file_sha256", "sha256"),
     Index("ix_file_user", "user_id", "id"),
+)
+
+# A file that was deleted or replaced, until its owner's trash is emptied of it. It holds no ref: where its content has no
+# other file, the trash of the store has the bytes.
+trashed_file = _table(
+    "trashed_file",
+    Column("id", Bytewise(32), primary_key=True),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
+    Column("md5", Bytewise(32)),
+    Column("sha256", PathWord(64), nullable=False),
+    Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
+    _figure("size"),
+    Column("instant", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("modified_at", UtcDateTime),
+    Column("deleted_at", UtcDateTime, nullable=False),
+    Column("reason", Bytewise(16), nullable=False),
+    Index("ix_trashed_file_user", "user_id", "deleted_at", "id"),
+    Index("ix_trashed_file_name", "user_id", "name", "deleted_at"),
+    Index("ix_trashed_file_deleted", "deleted_at"),
+    Index("ix_trashed_file_sha256", "sha256", "deleted_at"),
+)
+
+# An empty folder, with a slash at the end of its name; one in which something lies has no row.
+folder = _table(
+    "folder",
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), primary_key=True),
+    Column("name", Bytewise(MAX_NAME_BYTES + 1), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    # By its user; one that was left when its last file went gives way where the user may have no more files.
+    Column("made", Boolean, nullable=False),
+    Index("ix_folder_made", "user_id", "made", "created_at"),
 )
 
 token = _table(

@@ -45,6 +45,7 @@ def _are_given(table: Columns, *columns: str) -> list[sa.ColumnElement[bool]]:
 
 
 _UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
+_FOLDERS = models.folder.c
 _USERS, _TOKENS = models.user_info.c, models.token.c
 _PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
 # Of the store's word for where an upload lies the column has the name that it had when there was one store.
@@ -98,24 +99,8 @@ _CLOSED_BEFORE_NEWEST = (
 _UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "idempotency_key")).limit(1)
 _OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER).order_by(_UPLOADS.id.desc())
 _COUNT_OF_OPEN_UPLOADS = sa.select(sa.func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
-_FILE_BY_CONTENT = FILE.where(*_are_given(_FILES, "user_id", "sha256", "name")).limit(1)
 _FILES_OF_USER = FILE.where(_FILES.user_id == sa.bindparam("user_id"))
-_FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(sa.bindparam("names", expanding=True))).order_by(_FILES.id)
-_FILES_BY_CONTENTS = _FILES_OF_USER.where(
-    sa.tuple_(_FILES.sha256, _FILES.name).in_(sa.bindparam("contents", expanding=True))
-)
-# SQLite uses no index for a list of tuples, but it does for a table that it is joined with. The user is in that, too: it
-# would begin with a condition on the user, and look at all files.
-_ITEM = sa.func.json_each(sa.bindparam("contents")).table_valued("value", name="item")
-_FILES_IN_JSON = FILE.join(
-    _ITEM,
-    sa.and_(
-        *(
-            _FILES[name] == sa.cast(_ITEM.c.value.op("->>")(sa.literal_column(str(place))), sa.LargeBinary)
-            for place, name in enumerate(("user_id", "sha256", "name"))
-        )
-    ),
-)
+_FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(sa.bindparam("names", expanding=True)))
 _FILE_BY_ID = FILE.where(*_are_given(_FILES, "id", "user_id")).limit(1)
 _TOKEN_BY_HASH = _TOKEN.where(_TOKENS.token_sha256 == sa.bindparam("token_sha256")).limit(1)
 _USAGE = USAGE.where(_USERS.user_id == sa.bindparam("user_id")).limit(1)
@@ -278,21 +263,41 @@ async def file_by_id(connection: AsyncConnection, user_id: str, file_id: str) ->
     return await first_of(connection, File, _FILE_BY_ID, id=file_id, user_id=user_id)
 
 
-async def file_by_content(connection: AsyncConnection, user_id: str, sha256: str, name: str) -> File | None:
-    return await first_of(connection, File, _FILE_BY_CONTENT, user_id=user_id, sha256=sha256, name=name)
+async def file_of_anybody(connection: AsyncConnection, file_id: str) -> File | None:
+    return await first_of(connection, File, FILE.where(_FILES.id == file_id).limit(1))
 
 
 async def files_of_names(connection: AsyncConnection, user_id: str, names: list[str]) -> list[File]:
-    """Return the files of these names, oldest first."""
+    """Return the files of these names."""
     return await all_of(connection, File, _FILES_OF_NAMES, user_id=user_id, names=names)
 
 
-async def files_by_contents(connection: AsyncConnection, user_id: str, contents: list[tuple[str, str]]) -> list[File]:
-    """Return the files of a user that have one of `contents`, each a SHA-256 and a name."""
-    if connection.dialect.name == "sqlite":
-        items = json.dumps([(user_id, *content) for content in contents])
-        return await all_of(connection, File, _FILES_IN_JSON, contents=items)
-    return await all_of(connection, File, _FILES_BY_CONTENTS, user_id=user_id, contents=contents)
+async def files_of_content_below(
+    connection: AsyncConnection, user_id: str, sha256: str, prefix: str, limit: int = 100
+) -> list[File]:
+    """Return files of one content whose names start with a prefix, which is not empty."""
+    query = FILE.where(*_below(user_id, prefix), _FILES.sha256 == sha256).order_by(_FILES.name).limit(limit)
+    return await all_of(connection, File, query)
+
+
+async def folder_rows(connection: AsyncConnection, user_id: str, names: Sequence[str]) -> list[str]:
+    """Return those of some folders that are empty."""
+    query = sa.select(_FOLDERS.name).where(_FOLDERS.user_id == user_id, _FOLDERS.name.in_(names))
+    return list((await connection.execute(query)).scalars())
+
+
+async def left_folders(connection: AsyncConnection, user_id: str, limit: int) -> list[str]:
+    """Return folders that were left when their last files went, the oldest first."""
+    query = sa.select(_FOLDERS.name).where(_FOLDERS.user_id == user_id, ~_FOLDERS.made)
+    return list((await connection.execute(query.order_by(_FOLDERS.created_at, _FOLDERS.name).limit(limit))).scalars())
+
+
+async def folder_rows_below(
+    connection: AsyncConnection, user_id: str, prefix: str, after: str, limit: int
+) -> list[str]:
+    """Return empty folders whose names start with a prefix, by name, after one."""
+    query = sa.select(_FOLDERS.name).where(*_below(user_id, prefix, models.folder), _FOLDERS.name > after)
+    return list((await connection.execute(query.order_by(_FOLDERS.name).limit(limit))).scalars())
 
 
 async def files_by_sha256(connection: AsyncConnection, sha256: str, limit: int | None = None) -> list[File]:
@@ -570,16 +575,12 @@ def _conditions(
 
 
 async def files_below(
-    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None, shortest: bool = False
+    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None
 ) -> list[File]:
-    """Files whose names start with a prefix, after a file, by their ids; or the shortest names first."""
-    length = sa.func.length(_FILES.name)
-    order = [length, _FILES.id] if shortest else [_FILES.id]
-    query = FILE.where(*_below(user_id, prefix)).order_by(*order).limit(limit)
+    """Files whose names start with a prefix, after a file, by their ids."""
+    query = FILE.where(*_below(user_id, prefix)).order_by(_FILES.id).limit(limit)
     if after is not None:
-        later = _FILES.id > after.id
-        reached = len(after.name.encode())
-        query = query.where(sa.or_(length > reached, sa.and_(length == reached, later)) if shortest else later)
+        query = query.where(_FILES.id > after.id)
     return await all_of(connection, File, query)
 
 
@@ -594,11 +595,11 @@ async def damaged_below(connection: AsyncConnection, user_id: str, prefix: str) 
     return await first_of(connection, File, query)
 
 
-def _below(user_id: str, prefix: str) -> list[sa.ColumnElement[bool]]:
+def _below(user_id: str, prefix: str, table: sa.Table = models.file) -> list[sa.ColumnElement[bool]]:
     """Return conditions that search by the index of names, so that what lies elsewhere costs nothing."""
     if not prefix:
-        return [_FILES.user_id == user_id]
+        return [table.c.user_id == user_id]
     raw = prefix.encode()
     # In UTF-8 no byte is the largest one.
     beyond = sa.literal(raw[:-1] + bytes([raw[-1] + 1]), sa.LargeBinary)
-    return [_FILES.user_id == user_id, _FILES.name >= prefix, _FILES.name < beyond]
+    return [table.c.user_id == user_id, table.c.name >= prefix, table.c.name < beyond]

@@ -97,6 +97,8 @@ async def _slice(
     return Slice(within.until, found, await recounted(connection, within))
 
 
+# Whose rows count among the files of a user, and have no bytes in the account.
+_COUNTED_ALONE = (models.folder, models.trashed_file)
 _KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved", "files")
 
 
@@ -133,6 +135,7 @@ async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[
         ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:])),
         _Part(users.user_id, kept, is_counted=False),
         _Part(files.user_id, finished),
+        *(_Part(table.c.user_id, {"counted_files": sa.func.count()}) for table in _COUNTED_ALONE),
         _Part(uploads.user_id, held, (uploads.state == State.OPEN.value,)),
     ).c
     wrong = [table[name] != table[f"counted_{name}"] for name in _KEPT[1:]]
@@ -160,7 +163,8 @@ async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
     unfinished, reserved, opened = (await connection.execute(open_sums)).one()
     file_sums = sa.select(size, sa.func.count()).where(files.user_id == user_id)
     finished, made = (await connection.execute(file_sums)).one()
-    return Sums(int(finished), int(unfinished), int(reserved), opened + made)
+    others = [await queries.count(connection, table.c.user_id == user_id) for table in _COUNTED_ALONE]
+    return Sums(int(finished), int(unfinished), int(reserved), opened + made + sum(others))
 
 
 async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[RecountedRefs]:
@@ -194,7 +198,7 @@ async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str
 async def repair_user(connection: AsyncConnection, user_id: str, act: Act | None = None) -> bool:
     """Set a user's figures to what their definitions make them; False if the user has no row.
 
-    Every change of an upload or a file locks the user's row last, before the commit. So while it is held here, every
+    Every change of an upload, a file or a folder locks the user's row before the commit. So while it is held here, every
     change that is in the figures can be seen, and every other one can't and will still be added.
     """
     users = models.user_info.c
@@ -258,6 +262,7 @@ _HEX_DIGITS = {
 _TEXTS = [
     *(("upload", "name"), ("upload", "temp_path"), ("meta", "value"), ("token", "scope"), ("token", "made_by")),
     *(("concatenation", "name"), ("concatenation", "ordered")),
+    ("trashed_file", "reason"),
     *(("multipart", "multipart_id"), ("multipart", "appender"), ("chunk", "etag")),
 ]
 _SECOND = "substr({column}, 1, 19)"

@@ -15,6 +15,8 @@ class Action(StrEnum):
     # By a job, an administrator or a command; what users do with their own uploads is not told.
     UPLOAD_EXPIRED = "upload.expired"
     UPLOAD_CANCELLED = "upload.cancelled"
+    # By an administrator, into the trash of its owner.
+    FILE_DELETED = "file.deleted"
     # A drift that `reconcile --repair` mended.
     USER_REPAIRED = "user.repaired"
     UPLOAD_REPAIRED = "upload.repaired"

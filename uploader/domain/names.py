@@ -92,6 +92,46 @@ class Selection:
         return hashlib.sha256(json.dumps([self.ids, self.prefixes]).encode()).hexdigest()
 
 
+# Of a name that is taken: its numbers, from this one on.
+FIRST_NUMBER = 2
+_NUMBERED = re.compile(r" \((\d{1,9})\)(?:\.[^./]*)?$")
+
+
+def numbered(name: str, number: int) -> str:
+    """Return a name with a number before its last suffix, `a (2).txt`; shortened where there is no room for that."""
+    folder = folder_of(name)
+    segment = name[len(folder) :]
+    dot = segment.rfind(".")
+    suffix = segment[dot:] if 0 < dot < len(segment) - 1 else ""
+    end = f" ({number}){suffix}"
+    room_bytes = min(MAX_SEGMENT_BYTES, MAX_NAME_BYTES - len(folder.encode())) - len(end.encode())
+    stem = segment.removesuffix(suffix).encode()[: max(room_bytes, 0)].decode(errors="ignore")
+    if not stem and suffix:  # the suffix is all that is long
+        end = f" ({number})"
+        room_bytes += len(suffix.encode())
+        stem = segment.encode()[: max(room_bytes, 0)].decode(errors="ignore")
+    return f"{folder}{stem}{end}"
+
+
+def is_numbered(name: str, other: str) -> bool:
+    """Return whether `other` is `name` with a number."""
+    found = _NUMBERED.search(other)
+    return found is not None and int(found[1]) >= FIRST_NUMBER and numbered(name, int(found[1])) == other
+
+
+def begin_of_numbered(name: str) -> str:
+    """Return how all names begin that are `name` with a number."""
+    longest = numbered(name, 10**9)
+    stem = longest[: longest.rfind(" (")]
+    return f"{stem} (" if numbered(name, FIRST_NUMBER).startswith(f"{stem} (") else stem
+
+
+def folders_of(name: str) -> list[str]:
+    """Return the names of the folders that a name lies in, the highest first, without their slashes."""
+    segments = name.rstrip("/").split("/")
+    return ["/".join(segments[:depth]) for depth in range(1, len(segments))]
+
+
 def folder_of(name: str) -> str:
     """Return the prefix of the folder that a name, or a folder, lies in; empty at the top."""
     return name[: name.rstrip("/").rfind("/") + 1]

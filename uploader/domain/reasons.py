@@ -57,7 +57,14 @@ DATABASE_DAMAGED = Reason(
     _ERROR,
     Subject.DATABASE,
     "the database is damaged: {how}",
-    "stop all servers and workers, and run `uploader restore --last`",
+    "stop all servers and workers, and run `uploader restore-backup --last`",
+)
+SCHEMA_AHEAD = Reason(
+    Check.DATABASE,
+    _NOTE,
+    Subject.DATABASE,
+    "the database is at revision {revision}, of a newer version, with which this one may serve",
+    "install the newer version here, too",
 )
 NOT_DURABLE = Reason(
     Check.DATABASE,

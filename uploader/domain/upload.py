@@ -136,11 +136,11 @@ def kind_of(word: str | None) -> UploadKind | None:
 
 
 class IfExists(StrEnum):
-    """The fate of older files with the name of a new one, in the words of the API."""
+    """The fate of an older file that has the name of a new one, in the words of the API."""
 
-    # Let both be.
+    # Let both be: the new one has the first free number.
     KEEP = "keep"
-    # Remove them in the transaction that makes the new one.
+    # Remove the old one in the transaction that makes the new one.
     REPLACE = "replace"
     # Make no new one.
     FAIL = "fail"
@@ -275,6 +275,26 @@ class File:
         if md5 is None or self.size != size:
             return False
         return sha256 in (None, self.sha256) if self.md5 is None else self.md5 == md5
+
+
+class TrashReason(StrEnum):
+    """Why a file is in the trash of its owner, in the words of the API."""
+
+    DELETED = "deleted"
+    # Another one took its name.
+    REPLACED = "replaced"
+    # A gate refused it.
+    REFUSED = "refused"
+    # An administrator deleted it.
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrashedFile(File):
+    """One row of `trashed_file`: a file that its owner may have back. `damaged` is said of a content that has a row."""
+
+    deleted_at: datetime
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from uploader.service.access import Accounts, Token, new_token
 from uploader.service.audit_log import AuditLogReports, Wanted
 from uploader.service.costs import CostReport, Costs
 from uploader.service.events import Reviewing, SinkFigures, Watching
+from uploader.service.files import Files
 from uploader.service.reconcile import Recounting
 from uploader.service.reports import (
     HistoryDay,
@@ -60,6 +61,8 @@ _IDLE_FOR = whole_number(
     "idle_for", 0, _MAX_IDLE_SECONDS, 0, "Only those that nothing was accounted for so many seconds."
 )
 _IF_IDLE_FOR = replace(_IDLE_FOR, about="Only if nothing arrived for so many seconds.")
+_MAX_REASON_LENGTH = 500
+_REASON = Parameter("reason", "Why, for the audit log.", {"type": "string", "maxLength": _MAX_REASON_LENGTH})
 _OF_UPLOAD = Parameter("upload_id", "Only that of this upload.")
 _OF_USER = Parameter("user_id", "Only those of this user.")
 _USAGE_PARAMETERS = (
@@ -231,6 +234,7 @@ def token_of(token: Token) -> TokenSchema:
 
 @dataclass(frozen=True, slots=True)
 class AdminHandlers:
+    files: Files
     reports: Reports
     overview: Overview
     recounting: Recounting
@@ -350,6 +354,20 @@ class AdminHandlers:
         body = await call.json(SetTotalSpace)
         usage = await self.accounts.set_total_space(user_id, body.total_space)
         return Json(msgspec.convert(usage, UserAccount, from_attributes=True))
+
+    @_admin(
+        "DELETE /admin/files/{id}",
+        "Delete a file of anybody, into the trash of its owner",
+        responses={204: None},
+        problems=("file-not-found", "invalid-request"),
+        parameters=(_REASON,),
+    )
+    async def delete_file(self, call: Call) -> Response:
+        reason = call.query("reason")
+        if reason is not None and len(reason) > _MAX_REASON_LENGTH:
+            raise InvalidRequest.field("reason", f"is longer than {_MAX_REASON_LENGTH} characters")
+        await self.files.delete_any(call.in_path("id"), reason)
+        return Response(status_code=204)
 
     # Open uploads
 

@@ -74,7 +74,8 @@ class ChunkSizeBounds(Struct):
 
 
 class ClientConfig(Struct):
-    """The facts that a client needs. `auth` is there where callers are not known by tokens of this server: `jwt`, `none`."""
+    """The facts that a client needs. `auth` is there where callers are not known by tokens of this server: `jwt`, `none`;
+    `trash`, where what is deleted can't be restored: false."""
 
     chunk_size: ChunkSizeBounds
     max_file_size: int
@@ -84,6 +85,7 @@ class ClientConfig(Struct):
     upload_expiry_seconds: float
     link_lifetime_seconds: float
     auth: str | UnsetType = UNSET
+    trash: bool | UnsetType = UNSET
 
 
 class Check(Struct):
@@ -200,6 +202,7 @@ class OpsHandlers:
                 upload_expiry_seconds=self.settings.upload_expiry_seconds,
                 link_lifetime_seconds=self.settings.link_lifetime_seconds,
                 auth=UNSET if self.settings.auth == "token" else self.settings.auth,
+                trash=UNSET if self.settings.trash_retention_seconds else False,
             )
         )
 

@@ -14,6 +14,7 @@ from uploader.service.ballast import BallastKeeping
 from uploader.service.cleanup import Cleanup, LastCleanup
 from uploader.service.close import Closers
 from uploader.service.copies import CopyKeeping
+from uploader.service.deleted import DeletedFiles
 from uploader.service.files import Files
 from uploader.service.leases import Lease
 from uploader.service.open import Admission
@@ -119,10 +120,12 @@ _TRASH_GRACE_SECONDS = 3600.0
 
 @dataclass(eq=False, repr=False)
 class TrashKeeper:
-    """Gives back what lies in the trash and is named again, and removes for good what lies there for long enough.
+    """Gives back what lies in the trash and is named again, and removes for good what lies there for long enough, and what
+    users deleted so long ago.
     Of several workers one walks through it; two at once are safe: each entry is looked at under its row's lock."""
 
     keeping: TrashKeeping
+    deleted_files: DeletedFiles
     admission: Admission
     lease: Lease
     clock: Clock
@@ -142,6 +145,8 @@ class TrashKeeper:
         paused = self._pause.active()
         with suppress(Stopping):
             await self.admission.keep_floor()
+            if not paused:
+                await self.deleted_files.forget_old()
             if self.clock.monotonic() - self._walked_at >= self._walk_seconds:
                 async with self.lease.held() as is_ours:
                     if is_ours:

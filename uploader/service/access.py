@@ -244,6 +244,11 @@ def selection_subject(digest: str) -> str:
     return f"selection/{digest}"
 
 
+def deleted_subject(file_id: str) -> str:
+    """Return the subject of a link to a deleted file, which keeps its id: a link that was shared does not outlive it."""
+    return f"deleted/{file_id}"
+
+
 @dataclass(eq=False, repr=False)
 class Links:
     database: Database
@@ -253,8 +258,8 @@ class Links:
     lifetime_seconds: float
 
     async def make(self, user_id: str, subject: str, lifetime_seconds: int | None = None) -> tuple[str, datetime]:
-        """Make the query of a signed link, and say until when it works. `subject` is the id of a file, or
-        `selection_subject`. Raises Unavailable."""
+        """Make the query of a signed link, and say until when it works. `subject` is the id of a file,
+        `selection_subject` or `deleted_subject`. Raises Unavailable."""
         asked = _ORDINARY_LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
         lifetime = min(self.lifetime_seconds, asked)
         end = int((self.clock.now() + timedelta(seconds=lifetime)).timestamp())

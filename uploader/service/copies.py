@@ -112,8 +112,8 @@ def offer_of(kept: Copies) -> str:
     if not found:
         return "There is no copy of it: restore a backup, or save what can be read"
     return (
-        f"Its newest copy is of {found[0].made_at:%Y-%m-%d %H:%M:%S} UTC: `uploader restore --last` brings that back, and "
-        "says what is lost"
+        f"Its newest copy is of {found[0].made_at:%Y-%m-%d %H:%M:%S} UTC: `uploader restore-backup --last` brings that "
+        "back, and says what is lost"
     )
 
 

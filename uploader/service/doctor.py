@@ -41,6 +41,7 @@ from uploader.service.health import (
     diagnoses_of_durability,
     diagnoses_of_mishaps,
     diagnoses_of_redis_settings,
+    diagnoses_of_schema,
     odd_settings,
 )
 from uploader.service.installation import FACT, Installation
@@ -249,13 +250,13 @@ class Doctor:
             return [error(Subject.DATABASE, f"the database {path} is not there", "put it back, or restore a backup")]
         await self.database.look()
         await self.database.check_writable()
-        revision = await migrate.current_revision(self.database)
-        if self.settings.database_url is None and (revision or "") < migrate.head_revision():
-            what = f"the database is at revision {revision or 'none'}, of an older version"
+        schema = await migrate.schema_of(self.database)
+        if self.settings.database_url is None and schema.is_behind:
+            what = f"the database is at revision {schema.revision or 'none'}, of an older version"
             return [note(Subject.DATABASE, what, "the next start migrates it; `uploader backup` before")]
         await migrate.check(self.database)
         await self.installation.compare()
-        found = diagnoses_of_durability(await self.database.read(meta.durability))
+        found = diagnoses_of_schema(schema) + diagnoses_of_durability(await self.database.read(meta.durability))
         pragmas = await self.database.read(meta.sqlite_pragmas)
         for odd in odd_settings(pragmas, {"journal_mode": ("wal",), "synchronous": ("2",)}):
             found.append(warning(Subject.DATABASE, odd, "put its file on a local filesystem, such as ext4"))

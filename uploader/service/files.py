@@ -1,18 +1,20 @@
 """The use cases of finished files and their folders: list, rename, move, delete, download; and the caller's accounts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import levels, meta, queries, transactions
-from uploader.database.engine import Database, Duplicate
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.domain.audit_log import Action
 from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
-from uploader.domain.upload import File, Usage
+from uploader.domain.upload import File, IfExists, Usage
+from uploader.service.audit_log import act
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
 from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob, Stopping
@@ -106,21 +108,25 @@ class Files:
             self.healing.examine_once(file.sha256)
             raise errors.ContentDamaged() from error
 
-    async def rename(self, user_id: str, file_id: str, name: str) -> File:
-        """Raises FileNotFound, NameTaken."""
-        try:
-            found = await self.database.transact(transactions.files.rename_file, user_id, file_id, name)
-        except Duplicate as error:
-            raise errors.NameTaken() from error
-        if not found:
-            raise errors.FileNotFound()
-        return await self.get(user_id, file_id)
-
     async def delete(self, user_id: str, file_id: str) -> None:
         """Delete a file, and its content if this was the last file of it. Raises FileNotFound."""
         file = await self.get(user_id, file_id)
-        if not await self.database.transact(transactions.files.delete_file, file):
+        if not await self.database.transact(transactions.files.delete_file, file, self.clock.now()):
             raise errors.FileNotFound()
+        await self._deleted(file)
+
+    async def delete_any(self, file_id: str, why: str | None) -> None:
+        """Delete a file of whoever has it, as an administrator. Raises FileNotFound."""
+        file, now = await self.database.read(queries.file_of_anybody, file_id), self.clock.now()
+        if file is None:
+            raise errors.FileNotFound("There is no such file.")
+        details = {"name": file.name, "size": file.size} | ({} if why is None else {"reason": why})
+        done = act(Action.FILE_DELETED, now, subject=file.id, user_id=file.user_id, details=details)
+        if not await self.database.transact(transactions.files.remove_file, file, now, done):
+            raise errors.FileNotFound("There is no such file.")
+        await self._deleted(file)
+
+    async def _deleted(self, file: File) -> None:
         crash_point("delete.after_commit")
         try:
             await self.collect(file.sha256)
@@ -180,9 +186,13 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(eq=False, repr=False)
 class Folders:
-    """There are no folders but in names. Many files take several transactions, and may be asked for again."""
+    """Names, of one file or of all that are below a prefix. Many files take several transactions, and may be asked for
+    again."""
 
     database: Database
+    clock: Clock
+    _: KW_ONLY
+    max_files: int
 
     async def level(
         self, user_id: str, prefix: str, *, limit: int, after: Place | None
@@ -194,54 +204,133 @@ class Folders:
         page, has_more = await self.database.read(ask, user_id, prefix)
         return page, place_of(page[-1]) if has_more else None
 
+    async def list_empty(self, user_id: str, prefix: str, *, limit: int, after: str) -> list[str]:
+        """Return empty folders of all levels, by name."""
+        return await self.database.read(queries.folder_rows_below, user_id, prefix, after, limit)
+
+    async def make(self, user_id: str, name: str) -> bool:
+        """Make an empty folder; False if it is there. Raises NameTaken, TooManyFiles."""
+        make = partial(transactions.names.make_folder, max_files=self.max_files, now=self.clock.now())
+        return await self.database.transact(make, user_id, name)
+
     async def delete(self, user_id: str, selection: Selection) -> int:
-        """Delete files; return how many that were."""
+        """Delete files, and the folders below prefixes; return how many files those were."""
         deleted = 0
-        async for files in self._selected(user_id, selection):
-            deleted += await self.database.transact(transactions.files.delete_files, files)
+        delete = partial(transactions.files.delete_files, now=self.clock.now())
+        for prefix in await self._in_use(user_id, selection):
+            async for files in self._below(user_id, prefix):
+                deleted += await self.database.transact(partial(delete, left=prefix), files)
+            async for names in self._folders_below(user_id, prefix):
+                remove = partial(transactions.names.remove_folders, prefix=prefix, now=self.clock.now())
+                await self.database.transact(remove, user_id, names)
+        async for files in self._selected(user_id, Selection(selection.ids)):
+            deleted += await self.database.transact(delete, files)
         return deleted
 
-    async def move(self, user_id: str, prefix: str, new_prefix: str) -> int:
-        """Give all files below a prefix, which is not empty, another one; returns how many. Raises InvalidRequest if not all
-        of the new names could be, and then none is moved."""
+    async def rename(self, user_id: str, file_id: str, name: str, if_exists: IfExists) -> File:
+        """Raises FileNotFound, NameTaken."""
+        for file in await self.database.read(queries.files_by_ids, user_id, [file_id]):
+            if file.name != name:
+                await self._move([file], {file.id: name}, if_exists, merges=False)
+            for renamed in await self.database.read(queries.files_by_ids, user_id, [file_id]):
+                return renamed
+        raise errors.FileNotFound()
+
+    async def move(self, user_id: str, prefix: str, new_prefix: str, if_exists: IfExists = IfExists.FAIL) -> int:
+        """Give all files and folders below a prefix, which is not empty, another one; returns how many files. Raises
+        InvalidRequest, NameTaken if not all of the new names could be, and then none is moved; NameTaken, with how many
+        were, if one is taken meanwhile."""
         if new_prefix.startswith(prefix):
-            raise errors.InvalidRequest.field("prefix", "lies below the one it is to take the place of")
-        async for files in self._below(user_id, prefix):
-            for file in files:
-                _moved(file, prefix, new_prefix)
-        moved = 0
-        # Where names become shorter, one may be that of another file below the prefix: that one goes first.
-        async for files in self._below(user_id, prefix, shortest=prefix.startswith(new_prefix)):
-            names = {file.id: _moved(file, prefix, new_prefix) for file in files}
-            moved += await self._move(files, names)
+            raise errors.InvalidRequest.field("prefix", "lies below the one that is to be replaced")
+        await self._check_move(user_id, prefix, new_prefix, if_exists)
+        moved, waiting = 0, list[File]()
+        move = partial(self._move, if_exists=if_exists, prefix=prefix)
+        try:
+            async for files in self._below(user_id, prefix):
+                done = await move(files, {file.id: _moved(file.name, prefix, new_prefix) for file in files})
+                moved, waiting = moved + done.files, waiting + done.waiting
+            while waiting:  # for the names of others, which have gone since
+                files, waiting = waiting, []
+                for first in range(0, len(files), _FILES_AT_ONCE):
+                    some = files[first : first + _FILES_AT_ONCE]
+                    done = await move(some, {file.id: _moved(file.name, prefix, new_prefix) for file in some})
+                    moved, waiting = moved + done.files, waiting + done.waiting
+                if len(waiting) == len(files):
+                    raise errors.NameTaken(taken=_moved(waiting[0].name, prefix, new_prefix))
+            async for names in self._folders_below(user_id, prefix):
+                await self._move_folders(user_id, names, prefix, new_prefix, if_exists)
+        except errors.NameTaken as error:
+            raise errors.NameTaken(**error.fields, files=moved) from error
         return moved
 
-    async def move_into(self, user_id: str, selection: Selection, folder: str) -> int:
+    async def _move_folders(
+        self, user_id: str, names: list[str], prefix: str, new_prefix: str, if_exists: IfExists
+    ) -> None:
+        targets = {name: _moved_folder(name, prefix, new_prefix) for name in names}
+        # The prefix itself has no name of its own at the top.
+        top = [name for name, target in targets.items() if not target]
+        if top:
+            remove = partial(transactions.names.remove_folders, prefix=prefix, now=self.clock.now())
+            await self.database.transact(remove, user_id, top)
+        targets = {name: target for name, target in targets.items() if target}
+        move = partial(transactions.names.move_folders, if_exists=if_exists, now=self.clock.now(), prefix=prefix)
+        await self.database.transact(move, user_id, targets)
+
+    async def _check_move(self, user_id: str, prefix: str, new_prefix: str, if_exists: IfExists) -> None:
+        """Raises InvalidRequest, NameTaken, if not all below a prefix can be moved. What lies below it makes room."""
+        look = partial(_refuse_taken, user_id=user_id, if_exists=if_exists, leaving=prefix)
+        async for files in self._below(user_id, prefix):
+            targets = {_moved(file.name, prefix, new_prefix): file for file in files}
+            await self.database.read(look, targets)
+        async for names in self._folders_below(user_id, prefix):
+            folders = {target: None for name in names if (target := _moved_folder(name, prefix, new_prefix))}
+            await self.database.read(look, folders)
+
+    async def move_into(
+        self, user_id: str, selection: Selection, folder: str, if_exists: IfExists = IfExists.FAIL
+    ) -> int:
         """Put what is selected into a folder, an empty one being the top: each file and each prefix under its last segment;
-        returns how many files have such names now. Raises InvalidRequest as `move` does."""
+        returns how many files have such names now. Raises InvalidRequest and NameTaken as `move` does."""
         prefixes = {prefix: folder + prefix.removeprefix(folder_of(prefix)) for prefix in selection.prefixes}
         for prefix, new_prefix in prefixes.items():
             if new_prefix != prefix and new_prefix.startswith(prefix):
                 raise errors.InvalidRequest.field("to", "lies below what is to be moved there")
         alone = Selection(selection.ids)
+        in_use = [prefix for prefix in await self._in_use(user_id, selection) if prefixes[prefix] != prefix]
+        for prefix in in_use:
+            await self._check_move(user_id, prefix, prefixes[prefix], if_exists)
         async for files in self._selected(user_id, alone):
-            _names_in(folder, files)
+            targets = {target: file for file in files if (target := _name_in(folder, file)) != file.name}
+            await self.database.read(partial(_refuse_taken, user_id=user_id, if_exists=if_exists), targets)
         moved = 0
-        for prefix in await self._in_use(user_id, selection):
-            if (new_prefix := prefixes[prefix]) != prefix:
-                moved += await self.move(user_id, prefix, new_prefix)
-        async for files in self._selected(user_id, alone):
-            names = _names_in(folder, files)
-            moving = [file for file in files if names[file.id] != file.name]
-            moved += await self._move(moving, names) if moving else 0
+        try:
+            for prefix in in_use:
+                moved += await self.move(user_id, prefix, prefixes[prefix], if_exists)
+            async for files in self._selected(user_id, alone):
+                moving = [file for file in files if _name_in(folder, file) != file.name]
+                targets_by_id = {file.id: _name_in(folder, file) for file in moving}
+                moved += (await self._move(moving, targets_by_id, if_exists)).files if moving else 0
+        except errors.NameTaken as error:
+            raise errors.NameTaken(**(error.fields | {"files": moved + error.fields.get("files", 0)})) from error
         return moved
 
-    async def _move(self, files: list[File], names: dict[str, str]) -> int:
+    async def _move(
+        self,
+        files: list[File],
+        targets: dict[str, str],
+        if_exists: IfExists,
+        *,
+        prefix: str | None = None,
+        merges: bool = True,
+    ) -> transactions.files.Moved:
+        """Raises NameTaken, Unavailable."""
+        move = partial(transactions.files.move_files, if_exists=if_exists, now=self.clock.now())
+        move = partial(move, prefix=prefix, merges=merges)
         for _ in range(_ATTEMPTS):
             try:
-                return await self.database.transact(transactions.files.move_files, files, names)
+                return await self.database.transact(move, files, targets)
             except Duplicate:
-                await asyncio.sleep(_PAUSE_SECONDS)  # a twin came at this moment: next time it is there
+                await asyncio.sleep(_PAUSE_SECONDS)  # a name was taken at this moment: next time it is there
         raise errors.Unavailable("Files of these names are changing too fast; try again.")
 
     async def check(self, user_id: str, selection: Selection) -> None:
@@ -285,13 +374,46 @@ class Folders:
             return selection.prefixes
         return await self.database.read(levels.prefixes_in_use, user_id, selection.prefixes)
 
-    async def _below(self, user_id: str, prefix: str, *, shortest: bool = False) -> AsyncIterator[list[File]]:
+    async def _below(self, user_id: str, prefix: str) -> AsyncIterator[list[File]]:
         """Yield files in batches, in an order that a move does not change, so that each is met once."""
-        ask = partial(queries.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE, shortest=shortest)
+        ask = partial(queries.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE)
         after: File | None = None
         while files := await self.database.read(partial(ask, after=after)):
             yield files
             after = files[-1]
+
+    async def _folders_below(self, user_id: str, prefix: str) -> AsyncIterator[list[str]]:
+        """Yield the names of empty folders in batches."""
+        after = ""
+        while names := await self.database.read(queries.folder_rows_below, user_id, prefix, after, _FILES_AT_ONCE):
+            yield names
+            after = names[-1]
+
+
+async def _refuse_taken(
+    connection: Connection,
+    targets: Mapping[str, File | None],
+    *,
+    user_id: str,
+    if_exists: IfExists,
+    leaving: str | None = None,
+) -> None:
+    """Raises NameTaken for the first of some names that files, or folders, can't have, unless by what is below the prefix
+    that is `leaving`, or above it."""
+    if if_exists is IfExists.KEEP:
+        return
+    names = transactions.names.Names(connection, user_id)
+    await names.read(targets)
+    for target, file in targets.items():
+        try:
+            if file is None:
+                await names.find_folder(target, if_exists)
+            else:
+                await names.find(target, if_exists, file.sha256)
+        except errors.NameTaken as error:
+            taken = str(error.fields["taken"])
+            if leaving is None or not (taken.startswith(leaving) or leaving.startswith(f"{taken}/")):
+                raise
 
 
 def _refuse_damaged(file: File | None) -> None:
@@ -302,14 +424,21 @@ def _refuse_damaged(file: File | None) -> None:
         )
 
 
-def _names_in(folder: str, files: list[File]) -> dict[str, str]:
+def _name_in(folder: str, file: File) -> str:
     """Raises InvalidRequest."""
-    return {file.id: _moved(file, folder_of(file.name), folder) for file in files}
+    return _moved(file.name, folder_of(file.name), folder)
 
 
-def _moved(file: File, prefix: str, new_prefix: str) -> str:
-    """Raises InvalidRequest."""
+def _moved(name: str, prefix: str, new_prefix: str) -> str:
+    """Return the new name of a file. Raises InvalidRequest."""
     try:
-        return normalise_name(new_prefix + file.name.removeprefix(prefix))
+        return normalise_name(new_prefix + name.removeprefix(prefix))
     except ValueError as error:
         raise errors.InvalidRequest.field("prefix", f"makes a name that {error}") from error
+
+
+def _moved_folder(name: str, prefix: str, new_prefix: str) -> str:
+    """Return the new name of a folder, with its slash; empty for the top. Raises InvalidRequest."""
+    target = new_prefix + name.removeprefix(prefix)
+    folder = target[: target.rfind("/")]
+    return f"{_moved(folder, '', '')}/" if folder else ""

@@ -19,6 +19,7 @@ from uploader.clock import Clock
 from uploader.database import migrate, queries
 from uploader.database.engine import Database
 from uploader.database.meta import Held, Mishap, durability, held_contents, recent_mishaps
+from uploader.database.migrate import Schema
 from uploader.domain import reasons
 from uploader.domain.diagnosis import Diagnosis
 from uploader.domain.reasons import Check, spell
@@ -121,7 +122,7 @@ class Health:
             Check.STORAGE: self._check_storage,
         }
         own: dict[Check, Ask] = {
-            Check.DATABASE: self._durability,
+            Check.DATABASE: self._database_settings,
             Check.REDIS: self._redis_settings,
             Check.STORAGE: self._doubts,
             Check.CONTENT: self.integrity.diagnoses,
@@ -206,8 +207,9 @@ class Health:
 
     # What to tell
 
-    async def _durability(self) -> list[Diagnosis]:
-        return diagnoses_of_durability(await self.database.read(durability))
+    async def _database_settings(self) -> list[Diagnosis]:
+        schema = await migrate.schema_of(self.database)
+        return diagnoses_of_schema(schema) + diagnoses_of_durability(await self.database.read(durability))
 
     async def _doubts(self) -> list[Diagnosis]:
         found = [] if self.storage.doubt is None else [reasons.FILESYSTEM_DOUBTFUL(doubt=self.storage.doubt)]
@@ -218,6 +220,10 @@ class Health:
     async def _redis_settings(self) -> list[Diagnosis]:
         found = diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
         return found + diagnoses_of_aside(await asyncio.to_thread(self.list_aside))
+
+
+def diagnoses_of_schema(schema: Schema) -> list[Diagnosis]:
+    return [reasons.SCHEMA_AHEAD(revision=schema.revision)] if schema.is_ahead else []
 
 
 def diagnoses_of_durability(found: Mapping[str, str]) -> list[Diagnosis]:

@@ -61,7 +61,7 @@ class Instant:
         if wanted is None or not await self.healing.is_whole(wanted, opening.size):
             return None  # or it was there: the next upload of it heals it
         if same is not None:
-            if (existing is not None and opening.instant) or await self._is_to_replace(opening, same):
+            if existing is not None and opening.instant:
                 return await self._add_file(opening, md5, same.sha256, existing)
             return Complete(file=same, created=False)
         if not opening.instant:
@@ -70,14 +70,6 @@ class Instant:
             return await self._add_file(opening, md5, wanted, existing)
         except BlobLost:
             return None  # the blob went at this moment: the bytes are needed after all
-
-    async def _is_to_replace(self, opening: Opening, same: File) -> bool:
-        """Tell whether other files of the name go, though this one is there already."""
-        if opening.if_exists is not IfExists.REPLACE:
-            return False
-        names = [opening.name]
-        found = await self.database.read(queries.files_of_names, opening.user_id, names)
-        return any(other.id != same.id for other in found)
 
     async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
         """Find a content to finish from, one that is not damaged."""

@@ -12,7 +12,7 @@ from functools import partial
 from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
+from uploader.database import queries, transactions, trash
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256, Challenge
@@ -113,6 +113,7 @@ class _Found:
     source: Source
     usage: Usage | None = None
     open_uploads: int = 0
+    has_room: bool = True
 
 
 @dataclass(eq=False, repr=False)
@@ -179,16 +180,22 @@ class Openings:
         if existing is not None or (opening.instant and source != NO_SOURCE):
             return _Found(existing, source)
         usage = await queries.usage(connection, opening.user_id)
-        return _Found(None, source, usage, await queries.count_open_uploads(connection, opening.user_id))
+        if usage is not None:
+            usage = await trash.without_spare(connection, usage, 1, self.settings.max_files)
+        has_room = usage is None or usage.takes_files(1, self.settings.max_files)
+        has_room = has_room or bool(await queries.left_folders(connection, opening.user_id, 1))
+        opened = await queries.count_open_uploads(connection, opening.user_id)
+        return _Found(None, source, usage, opened, has_room=has_room)
 
     async def _refuse_taken(self, connection: Connection, opening: Opening, existing: Upload | None) -> None:
         """Raises NameTaken where it is known now. The same content is no other file: it may heal that."""
-        if opening.if_exists is not IfExists.FAIL:
+        if opening.if_exists in (None, IfExists.KEEP):
             return
         name = opening.name if existing is None else existing.name
-        of_name = await queries.files_of_names(connection, opening.user_id, [name])
-        if of_name and not any(file.may_be(opening.md5, opening.sha256, opening.size) for file in of_name):
-            raise errors.NameTaken("You have another file of this name.")
+        names = transactions.names.Names(connection, opening.user_id)
+        await names.read([name])
+        if not any(file.may_be(opening.md5, opening.sha256, opening.size) for file in names.standing([name])):
+            await names.find(name, opening.if_exists)
 
     async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
         upload = await queries.upload_by_idempotency_key(connection, opening.user_id, key)
@@ -283,7 +290,7 @@ class Openings:
         if usage is not None and not usage.fits(opening.size):
             QUOTA_REFUSALS.inc()
             raise errors.QuotaExceeded(**usage.figures(opening.size))
-        if usage is not None and not usage.takes_files(1, self.settings.max_files):
+        if not found.has_room:
             raise errors.TooManyFiles(limit=self.settings.max_files)
         if found.open_uploads >= self.settings.max_open_uploads:
             raise errors.TooManyUploads(limit=self.settings.max_open_uploads)

@@ -5,13 +5,16 @@ blob that went bad, of an upload that is open.
 """
 
 import logging
-from collections.abc import Awaitable
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from dataclasses import KW_ONLY, asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from heapq import heapify, heappop, heappush
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
+from uploader.database import queries, transactions, trash
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import State, Upload
@@ -23,6 +26,9 @@ from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
+
+_NAMES_AT_ONCE, _FILES_AT_ONCE = 1000, 200
+_EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -121,11 +127,13 @@ class TrashKeeping:
         return purged
 
     async def make_room(self, disk_bytes: int) -> Purged:
+        """Remove so much for good: first what is in nobody's trash, then the oldest of whoever has most bytes there."""
         purged = Purged()
-        for found in await self.entries():
-            if purged.disk_bytes >= disk_bytes:
-                break
-            await self._purge_one(found, purged)
+        async with aclosing(self._giving_way()) as giving_way:
+            async for found in giving_way:
+                if purged.disk_bytes >= disk_bytes:
+                    break
+                await self._purge_one(found, purged)
         if purged.entries:
             logger.warning(
                 "the disk is short: the trash gave way",
@@ -133,13 +141,53 @@ class TrashKeeping:
             )
         return purged
 
+    async def _giving_way(self) -> AsyncGenerator[Found]:
+        """Yield all that is there, in the order in which it gives way."""
+        copies: dict[str, list[Found]] = defaultdict(list)
+        for found in await self.entries():
+            copies[found.name].append(found)
+        named: set[str] = set()
+        for first in range(0, len(copies), _NAMES_AT_ONCE):
+            some = list(copies)[first : first + _NAMES_AT_ONCE]
+            named |= await self.database.read(trash.named_since, some, _EVER)
+        for name in [name for name in copies if name not in named]:
+            for found in copies.pop(name):
+                yield found
+        # By bytes, the most first; of each user the place up to which files have given way.
+        users = [(-held, user_id) for user_id, held in (await self.database.read(trash.bytes_by_user)).items()]
+        heapify(users)
+        after: dict[str, tuple[datetime, str]] = {}
+        while users and copies:
+            less, user_id = heappop(users)
+            files = await self.database.read(trash.oldest_of, user_id, after.get(user_id), _FILES_AT_ONCE)
+            for number, file in enumerate(files):
+                if users and less > users[0][0]:
+                    files = files[:number]
+                    break
+                after[user_id] = file.deleted_at, file.id
+                less += file.size
+                for found in copies.pop(file.sha256, ()):
+                    yield found
+            if files:
+                heappush(users, (less, user_id))
+
     async def _purge(self, came_before: datetime | None) -> Purged:
         purged = Purged()
         async for batch in self.storage.list_trash():
-            for found in batch:
-                if came_before is None or found.changed_at <= came_before.timestamp():
-                    await self._purge_one(found, purged)
+            for found in batch if came_before is None else await self._unneeded(batch, came_before):
+                await self._purge_one(found, purged)
         return purged
+
+    async def _unneeded(self, batch: list[Found], came_before: datetime) -> list[Found]:
+        """Return what came before a moment; but of a content that somebody deleted later the last copy stays."""
+        old = [found for found in batch if found.changed_at <= came_before.timestamp()]
+        contents = sorted({found.name for found in old if found.is_blob})
+        named = await self.database.read(trash.named_since, contents, came_before) if contents else set()
+        return [
+            found
+            for found in old
+            if found.name not in named or (await self.storage.copies(found.name))[:1] not in ([found], [])
+        ]
 
     async def _purge_one(self, found: Found, purged: Purged) -> None:
         purging = uninterrupted(self._purge_blob(found) if found.is_blob else self._purge_upload(found))

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
+from uploader.database import queries, transactions, trash
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.files import Added, Room
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import ClaimedDigests
-from uploader.domain.upload import File, IfExists
+from uploader.domain.upload import File, IfExists, Usage
 from uploader.errors import (
     FileTooLarge,
     NameTaken,
@@ -24,6 +24,7 @@ from uploader.errors import (
     QuotaExceeded,
     Refused,
     StorageFull,
+    TooManyFiles,
     Unavailable,
     UploaderError,
 )
@@ -70,8 +71,11 @@ class Storing:
         await self.admission.check(size)
 
     async def _fit(self, user_id: str, files: int, size: int) -> bool:
-        usage = await self.database.read(queries.usage, user_id, brief=True)
-        return usage is not None and usage.fits(size) and usage.takes_files(files, self.max_files)
+        usage = await self.database.read(_usage, user_id, files, self.max_files, brief=True)
+        if usage is None or not usage.fits(size):
+            return False
+        lacking = 0 if usage.takes_files(files, self.max_files) else usage.files + files - self.max_files
+        return lacking == 0 or len(await self.database.read(queries.left_folders, user_id, lacking)) == lacking
 
     async def has_room(self, user_id: str, files: int, size: int) -> bool:
         """Return whether so many files fit, of this size together."""
@@ -173,15 +177,25 @@ class Storing:
         )
 
 
+async def _usage(connection: Connection, user_id: str, more_files: int, max_files: int) -> Usage | None:
+    """Return the account of a user as far as so many more files find it."""
+    usage = await queries.usage(connection, user_id)
+    return None if usage is None else await trash.without_spare(connection, usage, more_files, max_files)
+
+
 async def _refuse(connection: Connection, new: NewFile, size: int, max_files: int) -> None:
     """Raises NameTaken, QuotaExceeded, TooManyFiles, unless this may be a file that is there already, or takes the place
     of others."""
-    of_name = await queries.files_of_names(connection, new.user_id, [new.name])
+    names = transactions.names.Names(connection, new.user_id)
+    await names.read([new.name])
+    of_name = names.standing([new.name])
     if any((file.size == size and new.md5 is None) or file.may_be(new.md5, new.sha256, size) for file in of_name):
         return
-    if new.if_exists is IfExists.FAIL and of_name:
-        raise NameTaken("You have another file of this name.")
-    usage = await queries.usage(connection, new.user_id)
+    if new.if_exists is not IfExists.KEEP:
+        await names.find(new.name, new.if_exists)
+    elif of_name and await _may_have_a_number(connection, new, size):
+        return
+    usage = await _usage(connection, new.user_id, 1, max_files)
     replaced = of_name if new.if_exists is IfExists.REPLACE else []
     existing = None if new.md5 is None else await queries.open_upload_by_md5(connection, new.user_id, new.md5)
     room = Room(max_files, existing if existing is not None and existing.size == size else None)
@@ -189,8 +203,17 @@ async def _refuse(connection: Connection, new: NewFile, size: int, max_files: in
     refusal = None if usage is None else room.refusal(usage, more_bytes, more_files, size)
     if isinstance(refusal, QuotaExceeded):
         QUOTA_REFUSALS.inc()
+    if isinstance(refusal, TooManyFiles) and await queries.left_folders(connection, new.user_id, 1):
+        return
     if refusal is not None:
         raise refusal
+
+
+async def _may_have_a_number(connection: Connection, new: NewFile, size: int) -> bool:
+    """Tell whether the same content may be there already, under a number of the name."""
+    if new.md5 is None:
+        return True
+    return await queries.newest_file(connection, new.user_id, new.md5, size=size) is not None
 
 
 def _outcome(verdict: transactions.files.Verdict) -> Outcome:

@@ -5,23 +5,27 @@ What is done to the bytes of a content is done while nobody else has its row.
 """
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
 
-from sqlalchemy import bindparam, delete, insert, update
+from sqlalchemy import delete, insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
 from uploader.database import models, queries
+from uploader.database.audit_log import note
 from uploader.database.engine import Duplicate
 from uploader.database.outbox import listens, tell, tell_all
 from uploader.database.transactions import rows
+from uploader.database.transactions.names import Found, Names, fill, leave
+from uploader.database.trash import excess, take_out, throw_away, without_spare
 from uploader.domain import events
+from uploader.domain.audit_log import Act
 from uploader.domain.events import EventType
-from uploader.domain.upload import SUPERSEDED, File, IfExists, State, Upload, Usage
+from uploader.domain.upload import SUPERSEDED, File, IfExists, State, TrashReason, Upload, Usage
 from uploader.errors import NameTaken, QuotaExceeded, TooManyFiles
 
 T = TypeVar("T")
@@ -135,7 +139,7 @@ async def _note_reading(connection: AsyncConnection, sha256: str, **found: objec
 
 
 class NamesChanged(Duplicate):
-    """A name was taken by a file whose content is not locked."""
+    """A name was taken, or given up, by a file whose content is not locked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +176,14 @@ class Room:
 class Changes:
     """The decisions on files that are to be made, each after those before it, and the changes that follow."""
 
+    names: Names
     if_exists: IfExists
-    # By name, the files there are.
-    standing: dict[str, list[File]]
+    # Without those files in the trash that give way.
+    usage: Usage
     # None if all that is needed was reserved.
     room: Room | None
-    usage: Usage | None
+    # Whether they are in the trash: what has their content is another file then.
+    are_in_trash: bool = False
     verdicts: list[Verdict] = field(default_factory=list)
     # To be added to `use_space_finished`.
     finished_bytes: int = 0
@@ -185,10 +191,12 @@ class Changes:
     removed: list[File] = field(default_factory=list)
     # Of contents, how many refs are too many.
     dropped: Counter[str] = field(default_factory=Counter)
+    # How many more files are in the trash.
+    trashed: int = 0
 
     @property
     def more_files(self) -> int:
-        return len(self.made) - len(self.removed)
+        return len(self.made) - len(self.removed) - len(self.names.filled) + self.trashed
 
     def only(self) -> Added:
         """Raises NameTaken, QuotaExceeded, TooManyFiles."""
@@ -197,35 +205,48 @@ class Changes:
             return verdict
         raise verdict
 
-    def decide(self, file: File) -> None:
-        of_name = self.standing[file.name]
-        same = next((other for other in of_name if other.sha256 == file.sha256), None)
-        replaced = [other for other in of_name if other is not same] if self.if_exists is IfExists.REPLACE else []
-        more = (0 if same else file.size) - sum(other.size for other in replaced)
-        refusal = None if same else self._refusal(file, of_name, more, 1 - len(replaced))
-        if same or refusal:
-            self.dropped[file.sha256] += 1
-        if refusal:
-            self.verdicts.append(refusal)
-            return
-        for other in replaced:
-            self.dropped[other.sha256] += 1
-        self.removed += replaced
-        if same is None:
-            self.made.append(file)
-        self.finished_bytes += more
-        self.verdicts.append(Added(same or file, is_new=same is None))
-
-    def _refusal(self, file: File, of_name: Sequence[File], more: int, more_files: int) -> Refusal | None:
+    async def decide(self, file: File) -> None:
         try:
-            _refuse_taken(file, of_name, self.if_exists)
+            sha256 = None if self.are_in_trash else file.sha256
+            found = await self.names.find(file.name, self.if_exists, sha256)
         except NameTaken as error:
-            return error
-        if self.room is None or self.usage is None:
+            self._refuse(file, error)
+            return
+        if found.same is not None:
+            self.dropped[file.sha256] += 1
+            self.verdicts.append(Added(found.same, is_new=False))
+            return
+        replaced = [] if found.replaced is None else [found.replaced]
+        more = file.size - sum(other.size for other in replaced)
+        refusal = self._refusal(more, 1 - len(replaced), file.size)
+        if isinstance(refusal, TooManyFiles) and (gone := await self._give_way(file.user_id)):
+            self.names.forget(gone)
+            self.usage = replace(self.usage, files=self.usage.files - len(gone))
+            refusal = self._refusal(more, 1 - len(replaced), file.size)
+        if refusal is not None:
+            self._refuse(file, refusal)
+            return
+        made = replace(file, name=found.name)
+        self.names.take(made.name, made)
+        self.dropped.update(other.sha256 for other in replaced)
+        self.removed += replaced
+        self.made.append(made)
+        self.finished_bytes += more
+        self.verdicts.append(Added(made, is_new=True))
+
+    async def _give_way(self, user_id: str) -> list[str]:
+        return await rows.give_way(self.names.connection, user_id, 1, self.names.filled)
+
+    def _refuse(self, file: File, refusal: Refusal) -> None:
+        self.dropped[file.sha256] += 1
+        self.verdicts.append(refusal)
+
+    def _refusal(self, more: int, more_files: int, size: int) -> QuotaExceeded | TooManyFiles | None:
+        if self.room is None:
             return None
         finished, files = self.usage.use_space_finished + self.finished_bytes, self.usage.files + self.more_files
         usage = replace(self.usage, use_space_finished=finished, files=files)
-        return self.room.refusal(usage, more, more_files, file.size)
+        return self.room.refusal(usage, more, more_files, size)
 
 
 async def lock_contents(
@@ -235,20 +256,21 @@ async def lock_contents(
     former.
 
     Names are read before anything is locked. Then all contents concerned are locked, in the order of their SHA-256; then
-    the user's row, if a name or the quota is to be decided on; and then (`add_files`) the names are read again. A file
-    that came by meanwhile, whose content is not locked, has the whole transaction run again.
+    the user's row; and then (`add_files`) the names are read again, and decided on. A file that came by meanwhile, whose
+    content is not locked, has the whole transaction run again.
 
     `brings_bytes`: the caller places them; without, raises BlobLost where there are none. Raises NameTaken for a single
     file that is sure to be refused, so that its bytes are not placed for nothing.
     """
     own = sorted(file.sha256 for file in files)
     locked = set(own)
-    if if_exists is not IfExists.KEEP:
-        standing = await _read_names(connection, files, if_exists)
+    if if_exists is IfExists.REPLACE or (if_exists is IfExists.FAIL and len(files) == 1):
+        names = Names(connection, files[0].user_id)
+        await names.read(file.name for file in files)
         if len(files) == 1:
-            _refuse_taken(files[0], standing[files[0].name], if_exists)
+            await names.find(files[0].name, if_exists, files[0].sha256)
         if if_exists is IfExists.REPLACE:
-            locked.update(other.sha256 for others in standing.values() for other in others)
+            locked.update(other.sha256 for other in names.standing(file.name for file in files))
     if len(locked) > len(set(own)):
         await queries.known_blobs(connection, sorted(locked), lock=True)
     if brings_bytes:
@@ -268,23 +290,26 @@ async def add_files(
     locked: set[str],
     *,
     room: Room | None,
+    are_in_trash: bool = False,
 ) -> Changes:
     """Make files of one user and of different names, after `lock_contents`; the caller accounts for `finished_bytes` and
-    `more_files`. `room`: None if all that is needed was reserved. Raises NamesChanged, BlobLost if the user's row has
-    gone.
+    `more_files`. `room`: None if all that is needed was reserved. `are_in_trash`: they leave it. Raises NamesChanged,
+    BlobLost if the user's row has gone.
     """
-    usage = None
-    if room is not None or if_exists is not IfExists.KEEP:
-        usage = await queries.usage(connection, files[0].user_id, lock=True)
-        if usage is None:
-            raise rows.BlobLost(files[0].user_id)
-    standing = await _read_names(connection, files, if_exists)
-    changes = Changes(if_exists, standing, room, usage)
+    user_id = files[0].user_id
+    usage, names = await rows.lock_user(connection, user_id), Names(connection, user_id)
+    await names.read(file.name for file in files)
+    spared = usage if room is None else await without_spare(connection, usage, len(files), room.max_files)
+    changes = Changes(names, if_exists, spared, room, are_in_trash)
     for file in files:
-        changes.decide(file)
+        await changes.decide(file)
     if not {file.sha256 for file in changes.removed} <= locked:
         raise NamesChanged
-    await _carry_out(connection, changes)
+    await _carry_out(connection, user_id, changes)
+    # An upload that is closed by this is a file less.
+    closed = 0 if room is not None and room.closed is None else 1
+    stored = usage.files + changes.usage.files - spared.files  # without the folders that gave way
+    changes.trashed -= await excess(connection, user_id, stored + changes.more_files - closed)
     return changes
 
 
@@ -299,38 +324,19 @@ async def close_by(
         await tell(connection, events.file_finished, added.file)
 
 
-def _refuse_taken(file: File, of_name: Sequence[File], if_exists: IfExists) -> None:
-    """Raises NameTaken. The same content is no other file."""
-    if if_exists is IfExists.FAIL and of_name and all(other.sha256 != file.sha256 for other in of_name):
-        raise NameTaken("You have another file of this name.")
-
-
-async def _carry_out(connection: AsyncConnection, changes: Changes) -> None:
+async def _carry_out(connection: AsyncConnection, user_id: str, changes: Changes) -> None:
+    await _delete(connection, changes.removed)
     if changes.made:
         await rows.insert_files(connection, changes.made)
-    for file in sorted(changes.removed, key=lambda file: file.id):
-        if not await _is_deleted(connection, file):
+    if changes.are_in_trash:
+        changes.trashed -= len(changes.made)
+        if await take_out(connection, user_id, [file.id for file in changes.made]) != len(changes.made):
             raise NamesChanged
+    changes.trashed += await throw_away(connection, changes.removed, events.REPLACED)
+    await fill(connection, changes.names, user_id)
     await _drop_refs(connection, changes.dropped)
     await tell_all(connection, events.file_finished, changes.made)
     await tell_all(connection, events.file_deleted, changes.removed, events.REPLACED)
-
-
-async def _read_names(connection: AsyncConnection, files: Sequence[File], if_exists: IfExists) -> dict[str, list[File]]:
-    """Read, by name, the files that could be replaced or in the way, and always those that are the same."""
-    user_id = files[0].user_id
-    if if_exists is not IfExists.KEEP:
-        found = await queries.files_of_names(connection, user_id, sorted({file.name for file in files}))
-    elif len(files) == 1:
-        same = await queries.file_by_content(connection, user_id, files[0].sha256, files[0].name)
-        found = [] if same is None else [same]
-    else:
-        equals = sorted({(file.sha256, file.name) for file in files})
-        found = await queries.files_by_contents(connection, user_id, equals)
-    standing: dict[str, list[File]] = defaultdict(list)
-    for file in found:
-        standing[file.name].append(file)
-    return standing
 
 
 async def add_file(
@@ -406,43 +412,41 @@ async def _add_files(
     return changes.verdicts
 
 
-async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, name: str) -> bool:
-    """Return whether there is such a file. Raises Duplicate (from the engine) if the same content has this name
-    already."""
-    table = models.file.c
-    rename = update(models.file).where(table.id == file_id, table.user_id == user_id).values(name=name)
-    return await rows.changed(connection, rename) == 1
-
-
-async def delete_file(connection: AsyncConnection, file: File) -> bool:
+async def delete_file(connection: AsyncConnection, file: File, now: datetime) -> bool:
     """Delete a file that was read before; False if somebody else was faster. The blob stays, perhaps without refs."""
-    await connection.execute(rows.LOCK_BLOB, {"of_blob": file.sha256})
-    if await rows.changed(connection, rows.DELETE_FILE, removed=file.id) == 0:
+    return await delete_files(connection, [file], now) == 1
+
+
+async def remove_file(connection: AsyncConnection, file: File, now: datetime, act: Act) -> bool:
+    """Delete a file that was read before, as an administrator; False if somebody else was faster."""
+    if not await delete_files(connection, [file], now, TrashReason.ADMIN.value):
         return False
-    await connection.execute(rows.DROP_REFS, {"dropped": file.sha256, "fewer": 1})
-    await rows.add_finished(connection, file.user_id, -file.size, -1)
-    await tell(connection, events.file_deleted, file)
+    await note(connection, act)
     return True
 
 
-_FILES = models.file.c
-_RENAME = (
-    update(models.file)
-    .where(_FILES.id == bindparam("renamed"), _FILES.name == bindparam("former"))
-    .values(name=bindparam("new_name"))
-)
-
-
-async def delete_files(connection: AsyncConnection, files: Sequence[File], reason: str | None = None) -> int:
+async def delete_files(
+    connection: AsyncConnection,
+    files: Sequence[File],
+    now: datetime,
+    reason: str | None = None,
+    *,
+    left: str | None = None,
+) -> int:
     """Delete files of one user that were read before; return how many were still there. Their blobs stay, perhaps
-    without refs. `reason`: if not that the user wanted it."""
+    without refs. `reason`: if not that the user wanted it. `left`: the prefix that all of them go with; without it, the
+    folders stay in which they were."""
     if not files:
         return 0
+    user_id = files[0].user_id
     await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
+    await rows.lock_user(connection, user_id)
     gone = [file for file in files if await _is_deleted(connection, file)]
     if gone:
+        kept = await leave(connection, user_id, [file.name for file in gone] if left is None else [left], now)
         await _drop_refs(connection, Counter(file.sha256 for file in gone))
-        await rows.add_finished(connection, gone[0].user_id, -sum(file.size for file in gone), -len(gone))
+        kept += await throw_away(connection, gone, reason)
+        await rows.add_finished(connection, user_id, -sum(file.size for file in gone), kept - len(gone))
         await tell_all(connection, events.file_deleted, gone, reason)
     return len(gone)
 
@@ -452,25 +456,77 @@ async def _is_deleted(connection: AsyncConnection, file: File) -> bool:
     return await rows.changed(connection, rows.DELETE_NAMED_FILE, removed=file.id, of_name=file.name) == 1
 
 
+async def _delete(connection: AsyncConnection, files: Sequence[File]) -> None:
+    """Delete files that were read under the lock of their user's row."""
+    if files:
+        await connection.execute(rows.DELETE_FILE, [{"removed": file.id} for file in files])
+
+
 async def _drop_refs(connection: AsyncConnection, fewer: Mapping[str, int]) -> None:
     if fewer:
         values = [{"dropped": sha256, "fewer": refs} for sha256, refs in sorted(fewer.items())]
         await connection.execute(rows.DROP_REFS, values)
 
 
-async def move_files(connection: AsyncConnection, files: Sequence[File], names: Mapping[str, str]) -> int:
-    """Rename files of one user that were read before, one after the other; return how many were still there.
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Returned by a move: how many files have their new names, and those for which others have to go first."""
 
-    A file whose content has the new name already goes: it would be a twin, unless that one is to be moved itself, which
-    then has to come first. Raises Duplicate (from the engine) if one came at this moment.
-    """
-    equals = [(file.sha256, names[file.id]) for file in files]
-    there = await queries.files_by_contents(connection, files[0].user_id, equals)
-    taken = {(file.sha256, file.name) for file in there if file.id not in names}
-    twins = [file for file in files if (file.sha256, names[file.id]) in taken]
-    moved = await delete_files(connection, twins, events.REPLACED)
-    for file in files:
-        if file not in twins:
-            values = {"renamed": file.id, "former": file.name, "new_name": names[file.id]}
-            moved += await rows.changed(connection, _RENAME, **values)
-    return moved
+    files: int
+    waiting: list[File]
+
+
+async def move_files(
+    connection: AsyncConnection,
+    files: Sequence[File],
+    targets: Mapping[str, str],
+    if_exists: IfExists,
+    now: datetime,
+    *,
+    prefix: str | None = None,
+    merges: bool = False,
+) -> Moved:
+    """Rename files of one user that were read before, by their ids; those that went, or were renamed, meanwhile are passed
+    over. `prefix`: all below it moves, and its folders with it. A name that is taken by something below it may become
+    free. `merges`: one that has the name of another one of the same content becomes that, unless both are to be kept.
+    Raises NameTaken, NamesChanged."""
+    user_id = files[0].user_id
+    standing = await queries.files_of_names(connection, user_id, sorted({targets[file.id] for file in files}))
+    locked = sorted({file.sha256 for file in standing}) if merges or if_exists is IfExists.REPLACE else []
+    if locked:
+        await queries.known_blobs(connection, locked, lock=True)
+    await rows.lock_user(connection, user_id)
+    there = {file.id: file for file in await queries.files_by_ids(connection, user_id, [file.id for file in files])}
+    moving = [file for file in files if file.id in there and there[file.id].name == file.name]
+    await rows.give_up_names(connection, user_id, [file.id for file in moving])
+    kept = await leave(connection, user_id, [file.name for file in moving] if prefix is None else [prefix], now)
+    names = Names(connection, user_id)
+    await names.read(name for file in moving for name in (file.name, targets[file.id]))
+    found: dict[str, Found] = {}
+    waiting, removed = list[File](), list[File]()
+    for file in moving:
+        try:
+            sha256 = file.sha256 if merges and if_exists is not IfExists.KEEP else None
+            place = await names.find(targets[file.id], if_exists, sha256)
+        except NameTaken as error:
+            is_own = prefix is not None and str(error.fields["taken"]).startswith(prefix.rstrip("/"))
+            if not is_own or not names.is_free(file.name):
+                raise
+            place = Found(file.name)
+            waiting.append(file)
+        if place.same is not None:
+            removed.append(file)
+            continue
+        names.take(place.name, replace(file, name=place.name))
+        found[file.id] = place
+    removed += [place.replaced for place in found.values() if place.replaced is not None]
+    if not {file.sha256 for file in removed} <= set(locked):
+        raise NamesChanged
+    await _delete(connection, removed)
+    await rows.set_names(connection, {file_id: place.name for file_id, place in found.items()})
+    filled = await fill(connection, names, user_id)
+    await _drop_refs(connection, Counter(file.sha256 for file in removed))
+    kept += await throw_away(connection, removed, events.REPLACED)
+    await rows.add_finished(connection, user_id, -sum(file.size for file in removed), kept - filled - len(removed))
+    await tell_all(connection, events.file_deleted, removed, events.REPLACED)
+    return Moved(len(moving) - len(waiting), waiting)

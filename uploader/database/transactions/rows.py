@@ -7,7 +7,7 @@ MySQL and for MariaDB is used; the keys are VARBINARY, so what comes out of the 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -20,8 +20,10 @@ from uploader.crashpoints import crash_point
 from uploader.database import models, queries
 from uploader.database.models import UtcDateTime, blob, file, put_away, upload, user_info
 from uploader.database.outbox import listens, tell_all
+from uploader.database.trash import forget_oldest
 from uploader.domain.events import EventType, content_damaged, content_healed
-from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind
+from uploader.domain.names import MAX_NAME_BYTES
+from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind, Usage
 from uploader.errors import QuotaExceeded, TooManyFiles
 
 
@@ -66,6 +68,13 @@ INSERT_FILE = sa.insert(file)
 DELETE_FILE = sa.delete(file).where(file.c.id == sa.bindparam("removed"))
 # Of one that goes for its name: who renames it asks nobody, and then it is not the one that was meant.
 DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == sa.bindparam("of_name"))
+
+# Nobody sees it: no name begins with a slash.
+GIVE_UP_NAMES = (
+    sa.update(file)
+    .where(file.c.user_id == sa.bindparam("of_user"), file.c.id.in_(sa.bindparam("ids", expanding=True)))
+    .values(name=sa.cast(sa.literal("/", sa.String) + sa.type_coerce(file.c.id, sa.String), sa.LargeBinary))
+)
 
 _OF_BLOB = blob.c.sha256 == sa.bindparam("of_blob")
 LOCK_BLOB = sa.select(blob.c.sha256).where(_OF_BLOB).with_for_update()
@@ -159,6 +168,14 @@ _SET_LOCATIONS_MYSQL = """
 UPDATE {batch} STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.sha256 AS BINARY)
 SET `blob`.location = CAST(item.location AS BINARY)
 """
+_SET_NAMES_MYSQL = """
+UPDATE {batch} STRAIGHT_JOIN file ON file.id = CAST(item.id AS BINARY) SET file.name = CAST(item.name AS BINARY)
+"""
+_SET_NAMES_SQLITE = """
+UPDATE file SET name = item.name
+FROM (SELECT CAST(value ->> 0 AS BLOB) AS id, CAST(value ->> 1 AS BLOB) AS name FROM json_each(:batch)) AS item
+WHERE file.id = item.id
+"""
 _NOW = sa.bindparam("now", type_=UtcDateTime)
 _SET_FLUSHED = {
     "mysql": _of_batch(_SET_FLUSHED_MYSQL, id=32, generation=None, received=None).bindparams(_NOW),
@@ -168,6 +185,7 @@ _ADD_REFS = _of_batch(_ADD_REFS_MYSQL, sha256=64, md5=32, size=None).bindparams(
 _SET_MD5S = {
     table.name: _of_batch(_SET_MD5S_MYSQL.format(table=table.name), sha256=64, md5=32) for table in (blob, file)
 }
+_SET_NAMES = {"mysql": _of_batch(_SET_NAMES_MYSQL, id=32, name=MAX_NAME_BYTES), "sqlite": sa.text(_SET_NAMES_SQLITE)}
 SET_LOCATIONS = _of_batch(_SET_LOCATIONS_MYSQL, sha256=64, location=255)
 _ADD_UNFINISHED = {
     "mysql": _of_batch(_ADD_UNFINISHED_MYSQL, id=255, more=None),
@@ -286,18 +304,60 @@ async def reserve(
     statement, limits = (RESERVE, {}) if max_files is None else (RESERVE_ANEW, {"max_files": max_files})
     while await changed(connection, statement, of_user=user_id, more=more, **limits) == 0:
         # Locked: where room was made at this moment, the statement finds it.
-        usage = await queries.usage(connection, user_id, lock=True)
-        if usage is None:
-            raise BlobLost(user_id)
+        usage = await lock_user(connection, user_id)
         if not usage.fits(more):
             raise QuotaExceeded(**usage.figures(requested))
-        if max_files is not None and not usage.takes_files(1, max_files):
-            raise TooManyFiles(limit=max_files)
+        if max_files is not None:
+            await take_room(connection, usage, 1, max_files)
+
+
+async def lock_user(connection: AsyncConnection, user_id: str) -> Usage:
+    """Raises BlobLost if the user's row has gone."""
+    usage = await queries.usage(connection, user_id, lock=True)
+    if usage is None:
+        raise BlobLost(user_id)
+    return usage
+
+
+async def take_room(
+    connection: AsyncConnection, usage: Usage, more: int, max_files: int, spared: Collection[str] = ()
+) -> None:
+    """Let so many files, uploads or folders of a user come about, whose row is locked. Raises TooManyFiles."""
+    lacking = 0 if usage.takes_files(more, max_files) else usage.files + more - max_files
+    if lacking and (forgotten := await forget_oldest(connection, usage.user_id, lacking)):
+        await add_finished(connection, usage.user_id, 0, -forgotten)
+        lacking -= forgotten
+    if lacking and len(await give_way(connection, usage.user_id, lacking, spared)) < lacking:
+        raise TooManyFiles(limit=max_files)
+
+
+async def give_way(connection: AsyncConnection, user_id: str, wanted: int, spared: Collection[str]) -> list[str]:
+    """Forget what a user's files may take the place of, the oldest first: folders that were left when their last files
+    went, but none that is spared. Returns them, at most as many as are wanted. The user's row is locked."""
+    left = await queries.left_folders(connection, user_id, wanted + len(spared))
+    gone = [name for name in left if name not in spared][:wanted]
+    if gone:
+        forget = sa.delete(models.folder).where(models.folder.c.user_id == user_id, models.folder.c.name.in_(gone))
+        await add_finished(connection, user_id, 0, -await changed(connection, forget))
+    return gone
 
 
 async def insert_files(connection: AsyncConnection, files: Sequence[File]) -> None:
     rows = [{name: getattr(file, name) for name in queries.FILE_COLUMNS} for file in files]
     await connection.execute(INSERT_FILE, rows)
+
+
+async def give_up_names(connection: AsyncConnection, user_id: str, file_ids: Sequence[str]) -> None:
+    """Take the names from files that get others (`set_names`) in this transaction."""
+    if file_ids:
+        await connection.execute(GIVE_UP_NAMES, {"of_user": user_id, "ids": file_ids})
+
+
+async def set_names(connection: AsyncConnection, names: Mapping[str, str]) -> None:
+    """Give files names, by their ids."""
+    if names:
+        batch = json.dumps(sorted(names.items()), ensure_ascii=False)
+        await connection.execute(_SET_NAMES[connection.dialect.name], {"batch": batch})
 
 
 async def add_refs(connection: AsyncConnection, files: Sequence[File], now: datetime) -> None:

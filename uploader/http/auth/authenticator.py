@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
-from uploader.http.shared.operation import Access
+from uploader.http.shared.operation import READERS, Access
 from uploader.http.shared.proxies import Proxies
 from uploader.observability import user_id as user_of_log
-from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, selection_subject
+from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, deleted_subject, selection_subject
 from uploader.settings import Settings
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ class Authenticator:
         """Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
         if access == "open":
             return _NOBODY
-        if access == "reader" and "signature" in request.query_params:
-            return await self._by_link(request)
+        if access in READERS and "signature" in request.query_params:
+            return await self._by_link(request, of_deleted=access == "reader of deleted")
         identity = await self._identity(request)
         user_of_log.set(identity.user_id)
         if access == "metrics":
@@ -174,7 +174,7 @@ class Authenticator:
             raise Forbidden()
         return identity
 
-    async def _by_link(self, request: Request) -> Identity:
+    async def _by_link(self, request: Request, *, of_deleted: bool) -> Identity:
         query = request.query_params
         values = [query.getlist(name) for name in ("user", "expires", "signature")]
         if any(len(given) != 1 for given in values):
@@ -184,6 +184,8 @@ class Authenticator:
         # for shows with the body.
         file_id = request.path_params.get("id")
         subject = selection_subject(query.get("selection", "")) if file_id is None else str(file_id)
+        if of_deleted:
+            subject = deleted_subject(subject)
         await self._links.check(owner, subject, expires, signature)
         user_of_log.set(owner)
         return Identity(owner, admin=False)

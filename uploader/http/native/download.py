@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
+from typing import Protocol
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -19,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
 from uploader.http.shared.responses import ZERO_COPY_SEND
-from uploader.service.files import Files
 from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob, ViewedBlob
 from uploader.tasks import uninterrupted
 
@@ -142,11 +142,24 @@ def _matches_etag(header: str, etag: str) -> bool:
     return any(candidate.strip().removeprefix("W/") == etag for candidate in header.split(","))
 
 
+class Contents(Protocol):
+    """Opens the contents of files, or of deleted ones."""
+
+    async def open(self, file: File) -> OpenBlob:
+        """Return the content of a file, to read; the caller closes it."""
+
+    async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> tuple[OpenBlob, bytes]:
+        """Read the first bytes of an open file, or close it. Return it, too: it may be another one."""
+
+    def noting(self, file: File) -> AbstractAsyncContextManager[None]:
+        """Note, within, what becomes of it while it is read."""
+
+
 async def download(
-    request: Request, file: File, files: Files, *, inline: bool = False, sends_on: bool = False
+    request: Request, file: File, files: Contents, *, inline: bool = False, sends_on: bool = False
 ) -> Response:
     """Answer `GET` or `HEAD`; `inline`: for a browser to show, where it may; `sends_on`: to where the bytes are, where that
-    can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
+    can be. Raises RangeNotSatisfiable, and as `files.open` does."""
     preview_type = preview_type_of(file.name) if inline else None
     headers = _headers(file)
     if preview_type is not None:

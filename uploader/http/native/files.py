@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 
 from uploader.domain.names import Folder, Place, Selection
-from uploader.domain.upload import File
+from uploader.domain.upload import File, IfExists
 from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.native import schemas
 from uploader.http.native.archive import archive
@@ -43,7 +43,7 @@ _FORMAT = Parameter("format", "What is made of it.", {"enum": ["zip", "tar"], "d
 _files = partial(Operation, tag="files")
 
 
-def _link_parameters(maker: str) -> tuple[Parameter, ...]:
+def link_parameters(maker: str) -> tuple[Parameter, ...]:
     return tuple(Parameter(name, f"Of a signed link: see `{maker}`.") for name in ("user", "expires"))
 
 
@@ -94,7 +94,8 @@ class FileHandlers:
     )
     async def rename_file(self, call: Call) -> Response:
         body = await call.json(schemas.Rename)
-        return Json(schemas.file_of(await self.files.rename(call.user_id, call.in_path("id"), checked_name(body.name))))
+        name, if_exists = checked_name(body.name), _if_exists(body)
+        return Json(schemas.file_of(await self.folders.rename(call.user_id, call.in_path("id"), name, if_exists)))
 
     @_files("DELETE /me/files/{id}", "Delete a file", responses={204: None}, problems=("file-not-found",))
     async def delete_file(self, call: Call) -> Response:
@@ -107,7 +108,7 @@ class FileHandlers:
         access="reader",
         responses={200: None, 206: None, 304: None, 307: None},
         problems=("file-not-found", "range-not-satisfiable", "content-damaged"),
-        parameters=(*_link_parameters("POST /me/files/{id}/link"), _SHOW),
+        parameters=(*link_parameters("POST /me/files/{id}/link"), _SHOW),
     )
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, call.in_path("id"))
@@ -168,7 +169,7 @@ class FileHandlers:
         takes=ArchiveSchema,
         takes_form=FORM_FIELD,
         problems=("file-not-found", "content-damaged"),
-        parameters=(*_link_parameters("POST /me/archive/link"), _SELECTION),
+        parameters=(*link_parameters("POST /me/archive/link"), _SELECTION),
     )
     async def make_archive(self, call: Call) -> Response:
         """Make an archive; with a link, only of what that was made for."""
@@ -211,11 +212,12 @@ class FileHandlers:
         "Put files, and folders, into a folder",
         takes=MoveInto,
         responses={200: schemas.Changed},
+        problems=("name-taken",),
     )
     async def move_selection(self, call: Call) -> Response:
         told = await call.json(MoveInto)
         to = unicodedata.normalize("NFC", told.to)
-        return Json(schemas.Changed(await self.folders.move_into(call.user_id, _of_some(told), to)))
+        return Json(schemas.Changed(await self.folders.move_into(call.user_id, _of_some(told), to, _if_exists(told))))
 
     @_files("DELETE /me/files", "Delete what is below a prefix", responses={200: schemas.Changed}, parameters=(_SOME,))
     async def delete_files(self, call: Call) -> Response:
@@ -227,13 +229,40 @@ class FileHandlers:
         "Move what is below a prefix",
         takes=schemas.Move,
         responses={200: schemas.Changed},
+        problems=("name-taken",),
         parameters=(_SOME,),
     )
     async def move_files(self, call: Call) -> Response:
         prefix = _prefix_of_some(call)
         body = await call.json(schemas.Move)
         new_prefix = unicodedata.normalize("NFC", body.prefix)
-        return Json(schemas.Changed(await self.folders.move(call.user_id, prefix, new_prefix)))
+        return Json(schemas.Changed(await self.folders.move(call.user_id, prefix, new_prefix, _if_exists(body))))
+
+    @_files(
+        "GET /me/folders",
+        "Your empty folders, of all levels, by name",
+        responses={200: schemas.EmptyFolders},
+        parameters=(LIMIT, AFTER, PREFIX),
+    )
+    async def list_folders(self, call: Call) -> Response:
+        """List what no list of files has: those that are not empty are in the names of files."""
+        limit, prefix = call.query_int(LIMIT), _part_of_name(call, "prefix")
+        names = await self.folders.list_empty(call.user_id, prefix or "", limit=limit, after=call.query("after") or "")
+        cursor = names[-1] if len(names) == limit else None
+        return Json(schemas.EmptyFolders([schemas.MadeFolder(name) for name in names], cursor))
+
+    @_files(
+        "POST /me/folders",
+        "Make an empty folder",
+        takes=schemas.MakeFolder,
+        responses={200: schemas.MadeFolder, 201: schemas.MadeFolder},
+        problems=("name-taken", "too-many-files"),
+    )
+    async def make_folder(self, call: Call) -> Response:
+        body = await call.json(schemas.MakeFolder)
+        name = checked_name(body.name.removesuffix("/"))
+        is_new = await self.folders.make(call.user_id, name)
+        return Json(schemas.MadeFolder(f"{name}/"), 201 if is_new else 200)
 
     async def _archive(self, user_id: str, selection: Selection, names: list[str], kind: str) -> Response:
         await self.folders.check(user_id, selection)
@@ -254,6 +283,11 @@ def _place_of(cursor: str | None) -> Place | None:
     except (ValueError, msgspec.MsgspecError) as error:
         raise InvalidRequest.field("after", "is not a cursor of this list") from error
     return place
+
+
+def _if_exists(told: schemas.Rename | schemas.Move | MoveInto) -> IfExists:
+    """Return what becomes of what has a name that is wanted: an order that replaces nothing, unless told."""
+    return IfExists(told.if_exists) if told.if_exists else IfExists.FAIL
 
 
 def _of_some(told: SelectionSchema) -> Selection:

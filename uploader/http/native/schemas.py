@@ -6,13 +6,13 @@ refused.
 
 import unicodedata
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from uploader.domain.digest import ALGORITHM, Challenge
 from uploader.domain.names import MAX_NAME_BYTES, Folder, Selection
-from uploader.domain.upload import File, IfExists, chunk_count
+from uploader.domain.upload import File, IfExists, TrashedFile, chunk_count
 from uploader.errors import InvalidRequest
 from uploader.http.shared.operation import MAX_ID_LENGTH, MAX_SIZE_BYTES, MD5_PATTERN, SHA256_PATTERN, Size, or_none
 from uploader.http.shared.problem import Problem
@@ -82,12 +82,46 @@ class Rename(Struct, forbid_unknown_fields=True):
     """A new name."""
 
     name: Name
+    if_exists: Choice | UnsetType = UNSET
+
+
+class Restore(Struct, forbid_unknown_fields=True):
+    """Another name for a deleted file, and what happens to your other file of the name; `fail` if it is not said."""
+
+    name: Name | UnsetType = UNSET
+    if_exists: IfExists | UnsetType = UNSET
+
+
+class RestoreMany(Struct, forbid_unknown_fields=True):
+    """Deleted files by their ids."""
+
+    ids: Annotated[list[FileId], Meta(max_length=_MAX_SELECTED)]
 
 
 class Move(Struct, forbid_unknown_fields=True):
     """A move of files: the new prefix of their names."""
 
     prefix: Annotated[str, Meta(max_length=MAX_NAME_BYTES)]
+    if_exists: Choice | UnsetType = UNSET
+
+
+class MakeFolder(Struct, forbid_unknown_fields=True):
+    """A folder to make."""
+
+    name: Name
+
+
+class MadeFolder(Struct):
+    """A folder, with a slash at the end of its name."""
+
+    name: str
+
+
+class EmptyFolders(Struct):
+    """A page of folders in which nothing lies, by name; `next` is the cursor of the following one."""
+
+    folders: list[MadeFolder]
+    next: str | None
 
 
 class MakeLink(Struct, forbid_unknown_fields=True):
@@ -136,6 +170,43 @@ class FileSchema(Struct):
     modified_at: datetime | None
     instant: bool
     damaged: bool | UnsetType = UNSET
+
+
+class TrashedFileSchema(FileSchema, kw_only=True):
+    """A deleted file, why it is deleted, and until when it can be restored."""
+
+    deleted_at: datetime
+    expires_at: datetime
+    reason: Literal["deleted", "replaced", "refused", "admin"]
+
+
+class TrashedFileList(Struct):
+    """A page of deleted files, the latest deletions first; `next` is the cursor of the following one."""
+
+    files: list[TrashedFileSchema]
+    next: str | None
+
+
+class RestoringState(Struct):
+    """The content of a deleted file is being read and compared: ask again."""
+
+    state: Literal["restoring"]
+
+
+class RestoreLine(Struct):
+    """The outcome of one file: 200 and the file, 202 while its content is being examined, or why it is not restored."""
+
+    id: str
+    status: int
+    state: Literal["restoring"] | UnsetType = UNSET
+    file: FileSchema | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+
+
+class RestoreResults(Struct):
+    """One line for each file, in order."""
+
+    results: list[RestoreLine]
 
 
 class UploadState(Struct):
@@ -294,6 +365,12 @@ def file_of(file: File) -> FileSchema:
     return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
 
 
+def trashed_of(file: TrashedFile, expires_at: datetime) -> TrashedFileSchema:
+    told = structs.asdict(file_of(file))
+    reason: Any = file.reason
+    return TrashedFileSchema(**told, deleted_at=file.deleted_at, expires_at=expires_at, reason=reason)
+
+
 def folder_of(folder: Folder) -> FolderSchema:
     return FolderSchema(folder.name, folder.files, folder.bytes, folder.at_least)
 
@@ -330,6 +407,7 @@ class MoveInto(SelectionSchema, forbid_unknown_fields=True, kw_only=True):
         str,
         Meta(max_length=MAX_NAME_BYTES, pattern="^(.*/)?$", description="A prefix that ends with a slash, or nothing."),
     ]
+    if_exists: Choice | UnsetType = UNSET
 
 
 def selection_of(told: SelectionSchema) -> Selection:

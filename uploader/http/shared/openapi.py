@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from uploader import __version__
-from uploader.http.shared.operation import FORM, MD5_PATTERN, Operation, Parameter
+from uploader.http.shared.operation import FORM, MD5_PATTERN, READERS, Operation, Parameter
 from uploader.http.shared.problem import STATUS, Problem, title_of
 
 _REF = "#/components/schemas/{name}"
@@ -93,7 +93,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         "responses": _responses(operation, schema_of),
     }
     if operation.access != "open":
-        described["security"] = [{"bearer": []}, *([{"link": []}] if operation.access == "reader" else [])]
+        described["security"] = [{"bearer": []}, *([{"link": []}] if operation.access in READERS else [])]
     parameters = [
         {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS.get(name, {"schema": {"type": "string"}})}
         for name in re.findall(r"\{(\w+)", operation.route)

@@ -44,8 +44,10 @@ MAX_ID_LENGTH = 64
 MD5_PATTERN, SHA256_PATTERN = "^[0-9a-fA-F]{32}$", "^[0-9a-fA-F]{64}$"
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
 
-# "reader": the user, or the holder of a signed link; "metrics": an administrator, or a token that is good for that alone.
-Access = Literal["open", "user", "reader", "admin", "metrics"]
+# "reader": the user, or the holder of a signed link, which is another for a deleted file; "metrics": an administrator, or a
+# token that is good for that alone.
+Access = Literal["open", "user", "reader", "reader of deleted", "admin", "metrics"]
+READERS = ("reader", "reader of deleted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ _STATUS: dict[type[UploaderError], int] = {
     errors.BodyTimeout: 408,
     errors.Conflict: 409,
     errors.UploadGone: 410,
+    errors.ContentGone: 410,
     errors.QuotaExceeded: 413,
     errors.TooManyFiles: 413,
     errors.FileTooLarge: 413,

@@ -2,9 +2,9 @@
 
 Refuses to know who has a blob: the caller holds the lock of its row.
 
-The trash has bytes that lost their place, as `trash/blobs/ab/<sha256>.<token>` and `trash/uploads/<upload_id>.<token>`. A
-file gets its name there before it loses its own, so that no crash loses it. What lies there is as old as its ctime, which a
-link and a rename renew.
+The trash has bytes that lost their place, as `trash/blobs/ab/<sha256>.<token>`, with the checksums of their blocks beside
+them, and `trash/uploads/<upload_id>.<token>`. A file gets its name there before it loses its own, so that no crash loses
+it. What lies there is as old as its ctime, which a link and a rename renew.
 
 Contents that come whole are written under the name of their digest before there is a row, and looked at once more under the
 lock of that row. A name without a row counts for nothing: other bytes for it take its place, and what is
@@ -34,7 +34,7 @@ from uploader.storage.disk import Directory, Root
 from uploader.storage.hashes import BlockChecksums, are_blocks_listed, identify, list_of
 from uploader.storage.local import directories
 from uploader.storage.local.blocks import BlobFile, BlockList, LocalBlob, VerifiedBlob
-from uploader.storage.local.directories import signature_name
+from uploader.storage.local.directories import checksums_name, signature_name
 from uploader.storage.store import Store
 from uploader.tasks import Pool
 
@@ -79,17 +79,14 @@ class LocalBlobs(Store):
         return await self.threads.reading.run(self._open_blob, blob_path(sha256), size, sha256)
 
     async def open_found(self, found: Found) -> LocalBlob:
-        """Open bytes of a blob; those in the trash as they are: whoever takes them compares all of them."""
-        sha256 = None if found.in_trash else found.name
-        return await self.threads.long.run(self._open_blob, found.place, found.size, sha256)
+        return await self.threads.long.run(self._open_blob, found.place, found.size, found.name)
 
-    def _open_blob(self, place: str, size: int, sha256: str | None) -> LocalBlob:
-        """Open a blob to be compared with its SHA-256; None: as it is. The list goes first: nobody unlinks it before the
-        blob."""
+    def _open_blob(self, place: str, size: int, sha256: str) -> LocalBlob:
+        """Open a blob to be compared with its SHA-256. The list goes first: nobody unlinks it before the blob."""
         parent, _, name = place.rpartition("/")
         compared_with = sha256 if self._verifies else None
         with _entered(self._root, parent) as directory:
-            listed = None if compared_with is None else BlockList.open(directory, compared_with, size)
+            listed = None if compared_with is None else BlockList.open(directory, name, compared_with, size)
             try:
                 descriptor = directory.open_to_read(name)
             except BaseException:
@@ -248,7 +245,10 @@ class LocalBlobs(Store):
         if not self.keeps_trash:
             return
         with directories.made(self._root, f"trash/blobs/{sha256[:2]}") as trash:
-            directory.link(name, trash, _unique(sha256))
+            unique = _unique(sha256)
+            directory.link(name, trash, unique)
+            with suppress(OSError):  # without its checksums it is as whole
+                directory.link(checksums_name(sha256), trash, checksums_name(unique))
             trash.sync()
         self._trash_bytes += directory.status(name).st_blocks * directories.BLOCK_BYTES
         crash_point("trash.after_link")
@@ -272,7 +272,7 @@ class LocalBlobs(Store):
         try:
             with self._root.enter(parent) as source:
                 self._link_blob(source, name, found.name, name)
-                source.unlink(name)
+                directories.unlink_blob(source, name)
         except FileNotFoundError as error:
             raise Gone(found.name) from error
 

@@ -50,10 +50,11 @@ class BlockList:
     _page: bytes | None = None
 
     @classmethod
-    def open(cls, directory: Directory, sha256: str, size: int) -> "BlockList | None":
-        """Open the list of a blob; None if there is none in this format, for whatever reason: the blob is whole without."""
+    def open(cls, directory: Directory, name: str, sha256: str, size: int) -> "BlockList | None":
+        """Open the list of the blob that is here under a name; None if there is none in this format, for whatever reason:
+        the blob is whole without."""
         try:
-            descriptor = directory.open_to_read(checksums_name(sha256))
+            descriptor = directory.open_to_read(checksums_name(name))
         except OSError:
             return None
         header = list_header(sha256, size)

@@ -260,7 +260,7 @@ _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 _BLOB = re.compile(r"[0-9a-f]{64}(\.([0-9a-f]{32}|signature|checksums))?")
 # The name that bytes have before they take a blob's place, and that of what is kept beside a blob.
 _DRAFT = re.compile(r"[0-9a-f]{64}\.([0-9a-f]{32}|signature|checksums)")
-_TRASHED_BLOB = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}")
+_TRASHED_BLOB = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}(\.checksums)?")
 _TRASHED_UPLOAD = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
@@ -420,7 +420,9 @@ def trashed(root: Directory, name: str | None = None) -> Iterator[Found]:
     fans = sorted(_listed(root, "trash/blobs", _FAN_OUT)) if name is None else [name[:2]]
     blobs = [(f"trash/blobs/{fan}", _TRASHED_BLOB, Directory.files) for fan in fans]
     for path, pattern, listing in (*blobs, ("trash/uploads", _TRASHED_UPLOAD, Directory.directories)):
-        for unique in _listed(root, path, pattern, listing):
+        names = _listed(root, path, pattern, listing)
+        beside = {checksums_name(name) for name in names}
+        for unique in (name for name in names if name not in beside):
             own = unique.partition(".")[0]  # without the suffix that makes a name unique there
             if name in (None, own) and (found := _look_if_it_can_be_read(root, f"{path}/{unique}")):
                 yield replace(found, name=own, is_draft=False, in_trash=True)

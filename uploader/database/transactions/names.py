@@ -1,0 +1,255 @@
+"""Decides on the names of a user's files and folders: a name is of one file at most, and never of a file and of a folder.
+
+All changes of names are made under the lock of the user's row, and decided on by `Names.find`. A folder is there while
+something lies in it; one that is empty has a row.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import levels, models, queries
+from uploader.database.transactions import rows
+from uploader.domain.names import (
+    FIRST_NUMBER,
+    MAX_NAME_BYTES,
+    begin_of_numbered,
+    folder_of,
+    folders_of,
+    is_numbered,
+    numbered,
+)
+from uploader.domain.upload import File, IfExists
+from uploader.errors import NameTaken
+
+_FOLDERS = models.folder.c
+
+# The first free one of so many numbers is taken; beyond, one whose predecessor is taken, found by doubling and dividing.
+_NUMBERS_AT_ONCE = 32
+_MOST_DOUBLINGS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The name that a file may have: a free one, or that of the file that it replaces, or of `same` content."""
+
+    name: str
+    replaced: File | None = None
+    same: File | None = None
+
+
+class Names:
+    """The names of one user as they are, as far as somebody asked for them, and as this transaction leaves them."""
+
+    def __init__(self, connection: AsyncConnection, user_id: str) -> None:
+        self.connection = connection
+        self._user_id = user_id
+        self._known: set[str] = set()
+        self._above: set[str] = set()
+        self._files: dict[str, File] = {}
+        # With slashes at their ends; those that have a row are empty.
+        self._folders: set[str] = set()
+        self._empty: set[str] = set()
+        # Rows of folders in which something lies now.
+        self.filled: set[str] = set()
+
+    async def read(self, names: Iterable[str]) -> None:
+        """Read what has these names, and what lies above and below them."""
+        asked = sorted({name.rstrip("/") for name in names} - self._known)
+        if not asked:
+            return
+        self._known.update(asked)
+        above = sorted({folder for name in asked for folder in folders_of(name)} - self._above)
+        self._above.update(above)
+        found = await levels.named(self.connection, self._user_id, asked, above)
+        for file in found.files:
+            self._files.setdefault(file.name, file)
+        self._folders.update(found.folders)
+        self._empty.update(found.empty)
+
+    async def find(self, name: str, if_exists: IfExists, sha256: str | None = None) -> Found:
+        """Find a name for a file whose content is `sha256`: where a file of that has the name, or for KEEP a number of it,
+        that one is meant. Raises NameTaken."""
+        await self.read([name])
+        blocking = next((folder for folder in folders_of(name) if folder in self._files), None)
+        if blocking is None:
+            standing = self._files.get(name)
+            if standing is None and not self.is_folder(name):
+                return Found(name)
+            if standing is not None and sha256 is not None and standing.sha256 == sha256:
+                return Found(name, same=standing)
+            if standing is not None and if_exists is IfExists.REPLACE:
+                return Found(name, replaced=standing)
+        if if_exists is not IfExists.KEEP:
+            raise NameTaken(taken=blocking or name)
+        if blocking is not None:
+            other = await self._first_free(blocking, lambda each: each not in self._files)
+            return await self.find(_checked(other + name[len(blocking) :], name), if_exists, sha256)
+        same = None if sha256 is None else await self._numbered_content(name, sha256)
+        if same is not None:
+            return Found(same.name, same=same)
+        return Found(await self._first_free(name, self.is_free))
+
+    async def find_folder(self, name: str, if_exists: IfExists = IfExists.FAIL) -> str | None:
+        """Return the name that a folder may have; None if it is there. KEEP: a segment that is a file has a number. Raises
+        NameTaken."""
+        name = name.rstrip("/")
+        await self.read([name])
+        blocking = next((each for each in (*folders_of(name), name) if each in self._files), None)
+        if blocking is None:
+            return None if self.is_folder(name) else f"{name}/"
+        if if_exists is not IfExists.KEEP:
+            raise NameTaken(taken=blocking)
+        other = await self._first_free(blocking, lambda each: each not in self._files)
+        return await self.find_folder(_checked(other + name[len(blocking) :], name), if_exists)
+
+    def is_folder(self, name: str) -> bool:
+        return f"{name.rstrip('/')}/" in self._folders
+
+    def take(self, name: str, file: File | None = None) -> None:
+        """Note that a file, or an empty folder, has a name from here on."""
+        self._known.add(name.rstrip("/"))
+        if file is None:
+            self._folders.add(name)
+        else:
+            self._files[name] = file
+        above = {f"{folder}/" for folder in folders_of(name)}
+        self._folders |= above
+        self.filled |= above & self._empty
+
+    def standing(self, names: Iterable[str]) -> list[File]:
+        """Return the files of those names that were read."""
+        return [self._files[name] for name in names if name in self._files]
+
+    def forget(self, folders: Iterable[str]) -> None:
+        """Note that the rows of empty folders have gone."""
+        self._empty.difference_update(folders)
+        self._folders.difference_update(folders)
+
+    def is_free(self, name: str) -> bool:
+        return name not in self._files and not self.is_folder(name)
+
+    async def _numbered_content(self, name: str, sha256: str) -> File | None:
+        taken = [file for file in self._files.values() if file.sha256 == sha256]
+        begin = begin_of_numbered(name)
+        found = await queries.files_of_content_below(self.connection, self._user_id, sha256, begin)
+        return next((file for file in (*taken, *found) if is_numbered(name, file.name)), None)
+
+    async def _first_free(self, name: str, is_free: Callable[[str], bool]) -> str:
+        """Raises NameTaken if no number has room."""
+
+        async def first_of(numbers: Sequence[int]) -> int | None:
+            await self.read([numbered(name, number) for number in numbers])
+            return next((place for place, number in enumerate(numbers) if is_free(numbered(name, number))), None)
+
+        numbers: Sequence[int] = range(FIRST_NUMBER, FIRST_NUMBER + _NUMBERS_AT_ONCE)
+        place = await first_of(numbers)
+        if place is None:
+            last = numbers[-1]
+            numbers = [last << doubling for doubling in range(_MOST_DOUBLINGS)]
+            place = await first_of(numbers)
+            while place and numbers[place] - numbers[place - 1] > 1:
+                taken, free = numbers[place - 1], numbers[place]
+                step = max((free - taken) // _NUMBERS_AT_ONCE, 1)
+                numbers = [*range(taken, free, step), free]
+                place = await first_of(numbers)
+        if place is None:
+            raise NameTaken(taken=name)
+        return _checked(numbered(name, numbers[place]), name)
+
+
+def _checked(name: str, wanted: str) -> str:
+    """Raises NameTaken if a name has become too long."""
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise NameTaken(taken=wanted)
+    return name
+
+
+async def fill(connection: AsyncConnection, names: Names, user_id: str) -> int:
+    """Forget the rows of folders in which something lies now; returns how many those are."""
+    if not names.filled:
+        return 0
+    return await rows.changed(connection, _of_names(user_id, sorted(names.filled)))
+
+
+async def leave(connection: AsyncConnection, user_id: str, names: Iterable[str], now: datetime) -> int:
+    """Let the folders stay in which nothing lies any more, after what had these names went; returns how many those are.
+    The caller has the user's row locked, and accounts for them."""
+    left = sorted({folder_of(name) for name in names} - {""})
+    if not left:
+        return 0
+    in_use = set(await levels.prefixes_in_use(connection, user_id, left))
+    # The deepest alone: a folder above is not empty.
+    empty = [
+        each
+        for each in left
+        if each not in in_use and not any(other != each and other.startswith(each) for other in left)
+    ]
+    await _insert_folders(connection, user_id, empty, now, made=False)
+    return len(empty)
+
+
+async def _insert_folders(
+    connection: AsyncConnection, user_id: str, names: Sequence[str], now: datetime, *, made: bool
+) -> None:
+    if names:
+        values = [{"user_id": user_id, "name": name, "created_at": now, "made": made} for name in names]
+        await connection.execute(sa.insert(models.folder), values)
+
+
+async def make_folder(connection: AsyncConnection, user_id: str, name: str, max_files: int, now: datetime) -> bool:
+    """Make an empty folder; False if it is there. Raises NameTaken, TooManyFiles."""
+    usage, names = await rows.lock_user(connection, user_id), Names(connection, user_id)
+    wanted = await names.find_folder(name)
+    if wanted is None:
+        return False
+    names.take(wanted)
+    await rows.take_room(connection, usage, 1 - len(names.filled), max_files, names.filled)
+    await _insert_folders(connection, user_id, [wanted], now, made=True)
+    filled = await fill(connection, names, user_id)
+    await rows.add_finished(connection, user_id, 0, 1 - filled)
+    return True
+
+
+async def remove_folders(
+    connection: AsyncConnection, user_id: str, names: Sequence[str], prefix: str, now: datetime
+) -> int:
+    """Remove empty folders, and let that stay which all below a prefix has left; return how many those were."""
+    await rows.lock_user(connection, user_id)
+    gone = await rows.changed(connection, _of_names(user_id, names))
+    kept = await leave(connection, user_id, [prefix], now)
+    await rows.add_finished(connection, user_id, 0, kept - gone)
+    return gone
+
+
+async def move_folders(
+    connection: AsyncConnection,
+    user_id: str,
+    targets: Mapping[str, str],
+    if_exists: IfExists,
+    now: datetime,
+    *,
+    prefix: str,
+) -> None:
+    """Rename empty folders, by their names, all of which lie below a prefix. Raises NameTaken."""
+    await rows.lock_user(connection, user_id)
+    there = await queries.folder_rows(connection, user_id, sorted(targets))
+    await connection.execute(_of_names(user_id, there))
+    kept = await leave(connection, user_id, [prefix], now)
+    names, made = Names(connection, user_id), []
+    await names.read(targets[name] for name in there)
+    for name in there:
+        wanted = await names.find_folder(targets[name], if_exists)
+        if wanted is not None:
+            names.take(wanted)
+            made.append(wanted)
+    await _insert_folders(connection, user_id, made, now, made=True)
+    filled = await fill(connection, names, user_id)
+    await rows.add_finished(connection, user_id, 0, kept + len(made) - filled - len(there))
+
+
+def _of_names(user_id: str, names: Sequence[str]) -> sa.Delete:
+    return sa.delete(models.folder).where(_FOLDERS.user_id == user_id, _FOLDERS.name.in_(names))

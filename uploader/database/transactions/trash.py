@@ -1,0 +1,110 @@
+"""The transactions of a user's trash: files come back out of it, or go for good."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models, queries
+from uploader.database.transactions import rows
+from uploader.database.transactions.files import Added, PlaceBlob, Room, Verdict, add_files, lock_contents, relocate
+from uploader.database.trash import forget_oldest, take_out
+from uploader.domain.upload import File, IfExists, TrashedFile
+
+# Files that come back are files of their user already, so the number of these bounds nothing.
+_ANY_NUMBER = Room(1 << 62)
+_BLOBS = models.blob.c
+_WITH_REFS = (
+    sa.select(_BLOBS.sha256, _BLOBS.refs)
+    .where(_BLOBS.sha256.in_(sa.bindparam("of_contents", expanding=True)))
+    .order_by(_BLOBS.sha256)
+    .with_for_update()
+)
+# Says, while their rows are locked, which contents without refs are still in their places, as they were.
+AreThere = Callable[[Sequence[str]], Awaitable[set[str]]]
+
+
+async def restore_files(
+    connection: AsyncConnection,
+    trashed: Sequence[TrashedFile],
+    if_exists: IfExists,
+    now: datetime,
+    *,
+    are_there: AreThere,
+) -> dict[str, Verdict]:
+    """Give a user files back of which the store has the contents; return what became of each of these, by its id. The
+    contents of the others are in the trash of the store, or lost. Raises NamesChanged, BlobLost."""
+    contents = sorted({file.sha256 for file in trashed})
+    found = await connection.execute(_WITH_REFS, {"of_contents": contents})
+    refs_of = {row.sha256: row.refs for row in found}
+    without_refs = [sha256 for sha256, refs in refs_of.items() if not refs]
+    lost = {*contents} - {*refs_of}
+    if without_refs:
+        lost |= {*without_refs} - await are_there(without_refs)
+    files = [file_of(file) for file in trashed if file.sha256 not in lost]
+    if not files:
+        return {}
+    revived = [sha256 for sha256 in without_refs if sha256 not in lost]
+    if revived:  # so that it is used as any other
+        await connection.execute(sa.update(models.blob).where(_BLOBS.sha256.in_(revived)).values(refs=1))
+    locked = await lock_contents(connection, files, if_exists, now, brings_bytes=False)
+    if revived:
+        fewer = [{"dropped": sha256, "fewer": 1} for sha256 in revived]
+        await connection.execute(rows.DROP_REFS, fewer)
+    verdicts = await _restore(connection, files, if_exists, locked)
+    return {file.id: verdict for file, verdict in zip(files, verdicts, strict=True)}
+
+
+async def restore_placed(
+    connection: AsyncConnection, trashed: TrashedFile, if_exists: IfExists, now: datetime, place_blob: PlaceBlob
+) -> Added:
+    """Give a user a file back whose bytes are placed by this. Raises NameTaken, QuotaExceeded, NamesChanged, BlobLost."""
+    file = file_of(trashed)
+    locked = await lock_contents(connection, [file], if_exists, now)
+    if (location := await place_blob()) is not None:
+        await relocate(connection, {file.sha256: location}, now)
+    (verdict,) = await _restore(connection, [file], if_exists, locked)
+    if isinstance(verdict, Added):
+        return verdict
+    raise verdict
+
+
+async def _restore(
+    connection: AsyncConnection, files: Sequence[File], if_exists: IfExists, locked: set[str]
+) -> list[Verdict]:
+    known = await queries.blobs_by_sha256(connection, sorted({file.sha256 for file in files}))
+    # Somebody may have computed it since.
+    files = [replace(file, md5=known[file.sha256].md5) for file in files]
+    changes = await add_files(connection, files, if_exists, locked, room=_ANY_NUMBER, are_in_trash=True)
+    await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
+    return changes.verdicts
+
+
+def file_of(trashed: TrashedFile) -> File:
+    return File(**{name: getattr(trashed, name) for name in queries.FILE_COLUMNS})
+
+
+async def expect_content(connection: AsyncConnection, trashed: TrashedFile, now: datetime) -> None:
+    """Have a row of a content without refs, unless there is one: what a crash leaves of its bytes, the collector finds."""
+    if await queries.blob_by_sha256(connection, trashed.sha256) is None:
+        values = {"sha256": trashed.sha256, "md5": trashed.md5, "size": trashed.size, "refs": 0, "created_at": now}
+        await connection.execute(sa.insert(models.blob).values(**values))
+
+
+async def forget_files(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> int:
+    """Remove files from a user's trash for good; return how many were there."""
+    await queries.usage(connection, user_id, lock=True)
+    return await _account(connection, user_id, await take_out(connection, user_id, ids))
+
+
+async def empty(connection: AsyncConnection, user_id: str, most: int) -> int:
+    """Remove so many files from a user's trash for good, the oldest first; return how many there were."""
+    await queries.usage(connection, user_id, lock=True)
+    return await _account(connection, user_id, await forget_oldest(connection, user_id, most))
+
+
+async def _account(connection: AsyncConnection, user_id: str, forgotten: int) -> int:
+    await rows.add_finished(connection, user_id, 0, -forgotten)
+    return forgotten

@@ -1,0 +1,148 @@
+"""The trash of each user: rows of files that were deleted or replaced, in the transaction that did so.
+
+Such a row holds no bytes: it names a content, which other files have, or the trash of the store. It counts among the files
+of its user, so it makes room for whatever else needs a place there: the oldest go first. All changes of these rows are made
+while their user's row is locked.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy import Engine, event
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models, queries
+from uploader.domain.upload import File, TrashedFile, TrashReason, Usage
+
+# Of a connection, by its `info`.
+_TRASH = "trash"
+_ROWS, _BLOBS = models.trashed_file.c, models.blob.c
+_COLUMNS = [field.name for field in fields(TrashedFile) if field.name != "damaged"]
+_ROWS_AT_ONCE = 1000
+
+_INSERT = sa.insert(models.trashed_file)
+_TRASHED = sa.select(
+    *(_ROWS[name] for name in _COLUMNS), sa.func.coalesce(_BLOBS.damaged, sa.false()).label("damaged")
+).outerjoin_from(models.trashed_file, models.blob, _ROWS.sha256 == _BLOBS.sha256)
+_OF_USER = _ROWS.user_id == sa.bindparam("user_id")
+_OLDEST = (
+    sa.select(_ROWS.id)
+    .where(_OF_USER)
+    .order_by(_ROWS.deleted_at, _ROWS.id)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrashPolicy:
+    """Says whether deleted files are kept at all, and how many files a user may have."""
+
+    keeps: bool
+    max_files: int
+    now: Callable[[], datetime]
+
+    def attach(self, engine: Engine) -> None:
+        event.listen(engine, "connect", lambda _connection, record: record.info.update({_TRASH: self}))
+
+
+async def throw_away(connection: AsyncConnection, files: Sequence[File], reason: str | None) -> int:
+    """Put files that were just deleted into the trash of their owner; return how many are there now. `reason`: None if
+    their owner wanted it."""
+    policy: TrashPolicy | None = connection.info.get(_TRASH)
+    if policy is None or not policy.keeps or not files:
+        return 0
+    of_all = {"deleted_at": policy.now(), "reason": reason or TrashReason.DELETED.value}
+    values = [{name: getattr(file, name) for name in queries.FILE_COLUMNS} | of_all for file in files]
+    await connection.execute(_INSERT, values)
+    return len(values)
+
+
+async def excess(connection: AsyncConnection, user_id: str, files: int) -> int:
+    """Let the oldest in a user's trash go where the user would have so many files, and that is too many; return how many
+    went."""
+    policy: TrashPolicy | None = connection.info.get(_TRASH)
+    return 0 if policy is None else await forget_oldest(connection, user_id, files - policy.max_files)
+
+
+async def forget_oldest(connection: AsyncConnection, user_id: str, most: int) -> int:
+    """Remove so many of the oldest from the trash of a user, whose row is locked; return how many there were."""
+    removed = 0
+    while removed < most:
+        ids = await _oldest(connection, user_id, min(most - removed, _ROWS_AT_ONCE))
+        if not ids:
+            break
+        removed += await take_out(connection, user_id, ids)
+    return removed
+
+
+async def _oldest(connection: AsyncConnection, user_id: str, most: int) -> list[str]:
+    return list((await connection.execute(_OLDEST, {"user_id": user_id, "most": most})).scalars())
+
+
+async def take_out(connection: AsyncConnection, user_id: str, ids: Collection[str]) -> int:
+    """Remove rows from the trash of a user; return how many were still there."""
+    delete = sa.delete(models.trashed_file).where(_ROWS.user_id == user_id, _ROWS.id.in_(ids))
+    return int(cast("sa.CursorResult[Any]", await connection.execute(delete)).rowcount)
+
+
+async def without_spare(connection: AsyncConnection, usage: Usage, more_files: int, max_files: int) -> Usage:
+    """Return an account without those files in the trash that would give way to so many more."""
+    most = usage.files + more_files - max_files
+    if most <= 0:
+        return usage
+    spare = sa.select(_ROWS.id).where(_ROWS.user_id == usage.user_id).limit(most).subquery()
+    count = (await connection.execute(sa.select(sa.func.count()).select_from(spare))).scalar_one()
+    return replace(usage, files=usage.files - int(count))
+
+
+# Reads
+
+
+async def page(
+    connection: AsyncConnection, user_id: str, *, limit: int, after: tuple[datetime, str] | None, name: str | None
+) -> list[TrashedFile]:
+    """Return what a user deleted, or the earlier versions of one name: the latest deletions first."""
+    query = _TRASHED.where(_ROWS.user_id == user_id)
+    if name is not None:
+        query = query.where(_ROWS.name == name)
+    if after is not None:
+        deleted_at, file_id = after
+        query = query.where(_ROWS.deleted_at <= deleted_at, sa.or_(_ROWS.deleted_at < deleted_at, _ROWS.id < file_id))
+    query = query.order_by(_ROWS.deleted_at.desc(), _ROWS.id.desc()).limit(limit)
+    return await queries.all_of(connection, TrashedFile, query)
+
+
+async def by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> dict[str, TrashedFile]:
+    query = _TRASHED.where(_ROWS.user_id == user_id, _ROWS.id.in_(ids))
+    return {file.id: file for file in await queries.all_of(connection, TrashedFile, query)}
+
+
+async def deleted_before(connection: AsyncConnection, moment: datetime, limit: int) -> list[tuple[str, str]]:
+    """Return users and ids of what was deleted before a moment, the oldest first."""
+    query = sa.select(_ROWS.user_id, _ROWS.id).where(_ROWS.deleted_at < moment)
+    return [tuple(row) for row in await connection.execute(query.order_by(_ROWS.deleted_at).limit(limit))]
+
+
+async def named_since(connection: AsyncConnection, sha256s: Sequence[str], moment: datetime) -> set[str]:
+    """Return those contents of which a file was deleted since a moment, and is in the trash."""
+    query = sa.select(_ROWS.sha256).where(_ROWS.sha256.in_(sha256s), _ROWS.deleted_at >= moment).distinct()
+    return set((await connection.execute(query)).scalars())
+
+
+async def bytes_by_user(connection: AsyncConnection) -> dict[str, int]:
+    query = sa.select(_ROWS.user_id, sa.func.sum(_ROWS.size)).group_by(_ROWS.user_id)
+    return {user_id: int(size) for user_id, size in await connection.execute(query)}
+
+
+async def oldest_of(
+    connection: AsyncConnection, user_id: str, after: tuple[datetime, str] | None, limit: int
+) -> list[TrashedFile]:
+    """Return what is in the trash of a user, the earliest deletions first, after a place."""
+    query = _TRASHED.where(_ROWS.user_id == user_id)
+    if after is not None:
+        deleted_at, file_id = after
+        query = query.where(_ROWS.deleted_at >= deleted_at, sa.or_(_ROWS.deleted_at > deleted_at, _ROWS.id > file_id))
+    return await queries.all_of(connection, TrashedFile, query.order_by(_ROWS.deleted_at, _ROWS.id).limit(limit))

@@ -1,0 +1,340 @@
+"""The use cases of deleted files, in the trash of their owner: list and read them, give them back, forget them.
+
+A file that comes back takes a ref, where the store still has its content. Else the bytes are brought back from the trash of
+the store, once they were read and compared with their SHA-256. The file keeps its id, so who asks again is told of it.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+
+from uploader import errors
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions, trash
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.transactions.files import Added
+from uploader.database.transactions.names import Names
+from uploader.database.transactions.rows import BlobLost
+from uploader.domain.upload import File, IfExists, TrashedFile, TrashReason
+from uploader.service.cleanup import is_settled
+from uploader.service.files import Files
+from uploader.service.ids import ID, cursor, parse_cursor
+from uploader.service.status import ATTEMPTS, PAUSE_SECONDS
+from uploader.storage.base import Found, Gone, OpenBlob, Stopping
+from uploader.storage.store import Store
+from uploader.tasks import OnePerKey, uninterrupted
+
+logger = logging.getLogger(__name__)
+
+_SORT = "deleted_at"
+_FILES_AT_ONCE = 200
+_FORGOTTEN_AT_ONCE = 1000
+# Contents that are read back at a time for one caller.
+_AT_ONCE = 4
+# Refusals that their callers have not heard yet.
+_MOST_UNTOLD = 1000
+_CHANGING = "Files of these names are changing too fast; try again."
+
+# A file that is back, or why not; None: its content is still being examined.
+Outcome = File | errors.UploaderError | None
+
+
+@dataclass(eq=False, repr=False)
+class DeletedFiles:
+    database: Database
+    storage: Store
+    files: Files
+    clock: Clock
+    _: KW_ONLY
+    retention_seconds: float
+    # For so long a caller waits for a content to be examined.
+    wait_seconds: float
+    _restoring: OnePerKey[File] = field(default_factory=OnePerKey, init=False)
+    _running: set["asyncio.Future[File]"] = field(default_factory=set, init=False)
+    # Why files did not come back whose callers had gone away.
+    _untold: OrderedDict[tuple[str, str], errors.UploaderError] = field(default_factory=OrderedDict, init=False)
+
+    def expires_at(self, file: TrashedFile) -> datetime:
+        return file.deleted_at + timedelta(seconds=self.retention_seconds)
+
+    async def page(
+        self, user_id: str, *, limit: int, after: str | None, name: str | None
+    ) -> tuple[list[TrashedFile], str | None]:
+        """Return a page of what a user deleted, or of the earlier versions of one name, the latest deletions first, and the
+        cursor of the next one. Raises InvalidRequest for an unknown cursor."""
+        position = None if after is None else parse_cursor(after, _SORT, "moment")
+        found = await self.database.read(partial(trash.page, limit=limit + 1, after=position, name=name), user_id)
+        shown = found[:limit]
+        return shown, cursor(_SORT, shown[-1].deleted_at, shown[-1].id) if len(found) > limit else None
+
+    async def get(self, user_id: str, file_id: str) -> TrashedFile:
+        """Raises FileNotFound."""
+        found = await self.database.read(trash.by_ids, user_id, [file_id]) if ID.fullmatch(file_id) else {}
+        if file_id not in found:
+            raise errors.FileNotFound()
+        return found[file_id]
+
+    # Reading: as the files of a download are read
+
+    async def open(self, file: File) -> OpenBlob:
+        """Return the content of a deleted file, to read; the caller closes it. Raises ContentGone, ContentDamaged,
+        Unavailable."""
+        if not file.damaged:
+            with suppress(Gone):
+                return await self.storage.open_blob(file.sha256, file.size)
+        for copy in await self.storage.copies(file.sha256):
+            with suppress(Gone):
+                if copy.size == file.size:
+                    return await self.storage.open_found(copy)
+        raise errors.ContentDamaged() if file.damaged else errors.ContentGone()
+
+    async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> tuple[OpenBlob, bytes]:
+        """Read the first bytes of an open file, or close it. Raises ContentDamaged, StorageFailed."""
+        try:
+            async with self.noting(file):
+                return content, await content.read(length_bytes, offset)
+        except BaseException:
+            await uninterrupted(content.close())
+            raise
+
+    @asynccontextmanager
+    async def noting(self, file: File) -> AsyncIterator[None]:
+        """Raises ContentDamaged for bytes that were altered."""
+        async with self.files.noting(file):
+            yield
+
+    # Back
+
+    async def restore(self, user_id: str, file_id: str, name: str | None, if_exists: IfExists) -> File | None:
+        """Give a file back to its user, under another name if one is given; None: its content takes long to examine, which
+        goes on. Raises FileNotFound, FileHeld, NameTaken, QuotaExceeded, ContentGone, Unavailable."""
+        if not ID.fullmatch(file_id):
+            raise errors.FileNotFound()
+        work = self._start(user_id, file_id, name, if_exists)
+        outcome = await self._wait_for(user_id, file_id, work, self.wait_seconds)
+        if isinstance(outcome, errors.UploaderError):
+            raise outcome
+        return outcome
+
+    async def restore_many(self, user_id: str, ids: Sequence[str]) -> dict[str, Outcome]:
+        """Give many files back; return what became of each, by its id."""
+        outcomes: dict[str, Outcome] = {each: errors.FileNotFound() for each in ids}
+        asked = [each for each in outcomes if ID.fullmatch(each)]
+        left: list[str] = []
+        for first in range(0, len(asked), _FILES_AT_ONCE):
+            some = asked[first : first + _FILES_AT_ONCE]
+            done = await self._restore_in_place(user_id, some)
+            outcomes |= done
+            left += [each for each in some if each not in done]
+        limit = asyncio.Semaphore(_AT_ONCE)
+        works = {each: self._start(user_id, each, None, IfExists.FAIL, limit) for each in left}
+        if works:
+            await asyncio.wait(works.values(), timeout=self.wait_seconds)
+        return outcomes | {each: await self._wait_for(user_id, each, work, 0.0) for each, work in works.items()}
+
+    def _start(
+        self, user_id: str, file_id: str, name: str | None, if_exists: IfExists, limit: asyncio.Semaphore | None = None
+    ) -> "asyncio.Future[File]":
+        async def restore() -> File:
+            untold = self._untold.pop((user_id, file_id), None)
+            if untold is not None:
+                raise untold
+            async with limit or nullcontext():
+                return await self._restore(user_id, file_id, name, if_exists)
+
+        work = self._restoring.start(f"{user_id}/{file_id}", restore)
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
+        return work
+
+    async def _wait_for(self, user_id: str, file_id: str, work: "asyncio.Future[File]", seconds: float) -> Outcome:
+        await asyncio.wait({work}, timeout=seconds)
+        if not work.done():
+            work.add_done_callback(partial(self._keep_untold, user_id, file_id))
+            return None
+        self._untold.pop((user_id, file_id), None)
+        try:
+            return work.result()
+        except errors.UploaderError as error:
+            return error
+
+    def _keep_untold(self, user_id: str, file_id: str, work: "asyncio.Future[File]") -> None:
+        """Keep a refusal until its caller asks again: to find it once more would take as long."""
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, errors.UploaderError) and not error.retryable:
+            self._untold[user_id, file_id] = error
+            if len(self._untold) > _MOST_UNTOLD:
+                self._untold.popitem(last=False)
+
+    async def _restore_in_place(self, user_id: str, ids: list[str]) -> dict[str, Outcome]:
+        """Give those files back of which the store has the contents; return what became of these, and of those that are
+        back already, or unknown."""
+        found = await self.database.read(trash.by_ids, user_id, ids)
+        back = await self.database.read(queries.files_by_ids, user_id, [each for each in ids if each not in found])
+        outcomes: dict[str, Outcome] = {each: errors.FileNotFound() for each in ids if each not in found}
+        outcomes |= {file.id: file for file in back}
+        outcomes |= {file.id: errors.FileHeld() for file in found.values() if file.reason == TrashReason.REFUSED}
+        wanted = [file for file in found.values() if file.reason != TrashReason.REFUSED]
+        if wanted:
+            # Somebody else was faster, or a single name is taken: each is looked at for itself.
+            with suppress(Duplicate, BlobLost, errors.NameTaken):
+                outcomes |= await self._try_in_place(wanted, IfExists.FAIL)
+        return outcomes
+
+    async def _try_in_place(self, wanted: Sequence[TrashedFile], if_exists: IfExists) -> dict[str, Outcome]:
+        # What was placed later may not be durable yet; and its bytes are those of an upload that has not ended.
+        earliest = {file.sha256: file for file in sorted(wanted, key=lambda file: file.deleted_at, reverse=True)}
+
+        @self.database.outside
+        async def are_there(sha256s: Sequence[str]) -> set[str]:
+            found = [await self.storage.find_blob(sha256) for sha256 in sha256s]
+            return {each.name for each in found if each is not None and _is_unchanged(each, earliest[each.name])}
+
+        restore = partial(transactions.trash.restore_files, are_there=are_there)
+        verdicts = await self.database.transact(restore, wanted, if_exists, self.clock.now(), alone=True)
+        return {
+            file_id: verdict.file if isinstance(verdict, Added) else verdict for file_id, verdict in verdicts.items()
+        }
+
+    async def _restore(self, user_id: str, file_id: str, name: str | None, if_exists: IfExists) -> File:
+        for _ in range(ATTEMPTS):
+            found = await self.database.read(trash.by_ids, user_id, [file_id])
+            if file_id not in found:
+                return await self.files.get(user_id, file_id)  # it is back already
+            trashed = found[file_id]
+            if trashed.reason == TrashReason.REFUSED:
+                raise errors.FileHeld()
+            wanted = trashed if name is None else replace(trashed, name=name)
+            try:
+                done: Outcome = None
+                if await self.database.read(queries.known_blobs, [trashed.sha256]):
+                    done = (await self._try_in_place([wanted], if_exists)).get(file_id)
+                    if done is None:
+                        await self.files.collect(trashed.sha256)  # what has no refs any more leaves for the trash
+                if done is None:
+                    return await self._bring_back(wanted, if_exists)
+            except (Duplicate, BlobLost):
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            except Stopping as error:
+                raise errors.Unavailable("The server is about to stop; try again.") from error
+            if isinstance(done, errors.UploaderError):
+                raise done
+            return done
+        raise errors.Unavailable(_CHANGING)
+
+    async def _bring_back(self, trashed: TrashedFile, if_exists: IfExists) -> File:
+        """Bring the bytes of a file back from the trash of the store. Raises ContentGone, and as `restore`."""
+        await self._refuse_early(trashed, if_exists)
+        unreadable: errors.StorageFailed | None = None
+        for copy in await self._copies(trashed):
+            try:
+                good = await self.storage.hash_blob(copy, None, with_md5=False)
+                if good is not None and good.sha256 == trashed.sha256:
+                    return await self._place(trashed, if_exists, copy)
+            except errors.StorageAway:
+                raise
+            except errors.StorageFailed as error:
+                unreadable = error
+            except Gone:
+                continue  # it was purged at this moment
+        if unreadable is not None:
+            raise unreadable
+        if await self.storage.find_blob(trashed.sha256) is not None:
+            raise BlobLost(trashed.sha256)  # it came back at this moment
+        raise errors.ContentGone()
+
+    async def _copies(self, trashed: TrashedFile) -> list[Found]:
+        """Return what may be the content, as it was before the deletion: in the trash of the store; or in its place, where a
+        copy of the database was brought back that does not know it."""
+        copies = await self.storage.copies(trashed.sha256)
+        placed = await self.storage.find_blob(trashed.sha256)
+        if placed is not None and (_is_unchanged(placed, trashed) or is_settled(placed, self.clock.now())):
+            copies.append(placed)
+        return [copy for copy in copies if copy.size == trashed.size]
+
+    async def _refuse_early(self, trashed: TrashedFile, if_exists: IfExists) -> None:
+        """Refuse what is sure to be refused before its content is read; the transaction decides. Raises NameTaken,
+        QuotaExceeded."""
+
+        async def look(connection: Connection) -> None:
+            names = Names(connection, trashed.user_id)
+            replaced = (await names.find(trashed.name, if_exists)).replaced
+            more = trashed.size - (0 if replaced is None else replaced.size)
+            usage = await queries.usage(connection, trashed.user_id)
+            if usage is not None and more > 0 and not usage.fits(more):
+                raise errors.QuotaExceeded(**usage.figures(trashed.size))
+
+        await self.database.read(look)
+
+    async def _place(self, trashed: TrashedFile, if_exists: IfExists, copy: Found) -> File:
+        """Raises Gone, NameTaken, QuotaExceeded, Duplicate, BlobLost."""
+        now = self.clock.now()
+        with suppress(Duplicate):
+            await self.database.transact(transactions.trash.expect_content, trashed, now)
+        crash_point("undelete.after_row")
+
+        @self.database.outside
+        async def place() -> str | None:
+            if not copy.in_trash:
+                if await self.storage.find_blob(copy.name) != copy:
+                    raise Gone(copy.name)
+                return None
+            location = await self.storage.restore_blob(copy)
+            crash_point("undelete.after_place")
+            return location
+
+        restore = partial(transactions.trash.restore_placed, place_blob=place)
+        added = await uninterrupted(self.database.transact(restore, trashed, if_exists, now, alone=True))
+        crash_point("undelete.after_commit")
+        return added.file
+
+    # For good
+
+    async def forget(self, user_id: str, file_id: str) -> None:
+        """Raises FileNotFound."""
+        if not await self.database.transact(transactions.trash.forget_files, user_id, [file_id]):
+            raise errors.FileNotFound()
+
+    async def forget_all(self, user_id: str) -> int:
+        """Empty the trash of a user; return how many files were in there."""
+        forgotten = 0
+        while done := await self.database.transact(transactions.trash.empty, user_id, _FORGOTTEN_AT_ONCE):
+            forgotten += done
+        return forgotten
+
+    async def forget_old(self) -> int:
+        """Forget what was deleted before the retention; return how many files that were. Several at once are safe."""
+        forgotten = 0
+        before = self.clock.now() - timedelta(seconds=self.retention_seconds)
+        while found := await self.database.read(trash.deleted_before, before, _FORGOTTEN_AT_ONCE):
+            done = 0
+            for user_id, ids in _by_user(found).items():
+                done += await self.database.transact(transactions.trash.forget_files, user_id, ids)
+            forgotten += done
+            if not done:  # they went meanwhile, or their rows are damaged
+                break
+        return forgotten
+
+    async def close(self) -> None:
+        """Wait for what is under way in this process; reading ends with Stopping once the storage was told to stop."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=10)
+
+
+def _is_unchanged(found: Found, trashed: TrashedFile) -> bool:
+    """Return whether bytes in their place are those that were there when a file of them was deleted."""
+    return found.size == trashed.size and found.changed_at < trashed.deleted_at.timestamp()
+
+
+def _by_user(found: Collection[tuple[str, str]]) -> dict[str, list[str]]:
+    by_user: dict[str, list[str]] = defaultdict(list)
+    for user_id, file_id in found:
+        by_user[user_id].append(file_id)
+    return by_user
