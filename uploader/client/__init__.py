@@ -36,7 +36,7 @@ from uploader.client.errors import (
     Unwritable,
 )
 from uploader.client.files import LocalFile, Outcome, Wanted, Watcher
-from uploader.client.model import File, FilePage, Folder, How, IfExists, Upload, Usage
+from uploader.client.model import DeletedFile, File, FilePage, Folder, How, IfExists, Upload, Usage
 from uploader.client.pace import Patience
 from uploader.client.synchronous import Client, Transfer
 from uploader.client.transfer import AsyncTransfer, Progress
@@ -50,6 +50,7 @@ __all__ = [
     "Client",
     "ClientError",
     "ContentDiffers",
+    "DeletedFile",
     "File",
     "FileChanged",
     "FilePage",

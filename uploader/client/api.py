@@ -31,7 +31,10 @@ _SENT: Decoder[model.Sent] = Decoder(model.Sent)
 _COMPLETE = Decoder(model.Complete)
 _UPLOADS = Decoder(model.UploadList)
 _FILE = Decoder(model.File)
+_DELETED_PAGE = Decoder(model.DeletedPage)
 _PAGE = Decoder(model.FilePage)
+_EMPTY_FOLDER = Decoder(model.EmptyFolder)
+_EMPTY_FOLDERS = Decoder(model.EmptyFolders)
 _CHANGED = Decoder(model.Changed)
 _USAGE = Decoder(model.Usage)
 _CONFIG = Decoder(model.Config)
@@ -179,13 +182,44 @@ class Api:
                 )
             seen.add(after)
 
+    async def make_folder(self, name: str) -> bool:
+        """Return False if it was there. Raises ServerTooOld."""
+        try:
+            response = await self._transport.request("POST", "/me/folders", body={"name": name})
+        except (ServerProblem, BadAnswer) as error:
+            if lacks(error):
+                raise ServerTooOld("the server is too old to keep empty folders") from error
+            raise
+        _decode(response, _EMPTY_FOLDER)
+        return response.status_code == 201
+
+    async def empty_folders(self, prefix: str | None, limit: int) -> AsyncIterator[str]:
+        """Yield the names of empty folders, by name. Raises BadAnswer for pages that lead back; ServerTooOld."""
+        params = _without_none(limit=str(limit), prefix=prefix)
+        after = ""
+        while True:
+            try:
+                page = await self._call("GET", "/me/folders", _EMPTY_FOLDERS, params=params)
+            except (ServerProblem, BadAnswer) as error:
+                if lacks(error):
+                    raise ServerTooOld("the server is too old to keep empty folders") from error
+                raise
+            for folder in page.folders:
+                yield folder.name
+            if page.next is None:
+                return
+            if page.next <= after:
+                raise BadAnswer("the server's list of folders has no end: it leads to what was there before")
+            after = params["after"] = page.next
+
     async def delete_below(self, prefix: str) -> int:
         """Delete files; return how many there were. Raises ServerTooOld."""
         return await self._change("delete", "DELETE", {"prefix": prefix})
 
-    async def move_below(self, prefix: str, new_prefix: str) -> int:
+    async def move_below(self, prefix: str, new_prefix: str, if_exists: model.IfExists) -> int:
         """Move files; return how many there were. Raises ServerTooOld."""
-        return await self._change("move", "PATCH", {"prefix": prefix}, body={"prefix": new_prefix})
+        body = {"prefix": new_prefix} | _unless_taken(if_exists)
+        return await self._change("move", "PATCH", {"prefix": prefix}, body=body)
 
     async def file(self, file_id: str) -> model.File:
         return await self._call("GET", f"/me/files/{_segment(file_id)}", _FILE)
@@ -195,11 +229,37 @@ class Api:
         path = f"/me/files/{_segment(file_id)}/signature"
         return (await self._transport.request("GET", path, timeout_seconds=_MANY_FILES_SECONDS)).content
 
-    async def rename(self, file_id: str, name: str) -> model.File:
-        return await self._call("PATCH", f"/me/files/{_segment(file_id)}", _FILE, body={"name": name})
+    async def rename(self, file_id: str, name: str, if_exists: model.IfExists) -> model.File:
+        body = {"name": name} | _unless_taken(if_exists)
+        return await self._call("PATCH", f"/me/files/{_segment(file_id)}", _FILE, body=body)
 
     async def delete(self, file_id: str) -> None:
         await self._delete(f"/me/files/{_segment(file_id)}")
+
+    async def deleted_page(self, after: str | None, name: str | None, limit: int) -> model.DeletedPage:
+        """Return a page of the trash. Raises ServerTooOld."""
+        params = _without_none(limit=str(limit), after=after, name=name)
+        return _decode(await self._of_trash("GET", "", params=params), _DELETED_PAGE)
+
+    async def restore(self, file_id: str, name: str | None, if_exists: model.IfExists) -> model.File | None:
+        """Restore a deleted file; None: the server needs more time, and goes on. Raises ServerTooOld."""
+        body = _without_none(name=name, if_exists=if_exists)
+        response = await self._of_trash("POST", f"/{_segment(file_id)}/restore", body=body)
+        return None if response.status_code == 202 else _decode(response, _FILE)
+
+    async def forget(self, file_id: str) -> None:
+        await self._delete(f"/me/trash/{_segment(file_id)}")
+
+    async def empty_trash(self) -> None:
+        await self._of_trash("DELETE", "", timeout_seconds=_MANY_FILES_SECONDS)
+
+    async def _of_trash(self, method: str, path: str, **more: Any) -> "httpx2.Response":
+        try:
+            return await self._transport.request(method, f"/me/trash{path}", **more)
+        except ServerProblem as error:
+            if error.code in ("not-found", "method-not-allowed"):
+                raise ServerTooOld("the server is too old to have a trash") from error
+            raise
 
     async def usage(self) -> model.Usage:
         return await self._call("GET", "/me/usage", _USAGE)
@@ -237,6 +297,11 @@ class Api:
 
 def lacks(error: ServerProblem | BadAnswer) -> bool:
     return isinstance(error, BadAnswer) or error.status in (404, 405, 501)
+
+
+def _unless_taken(if_exists: model.IfExists) -> dict[str, str]:
+    """Return the wish of a move, unless it is what a server does untold: one before 0.3.0 knows no other."""
+    return {} if if_exists == "fail" else {"if_exists": if_exists}
 
 
 def _segment(text: str) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import os
 import unicodedata
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
@@ -14,7 +15,7 @@ from uploader.client import plan
 from uploader.client.api import Api
 from uploader.client.errors import BadAnswer, InvalidName, ServerTooOld
 from uploader.client.files import LocalFile, Outcome, Wanted, Watcher
-from uploader.client.model import File, FilePage, Folder, IfExists, Upload, Usage
+from uploader.client.model import DeletedFile, File, FilePage, Folder, IfExists, Upload, Usage
 from uploader.client.pace import OnRetry, Pace, Patience
 from uploader.client.plan import checked_name, folder_name
 from uploader.client.source import Source, Uploadable, open_source
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from uploader.client.transport import Token
 
+_RESTORING_SECONDS = 2.0
 _PAGE = 1000
 
 
@@ -335,25 +337,87 @@ class AsyncClient:
             [file for file in page.files if file.name == name], key=lambda file: file.created_at, reverse=True
         )
 
+    async def empty_folders(self, prefix: str | None = None) -> AsyncIterator[str]:
+        """Yield the names of all folders in which nothing lies and that begin with `prefix`, each with a slash at its end,
+        by name: the names of files tell of the others. An older server has none."""
+        prefix = None if prefix is None else unicodedata.normalize("NFC", prefix)
+        with suppress(ServerTooOld):
+            async for name in self._api.empty_folders(prefix, _PAGE):
+                if not (name.startswith(prefix or "") and name.endswith("/")):
+                    raise BadAnswer(f"asked for folders that begin with {prefix!r}, the server gives {name!r}")
+                yield name
+
+    async def make_folder(self, folder: str) -> bool:
+        """Make an empty folder; False if it was there. Raises ServerTooOld."""
+        return await self._api.make_folder(checked_name(folder.rstrip("/")))
+
+    async def has_folder(self, folder: str) -> bool:
+        """Return whether there is a folder of this name, with something in it or not."""
+        prefix = folder_name(folder)
+        if (await self._api.page(None, prefix, 1)).files:
+            return True
+        async for _ in self.empty_folders(prefix):
+            return True
+        return False
+
     async def delete_folder(self, folder: str) -> int:
         """Delete all that is below a folder; how many files. Raises ServerTooOld."""
         return await self._api.delete_below(folder_name(checked_name(folder.rstrip("/"))))
 
-    async def move_folder(self, folder: str, new_folder: str) -> int:
-        """Give all that is below a folder another one, `""` for none; how many files. Raises ServerTooOld."""
-        return await self._api.move_below(folder_name(checked_name(folder.rstrip("/"))), folder_name(new_folder))
+    async def move_folder(self, folder: str, new_folder: str, *, if_exists: IfExists = "fail") -> int:
+        """Give all that is below a folder another one, `""` for none; how many files. A name that is taken there fails,
+        before anything is moved, unless `if_exists` says otherwise. Raises ServerTooOld."""
+        old = folder_name(checked_name(folder.rstrip("/")))
+        return await self._api.move_below(old, folder_name(new_folder), if_exists)
 
     async def file(self, file_id: str) -> File:
         """Return one file, by its id."""
         return await self._api.file(file_id)
 
-    async def rename(self, file_id: str, name: str) -> File:
-        """Give a file another name."""
-        return await self._api.rename(file_id, checked_name(name))
+    async def rename(self, file_id: str, name: str, *, if_exists: IfExists = "fail") -> File:
+        """Give a file another name; where that is taken, it fails, gets a number, or replaces what has it."""
+        return await self._api.rename(file_id, checked_name(name), if_exists)
 
     async def delete(self, file_id: str) -> None:
         """Delete a file."""
         await self._api.delete(file_id)
+
+    # Deleted files
+
+    async def deleted(self, *, name: str | None = None) -> AsyncIterator[DeletedFile]:
+        """Yield deleted and replaced files, the latest first; those of one name are its earlier versions. Raises
+        ServerTooOld."""
+        name = None if name is None else unicodedata.normalize("NFC", name)
+        after: str | None = None
+        seen = set()
+        while True:
+            page = await self._api.deleted_page(after, name, _PAGE)
+            for file in page.files:
+                yield file
+            after = page.next
+            if after is None:
+                return
+            if after in seen or not page.files:
+                raise BadAnswer("the server's list of deleted files has no end")
+            seen.add(after)
+
+    async def restore(self, file_id: str, *, name: str | None = None, if_exists: IfExists = "fail") -> File:
+        """Restore a deleted file, under another name if one is given; wait for as long as the server examines its content.
+        With `replace` a file that has the name takes its place in the trash. Raises ServerTooOld."""
+        checked = None if name is None else checked_name(name)
+        while True:
+            file = await self._api.restore(file_id, checked, if_exists)
+            if file is not None:
+                return file
+            await asyncio.sleep(_RESTORING_SECONDS)
+
+    async def forget(self, file_id: str) -> None:
+        """Remove a deleted file for good."""
+        await self._api.forget(file_id)
+
+    async def empty_trash(self) -> None:
+        """Remove all deleted files for good."""
+        await self._api.empty_trash()
 
     async def usage(self) -> Usage:
         """Ask how much is used, and how much is left."""

@@ -35,6 +35,22 @@ class File(Struct, frozen=True):
     modified_at: Moment | None = None
 
 
+class DeletedFile(File, frozen=True, kw_only=True):
+    """A file in the trash: since when, until when, and why: `deleted`, `replaced` by another one of its name, `refused`, or
+    deleted by an administrator (`admin`)."""
+
+    deleted_at: Moment
+    expires_at: Moment
+    reason: str
+
+
+class DeletedPage(Struct, frozen=True):
+    """A page of deleted files; `next` is the cursor of the following one."""
+
+    files: list[DeletedFile]
+    next: Annotated[str, Meta(max_length=8192)] | None
+
+
 class Upload(Struct, frozen=True):
     """An open upload; `missing` holds inclusive ranges of chunk numbers in order."""
 
@@ -70,6 +86,19 @@ class Folder(Struct, frozen=True):
     files: int
     bytes: int
     at_least: bool = False
+
+
+class EmptyFolder(Struct, frozen=True):
+    """A folder in which nothing lies: a name that ends with a slash."""
+
+    name: str
+
+
+class EmptyFolders(Struct, frozen=True):
+    """A page of them; `next` is the cursor of the following one."""
+
+    folders: list[EmptyFolder]
+    next: Annotated[str, Meta(max_length=4096)] | None
 
 
 class FilePage(Struct, frozen=True):

@@ -4,8 +4,9 @@ stays above them.
 `Figures` are how far a `put` or `get` is as a whole, from its events. `Live` draws lines below all others again and again,
 and knows nothing of what they say: the cursor rests at the begin of the first of them, an empty one: from there they are
 wiped by one sequence, whatever a terminal made of them when it got another size, and what is typed or echoed there (`^C`)
-spoils nothing. While they are drawn no line is wrapped, so they are as many on the screen as here. None is as wide as most
-terminals, which wrap what they have when they get narrower, and may push the cursor off its line then.
+spoils nothing. While they are drawn no line is wrapped, so they are as many on the screen as here. They are as wide as most
+terminals, and wider only for a name that needs it: one that gets narrower wraps what it has, and may push the cursor off
+its line then.
 """
 
 import os
@@ -20,7 +21,7 @@ from types import FrameType
 from typing import NamedTuple, TextIO
 
 import click
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -39,7 +40,7 @@ _SILENCE_SECONDS = 10.0
 _INTERVAL_SECONDS = 0.125
 # Below the empty line, as tmux takes it for a wish to keep what there is if all of the screen is wiped.
 _WIPE = "\r\x1b[K\n\x1b[J\x1b[A"
-WIDEST_COLUMNS = 79
+_USUAL_COLUMNS = 79
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 # Those that would leave the lines behind: to be stopped by Ctrl-Z, and to be ended.
 _LEAVING = (signal.SIGTSTP, signal.SIGTERM, signal.SIGHUP)
@@ -227,7 +228,7 @@ class Live:
                     size = os.get_terminal_size(self._terminal.fileno())
                     # A terminal that says nothing of it has the size that all had once.
                     width, height = size.columns or 80, size.lines or 24
-                    self._draw(["", *self._lines(min(width, WIDEST_COLUMNS), height - 2)][: height - 1])
+                    self._draw(["", *self._lines(width, height - 2)][: height - 1])
 
     def _draw(self, lines: list[str]) -> None:
         up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
@@ -304,6 +305,7 @@ class Bars(Reporter):
     def __init__(self) -> None:
         self._figures = Figures()
         self._live = Live(self._lines)
+        self._name_columns = 0  # of the longest so far, so that nothing jumps
         self._console = Console(stderr=True, highlight=False)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -340,13 +342,16 @@ class Bars(Reporter):
         moving = list(self._figures.moving.values())
         room = max(0, min(height - _OTHER_LINES, _MOST_BARS))
         cells = range(len(_CELL_COLUMNS)) if width >= _NARROW_COLUMNS else _NARROW_CELLS
-        name_columns = max(1, width - sum(_CELL_COLUMNS[cell] + 1 for cell in cells))
+        other_columns = sum(_CELL_COLUMNS[cell] + 1 for cell in cells)
+        self._name_columns = max(self._name_columns, *(cell_len(event.name) for event in moving[:room]), 0)
+        width = min(width, max(_USUAL_COLUMNS, self._name_columns + other_columns))
+        name_columns = max(1, width - other_columns)
         table = Table.grid(padding=(0, 1, 0, 0))
         table.add_column(width=name_columns, no_wrap=True, overflow="ellipsis")
         for cell in cells:
             table.add_column(width=_CELL_COLUMNS[cell], justify="right", no_wrap=True)
         rows: list[list[RenderableType]] = [
-            [_end_of(event.name, name_columns), *self._row_of(event)] for event in moving[:room]
+            [Text(short_name(event.name, name_columns)), *self._row_of(event)] for event in moving[:room]
         ]
         if len(moving) > room:
             rows.append([f"and {len(moving) - room} more", *([""] * len(_CELL_COLUMNS))])
@@ -387,14 +392,23 @@ def total_words(figures: Figures) -> tuple[str, str, str, str]:
     )
 
 
-def _end_of(name: str, columns: int) -> Text:
-    """Return a name whose end alone fits, which tells more of a path than its beginning."""
+def short_name(name: str, columns: int) -> str:
+    """Return a name that fits: without its first folders, or else the begin and the end of its last segment, as names
+    that are alike differ there."""
     name = events.without_control(name)
     if cell_len(name) <= columns:
-        return Text(name)
-    while cell_len(name) >= columns:
-        name = name[1:]
-    return Text(f"…{name}")
+        return name
+    last = name.rpartition("/")[2]
+    if cell_len(last) < columns:
+        return f"…{_end_of(name, columns - 1)}"
+    begin = set_cell_size(last, columns // 2).rstrip()
+    return f"{begin}…{_end_of(last, columns - cell_len(begin) - 1)}"
+
+
+def _end_of(text: str, columns: int) -> str:
+    while cell_len(text) > columns:
+        text = text[1:]
+    return text
 
 
 def _rate_words(rate: float | None) -> str:

@@ -19,6 +19,7 @@ from msgspec import Struct
 from uploader.cli.terminal import EXIT_OK, human_bytes, human_seconds, percent, shown_path
 from uploader.client import (
     ClientError,
+    DeletedFile,
     File,
     Folder,
     How,
@@ -174,7 +175,7 @@ class NamesRefused(Event, tag="names-refused"):
 
 
 class Skipped(Event, tag="skipped"):
-    """Something in a directory that is no regular file."""
+    """Something in a directory that is neither a regular file nor a folder, or is not followed."""
 
     path: str
     reason: str
@@ -224,12 +225,14 @@ class TransferSummary(Event, tag="summary"):
 class Would(Event, tag="would"):
     """A change that `sync` would make to a file of the target, without `--dry-run`."""
 
-    action: Literal["send", "replace", "fetch", "delete"]
+    action: Literal["send", "replace", "fetch", "delete", "make"]
+    # Of a folder, which is made or deleted, with a slash at its end.
     path: str
     size: int
 
     def lines(self) -> Iterable[str]:
-        return [f"would {self.action} {self.path}  ({human_bytes(self.size)})"]
+        size = "" if self.path.endswith("/") else f"  ({human_bytes(self.size)})"
+        return [f"would {self.action} {self.path}{size}"]
 
 
 class SyncSummary(Event, tag="sync-summary"):
@@ -325,6 +328,17 @@ class ListedUsage(Event, tag="usage"):
         return [f"{word:<14}{human_bytes(size):>12}" for word, size in figures.items()]
 
 
+class MadeFolder(Event, tag="folder-made"):
+    """An empty folder was made: on the server, or by `get` and `sync` here."""
+
+    name: str
+    # Whether it came with the files of a command, whose other lines tell people of them.
+    together: bool = False
+
+    def lines(self) -> Iterable[str]:
+        return [] if self.together else [f"made {self.name}"]
+
+
 class Deleted(Event, tag="deleted"):
     """A file is deleted."""
 
@@ -332,6 +346,37 @@ class Deleted(Event, tag="deleted"):
 
     def lines(self) -> Iterable[str]:
         return [f"deleted {self.file.name}"]
+
+
+class ListedDeleted(Event, tag="deleted-file"):
+    """A file of `trash`, or an earlier version of `ls --versions`."""
+
+    file: DeletedFile
+
+    def lines(self) -> Iterable[str]:
+        file, until = self.file, f"{self.file.expires_at:%Y-%m-%d}"
+        yield (
+            f"{file.id}  {file.deleted_at:%Y-%m-%d %H:%M}  {human_bytes(file.size):>10}  {file.name}"
+            f"  ({file.reason}, until {until})"
+        )
+
+
+class Restored(Event, tag="restored"):
+    """A deleted file is back."""
+
+    file: File
+
+    def lines(self) -> Iterable[str]:
+        return [f"restored {self.file.name}"]
+
+
+class EmptiedTrash(Event, tag="trash-emptied"):
+    """All deleted files are removed for good: so many."""
+
+    files: int
+
+    def lines(self) -> Iterable[str]:
+        return [f"removed {count_of_files(self.files)} for good"]
 
 
 class DeletedFolder(Event, tag="folder-deleted"):

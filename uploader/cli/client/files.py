@@ -1,4 +1,4 @@
-"""`ls`, `rm`, `mv`, `usage`, `uploads` and `cancel`: the commands about what is on the server."""
+"""`ls`, `rm`, `mv`, `trash`, `restore`, `usage`, `uploads` and `cancel`: the commands about what is on the server."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -8,29 +8,52 @@ import click
 
 from uploader.cli.client import events
 from uploader.cli.client.connection import run_client, with_client
-from uploader.cli.client.names import InTheWay, Meaning, complete_names, look_up, one_thing, one_thing_each, told
+from uploader.cli.client.names import (
+    InTheWay,
+    Meaning,
+    NoSuchFile,
+    complete_names,
+    is_id,
+    look_up,
+    one_thing,
+    one_thing_each,
+    told,
+)
 from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import Reporter
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, human_bytes
-from uploader.client import AmbiguousName, AsyncClient, ClientError, File, Folder, ServerTooOld
+from uploader.client import AmbiguousName, AsyncClient, ClientError, DeletedFile, File, Folder, IfExists, ServerTooOld
 
 
 @click.command()
 @click.argument("words", metavar="[NAME]...", nargs=-1, shell_complete=complete_names)
-@click.option("--recursive", "-r", is_flag=True, help="List all files below a folder, newest first.")
+@click.option(
+    "--recursive", "-r", is_flag=True, help="List all files below a folder, newest first, then empty folders."
+)
+@click.option("--versions", is_flag=True, help="List the earlier versions of files, too, with their ids.")
 @click.option("--find", "part", metavar="TEXT", help="List files of all folders that have TEXT in their name.")
 @with_client
-async def ls(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], recursive: bool, part: str | None) -> int:
+async def ls(
+    client: AsyncClient, reporter: Reporter, words: tuple[str, ...], recursive: bool, versions: bool, part: str | None
+) -> int:
     """List files: id, date, size, name. Of a folder, or of all there is, one level, by name, with what is
     in the folders. NAME is a name, an id, a folder, or a pattern such as 'photos/*.jpg', in quotes.
     """
     codes = set()
+    if versions and not words:
+        fail("--versions is of files: name them", EXIT_USAGE)
     for word in words or ("",):
         try:
+            if versions:
+                await _list_versions(client, reporter, word)
+                continue
             found = await look_up(client, word) if word else Meaning("", folder="")
             if recursive or part is not None:
                 async for file in found.all_files(client, part=part):
                     reporter.show(events.Listed(file))
+                async for folder in found.empty_folders(client):
+                    if part is None or part in folder:
+                        reporter.show(events.ListedFolder(Folder(folder, 0, 0)))
             else:
                 await _list_level(client, reporter, found)
         except ClientError as error:
@@ -85,7 +108,7 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
 @click.command()
 @click.argument("name", shell_complete=complete_names)
 @click.argument("new_name", shell_complete=complete_names)
-@click.option("--force", is_flag=True, help="Move it even if NEW_NAME exists; both stay.")
+@click.option("--force", is_flag=True, help="Move it even if NEW_NAME exists; both stay, what is moved with a number.")
 @with_client
 async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, force: bool) -> int:
     """Rename or move a file or a folder. Folders are what names have before a `/`; a NEW_NAME that ends with a `/` is the
@@ -97,17 +120,18 @@ async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, 
     old = found.files[0].name if found.folder is None else found.folder.rstrip("/")
     whole = new_name.lstrip("/") + old.rpartition("/")[2] if new_name.endswith("/") else new_name
     if not force and whole != old:
-        if (await client.page(prefix=f"{whole}/", limit=1)).files:
+        if await client.has_folder(whole):
             into = f"say {whole + '/'!r} to move into it, or --force"
             raise InTheWay(f"there is a folder {whole}/ already: {into}")
         if found.is_file and (files := await client.named(whole)):
             which = f"there is a file {whole!r} already ({files[0].id})"
             raise InTheWay(f"{which}: delete it first, or say --force to keep both")
+    if_exists: IfExists = "keep" if force else "fail"
     if found.folder is None:
-        file = await client.rename(found.files[0].id, whole)
+        file = await client.rename(found.files[0].id, whole, if_exists=if_exists)
         reporter.show(events.Renamed(file, old_name=old))
     else:
-        moved = await client.move_folder(found.folder, whole)
+        moved = await client.move_folder(found.folder, whole, if_exists=if_exists)
         reporter.show(events.MovedFolder(f"{whole}/", found.folder, moved))
     return EXIT_OK
 
@@ -117,6 +141,93 @@ async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, 
 async def usage(client: AsyncClient, reporter: Reporter) -> int:
     """Show used and free space."""
     reporter.show(events.ListedUsage(await client.usage()))
+    return EXIT_OK
+
+
+async def _list_versions(client: AsyncClient, reporter: Reporter, word: str) -> None:
+    """Raises NoSuchFile, ClientError."""
+    earlier = [file async for file in client.deleted(name=word)]
+    present = await client.named(word)
+    if not (present or earlier):
+        raise NoSuchFile(f"there is no file {word!r}, and no earlier version of it")
+    for file in present:
+        reporter.show(events.Listed(file))
+    for version in earlier:
+        reporter.show(events.ListedDeleted(version))
+
+
+@click.command()
+@click.argument("words", metavar="NAME...", nargs=-1, required=True)
+@click.option("--version", "version_id", metavar="ID", help="Restore this version, in the place of the present file.")
+@with_client
+async def restore(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], version_id: str | None) -> int:
+    """Restore deleted files. NAME is a name, a folder with a `/` at its end, or an id of `uploader trash`.
+
+    Of a name the version that was deleted last comes back, unless a file has the name. An earlier version takes its place
+    with --version and its id, as `uploader ls --versions NAME` lists them; the present file goes to the trash then.
+    """
+    if version_id is not None and len(words) > 1:
+        fail("--version is of one file", EXIT_USAGE)
+    codes = set()
+    for word in words:
+        try:
+            for deleted in await _deleted_by(client, word, version_id):
+                try:
+                    file = await client.restore(deleted.id, if_exists="fail" if version_id is None else "replace")
+                    reporter.show(events.Restored(file))
+                except ClientError as error:
+                    codes.add(told(reporter, deleted.name, error))
+        except ClientError as error:
+            codes.add(told(reporter, word, error))
+    return events.worst_of(codes)
+
+
+async def _deleted_by(client: AsyncClient, word: str, version_id: str | None) -> list[DeletedFile]:
+    """Find what a word means in the trash: of each name the latest version. Raises NoSuchFile, ClientError."""
+    folder = word if word.endswith("/") else None
+    found: dict[str, DeletedFile] = {}
+    async for file in client.deleted(name=None if folder or is_id(word) else word):
+        if version_id is not None and file.id == version_id:
+            return [file]
+        is_meant = file.name.startswith(folder) if folder else word in (file.name, file.id)
+        if version_id is None and is_meant:
+            found.setdefault(file.name, file)
+    if not found:
+        what = f"version {version_id} of {word!r}" if version_id else repr(word)
+        raise NoSuchFile(f"the trash has no {what}")
+    return list(found.values())
+
+
+@click.group(invoke_without_command=True)
+@shown_options
+@click.pass_context
+def trash(context: click.Context, /, **shown: Any) -> None:
+    """List deleted files, or remove them for good. Replaced files are included: id, when it was, size, name, and until when
+    `uploader restore` brings them back; the latest first.
+    """
+    if context.invoked_subcommand is None:
+
+        async def work(client: AsyncClient, reporter: Reporter) -> int:
+            async for file in client.deleted():
+                reporter.show(events.ListedDeleted(file))
+            return EXIT_OK
+
+        run_client(work, **shown)
+
+
+@trash.command()
+@click.option("--yes", is_flag=True, help="Really do it.")
+@with_client
+async def empty(client: AsyncClient, reporter: Reporter, yes: bool) -> int:
+    """Remove all deleted files for good."""
+    sizes = [file.size async for file in client.deleted()]
+    if not yes:
+        fail(
+            f"this removes {events.count_of_files(len(sizes))}, {human_bytes(sum(sizes))}, for good; say --yes",
+            EXIT_USAGE,
+        )
+    await client.empty_trash()
+    reporter.show(events.EmptiedTrash(len(sizes)))
     return EXIT_OK
 
 

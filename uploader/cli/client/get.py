@@ -13,6 +13,7 @@ from uploader.cli.client import options
 from uploader.cli.client.connection import run_client
 from uploader.cli.client.events import Planned, Started, exit_code_of, failed, worst_of
 from uploader.cli.client.filters import Filters
+from uploader.cli.client.folders import make_here
 from uploader.cli.client.local import decode_name
 from uploader.cli.client.names import Meaning, NoSuchFile, complete_names, one_thing_each, told
 from uploader.cli.client.reporters import Reporter, Telling, moving
@@ -36,6 +37,7 @@ STDOUT = "-"
 )
 @click.option("--force", is_flag=True, help="Replace files that are here with other content.")
 @click.option("--checksum", is_flag=True, help="Compare with files that are here by content, not by size and time.")
+@options.no_empty
 @options.filters
 @options.files_from
 @options.limit_rate
@@ -50,6 +52,7 @@ def get(
     force: bool,
     checksum: bool,
     decode: bool,
+    no_empty: bool,
     filters: Filters,
     files_from: IO[bytes] | None,
     verbose: bool,
@@ -58,9 +61,9 @@ def get(
     """Download files and folders. NAME is a name, an id, or a pattern such
     as 'photos/*.jpg' or '**/*.pdf', in quotes.
 
-    A folder keeps its name, below the directory of --output. Run it again after an interruption: it goes on where it
-    stopped, and skips files that are here with the same size and time. A file appears when it is complete and its digest was
-    compared, with its time of modification.
+    A folder keeps its name, below the directory of --output, with the empty folders in it. Run it again after an
+    interruption: it goes on where it stopped, and skips files that are here with the same size and time. A file appears when
+    it is complete and its digest was compared, with its time of modification.
     """
     if not words and files_from is None:
         fail("name the files to download, or give --files-from", EXIT_USAGE)
@@ -88,7 +91,10 @@ def get(
         files = len({each.path for each in wanted})
         reporter.show(Planned(files, sum(each.file.size for each in wanted)))
         telling = Telling(reporter) if verbose else Telling(reporter, lambda local: folders.get(local.name))
-        await client.download_many(wanted, target, overwrite=force, checksum=checksum, watcher=telling)
+        outcomes = await client.download_many(wanted, target, overwrite=force, checksum=checksum, watcher=telling)
+        if not no_empty and len(outcomes) >= files:  # else the server is away
+            empty = await _empty_folders(client, found, listed, filters, decode_name if decode else str)
+            codes |= await make_here(reporter, Path(target), empty)
         return telling.sum_up(files, codes)
 
     run_client(work, **of_client)
@@ -118,6 +124,19 @@ async def _plan(
                 path = decode(file.name)
                 several += [Wanted(file, path)] if filters.take(path) else []
     return several, words, missing
+
+
+async def _empty_folders(
+    client: AsyncClient, found: list[Meaning], listed: list[str], filters: Filters, decode: Callable[[str], str]
+) -> list[str]:
+    """Return where folders go in which nothing lies: those in folders that were named."""
+    paths: list[str] = []
+    for each in found:
+        paths += [name.removeprefix(each.base) async for name in each.empty_folders(client)]
+    only = Filters(listed=listed)
+    for prefix in prefixes_of(listed):
+        paths += [name async for name in client.empty_folders(prefix) if only.take(name.rstrip("/"))]
+    return [path for name in dict.fromkeys(paths) if filters.take(path := decode(name.rstrip("/")))]
 
 
 async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: Path, *, overwrite: bool) -> int:

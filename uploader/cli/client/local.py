@@ -55,21 +55,59 @@ class FoundFiles(Struct):
     # By the paths of files: the folder on the server that they come into with a directory of the command line.
     folders: dict[str | os.PathLike[str], str] = {}
     skipped: list[Skipped] = []
-    # Directories with nothing in them: a server keeps files alone.
+    # The names on the server of directories in which there is nothing to upload.
     empty: list[str] = []
     # Those whose names no server takes, and whether they were encoded before.
     refused: list[RefusedName] = []
     encoded: bool = False
 
 
+class Above(Struct, frozen=True):
+    """The directories that a path lies in, by what the system knows them by: a link to one of them leads in a circle."""
+
+    paths: dict[tuple[int, int], Path] = {}
+
+    def below(self, path: Path, status: os.stat_result) -> "Above":
+        return Above(self.paths | {(status.st_dev, status.st_ino): path})
+
+    def circle(self, status: os.stat_result) -> str | None:
+        """Say where a link leads to that leads to one of them."""
+        found = self.paths.get((status.st_dev, status.st_ino))
+        return None if found is None else f"a symbolic link to {shown_path(found)}, which it lies in"
+
+
+def look_at(entry: "os.DirEntry[str]", above: Above, *, follows: bool) -> os.stat_result | str:
+    """Return the status of a file or a directory, of what a link leads to if it `follows`; else say what it is. Raises
+    OSError."""
+    status = entry.stat(follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        if not follows:
+            return "a symbolic link"
+        try:
+            status = entry.stat()
+        except OSError as error:
+            return f"a symbolic link that leads nowhere ({error.strerror})"
+        if (circle := above.circle(status)) is not None:
+            return circle
+    return status if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode) else "no regular file"
+
+
 def find(
-    paths: tuple[Path, ...], listed: Iterable[str], prefix: str, name: str | None, filters: Filters, *, encode: bool
+    paths: tuple[Path, ...],
+    listed: Iterable[str],
+    prefix: str,
+    name: str | None,
+    filters: Filters,
+    *,
+    encode: bool,
+    follows: bool = False,
 ) -> FoundFiles:
     """Under names that begin with `prefix`. With `encode` names that no server takes are put into others; what the
-    caller named stays as it is.
+    caller named stays as it is. With `follows` links below directories are what they lead to.
 
     `listed` are relative paths that files keep as their names; those that are not there are told when they are sent."""
-    finding = _Finding(prefix, filters, encodes=encode and name is None, found=FoundFiles(encoded=encode))
+    encodes = encode and name is None
+    finding = _Finding(prefix, filters, encodes=encodes, follows=follows, found=FoundFiles(encoded=encode))
     for path in paths:
         own_name = path.name or path.resolve().name
         if path.is_dir():
@@ -86,6 +124,7 @@ class _Finding(Struct):
     prefix: str
     filters: Filters
     encodes: bool
+    follows: bool
     found: FoundFiles
 
     def encoded(self, name: str) -> str:
@@ -97,17 +136,28 @@ class _Finding(Struct):
 
     def add(self, local: LocalFile, folder: str = "") -> None:
         name = self.encoded(local.name)
-        try:
-            normalise_name(name)
-        except ValueError as error:
-            self.found.refused.append(RefusedName(shown_path(local.path), str(error)))
+        if not self.is_taken(local.path, name):
             return
         self.found.files.append(local if name == local.name else replace(local, name=name))
         if folder:
             self.found.folders[local.path] = folder
 
+    def is_taken(self, path: str | os.PathLike[str], name: str) -> bool:
+        """Note a name that no server takes."""
+        try:
+            normalise_name(name)
+        except ValueError as error:
+            self.found.refused.append(RefusedName(shown_path(path), str(error)))
+            return False
+        return True
+
+    def add_empty(self, directory: Path, name: str) -> None:
+        encoded = self.encoded(name)
+        if name and not self.leaves_out(name) and self.is_taken(directory, encoded):
+            self.found.empty.append(encoded)
+
     def add_listed(self, path: Path, name: str) -> None:
-        if path.is_dir() and not path.is_symlink():
+        if path.is_dir() and (self.follows or not path.is_symlink()):
             self.walk(path, f"{name}/")
         elif not self.leaves_out(name):
             try:
@@ -115,23 +165,30 @@ class _Finding(Struct):
             except Unreadable:
                 self.add(LocalFile(path, name, 0, _NO_TIME_NS))
 
-    def walk(self, directory: Path, name: str, folder: str = "") -> None:
+    def walk(self, directory: Path, name: str, folder: str = "", above: Above | None = None) -> None:
         try:
+            above = (above or Above()).below(directory, directory.stat())
             entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
         except OSError as error:
             self.found.skipped.append(Skipped(shown_path(directory), error.strerror or "can't be read"))
             return
-        if not entries:
-            self.found.empty.append(shown_path(directory))
+        is_empty = True
         for entry in entries:
             path, own_name = directory / entry.name, name + entry.name
-            status = entry.stat(follow_symlinks=False)
-            if self.leaves_out(own_name + ("/" if stat.S_ISDIR(status.st_mode) else "")):
-                continue
-            if stat.S_ISDIR(status.st_mode):
-                self.walk(path, f"{own_name}/", folder)
-            elif stat.S_ISREG(status.st_mode):
-                self.add(LocalFile(path, own_name, status.st_size, status.st_mtime_ns), folder)
+            try:
+                found = look_at(entry, above, follows=self.follows)
+            except OSError as error:
+                found = error.strerror or "can't be read"
+            is_folder = not isinstance(found, str) and stat.S_ISDIR(found.st_mode)
+            if self.leaves_out(own_name + ("/" if is_folder else "")):
+                is_empty = False
+            elif isinstance(found, str):
+                self.found.skipped.append(Skipped(shown_path(path), found))
+            elif is_folder:
+                is_empty = False
+                self.walk(path, f"{own_name}/", folder, above)
             else:
-                what = "a symbolic link" if entry.is_symlink() else "no regular file"
-                self.found.skipped.append(Skipped(shown_path(path), what))
+                is_empty = False
+                self.add(LocalFile(path, own_name, found.st_size, found.st_mtime_ns), folder)
+        if is_empty:
+            self.add_empty(directory, name.rstrip("/"))

@@ -61,10 +61,20 @@ class Meaning(Struct, frozen=True):
             async for file in client.files(self.folder, part=part):
                 yield file
 
+    async def empty_folders(self, client: AsyncClient) -> AsyncIterator[str]:
+        """Yield the folders in which nothing lies."""
+        if self.folder is not None:
+            async for name in client.empty_folders(self.folder or None):
+                yield name
+
+
+def is_id(word: str) -> bool:
+    return len(word) == _ID_LENGTH and set(word) <= set("0123456789abcdef")
+
 
 async def look_up(client: AsyncClient, word: str) -> Meaning:
     """Raises NoSuchFile, ClientError."""
-    if len(word) == _ID_LENGTH and set(word) <= set("0123456789abcdef"):
+    if is_id(word):
         try:
             return Meaning(word, [await client.file(word)])
         except errors.NotFound:
@@ -80,7 +90,7 @@ async def look_up(client: AsyncClient, word: str) -> Meaning:
 async def _named(client: AsyncClient, name: str) -> Meaning:
     folder = name.rstrip("/") + "/"
     files = [] if name.endswith("/") or not name else await client.named(name)
-    has_folder = folder != "/" and (await client.page(prefix=folder, limit=1)).files
+    has_folder = folder != "/" and await client.has_folder(folder)
     return Meaning(name, files, folder if has_folder else None)
 
 

@@ -46,6 +46,14 @@ files_from = click.option(
     metavar="FILE",
     help="Take only the paths in this file, one a line; - is standard input.",
 )
+follow = click.option(
+    "-L",
+    "--follow",
+    "follows",
+    is_flag=True,
+    help="Follow symbolic links: take what they lead to. Without it they are left out.",
+)
+no_empty = click.option("--no-empty", is_flag=True, help="Leave empty folders out.")
 verbose = click.option("--verbose", "-v", is_flag=True, help="Print a line for each file of a folder.")
 
 

@@ -13,6 +13,7 @@ from uploader.cli.client import options
 from uploader.cli.client.connection import run_client
 from uploader.cli.client.events import EXIT_FAILED, Failed, NamesRefused, Noted, Planned
 from uploader.cli.client.filters import Filters
+from uploader.cli.client.folders import make_there
 from uploader.cli.client.local import FoundFiles, find
 from uploader.cli.client.names import complete_names
 from uploader.cli.client.reporters import Reporter, Telling
@@ -37,6 +38,8 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
     "--to", "folder", metavar="FOLDER", shell_complete=complete_names, help="Upload into this folder on the server."
 )
 @click.option("--name", help="Name on the server of a single file, or of standard input.")
+@options.follow
+@options.no_empty
 @options.filters
 @options.files_from
 @options.limit_rate
@@ -72,6 +75,8 @@ def put(
     paths: tuple[str, ...],
     folder: str | None,
     name: str | None,
+    follows: bool,
+    no_empty: bool,
     filters: Filters,
     files_from: IO[bytes] | None,
     if_exists: IfExists | None,
@@ -81,8 +86,8 @@ def put(
     verbose: bool,
     **of_client: Any,
 ) -> None:
-    """Upload files, directories or standard input (-). A directory stands for all regular files in it; standard input needs
-    --name.
+    """Upload files, directories or standard input (-). A directory stands for all regular files and empty folders in it;
+    standard input needs --name.
 
     Run it again after an interruption of any kind, here or on another machine that has the same file: it sends only the
     bytes that have not arrived. It does not read a file whose name, size and time of modification the server has, and
@@ -105,7 +110,9 @@ def put(
         if go_on is not None:
             return await put_rest(client, reporter, paths[0], go_on)
         prefix = "" if not folder else folder.rstrip("/") + "/"
-        found = find(tuple(map(Path, paths)), listed, prefix, name, filters, encode=encode)
+        found = find(tuple(map(Path, paths)), listed, prefix, name, filters, encode=encode, follows=follows)
+        if no_empty:
+            found.empty.clear()
         return await put_found(client, reporter, found, if_exists=if_exists, checksum=checksum, verbose=verbose)
 
     run_client(work, **of_client)
@@ -125,12 +132,9 @@ async def put_found(
     If nobody chose `if_exists`, new files replace others of their names, where the server can do that."""
     for each in found.skipped:
         reporter.show(each)
-    if empty := found.empty:
-        shown = ", ".join(empty[:_EXAMPLES]) + (", …" if len(empty) > _EXAMPLES else "")
-        folders = "empty folder is" if len(empty) == 1 else "empty folders are"
-        reporter.show(Noted(f"{len(empty)} {folders} left out, as the server keeps files alone: {shown}"))
     reporter.show(Planned(len(found.files), sum(each.size for each in found.files)))
     told = Telling(reporter) if verbose else Telling(reporter, lambda local: found.folders.get(local.path))
+    codes = set[int]()
     try:
         chosen = await choice(client, if_exists)
     except ClientError as error:
@@ -139,14 +143,16 @@ async def put_found(
         told.begun(found.files[0])
         told.ended(Outcome(found.files[0], error=error))
     else:
-        await client.upload_many(found.files, if_exists=chosen, checksum=checksum, watcher=told)
+        outcomes = await client.upload_many(found.files, if_exists=chosen, checksum=checksum, watcher=told)
         note_kept(reporter, told, if_exists, chosen)
+        if len(outcomes) == len(found.files):  # else the server is away
+            codes = await make_there(client, reporter, found.empty)
     for refused in found.refused:
         failed = Failed(refused.path, errors.InvalidName.code, refused.reason, retryable=False, together=True)
         told.refused(failed, EXIT_FAILED)
     if found.refused:
         reporter.show(NamesRefused(len(found.refused), found.refused[:_EXAMPLES], found.encoded))
-    return told.sum_up(len(found.files) + len(found.refused))
+    return told.sum_up(len(found.files) + len(found.refused), codes)
 
 
 async def choice(client: AsyncClient, if_exists: IfExists | None) -> IfExists:

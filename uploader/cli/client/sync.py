@@ -10,7 +10,7 @@ import os
 import stat
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,8 @@ import click
 from uploader.cli.client import events, options
 from uploader.cli.client.connection import run_client
 from uploader.cli.client.filters import Filters
+from uploader.cli.client.folders import make_here, make_there
+from uploader.cli.client.local import Above, look_at
 from uploader.cli.client.names import InTheWay, NoSuchFile
 from uploader.cli.client.reporters import FileTelling, Reporter
 from uploader.cli.terminal import EXIT_USAGE, fail, shown_path
@@ -44,6 +46,8 @@ _DELETIONS_AT_ONCE = 4
 @click.option("--dry-run", "-n", is_flag=True, help="Change nothing, only print what would be done.")
 @click.option("--checksum", is_flag=True, help="Compare files by content, not by size and time.")
 @options.delta
+@options.follow
+@options.no_empty
 @options.filters
 @options.files_from
 @options.limit_rate
@@ -57,6 +61,8 @@ def sync(
     delete: bool,
     dry_run: bool,
     checksum: bool,
+    follows: bool,
+    no_empty: bool,
     filters: Filters,
     files_from: IO[bytes] | None,
     verbose: bool,
@@ -65,8 +71,8 @@ def sync(
     """Bring a folder up to date with another one. One of SOURCE and TARGET is here, the other one on the server. A colon
     marks that one, as in `sync photos :photos` and `sync :photos photos`; : alone stands for everything on the server.
 
-    Files with the same size and time of modification at both ends stay as they are. Run it again after an interruption of
-    any kind: it goes on where it stopped.
+    Files with the same size and time of modification at both ends stay as they are; empty folders come, too. Run it again
+    after an interruption of any kind: it goes on where it stopped.
     """
     here, there = (target, source) if source.startswith(_REMOTE) else (source, target)
     if here.startswith(_REMOTE) or not there.startswith(_REMOTE):
@@ -80,6 +86,8 @@ def sync(
         fail(error.detail, EXIT_USAGE)
     if upwards and not path.is_dir():
         fail(f"{here} is not a directory here", EXIT_USAGE)
+    if not upwards and follows:
+        fail("-L follows symbolic links of a source that is here: what a link leads to is not the target", EXIT_USAGE)
     if not upwards and path.exists() and not path.is_dir():
         fail(f"{here} is not a directory", EXIT_USAGE)
     if files_from is not None:
@@ -87,8 +95,10 @@ def sync(
 
     async def work(client: AsyncClient, reporter: Reporter) -> int:
         told = SyncTelling(reporter, None if verbose else source, dry_run=dry_run)
-        kind = Upwards if upwards else Downwards
-        return await kind(client, told, prefix, filters, delete=delete, checksum=checksum).run(path)
+        ways: dict[str, bool] = {"delete": delete, "checksum": checksum, "with_empty": not no_empty}
+        if upwards:
+            return await Upwards(client, told, prefix, filters, **ways).run(path, follows=follows)
+        return await Downwards(client, told, prefix, filters, **ways).run(path)
 
     run_client(work, **of_client)
 
@@ -99,30 +109,41 @@ class Tree:
 
     root: Path
     files: dict[str, os.stat_result] = field(default_factory=dict)
-    # What is neither a file nor a folder, and what it is.
+    # What is neither a file nor a folder, or is not followed, and what it is.
     others: dict[str, str] = field(default_factory=dict)
     # Each before those in it.
     folders: list[str] = field(default_factory=list)
+    # Of them, those in which the filters leave something out: nobody knows that they are empty.
+    veiled: set[str] = field(default_factory=set)
     # What could not be read, and why.
     unreadable: dict[str, str] = field(default_factory=dict)
-    # Whether there is something that the filters leave out.
-    filtered: bool = False
 
     @property
     def is_empty(self) -> bool:
-        return not (self.files or self.filtered or self.unreadable)
+        return not (self.files or self.veiled or self.unreadable)
+
+    def empty_folders(self, filters: Filters) -> list[str]:
+        """Return those in which there is nothing to move, as far as the filters take them."""
+        filled = {*self.unreadable, *self.veiled, *(folder for path in self.files for folder in folders_of(path))}
+        filled |= {folder for path in self.folders for folder in folders_of(path)}
+        return [folder for folder in self.folders if folder not in filled and filters.take(folder)]
 
 
-def read_tree(root: Path, filters: Filters) -> Tree:
-    """Blocking. Follows no symbolic link but the root itself; one that is not there has nothing in it."""
+def read_tree(root: Path, filters: Filters, *, follows: bool = False) -> Tree:
+    """Blocking. Follows no symbolic link but the root itself, unless told, and never one that leads in a circle; a root that
+    is not there has nothing in it."""
     tree = Tree(root)
-    waiting = [""]
+    waiting = [("", Above())]
     while waiting:
-        folder = waiting.pop()
+        folder, above = waiting.pop()
+        here = root / folder
         try:
-            with os.scandir(root / folder) as entries:
+            above = above.below(here, here.stat())
+            with os.scandir(here) as entries:
                 for entry in entries:
-                    _read_entry(tree, folder, entry, filters, waiting)
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if _read_entry(tree, path, entry, filters, above, follows=follows):
+                        waiting.append((path, above))
         except FileNotFoundError:
             pass  # or not any more
         except OSError as error:
@@ -130,24 +151,25 @@ def read_tree(root: Path, filters: Filters) -> Tree:
     return tree
 
 
-def _read_entry(tree: Tree, folder: str, entry: os.DirEntry[str], filters: Filters, waiting: list[str]) -> None:
-    path = f"{folder}/{entry.name}" if folder else entry.name
-    is_folder = entry.is_dir(follow_symlinks=False)
-    if filters.leave_out(f"{path}/" if is_folder else path):
-        tree.filtered = True
-        return
-    if is_folder:
-        tree.folders.append(path)
-        waiting.append(path)
-        return
+def _read_entry(
+    tree: Tree, path: str, entry: os.DirEntry[str], filters: Filters, above: Above, *, follows: bool
+) -> bool:
+    """Return True for a folder that is to be read, too."""
     try:
-        status = entry.stat(follow_symlinks=False)
+        found = look_at(entry, above, follows=follows)
     except FileNotFoundError:
-        return
-    if stat.S_ISREG(status.st_mode):
-        tree.files[path] = status
+        return False
+    is_folder = not isinstance(found, str) and stat.S_ISDIR(found.st_mode)
+    if filters.leave_out(f"{path}/" if is_folder else path):
+        tree.veiled.add(path.rpartition("/")[0])
+    elif isinstance(found, str):
+        tree.others[path] = found
+    elif is_folder:
+        tree.folders.append(path)
+        return True
     else:
-        tree.others[path] = "a symbolic link" if entry.is_symlink() else "no regular file"
+        tree.files[path] = found
+    return False
 
 
 def has_content(path: str | os.PathLike[str], sha256: str) -> bool:
@@ -231,6 +253,9 @@ class SyncTelling(FileTelling):
             self.sums.bytes += size
         self.reporter.show(events.Would(action, shown_path(path), size))
 
+    def would_folder(self, action: Literal["make", "delete"], path: str) -> None:
+        self.reporter.show(events.Would(action, f"{shown_path(path)}/", 0))
+
     def fail(self, path: str, error: ClientError, *, is_file: bool = True) -> None:
         """Count a failure of a file of the source (`is_file`), or of something else."""
         self.sums.failed += is_file
@@ -277,6 +302,7 @@ class Sync:
     filters: Filters
     delete: bool
     checksum: bool
+    with_empty: bool
 
     async def _is_present(self, unchanged: File | None, path: str | os.PathLike[str], sha256: str | None) -> bool:
         """Count what is at both ends, by size and time. A dry run reads what it would compare by its `sha256`."""
@@ -286,17 +312,28 @@ class Sync:
         self.told.sums.present += same
         return same
 
+    async def _empty_there(self) -> list[str]:
+        """Return the empty folders of the server, by their relative paths; an empty path is the folder itself."""
+        names = [name async for name in self.client.empty_folders(self.prefix or None)]
+        return [name.removeprefix(self.prefix).rstrip("/") for name in names]
+
+    @property
+    def _makes_folders(self) -> bool:
+        """Tell whether to make those that are empty: not where the server went away, or something else is missing."""
+        return self.with_empty and not self.told.left
+
 
 class Upwards(Sync):
-    async def run(self, source: Path) -> int:
+    async def run(self, source: Path, *, follows: bool) -> int:
         """Return the exit code. Raises ClientError, where nothing was done."""
         for folder in (self.prefix.rstrip("/"), *folders_of(self.prefix.rstrip("/"))):
             if folder and await self.client.named(folder):
                 raise InTheWay(f"there is a file {folder!r} on the server: it can't be a folder, too")
-        tree = await asyncio.to_thread(read_tree, source, self.filters)
+        tree = await asyncio.to_thread(read_tree, source, self.filters, follows=follows)
         there: dict[str, list[File]] = defaultdict(list)
         async for file in self.client.files(self.prefix or None):
             there[file.name].append(file)
+        empty = [path for path in await self._empty_there() if path]
         self.told.left_out(tree)
         self._tell_missing(tree)
         found = [
@@ -308,59 +345,88 @@ class Upwards(Sync):
             self.told.fail(shown_path(local.path), error)
         self.told.sums.files = len(tree.files)
         named = {local.name: local for local in taken}
-        extras = self._extras(tree, named, there)
-        blocked = self._blocked(named, there, extras)
-        wanted = [named[name] for name in named if name not in blocked]
-        changed = await self._changed(wanted, there)
-        self.told.reporter.show(events.Planned(len(changed), sum(local.size for local in changed)))
-        if self.told.dry_run:
-            for local in changed:
-                self.told.would("replace" if local.name in there else "send", local.name, local.size)
-        elif changed:
-            await self.client.upload_many(changed, if_exists="replace", checksum=self.checksum, watcher=self.told)
-        if self.delete and extras:
-            await self._delete_all(tree, [file for files in extras.values() for file in files])
+        extras = [file for name in self._extras(tree, named, there) for file in there[name]]
+        gone = self._extra_folders(tree, empty)
+        now, later = self._parted(named, there, {file.name for file in extras}, empty, gone)
+        changed = await self._changed(now, there)
+        planned = [local.size for local in (*changed, *later)]
+        self.told.reporter.show(events.Planned(len(planned), sum(planned)))
+        await self._send(changed, there)
+        count, waiting, root = len(extras) + len(gone), len(later), shown_path(tree.root)
+        if self.delete and self.told.may_delete(root, count, is_empty=tree.is_empty, waiting=waiting):
+            await self._delete_all(extras)
+            if extras or gone:
+                await self._delete_folders(tree, extras, gone)
+            if self.told.is_well(waiting):
+                await self._send(later, there)
+        if self._makes_folders:
+            await self._make_folders(tree, set(empty))
         return self.told.sum_up()
 
     def _tell_missing(self, tree: Tree) -> None:
         listed = self.filters.listed or set()
         found = {folder for path in (*tree.files, *tree.others) for folder in (path, *folders_of(path))}
-        empty = sum(folder not in found for folder in tree.folders)
-        if empty and not self.filters:
-            folders = "1 folder is" if empty == 1 else f"{empty} folders are"
-            why = "there are no files in it, and a server has only files"
-            self.told.reporter.show(events.Noted(f"{folders} left out: {why}"))
         self.told.missing(listed - found - set(tree.folders))
 
-    def _extras(self, tree: Tree, named: dict[str, LocalFile], there: dict[str, list[File]]) -> dict[str, list[File]]:
-        """Find what the target has and the source has not. The target of a symbolic link is unknown, so links stay."""
-        extras = {}
-        links = {unicodedata.normalize("NFC", path) for path in tree.others}
-        for name, files in there.items():
-            path = name.removeprefix(self.prefix)
-            kept = any(each in links for each in (path, *folders_of(path)))
-            if name not in named and not kept and self.filters.take(path):
-                extras[name] = files
-        return extras
+    def _extras(self, tree: Tree, named: dict[str, LocalFile], there: dict[str, list[File]]) -> list[str]:
+        """Find what the target has and the source has not."""
+        links = self._links(tree)
+        return [name for name in there if name not in named and self._may_go(name.removeprefix(self.prefix), links)]
 
-    def _blocked(
-        self, named: dict[str, LocalFile], there: dict[str, list[File]], extras: dict[str, list[File]]
-    ) -> set[str]:
-        """Find each file where the target has a folder, or the other way round; unless that is deleted afterwards."""
-        stays = set(there) - set(extras) if self.delete else set(there)
-        folders = {folder for name in stays for folder in folders_of(name)}
-        blocked = set()
+    def _extra_folders(self, tree: Tree, empty: Iterable[str], emptied: Container[str] = ()) -> list[str]:
+        """Find empty folders of the target that the source has not; with filters, or without empty folders, only those that
+        this has emptied."""
+        here, links = {unicodedata.normalize("NFC", path) for path in tree.folders}, self._links(tree)
+        are_all = self.with_empty and not self.filters
+        found = [path for path in empty if path not in here and (are_all or path in emptied)]
+        return [path for path in found if self.delete and self._may_go(path, links)]
+
+    @staticmethod
+    def _links(tree: Tree) -> set[str]:
+        return {unicodedata.normalize("NFC", path) for path in tree.others}
+
+    def _may_go(self, path: str, links: set[str]) -> bool:
+        """The target of a symbolic link that is not followed is unknown, so links stay."""
+        return self.filters.take(path) and not any(each in links for each in (path, *folders_of(path)))
+
+    def _parted(
+        self,
+        named: dict[str, LocalFile],
+        there: dict[str, list[File]],
+        extras: set[str],
+        empty: list[str],
+        gone: list[str],
+    ) -> tuple[list[LocalFile], list[LocalFile]]:
+        """Return those that can be sent now, and those that have to wait until what is in their way is deleted. Those that
+        would wait for ever are told."""
+        stays = set(there) - extras if self.delete else set(there)
+        kept = self._folders_in(stays, set(empty) - set(gone))
+        folders = self._folders_in(there, empty)
+        now, later = list[LocalFile](), list[LocalFile]()
         for name, local in named.items():
             file = next((folder for folder in folders_of(name) if folder in stays), None)
-            if name in folders:
+            if name in kept:
                 error = InTheWay(f"there is a folder {name}/ on the server, and it is not deleted")
+                self.told.fail(shown_path(local.path), error)
             elif file is not None:
                 error = InTheWay(f"there is a file {file!r} on the server, and it is not deleted")
+                self.told.fail(shown_path(local.path), error)
+            elif name in folders or any(folder in there for folder in folders_of(name)):
+                later.append(local)
             else:
-                continue
-            blocked.add(name)
-            self.told.fail(shown_path(local.path), error)
-        return blocked
+                now.append(local)
+        return now, later
+
+    def _folders_in(self, names: Iterable[str], empty: Iterable[str]) -> set[str]:
+        own = {self.prefix + path for path in empty}
+        return own | {folder for name in (*names, *own) for folder in folders_of(name)}
+
+    async def _send(self, files: list[LocalFile], there: dict[str, list[File]]) -> None:
+        if self.told.dry_run:
+            for local in files:
+                self.told.would("replace" if local.name in there else "send", local.name, local.size)
+        elif files:
+            await self.client.upload_many(files, if_exists="replace", checksum=self.checksum, watcher=self.told)
 
     async def _changed(self, wanted: list[LocalFile], there: dict[str, list[File]]) -> list[LocalFile]:
         known = There((file for files in there.values() for file in files), "replace")
@@ -371,15 +437,51 @@ class Upwards(Sync):
                 changed.append(local)
         return changed
 
-    async def _delete_all(self, tree: Tree, files: list[File]) -> None:
-        if not self.told.may_delete(shown_path(tree.root), len(files), is_empty=tree.is_empty):
-            return
+    async def _delete_all(self, files: list[File]) -> None:
         if self.told.dry_run:
             for file in files:
                 self.told.would("delete", file.name, file.size)
         else:
             waiting = iter(files)
             await all_or_none(self._delete_from(waiting) for _ in range(_DELETIONS_AT_ONCE))
+
+    async def _delete_folders(self, tree: Tree, files: list[File], gone: list[str]) -> None:
+        """Delete empty folders that the source has not, and then those that have become empty by that."""
+        emptied = {folder for file in files for folder in folders_of(file.name.removeprefix(self.prefix))}
+        if self.told.dry_run:
+            for path in gone:
+                self.told.would_folder("delete", self.prefix + path)
+            return
+        tried = set[str]()
+        while True:
+            empty = [path for path in await self._empty_there() if path]
+            found = [path for path in self._extra_folders(tree, empty, emptied) if path not in tried]
+            if not found:
+                return
+            tried.update(found)
+            for path in found:
+                await self._delete_folder(f"{self.prefix}{path}/")
+
+    async def _delete_folder(self, name: str) -> None:
+        try:
+            if not (await self.client.page(prefix=name, limit=1)).files:  # something may have come
+                self.told.reporter.show(events.DeletedFolder(name, await self.client.delete_folder(name)))
+        except ClientError as error:
+            if isinstance(error, errors.Unauthenticated | errors.Unreachable):
+                raise
+            self.told.fail(name, error, is_file=False)
+
+    async def _make_folders(self, tree: Tree, empty: set[str]) -> None:
+        names = [
+            self.prefix + path
+            for path in tree.empty_folders(self.filters)
+            if unicodedata.normalize("NFC", path) not in empty
+        ]
+        if self.told.dry_run:
+            for name in names:
+                self.told.would_folder("make", name)
+        else:
+            self.told.codes |= await make_there(self.client, self.told.reporter, names)
 
     async def _delete_from(self, waiting: Iterator[File]) -> None:
         for file in waiting:
@@ -400,11 +502,13 @@ class Downwards(Sync):
     async def run(self, target: Path) -> int:
         """Return the exit code. Raises ClientError, where nothing was done."""
         files = sorted([file async for file in self.client.files(self.prefix or None)], key=lambda file: file.name)
-        if self.prefix and not files:
+        empty = await self._empty_there()
+        if self.prefix and not files and not empty:
             raise NoSuchFile(f"there is no folder {self.prefix!r} on the server")
         tree = await asyncio.to_thread(read_tree, target, self.filters)
         self.told.left_out(tree, others=self.delete)
-        wanted = self._wanted(files)
+        folders = [path for path in empty if path and self.filters.take(path)]
+        wanted = self._wanted(files, folders)
         names = {file.name.removeprefix(self.prefix) for file in files}
         extras = [path for path in tree.files if path not in names]  # what the source has not
         now, later = self._parted(tree, wanted, extras)
@@ -413,19 +517,30 @@ class Downwards(Sync):
         self.told.reporter.show(events.Planned(len(planned), sum(planned)))
         await self._fetch(target, changed)
         source, waiting = f":{self.prefix}", len(later)
-        if self.delete and self.told.may_delete(source, len(extras), is_empty=not files, waiting=waiting):
-            await self._delete_all(tree, extras)
+        is_empty = not files and not folders
+        if self.delete and self.told.may_delete(source, len(extras), is_empty=is_empty, waiting=waiting):
+            await self._delete_all(tree, extras, {folder for path in folders for folder in (path, *folders_of(path))})
             if self.told.is_well(waiting):
                 await self._fetch(target, [*self._cleared(target, later)])
+        if self._makes_folders:
+            await self._make_folders(tree, folders)
         return self.told.sum_up()
 
-    def _wanted(self, files: Iterable[File]) -> list[Wanted]:
+    async def _make_folders(self, tree: Tree, folders: list[str]) -> None:
+        missing = [path for path in folders if path not in tree.folders]
+        if self.told.dry_run:
+            for path in missing:
+                self.told.would_folder("make", str(tree.root / path))
+        else:
+            self.told.codes |= await make_here(self.told.reporter, tree.root, missing)
+
+    def _wanted(self, files: Iterable[File], folders: Iterable[str]) -> list[Wanted]:
         taken = [Wanted(file, file.name.removeprefix(self.prefix)) for file in files]
         kept, refused = sorted_out(each for each in taken if self.filters.take(each.path))
         for each, error in refused:
             self.told.fail(each.file.name, error)
         self.told.sums.files = len(kept) + len(refused)
-        found = {folder for each in kept for folder in (each.path, *folders_of(each.path))}
+        found = {folder for path in (*folders, *(each.path for each in kept)) for folder in (path, *folders_of(path))}
         self.told.missing((self.filters.listed or set()) - found)
         return kept
 
@@ -466,8 +581,8 @@ class Downwards(Sync):
             return
         await self.client.download_many(wanted, target, overwrite=True, checksum=self.checksum, watcher=self.told)
 
-    async def _delete_all(self, tree: Tree, extras: list[str]) -> None:
-        """Delete the files, and then the folders that are empty; with filters only those that became so."""
+    async def _delete_all(self, tree: Tree, extras: list[str], kept: set[str]) -> None:
+        """Delete the files, then the folders that are empty, but for those kept; with filters only those that became so."""
         for path in extras:
             here, status = shown_path(tree.root / path), tree.files[path]
             if self.told.dry_run:
@@ -484,7 +599,7 @@ class Downwards(Sync):
             return
         emptied = {folder for path in extras for folder in folders_of(path)}
         for folder in reversed(tree.folders):
-            may_go = folder in emptied or not self.filters
+            may_go = folder not in kept and (folder in emptied or not self.filters)
             here = shown_path(tree.root / folder)
             try:
                 if may_go and await asyncio.to_thread(delete_folder, tree.root, folder):

@@ -1,4 +1,4 @@
-"""`backup` and `restore`."""
+"""`backup` and `restore-backup`."""
 
 import sys
 import time
@@ -57,7 +57,7 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
     against mistakes, not against a broken disk. Compares each new blob with its SHA-256.
 
     An interrupted run leaves no backup that looks complete, and the next run goes on. Not backed up: chunks of open
-    uploads, Redis, settings, the file owner.token, and contents in a bucket.
+    uploads, contents that only deleted files have, Redis, settings, the file owner.token, and contents in a bucket.
 
     Exit codes: 0 ok; 1 no backup was made, or it lacks the contents that the command names as damaged or missing. Then
     --keep removes nothing.
@@ -90,7 +90,7 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
 @click.option("--at", "stamp", metavar="STAMP", help="The name of a backup in DIRECTORY.  [default: the newest]")
 @click.option("--last", is_flag=True, help="Bring back the newest good copy of a damaged SQLite, without DIRECTORY.")
 @click.option("--yes", is_flag=True, help="With --last: really do it.")
-def restore(directory: Path | None, stamp: str | None, last: bool, yes: bool) -> None:
+def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: bool) -> None:
     """Restore an installation from a backup in DIRECTORY, or its database from the last copy.
 
     The settings in force say where to. The database has to be empty. The data directory has to be new or empty, or that of

@@ -386,7 +386,7 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
     with closing(scratch):
         try:
             if backup is not None:
-                scratch.run("restore", str(backup.absolute()))
+                scratch.run("restore-backup", str(backup.absolute()))
             scratch.begin()
             for name in chosen or FAULTS:
                 outcomes.append(_tried(scratch, directory.absolute(), name))

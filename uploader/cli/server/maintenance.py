@@ -130,8 +130,8 @@ def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: boo
 
     Blobs and chunks that the database does not name go to the trash, and come back if it names them again. More than 100
     such blobs that are more than 1 % of all stay, because they hint at a wrong database in the settings, or at one that is
-    to be restored. So do all that came since the copy that `uploader restore --last` brought back. --yes puts them into the
-    trash.
+    to be restored. So do all that came since the copy that `uploader restore-backup --last` brought back. --yes puts them
+    into the trash.
 
     --list prints them, and removes nothing: since when, bytes on disk, SHA-256 or id of the upload.
     """
@@ -310,14 +310,14 @@ def _as_text(damage: "Damage") -> str:
 
 
 @click.group()
-def trash() -> None:
+def store_trash() -> None:
     """List, restore or remove deleted contents. UPLOADER_TRASH_RETENTION says how long it is kept.
 
     A content that the database names again comes back by itself: when somebody asks for it, at a start, and once an hour.
     """
 
 
-@trash.command("list")
+@store_trash.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def list_(as_json: bool) -> None:
     """Print deleted contents, oldest first: since when, bytes on disk, SHA-256 or id of the upload."""
@@ -330,7 +330,7 @@ def list_(as_json: bool) -> None:
             _print_found(found, is_blob=found.is_blob)
 
 
-@trash.command()
+@store_trash.command()
 @click.argument("name")
 def restore(name: str) -> None:
     """Put NAME, a SHA-256 or the id of an upload, back in its place, if the database names it and its bytes are missing.
@@ -342,7 +342,7 @@ def restore(name: str) -> None:
     click.echo(f"restored: {name}")
 
 
-@trash.command()
+@store_trash.command()
 @click.option("--yes", is_flag=True, help="Really do it.")
 def empty(yes: bool) -> None:
     """Remove all deleted contents for good, except those that the database needs."""
