@@ -6,7 +6,8 @@
  * times of the server RFC 3339.
  */
 
-/** What happens to your other files of the same name: both stay; they are removed as this one comes to be; or it fails with `name-taken`. */
+/** What happens to your other file of the same name: both stay, and this one gets a number; it goes to your trash as this one
+ * comes to be; or it fails with `name-taken`. */
 export type IfExists = "keep" | "replace" | "fail";
 
 /** A finished file on the server. */
@@ -235,15 +236,18 @@ export class Client {
   page(options?: { after?: string; prefix?: string; part?: string; limit?: number }): Promise<FilePage>;
   /** The folders and files right below a folder. */
   level(folder?: string): AsyncGenerator<Folder | StoredFile, void, void>;
-  /** All files of exactly this name, newest first. */
+  /** The file of exactly this name, if there is one. */
   named(name: string): Promise<StoredFile[]>;
   file(id: string): Promise<StoredFile>;
   /** A link to download a file without a token, for a while; the server may give less. */
   link(id: string, options?: { lifetimeSeconds?: number }): Promise<Link>;
-  rename(id: string, name: string): Promise<StoredFile>;
+  /** `ifExists` is by default `fail`. */
+  rename(id: string, name: string, options?: { ifExists?: IfExists }): Promise<StoredFile>;
   delete(id: string): Promise<void>;
-  /** Give all that is below a folder another one, `""` for none; how many files. */
-  moveFolder(folder: string, newFolder: string): Promise<number>;
+  /** Make an empty folder, unless it is there. */
+  makeFolder(folder: string): Promise<void>;
+  /** Give all that is below a folder another one, `""` for none; how many files. `ifExists` is by default `fail`. */
+  moveFolder(folder: string, newFolder: string, options?: { ifExists?: IfExists }): Promise<number>;
   /** Delete all that is below a folder; how many files. */
   deleteFolder(folder: string): Promise<number>;
   usage(): Promise<Usage>;
@@ -252,5 +256,9 @@ export class Client {
 /** The files of an `<input type=file>`, for `startMany`. */
 export function fromInput(input: HTMLInputElement): AsyncIterable<NamedFile[]>;
 
-/** What is dropped or pasted, folders with all that is in them, for `startMany`. To be called in the event itself. */
-export function fromTransfer(dataTransfer: DataTransfer): AsyncIterable<NamedFile[]>;
+/** What is dropped or pasted, folders with all that is in them, for `startMany`; `onEmpty` is told of folders in which there
+ * is nothing, for `makeFolder`. To be called in the event itself. */
+export function fromTransfer(
+  dataTransfer: DataTransfer,
+  options?: { onEmpty?: (name: string) => void },
+): AsyncIterable<NamedFile[]>;

@@ -23,6 +23,7 @@ function inWords(code, fields) {
   }
   if (["file-too-large", "storage-full"].includes(code) && typeof fields.limit === "number") values.limit = formatBytes(fields.limit);
   if (code === "invalid-request") values.reason = (fields.errors ?? []).map(({ field, reason }) => `${field} ${reason}`).join("; ");
+  if (code === "name-taken") values.taken = fields.taken ?? t("problem.this-name");
   if (code === "upload-gone") values.reason = has(`reason.${fields.reason}`) ? t(`reason.${fields.reason}`) : (fields.reason ?? "");
   return values;
 }

@@ -102,8 +102,8 @@ export class Api {
     return patiently(options, () => this.requestOnce(method, path, options));
   }
 
-  /** One attempt; `body` is sent as JSON. With `raw` the answer is its text. */
-  async requestOnce(method, path, { body, headers = {}, signal, raw = false } = {}) {
+  /** One attempt; `body` is sent as JSON. With `raw` the answer is its text; with `keepalive` the call outlives the page. */
+  async requestOnce(method, path, { body, headers = {}, signal, raw = false, keepalive = false } = {}) {
     return this.#withToken(async (authorization) => {
       const silence = AbortSignal.timeout(SILENCE_SECONDS * 1000);
       let response, text;
@@ -114,6 +114,7 @@ export class Api {
           body: body ? JSON.stringify(body) : undefined,
           signal: signal ? AbortSignal.any([signal, silence]) : silence,
           cache: "no-store",
+          keepalive,
           credentials: "same-origin",
         });
         text = await response.text();

@@ -81,16 +81,21 @@ export class Client {
     return { ...link, url: new URL(link.url, `${this.#api.base}/`).href };
   }
 
-  async rename(id, name) {
-    return this.#call("PATCH", `/me/files/${id}`, { name });
+  async rename(id, name, { ifExists } = {}) {
+    return this.#call("PATCH", `/me/files/${id}`, { name, if_exists: ifExists });
   }
 
   async delete(id) {
     await this.#call("DELETE", `/me/files/${id}`);
   }
 
-  async moveFolder(folder, newFolder) {
-    return (await this.#call("PATCH", `/me/files?${query({ prefix: below(folder) })}`, { prefix: below(newFolder) })).files;
+  async makeFolder(folder) {
+    await this.#call("POST", "/me/folders", { name: below(folder).slice(0, -1) });
+  }
+
+  async moveFolder(folder, newFolder, { ifExists } = {}) {
+    const told = { prefix: below(newFolder), if_exists: ifExists };
+    return (await this.#call("PATCH", `/me/files?${query({ prefix: below(folder) })}`, told)).files;
   }
 
   async deleteFolder(folder) {

@@ -27,21 +27,21 @@ export function carriesFiles(dataTransfer) {
   return dataTransfer?.types.includes("Files") ?? false;
 }
 
-/** From a drop or a paste, folders with all that is in them, in batches: [{file, name, size}]. Must be called in the event
- * itself: what is dropped can't be had later. */
-export function fromTransfer(dataTransfer) {
+/** From a drop or a paste, folders with all that is in them, in batches: [{file, name, size}]; `onEmpty(name)` is told of folders
+ * in which there is nothing. Must be called in the event itself: what is dropped can't be had later. */
+export function fromTransfer(dataTransfer, { onEmpty = () => {} } = {}) {
   const items = [...dataTransfer.items].filter((item) => item.kind === "file");
   const isMany = items.length > MANY;
   const { files } = dataTransfer;
   const taken = (item, number) => (isMany && item.type ? files[number] : (item.webkitGetAsEntry?.() ?? item.getAsFile()));
   const found = items.map(taken).filter((each) => each !== null);
-  return inBatches(found);
+  return inBatches(found, onEmpty);
 }
 
-async function* inBatches(found) {
+async function* inBatches(found, onEmpty) {
   const breath = new Breath();
   let batch = [];
-  for await (const picked of opened(found)) {
+  for await (const picked of opened(found, onEmpty)) {
     batch.push(picked);
     if (!breath.isDue) continue;
     yield batch;
@@ -52,26 +52,34 @@ async function* inBatches(found) {
 }
 
 /** Files, and the files behind entries. */
-async function* opened(found) {
+async function* opened(found, onEmpty) {
   const breath = new Breath();
   for (let first = 0; first < found.length; first += OPENED_AT_ONCE) {
     const some = found.slice(first, first + OPENED_AT_ONCE);
     const files = await Promise.all(some.map((each) => (each.isFile ? fileOf(each) : each)));
     for (const [number, file] of files.entries()) {
-      if (some[number].isDirectory) yield* below(some[number]);
-      else yield named(file, some[number].fullPath?.replace(/^\//, "") ?? (file.webkitRelativePath || file.name));
+      if (some[number].isDirectory) yield* below(some[number], onEmpty);
+      else yield named(file, pathOf(some[number]) ?? (file.webkitRelativePath || file.name));
     }
     await breath.take();
   }
 }
 
-async function* below(folder) {
+async function* below(folder, onEmpty) {
   const reader = folder.createReader();
-  for (;;) {
+  for (let isEmpty = true; ; isEmpty = false) {
     const entries = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-    if (entries.length === 0) return;
-    yield* opened(entries);
+    if (entries.length === 0) {
+      if (isEmpty) onEmpty(pathOf(folder).normalize("NFC"));
+      return;
+    }
+    yield* opened(entries, onEmpty);
   }
+}
+
+/** From the folder that was dropped on; undefined where it is no entry. */
+function pathOf({ fullPath }) {
+  return fullPath?.replace(/^\//, "");
 }
 
 function fileOf(entry) {

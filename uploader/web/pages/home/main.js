@@ -6,13 +6,15 @@ import "./files/words.js";
 import { ask } from "../dialogs.js";
 import { element } from "../dom.js";
 import { FilesView } from "./files/files-view.js";
+import { Toasts } from "./files/toasts.js";
+import { TrashView } from "./trash/trash-view.js";
 import { mountHeader, PAGES } from "../header.js";
 import { t, translate } from "../i18n.js";
 import { openMenu } from "./menu.js";
 import { News } from "./news.js";
 import { carriesFiles, fromInput, fromTransfer, into } from "../client/picking.js";
 import { glyph, picture } from "./files/pictures.js";
-import { lastSegment, segmentsOf } from "./files/place.js";
+import { lastSegment, segmentsOf, TRASH } from "./files/place.js";
 import { Quota } from "./quota.js";
 import { Session } from "../session.js";
 import { Transfers } from "../client/transfers.js";
@@ -29,15 +31,23 @@ mountHeader(header, {});
 const session = new Session();
 const { api } = session;
 const usage = await session.start();
-const { admin } = await api.request("GET", "/me/identity", { patienceSeconds: Infinity });
+const [{ admin }, { trash: hasTrash = true }] = await Promise.all(["/me/identity", "/config"].map((path) => api.request("GET", path, { patienceSeconds: Infinity })));
 const quota = new Quota();
 mountHeader(header, { links: admin ? PAGES : [], signOut: session.hasToken ? () => session.signOut() : null, own: quota.root });
 
 const news = new News($("news"));
 const tell = (text) => news.tell(text);
 const transfers = new Transfers(api);
-new TransfersView(transfers, { choose, tell });
-const files = new FilesView(api, { changed: lookSoon, tell });
+new TransfersView(transfers, { choose, tell, hasTrash });
+const toasts = new Toasts($("toasts"));
+const files = new FilesView(api, { toasts, changed, tell, hasTrash });
+const trash = new TrashView(api, { toasts, changed: lookSoon, go: (place) => files.go(place), tell });
+
+/** Something was deleted, or is back. */
+function changed() {
+  lookSoon();
+  if (!$("trash").hidden) trash.show();
+}
 
 // What the server knows: the quota, and the uploads that are open, perhaps from other devices.
 
@@ -96,6 +106,13 @@ function take(batches) {
   transfers.take(into(files.prefix, batches));
 }
 
+/** One after the other, so that thousands of empty folders are no burden. */
+let making = Promise.resolve();
+function makeFolder(name) {
+  making = making.then(() => files.makeFolder(name));
+  return making;
+}
+
 for (const [button, input] of [["choose-files", "files-input"], ["choose-folder", "folder-input"]]) {
   $(button).addEventListener("click", () => $(input).click());
   $(input).addEventListener("change", () => {
@@ -103,6 +120,7 @@ for (const [button, input] of [["choose-files", "files-input"], ["choose-folder"
     $(input).value = "";
   });
 }
+$("new-folder").addEventListener("click", newFolder);
 $("upload").prepend(glyph("upload"));
 $("upload").append(glyph("down"));
 document.querySelector(".drop-picture").append(picture("folder"), glyph("upload"));
@@ -113,19 +131,19 @@ $("upload").addEventListener("click", () =>
     { text: t("folder.new"), picture: glyph("folder"), run: newFolder },
   ], $("upload"), t("upload.title")));
 
-/** The server keeps files alone: a folder is there with the first thing that goes into it. */
 async function newFolder() {
   const input = element("input", { type: "text", id: "folder-name", maxlength: 255, autocomplete: "off", required: true });
   const content = [element("label", { for: "folder-name" }, t("column.name")), input];
-  const answer = await ask(t("folder.new"), content, [{ value: "yes", label: t("action.open"), kind: "primary" }]);
-  const name = segmentsOf(input.value).join("/");
-  if (answer && name) files.go({ prefix: `${files.prefix}${name}/` });
+  const answer = await ask(t("folder.new"), content, [{ value: "yes", label: t("folder.make"), kind: "primary" }]);
+  const name = files.prefix + segmentsOf(input.value).join("/");
+  if (answer && name !== files.prefix && (await makeFolder(name))) files.go({ prefix: `${name}/` });
 }
 
 function takeFrom(event, dataTransfer) {
   if (!carriesFiles(dataTransfer)) return;
   event.preventDefault();
-  take(fromTransfer(dataTransfer));
+  const { prefix } = files;
+  take(fromTransfer(dataTransfer, { onEmpty: (name) => makeFolder(prefix + name) }));
 }
 
 // What the drag is above: an element is left after the next one is entered, or without a word when it goes from the page.
@@ -155,6 +173,19 @@ addEventListener("beforeunload", (event) => {
   if (transfers.totals().going) event.preventDefault();
 });
 
+// Files, or the trash.
+$("to-trash").append(glyph("remove"));
+$("to-trash").hidden = !hasTrash;
+function turn() {
+  const isTrash = location.hash === TRASH && hasTrash;
+  if ($("trash").hidden === !isTrash) return;
+  $("trash").hidden = !isTrash;
+  $("files").hidden = isTrash;
+  (isTrash ? trash.show() : files.refresh()).then(() => $(isTrash ? "trash-list" : "file-list").focus({ preventScroll: true }));
+}
+addEventListener("hashchange", turn);
+
 quota.usage = usage;
 $("app").hidden = false;
+turn();
 await Promise.all([look(), files.start()]);

@@ -5,14 +5,15 @@ import { element } from "../../dom.js";
 import { t } from "../../i18n.js";
 import { messageOf } from "../../problems.js";
 import { askFolder } from "./move.js";
+import { Moves } from "./moves.js";
 import { folderOf, lastSegment } from "./place.js";
-import { archiveBody, bodiesOf, saveAsZip } from "./selected.js";
+import { archiveBody, saveAsZip } from "./selected.js";
 import { share } from "./share.js";
 
 export class Actions {
-  /** `view` has `listing` and `deletions`, and is told: changed(), refused(text), go(place), removed(entries). */
-  constructor(api, view, { toasts, tell }) {
-    Object.assign(this, { api, view, toasts, tell });
+  /** `view` has `listing` and `deletions`, and is told: refused(text), refresh(), go(place), removed(entries). */
+  constructor(api, view, { toasts, tell, hasTrash }) {
+    Object.assign(this, { api, view, toasts, tell, hasTrash });
   }
 
   /** Do it; the person is told why not. Whether it worked. */
@@ -59,45 +60,38 @@ export class Actions {
   async moveInto(entries, to) {
     const moving = entries.filter(({ path }) => folderOf(path) !== to);
     if (!moving.length) return;
-    const name = to ? lastSegment(to) : t("path.top");
-    const moved = await this.attempt(async () => {
-      for (const body of bodiesOf(moving)) await this.api.request("POST", "/me/files/move", { body: { ...body, to } });
+    const folder = to ? lastSegment(to) : t("path.top");
+    let moved = 0;
+    await this.attempt(async () => {
+      moved = await new Moves(this.api, this).into(moving, to);
     });
     this.view.refresh();
     if (!moved) return;
-    const text = moving.length === 1 ? t("move.done", { name: moving[0].name, folder: name }) : t("move.done-many", { count: moving.length, folder: name });
+    const text = moving.length === 1 ? t("move.done", { name: moving[0].name, folder }) : t("move.done-many", { count: moved, folder });
     this.tell(text);
     this.toasts.show(text, { action: t("move.show"), run: () => this.view.go({ prefix: to }) });
   }
 
   async rename(entry, typed) {
-    const name = folderOf(entry.path) + typed.normalize("NFC");
+    const wanted = folderOf(entry.path) + typed.normalize("NFC").replace(/\/+$/, "");
     return this.attempt(async () => {
-      if (entry.isFolder) {
-        await this.api.request("PATCH", `/me/files?${new URLSearchParams({ prefix: entry.path })}`, { body: { prefix: `${name}/` } });
-      } else {
-        await this.api.request("PATCH", `/me/files/${entry.key}`, { body: { name } });
-      }
-      this.tell(t("rename.done", { name: typed }));
+      const name = await new Moves(this.api, this).rename(entry, wanted);
+      if (name !== null) this.tell(t("rename.done", { name: lastSegment(name) }));
     });
   }
 
-  /** At once for the eye, and for good in some seconds; where that would be too much, the person is asked. */
+  /** Into the trash, at once; where there is none, the person is asked. */
   async remove(entries) {
     const files = entries.reduce((sum, entry) => sum + (entry.isFolder ? entry.files : 1), 0);
-    const isOne = entries.length === 1;
-    const key = isOne ? (entries[0].isFolder ? "delete.folder" : "delete.done") : "delete.many";
-    const text = t(key, { name: entries[0].name, count: files });
-    const { deletions } = this.view;
-    if (deletions.isTooMuch(entries)) {
+    const [{ name, isFolder }, ...others] = entries;
+    const key = others.length ? "delete.many" : isFolder && files ? "delete.folder" : "delete.done";
+    const text = t(key, { name, count: files });
+    if (!this.hasTrash) {
       const question = { title: t("delete.title"), text: t("delete.text", { count: files }), confirm: t("delete.confirm"), danger: true };
       if (!(await confirmed(question))) return;
-      this.view.removed(entries);
-      await deletions.addNow(entries);
-    } else {
-      deletions.add(entries, text);
-      this.view.removed(entries);
     }
+    this.view.deletions.add(entries, text);
+    this.view.removed(entries);
     this.tell(text);
   }
 }

@@ -1,107 +1,102 @@
-// What a person deleted and may still want back: it is deleted some seconds later, or when the page is left.
-// To leave is no change of mind: what was said to be deleted is not there the next time.
+// What a person deletes: it is deleted at once, and comes back from the trash for as long as the server keeps that.
 
 import { t } from "../../i18n.js";
-import { bodiesOf } from "./selected.js";
+import { Restores } from "../trash/restores.js";
+import { bodyOf, partsOf } from "./selected.js";
 
 const UNDO_SECONDS = 8;
-// What browsers let a page send while it is left: 64 KiB in all.
+const PAGE = 1000;
+// What browsers let a page send while it is left.
 const PARTING_BYTES = 60_000;
 
 export class Deletions {
-  #pending = new Set();
+  #running = new Set();
+  #done = []; // the last one at the end
+  #queue = Promise.resolve();
 
-  /** `restored(entries)`: they are wanted back; `failed(entries, problem)`: they could not be deleted; `deleted()`. */
-  constructor(api, toasts, told) {
-    Object.assign(this, { api, toasts, told });
-    addEventListener("pagehide", () => this.#part());
+  /** `restored(files)`: they are back; `failed(entries, problem)`: they could not be deleted; `refused(problem)`: they could
+   * not be brought back; `deleted()`. */
+  constructor(api, toasts, { hasTrash, ...told }) {
+    Object.assign(this, { api, toasts, hasTrash, told });
     addEventListener("keydown", (event) => {
       if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || event.target.closest("input, dialog")) return;
-      const last = [...this.#pending].at(-1);
-      if (!last) return;
-      last.away();
-      this.#undo(last);
+      const last = this.#done.at(-1);
+      if (last) this.#undo(last);
     });
-  }
-
-  /** Whether these are too many to be wanted back: then a person is better asked before. */
-  isTooMuch(entries) {
-    return JSON.stringify(bodiesOf(entries)).length > PARTING_BYTES;
   }
 
   /** Whether an entry is on its way out. */
   covers({ key, path }) {
-    for (const { keys, folders } of this.#pending) if (keys.has(key) || folders.some((folder) => path.startsWith(folder))) return true;
+    for (const { keys, folders } of this.#running) if (keys.has(key) || folders.some((folder) => path.startsWith(folder))) return true;
     return false;
   }
 
-  /** Delete entries in some seconds, unless somebody takes that back; `text` says so. */
+  /** Delete entries; `text` says so, with an undo. */
   add(entries, text) {
-    const bodies = bodiesOf(entries);
-    const deletion = {
-      entries,
-      bodies,
-      bytes: JSON.stringify(bodies).length,
-      keys: new Set(entries.map(({ key }) => key)),
-      folders: entries.filter(({ isFolder }) => isFolder).map(({ path }) => path),
-    };
-    for (const earlier of this.#pending) {
-      if (deletion.bytes + this.#bytes() <= PARTING_BYTES) break;
-      earlier.away();
-      this.#carryOut(earlier);
-    }
-    this.#pending.add(deletion);
-    deletion.away = this.toasts.show(text, {
-      action: t("delete.undo"),
-      seconds: UNDO_SECONDS,
-      run: () => this.#undo(deletion),
-      ended: () => this.#carryOut(deletion),
-    });
-  }
-
-  /** Delete entries now. */
-  async addNow(entries) {
-    this.#tell(entries, await this.#delete(bodiesOf(entries)));
-  }
-
-  #bytes() {
-    return [...this.#pending].reduce((sum, { bytes }) => sum + bytes, 0);
-  }
-
-  #undo(deletion) {
-    this.#pending.delete(deletion);
-    this.told.restored(deletion.entries);
+    const keys = new Set(entries.map(({ key }) => key));
+    const deletion = { entries, keys, folders: bodyOf(entries).prefixes, files: 0, newest: null, away: () => {} };
+    this.#running.add(deletion);
+    this.#queue = this.#queue.then(() => this.#carryOut(deletion)); // one after the other, as they lie in the trash
+    deletion.end = this.#queue;
+    const undo = this.hasTrash ? { action: t("delete.undo"), seconds: UNDO_SECONDS, run: () => this.#undo(deletion) } : {};
+    if (this.hasTrash) this.#done.push(deletion);
+    deletion.away = this.toasts.show(text, undo);
   }
 
   async #carryOut(deletion) {
-    const problem = await this.#delete(deletion.bodies);
-    this.#pending.delete(deletion);
-    this.#tell(deletion.entries, problem);
-  }
-
-  /** What kept them from being deleted, or null. */
-  async #delete(bodies) {
     try {
-      for (const body of bodies) await this.api.request("POST", "/me/files/delete", { body });
-      return null;
+      for (const part of partsOf(deletion.entries)) {
+        const body = bodyOf(part);
+        const keepalive = JSON.stringify(body).length < PARTING_BYTES;
+        deletion.files += (await this.api.request("POST", "/me/files/delete", { body, keepalive })).files;
+      }
+      if (this.hasTrash && deletion.folders.length) [deletion.newest] = (await this.api.request("GET", "/me/trash?limit=1")).files;
+      this.told.deleted();
     } catch (problem) {
-      return problem;
+      this.#forget(deletion);
+      this.told.failed(deletion.entries, problem);
+    } finally {
+      this.#running.delete(deletion);
     }
   }
 
-  #tell(entries, problem) {
-    if (problem) this.told.failed(entries, problem);
-    else this.told.deleted();
+  #forget(deletion) {
+    deletion.away();
+    this.#done = this.#done.filter((each) => each !== deletion);
   }
 
-  /** The page is left: no answer will be heard. */
-  #part() {
-    const headers = { "Content-Type": "application/json" };
-    if (this.api.token) headers.Authorization = `Bearer ${this.api.token}`;
-    for (const deletion of this.#pending) {
-      for (const body of deletion.bodies) fetch("/me/files/delete", { method: "POST", headers, body: JSON.stringify(body), keepalive: true });
-      deletion.away();
+  async #undo(deletion) {
+    await deletion.end;
+    if (!this.#done.includes(deletion)) return; // it failed, or was taken back
+    this.#forget(deletion);
+    try {
+      for (const { path, files, isFolder } of deletion.entries) {
+        if (isFolder && !files) await this.api.request("POST", "/me/folders", { body: { name: path.slice(0, -1) } });
+      }
+      const trashed = deletion.folders.length ? await this.#trashed(deletion) : deletion.entries.map(({ file }) => file);
+      const { restored, problem } = await new Restores(this.api, this).restore(trashed);
+      this.told.restored(restored);
+      if (problem) this.told.refused(problem);
+    } catch (problem) {
+      this.told.refused(problem);
     }
-    this.#pending.clear();
+  }
+
+  /** The files of it in the trash: so many, from the newest of them on, that were selected or lay in its folders. */
+  async #trashed({ keys, folders, files, newest }) {
+    const found = [];
+    if (!newest) return found;
+    let isReached = false;
+    for (let after; after !== null && found.length < files; ) {
+      const asked = new URLSearchParams({ limit: PAGE, ...(after ? { after } : {}) });
+      const page = await this.api.request("GET", `/me/trash?${asked}`);
+      for (const file of page.files) {
+        isReached ||= file.id === newest.id || Date.parse(file.deleted_at) < Date.parse(newest.deleted_at);
+        const isOne = keys.has(file.id) || (file.reason === "deleted" && folders.some((folder) => file.name.startsWith(folder)));
+        if (isReached && isOne && found.length < files) found.push(file);
+      }
+      after = page.next;
+    }
+    return found;
   }
 }

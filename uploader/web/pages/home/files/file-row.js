@@ -42,7 +42,7 @@ export function fileRow(entry, view) {
     setAttribute(root, "aria-selected", selected);
     setAttribute(root, "data-active", view.selection.active === entry.key ? "true" : null);
     setText(size, sizeOf(entry));
-    setText(time, whenOf(entry));
+    setText(time, entry.isFolder ? "" : formatTime(entry.time));
     say(said, entry, view.place);
     const isRenamed = view.renaming?.key === entry.key;
     if (isRenamed && !named.contains(view.renaming.input)) title.replaceWith(view.renaming.input);
@@ -63,16 +63,17 @@ function actionsOf({ name, isFolder }) {
   return [...(isFolder ? [] : [button("share", "share")]), button("download", "download"), more];
 }
 
-function whenOf(entry) {
-  if (!entry.isFolder) return formatTime(entry.time);
-  return t(entry.more ? "folder.more-files" : "folder.files", { count: entry.files });
+function countOf({ files, more }) {
+  if (!files) return t("folder.empty");
+  return t(more ? "folder.more-files" : "folder.files", { count: files });
 }
 
 function sizeOf({ size, more }) {
   return more ? `${formatBytes(size)}+` : formatBytes(size);
 }
 
-/** Below the name: that it is damaged; where a search found it; on phones, what else has a column of its own. */
+/** Below the name: that it is damaged; where a search found it; how many files are in a folder; on phones, what else has a
+ * column of its own. */
 function say(node, entry, { query }) {
   if (entry.file?.damaged) {
     node.dataset.kind = "bad";
@@ -83,8 +84,12 @@ function say(node, entry, { query }) {
     if (node.firstChild?.dataset?.prefix === prefix) return;
     const where = element("a", { href: hashOf({ prefix }), tabindex: -1, "data-prefix": prefix }, prefix ? prefix.slice(0, -1) : t("path.top"));
     node.replaceChildren(where);
+  } else if (entry.isFolder) {
+    node.dataset.kind = "folder";
+    const [count, size] = [countOf(entry), entry.files ? ` · ${sizeOf(entry)}` : ""];
+    if (node.textContent !== count + size) node.replaceChildren(count, element("span", { class: "narrow" }, size));
   } else {
     node.dataset.kind = "more";
-    setText(node, `${sizeOf(entry)} · ${whenOf(entry)}`);
+    setText(node, `${sizeOf(entry)} · ${formatTime(entry.time)}`);
   }
 }

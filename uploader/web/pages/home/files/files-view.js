@@ -9,6 +9,7 @@ import { Actions } from "./actions.js";
 import { Deletions } from "./deletions.js";
 import { Dragging } from "./dragging.js";
 import { Grid } from "./grid.js";
+import { fileRow } from "./file-row.js";
 import { Headings } from "./headings.js";
 import { Listing } from "./listing.js";
 import { drawPath } from "./path-view.js";
@@ -17,7 +18,7 @@ import { folderOf, hashOf, isPlace, placeOf } from "./place.js";
 import { preview } from "./preview.js";
 import { Selection } from "./selection.js";
 import { SelectionBar } from "./selection-bar.js";
-import { Toasts } from "./toasts.js";
+import { showVersions } from "../trash/versions.js";
 
 const TYPING_MS = 250;
 // After uploads, once: counts of folders, and what was replaced.
@@ -31,18 +32,23 @@ export class FilesView {
   listing = null;
   #settling = 0;
 
-  /** `changed()` is called when the person has freed space; `tell(text)` reads a text out. */
-  constructor(api, { changed, tell }) {
-    Object.assign(this, { api });
-    const toasts = new Toasts($("toasts"));
+  /** `changed()` is called when the person has freed space, or taken some; `tell(text)` reads a text out; `hasTrash`: whether
+   * what is deleted can be had back. */
+  constructor(api, { toasts, changed, tell, hasTrash }) {
+    Object.assign(this, { api, hasTrash, changed });
     this.selection = new Selection(() => this.#drawSelection());
-    this.actions = new Actions(api, this, { toasts, tell });
+    this.actions = new Actions(api, this, { toasts, tell, hasTrash });
     this.deletions = new Deletions(api, toasts, {
-      restored: (entries) => this.#restored(entries),
+      hasTrash,
+      restored: (files) => {
+        if (files.length) tell(t("restore.done", { count: files.length }));
+        this.restored();
+      },
       failed: (entries, problem) => {
         this.refused(messageOf(problem));
-        this.#restored(entries);
+        this.#notRemoved(entries);
       },
+      refused: (problem) => this.refused(messageOf(problem)),
       deleted: changed,
     });
     this.headings = new Headings({
@@ -50,8 +56,8 @@ export class FilesView {
       all: (chosen) => (chosen ? this.selection.all(this.listing.entries) : this.selection.clear()),
     });
     $("file-list").append(this.headings.root);
-    this.grid = new Grid($("file-list"), this);
-    this.bar = new SelectionBar($("selection-bar"), this);
+    this.grid = new Grid($("file-list"), this, fileRow);
+    this.bar = new SelectionBar($("selection-bar"), this.selection, this.#choices());
     this.dragging = new Dragging(api, this, [$("file-list"), $("path")]);
     this.#search();
     addEventListener("hashchange", () => this.#isElsewhere() && this.#arrive());
@@ -210,13 +216,44 @@ export class FilesView {
     });
   }
 
-  #restored(entries) {
+  /** Files are back from the trash. */
+  restored() {
+    this.changed();
+    return this.refresh();
+  }
+
+  /** Whether the folder is there now. */
+  async makeFolder(name) {
+    try {
+      await this.api.request("POST", "/me/folders", { body: { name } });
+      await this.listing.addFolder(name);
+      return true;
+    } catch (problem) {
+      this.refused(messageOf(problem));
+      return false;
+    }
+  }
+
+  #notRemoved(entries) {
     const { prefix, query } = this.place;
     if (query) this.refresh();
     else this.listing.restore(entries.filter(({ path }) => folderOf(path) === prefix));
   }
 
   // What a person does
+
+  /** For all that is selected. */
+  #choices() {
+    const { actions } = this;
+    const isOne = (entries) => entries.length === 1;
+    return [
+      { key: "action.download", picture: "download", run: (entries) => actions.download(entries) },
+      { key: "action.share", picture: "share", run: ([entry]) => actions.share(entry), classes: "wide-only", suits: (entries) => isOne(entries) && !entries[0].isFolder },
+      { key: "action.rename", picture: "rename", run: ([entry]) => this.rename(entry), classes: "wide-only", suits: isOne },
+      { key: "action.move", picture: "move", run: (entries) => actions.move(entries) },
+      { key: "action.delete", picture: "remove", run: (entries) => actions.remove(entries), classes: "danger-choice" },
+    ];
+  }
 
   selected() {
     return this.selection.of(this.listing.entries);
@@ -267,6 +304,7 @@ export class FilesView {
       choice(entries.length > 1 || entry.isFolder ? "action.download-zip" : "action.download", "download", () => actions.download(entries)),
       ...alone.slice(1),
       choice("action.move", "move", () => actions.move(entries)),
+      ...(several || entry.isFolder || !this.hasTrash ? [] : [choice("action.versions", "versions", () => this.#showVersions(entry))]),
       choice("action.delete", "remove", () => actions.remove(entries), { danger: true }),
     ], at, several ? t("selected.count", { count: several.length }) : entry.name);
   }
@@ -292,6 +330,10 @@ export class FilesView {
     this.grid.list.show(this.listing.entries.findIndex(({ key }) => key === entry.key));
     input.focus();
     input.setSelectionRange(0, stem);
+  }
+
+  async #showVersions(entry) {
+    if (await showVersions(this.api, entry)) await this.restored();
   }
 
   refused(text) {

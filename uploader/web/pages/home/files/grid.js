@@ -1,7 +1,6 @@
 // The rows of files and folders as a grid: what mouse, finger and keyboard do to it. What an action does is the view's.
 
 import { VirtualList } from "../../virtual-list.js";
-import { fileRow } from "./file-row.js";
 
 const LONG_PRESS_MS = 450;
 const TREMBLE_PIXELS = 10;
@@ -14,12 +13,12 @@ export class Grid {
   #swallowsClick = false;
   #typed = { text: "", at: 0 };
 
-  /** `view` has `selection`, `place` and `renaming`, and is told: open(entry), menu(entry, at), act(name, entry),
-   * remove(), rename(entry), up(), prepare(entry). */
-  constructor(container, view) {
+  /** `row(entry, view)` draws one. `view` has `selection`, and is told: open(entry), menu(entry, at), act(name, entry), remove(),
+   * up(), more(); where entries can be renamed or dragged, rename(entry), prepare(entry). */
+  constructor(container, view, row) {
     Object.assign(this, { container, view, selection: view.selection });
     this.list = new VirtualList(container, {
-      make: (entry) => fileRow(entry, view),
+      make: (entry) => row(entry, view),
       key: (entry) => entry.key,
       onEnd: () => view.more(),
       grid: true,
@@ -81,7 +80,7 @@ export class Grid {
     const entry = this.#entryAt(event);
     if (!entry) return;
     const root = event.target.closest(".row");
-    root.draggable = event.pointerType === "mouse" && !event.target.closest("input");
+    root.draggable = Boolean(this.view.prepare) && event.pointerType === "mouse" && !event.target.closest("input");
     if (root.draggable) this.view.prepare(entry);
     if (event.pointerType === "mouse" || event.target.closest("button[data-act], input")) return;
     const timer = setTimeout(() => {
@@ -167,7 +166,7 @@ export class Grid {
     else if (key === "Delete" && this.selection.size) this.view.remove();
     else if (entry && key === " ") this.selection.toggle(entry.key);
     else if (entry && key === "Enter") this.view.open(entry);
-    else if (entry && key === "F2") this.view.rename(entry);
+    else if (entry && key === "F2" && this.view.rename) this.view.rename(entry);
     else if (entry && (key === "ContextMenu" || (shiftKey && key === "F10"))) this.view.menu(entry, this.rowOf(entry));
     else if (key.length === 1 && !withCtrl) this.#typeTo(key);
     else return false;

@@ -87,6 +87,14 @@ export class Listing {
     return this.#insert(here.filter((file) => !isDeeper(file)).map(entryOfFile)).then(() => this.#deepen(here.filter(isDeeper)));
   }
 
+  /** An empty folder that was made just now; of one that lies deeper, the folder that is here. */
+  addFolder(name) {
+    const { prefix, query } = this.place;
+    if (query || !name.startsWith(prefix)) return Promise.resolve();
+    const [own] = name.slice(prefix.length).split("/");
+    return this.#insert([entryOfFolder({ name: `${prefix}${own}/`, files: 0, bytes: 0 })]);
+  }
+
   #insert(found) {
     return this.#then(async () => {
       const added = found.filter((entry) => !this.#keys.has(entry.key) && !this.isLeaving(entry));

@@ -1,6 +1,8 @@
-// Where a person is: a folder, or what a search found. It is in the address, so that Back leads back and a bookmark there.
+// Where a person is: a folder, what a search found, or the trash. It is in the address, so that Back leads back and a bookmark there.
 
-/** Whether it is an address of ours: a link to a part of the page leads nowhere else. */
+export const TRASH = "#trash";
+
+/** Whether it is an address of files: a link to a part of the page leads nowhere else. */
 export function isPlace(hash) {
   return hash === "" || hash.startsWith("#/");
 }

@@ -9,23 +9,29 @@ const ID_BYTES = 36;
 
 const encoder = new TextEncoder();
 
-/** {ids, prefixes} of entries, or several of them. */
-export function bodiesOf(entries, most = MOST_CHANGED) {
-  const bodies = [];
-  let count = most.count;
-  let bytes = 0;
-  for (const { isFolder, key, path } of entries) {
+/** Lists of entries, each of as many as one request may name. */
+export function partsOf(entries, most = MOST_CHANGED) {
+  const parts = [];
+  let [bytes, folders] = [0, 0];
+  for (const entry of entries) {
+    const { isFolder, path } = entry;
     const own = isFolder ? encoder.encode(JSON.stringify(path)).length + 1 : ID_BYTES;
-    if (count === most.count || bytes + own > most.bytes || (isFolder && bodies.at(-1).prefixes.length === MOST_PREFIXES)) {
-      bodies.push({ ids: [], prefixes: [] });
-      count = bytes = 0;
+    if (!parts.length || parts.at(-1).length === most.count || bytes + own > most.bytes || (isFolder && folders === MOST_PREFIXES)) {
+      parts.push([]);
+      bytes = folders = 0;
     }
-    count += 1;
     bytes += own;
-    if (isFolder) bodies.at(-1).prefixes.push(path);
-    else bodies.at(-1).ids.push(key);
+    folders += isFolder ? 1 : 0;
+    parts.at(-1).push(entry);
   }
-  return bodies;
+  return parts;
+}
+
+/** {ids, prefixes} of entries. */
+export function bodyOf(entries) {
+  const ids = entries.filter(({ isFolder }) => !isFolder).map(({ key }) => key);
+  const prefixes = entries.filter(({ isFolder }) => isFolder).map(({ path }) => path);
+  return { ids, prefixes };
 }
 
 /** For a browser to save, as one zip: the form goes to a link that is bound to just this, and nothing of the answer comes
@@ -53,6 +59,5 @@ export async function saveAsZip(api, body, failed) {
 export function archiveBody(entries, listing) {
   const isAll = listing.isComplete && !listing.place.query && entries.length === listing.entries.length;
   if (isAll && entries.length > 1) return { prefixes: [listing.place.prefix] };
-  const bodies = bodiesOf(entries, MOST_ARCHIVED);
-  return bodies.length === 1 ? bodies[0] : null;
+  return partsOf(entries, MOST_ARCHIVED).length === 1 ? bodyOf(entries) : null;
 }

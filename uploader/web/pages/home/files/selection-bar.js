@@ -8,26 +8,22 @@ import { glyph } from "./pictures.js";
 export class SelectionBar {
   #entries = [];
 
-  constructor(node, view) {
-    Object.assign(this, { node, view });
+  /** `choices`: {key, picture, run(entries), classes, suits(entries)}, from the left to the right. */
+  constructor(node, selection, choices) {
+    Object.assign(this, { node, selection, choices });
     this.redraw();
   }
 
   redraw() {
-    const { actions, selection } = this.view;
-    const button = (key, picture, run, classes = "") =>
-      element("button", { type: "button", class: classes, "aria-label": t(key), title: t(key), onclick: run }, glyph(picture), element("span", { "aria-hidden": "true" }, t(key)));
+    const button = ({ key, picture, run, classes = "" }) =>
+      element("button", { type: "button", class: classes, "aria-label": t(key), title: t(key), onclick: () => run(this.#entries) },
+        glyph(picture), element("span", { "aria-hidden": "true" }, t(key)));
     this.count = element("span");
     this.bytes = element("span", { class: "wide-only" });
-    this.words = element("p", { class: "count" }, this.count, this.bytes);
-    this.share = button("action.share", "share", () => actions.share(this.#entries[0]), "wide-only");
-    this.rename = button("action.rename", "rename", () => this.view.rename(this.#entries[0]), "wide-only");
+    this.buttons = this.choices.map(button);
     this.node.replaceChildren(
-      button("selected.none", "close", () => selection.clear(), "icon-only"), this.words,
-      button("action.download", "download", () => actions.download(this.#entries)),
-      this.share, this.rename,
-      button("action.move", "move", () => actions.move(this.#entries)),
-      button("action.delete", "remove", () => actions.remove(this.#entries), "danger-choice"));
+      button({ key: "selected.none", picture: "close", run: () => this.selection.clear(), classes: "icon-only" }),
+      element("p", { class: "count" }, this.count, this.bytes), ...this.buttons);
     this.update(this.#entries);
   }
 
@@ -37,7 +33,6 @@ export class SelectionBar {
     const bytes = entries.reduce((sum, { size }) => sum + size, 0);
     setText(this.count, t("selected.count", { count: entries.length }));
     setText(this.bytes, ` · ${formatBytes(bytes)}`);
-    this.rename.hidden = entries.length !== 1;
-    this.share.hidden = entries.length !== 1 || entries[0].isFolder;
+    for (const [number, { suits = () => true }] of this.choices.entries()) this.buttons[number].hidden = !suits(entries);
   }
 }

@@ -1,15 +1,14 @@
 // What becomes of files whose names are there already with other content: asked once for all that were added together.
 
-import { ask } from "../../dialogs.js";
-import { element, setText } from "../../dom.js";
-import { formatBytes, formatTime } from "../../format.js";
 import { t } from "../../i18n.js";
+import { askAboutName, fact, ForAll, hintOf } from "../name-taken.js";
 
 export class Question {
   #isOpen = false;
+  #forAll = null;
 
-  constructor(transfers) {
-    this.transfers = transfers;
+  constructor(transfers, hasTrash) {
+    Object.assign(this, { transfers, hasTrash });
     transfers.asks = true;
     transfers.addEventListener("list", () => this.#count());
     transfers.addEventListener("change", () => this.#count());
@@ -34,35 +33,27 @@ export class Question {
 
   /** Whether it was answered. */
   async #ask(transfer) {
-    const isMany = this.#asked().length > 1;
-    this.forAll = element("input", { type: "checkbox", id: "question-all", checked: isMany });
-    this.allLabel = element("label", { class: "check", for: "question-all", hidden: !isMany }, this.forAll, element("span"));
+    this.#forAll = new ForAll();
+    this.#forAll.label.hidden = true;
     this.#count();
-    const title = t("question.title", { name: transfer.name });
-    const content = [facts(transfer), element("p", { class: "hint" }, t("question.hint")), this.allLabel];
-    const choices = ["keep", "skip", "replace"].map((value) => {
-      return { value, label: t(`question.${value}`), kind: value === "keep" ? "primary" : null };
-    });
-    const answer = await ask(title, content, choices, { back: t("question.later") });
+    const { name, file, namesakes } = transfer;
+    const there = namesakes.map((each) => fact("question.there", each));
+    const facts = [...there, fact("question.yours", { size: file.size, modified_at: file.lastModified })];
+    const hint = hintOf("question.skip-upload", this.hasTrash);
+    const answer = await askAboutName(name, { facts, hint, forAll: this.#forAll, back: t("question.later") });
     if (answer === null) return false;
-    const forAll = this.forAll.checked;
+    const forAll = this.#forAll.isChecked;
     this.transfers.answer(forAll ? this.#asked() : [transfer], answer, { forAll });
     return true;
   }
 
   /** More may turn out to be others while the person thinks. */
   #count() {
-    if (!this.#isOpen || !this.allLabel) return;
+    if (!this.#isOpen || !this.#forAll) return;
+    const { label } = this.#forAll;
     const count = this.#asked().length;
-    if (count > 1 && this.allLabel.hidden) this.forAll.checked = true;
-    this.allLabel.hidden = count < 2;
-    setText(this.allLabel.querySelector("span"), t("question.for-all", { count }));
+    if (count > 1 && label.hidden) this.#forAll.check();
+    label.hidden = count < 2;
+    this.#forAll.say(t("question.for-all", { count }));
   }
-}
-
-/** The two files beside each other, as far as the server's is known. */
-function facts({ file, namesakes }) {
-  const line = (key, size, time) => [element("dt", {}, t(key)), element("dd", {}, t("question.facts", { size: formatBytes(size), time: formatTime(time) }))];
-  const there = namesakes.flatMap((namesake) => line("question.there", namesake.size, namesake.modified_at ?? namesake.created_at));
-  return element("dl", { class: "question-facts" }, ...there, ...line("question.yours", file.size, file.lastModified));
 }

@@ -116,8 +116,8 @@ function progress(totals) {
 
 /** The head of the tray: `{title, detail}`, as brief as can be. */
 export function ofHead(totals) {
-  const { count, complete, going, failed, asked, there } = totals;
-  if (going) return { title: t("head.going", { count: going }), detail: joined([counted("total.asked", asked), counted("total.failed", failed), brief(totals)]) };
+  const { count, complete, going, paused, failed, asked, there } = totals;
+  if (going) return { title: t(going === paused ? "head.paused" : "head.going", { count: going }), detail: joined([counted("total.asked", asked), counted("total.failed", failed), brief(totals)]) };
   const detail = joined([count > complete + failed ? counted("total.complete", complete) : null, ...told(totals)]);
   if (asked) return { title: t("head.asked", { count: asked }), detail };
   if (failed) return { title: t("head.failed", { count: failed }), detail: filesOf(totals) };
@@ -134,7 +134,7 @@ function ofDone({ there, complete, size, skipped }) {
 function brief(totals) {
   if (totals.isOffline) return t("total.offline");
   const percent = formatPercent(totals.done, totals.size);
-  if (totals.going === totals.paused) return joined([percent, t("phase.paused")]);
+  if (totals.going === totals.paused) return percent;
   if (totals.perSecond > 0) return joined([percent, left(totals.secondsLeft)]);
   if (totals.hashSecondsLeft !== null) return joined([percent, t("total.hashing", { time: formatDuration(totals.hashSecondsLeft) })]);
   return totals.isStalled ? joined([percent, t("total.stalled")]) : percent;

@@ -28,11 +28,12 @@ export class TransfersView {
   #unfolded = new Set(); // names of folders
   #totals;
 
-  /** `choose(transfer)` asks the person for the file of an upload; `tell(text)` reads a text out. */
-  constructor(transfers, { choose, tell }) {
+  /** `choose(transfer)` asks the person for the file of an upload; `tell(text)` reads a text out; `hasTrash`: whether what is
+   * replaced can be had back. */
+  constructor(transfers, { choose, tell, hasTrash }) {
     Object.assign(this, { transfers, tell });
     this.#totals = transfers.totals();
-    this.question = new Question(transfers);
+    this.question = new Question(transfers, hasTrash);
     const actions = this.#actions(choose);
     this.list = new VirtualList($("transfer-list"), {
       make: (item) => (item.folder ? folderRow(item, actions, (name) => this.#unfold(name)) : transferRow(item, actions)),
