@@ -40,11 +40,39 @@ def test_a_file_goes_there_and_comes_back_is_renamed_and_deleted(commands: Comma
     assert (home / "other").read_bytes() == CONTENT.data
     assert commands.run("put", "a").returncode == 0
     assert commands.run("mv", "videos/2026/film.bin", "folder/c").stdout == "videos/2026/film.bin is folder/c now\n"
-    assert commands.run("ls", "--quiet").stdout.count("\n") == 2
+    assert commands.run("ls", "--quiet").stdout.count("\n") == 3  # and the folder that is empty now
     assert "used" in commands.run("usage").stdout
     removed = commands.run("rm", "a", "missing")
     assert (removed.returncode, removed.stdout) == (6, "deleted a\n")
     assert removed.stderr == "uploader: there is no file 'missing' [file-not-found]\n"
+
+
+def test_deleted_files_and_earlier_versions_come_back(commands: Commands) -> None:
+    home = commands.home
+    for content in (b"1", b"22", b"333"):
+        write_tree(home, {"a": content, "photos/x": content, "photos/y": b"y"})
+        assert commands.run("put", "a", "photos", "--if-exists", "replace").returncode == 0
+    listed = commands.events("ls", "--versions", "a")
+    assert [event["event"] for event in listed] == ["file", "deleted-file", "deleted-file"]
+    first, second = listed[2]["file"], listed[1]["file"]
+    assert (first["size"], first["reason"]) == (1, "replaced")
+    assert commands.run("restore", "a").returncode == 6, "a file has the name"
+    assert commands.run("restore", "a", "--version", first["id"]).stdout == "restored a\n"
+    assert [event["file"]["size"] for event in commands.events("ls", "--versions", "a")] == [1, 3, 2]
+    assert commands.run("rm", "-r", "photos", "--yes").returncode == 0
+    assert commands.run("restore", "photos/", "missing").stderr.count("file-not-found") == 1
+    assert commands.names() == {"a", "photos/x", "photos/y"}
+    assert commands.run("get", "photos/x", "-o", "back").returncode == 0
+    assert (home / "back").read_bytes() == b"333"
+    assert commands.run("restore", second["id"]).returncode == 6
+    assert commands.run("rm", "a").returncode == 0
+    assert commands.run("restore", first["id"]).stdout == "restored a\n"
+    line = commands.run("trash").stdout.splitlines()[0]
+    assert "(replaced, until " in line
+    refused = commands.run("trash", "empty")
+    assert (refused.returncode, "this removes 4 files" in refused.stderr) == (2, True), refused.stderr
+    assert commands.run("trash", "empty", "--yes").stdout == "removed 4 files for good\n"
+    assert commands.run("trash").stdout == ""
 
 
 async def test_more_files_than_are_counted_and_than_are_allowed_are_told(
@@ -85,9 +113,9 @@ def test_equal_names_are_kept_or_refused_or_replaced(commands: Commands) -> None
         write_tree(commands.home, {"a": content})
         assert commands.run("put", "a", "--if-exists", choice).returncode == code
         assert len(commands.events("ls", "-r")) == count
-    assert commands.run("put", "a").stdout == "a  (3 B, sent, replacing 2)\n"
-    [listed] = commands.events("ls", "-r")
-    assert listed["file"]["size"] == 3
+    assert commands.run("put", "a").stdout == "a  (3 B, sent, replacing the one before)\n"
+    listed = {event["file"]["name"]: event["file"]["size"] for event in commands.events("ls", "-r")}
+    assert listed == {"a": 3, "a (2)": 2}
 
 
 def test_a_folder_is_one_line_which_says_what_was_replaced(commands: Commands) -> None:
@@ -97,8 +125,7 @@ def test_a_folder_is_one_line_which_says_what_was_replaced(commands: Commands) -
     write_tree(commands.home, {"one": b"1"})
     first = commands.run("put", "photos", "one")
     assert sorted(first.stdout.splitlines()) == ["one  (1 B, sent)", "photos/  (3 files, 11 B: 3 sent)"]
-    assert "1 empty folder is left out" in first.stderr
-    assert "photos/empty/deeper" in first.stderr
+    assert "made: 1 empty folder\n" in first.stderr
     assert "4 of 4 files: 4 sent; 12 B moved in" in first.stderr
     write_tree(photos, {"sub/b": b"changed"})
     again = commands.run("put", "photos", "one")

@@ -44,7 +44,7 @@ def test_unknown_and_bad_settings_stop_with_one_line_each(tmp_path: Path, comman
     assert [line.split(":")[1].strip() for line in lines] == ["UPLOADER_CHUNK_SIZE", "UPLOADER_QUIET"]
 
 
-@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("config",), ("restore", "there")], ids=" ".join)
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("config",), ("restore-backup", "there")], ids=" ".join)
 @pytest.mark.parametrize(
     ("place", "said"),
     [

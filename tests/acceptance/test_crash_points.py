@@ -158,6 +158,7 @@ CLEANUPS = (
     "stray.after_unlink",
     "month.after_rmdir",
 )
+RESTORES = ("undelete.after_row", "undelete.after_place", "undelete.after_commit")
 HEALING, PURGE = "heal.after_restore", "trash.after_purge"
 # Of a content that came without an MD5.
 READING_BACK = "md5.after_blob"
@@ -423,10 +424,37 @@ async def test_a_healing_and_a_purge_that_die_are_ended_by_the_next(installation
     blob_path(installation.data, KEPT.sha256).rename(trash / f"{KEPT.sha256}.{1:032x}")
     await installation.die_running(HEALING, "scrub")
     assert run_cli(installation.settings, "scrub", "--restart").returncode == 0
-    await installation.die_running(PURGE, "trash", "empty", "--yes")
-    assert run_cli(installation.settings, "trash", "empty", "--yes").returncode == 0
+    await installation.die_running(PURGE, "store-trash", "empty", "--yes")
+    assert run_cli(installation.settings, "store-trash", "empty", "--yes").returncode == 0
     assert not list(installation.data.glob("trash/*/*/*"))
     assert await installation.run(client) == {"owner": EXPECTED}
+
+
+async def test_a_restore_that_dies_is_ended_by_the_next(installation: Installation) -> None:
+    async def delete(url: str) -> None:
+        async with installation.http(url) as http:
+            answer = await http.post("/me/files", params={"name": DELETED.name}, content=DELETED.data)
+            made.update(answer.json()["file"])
+            assert (await http.delete(f"/me/files/{made['id']}")).status_code == 204
+
+    async def restore(url: str) -> None:
+        async with installation.http(url) as http:
+            answer = await http.post(f"/me/trash/{made['id']}/restore")
+            assert (answer.status_code, answer.json()) == (200, made)
+            assert (await http.get(f"/me/files/{made['id']}/content")).content == DELETED.data
+
+    made: dict[str, Any] = {}
+    server = Server(installation.log, installation.settings)
+    with ended(server):
+        await delete(server.url)
+    for armed in RESTORES:
+        await installation.die_serving(armed, restore)
+    server = Server(installation.log, installation.settings)
+    with ended(server):
+        await restore(server.url)
+    assert not list(installation.data.glob("trash/*/*/*"))
+    found = run_cli(installation.settings, "reconcile", "--json")
+    assert (found.returncode, json.loads(found.stdout)["drifts"]) == (0, [])
 
 
 async def test_a_scrub_that_dies_when_it_has_computed_an_md5_is_ended_by_the_next(installation: Installation) -> None:
@@ -464,6 +492,7 @@ def test_every_crash_point_is_passed() -> None:
         *FIRST_STARTS,
         *CLEANUPS,
         HEALING,
+        *RESTORES,
         READING_BACK,
         PURGE,
         WITHDRAWN_TAIL,

@@ -22,7 +22,7 @@ def test_the_last_copy_comes_back_by_one_command(tmp_path: Path) -> None:
         assert Copies(database).make(Clock().now())
         send(client, NEW)
         send(client, OPEN, (0,))
-        running = run_cli(settings, "restore", "--last", "--yes")
+        running = run_cli(settings, "restore-backup", "--last", "--yes")
         assert (running.returncode, "is in use: stop all servers" in running.stderr) == (1, True)
         assert server.stop() == 0
     ruin_a_table(database, "file")
@@ -30,17 +30,21 @@ def test_the_last_copy_comes_back_by_one_command(tmp_path: Path) -> None:
 
     refused = run_cli(settings, "serve", "--port", "0")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    for words in (f"the database {database} can't be used: table file", "`uploader restore --last`"):
+    for words in (f"the database {database} can't be used: table file", "`uploader restore-backup --last`"):
         assert words in refused.stderr
-    asked = run_cli(settings, "restore", "--last")
+    asked = run_cli(settings, "restore-backup", "--last")
     assert (asked.returncode, "say --yes" in asked.stderr) == (2, True)
     for words in ("newest good copy: uploader.db.copy-", "lost: what was done since: names of new files"):
         assert words in asked.stdout
     assert database.read_bytes() == damaged
-    for wrong in (("restore",), ("restore", "--last", str(tmp_path)), ("restore", str(tmp_path), "--yes")):
+    for wrong in (
+        ("restore-backup",),
+        ("restore-backup", "--last", str(tmp_path)),
+        ("restore-backup", str(tmp_path), "--yes"),
+    ):
         assert run_cli(settings, *wrong).returncode == 2
 
-    restored = run_cli(settings, "restore", "--last", "--yes")
+    restored = run_cli(settings, "restore-backup", "--last", "--yes")
     assert restored.returncode == 0, restored.stderr
     assert "kept, though the copy does not name them: 2 contents and uploads" in restored.stdout
     (aside,) = data.glob("uploader.db.damaged-*")

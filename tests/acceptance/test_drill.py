@@ -45,4 +45,4 @@ def test_a_backup_is_tried_by_restoring_it_into_a_drill(tmp_path: Path) -> None:
     drilled = run_cli({}, "drill", str(tmp_path / "d"), "--backup", backups, "--fault", "kill")
     assert (drilled.returncode, drilled.stdout.startswith("kill: came back after ")) == (0, True), drilled.stderr
     drilled = run_cli({}, "drill", str(tmp_path / "e"), "--backup", str(made), "--fault", "kill")
-    assert (drilled.returncode, drilled.stderr.startswith("uploader: restore ")) == (1, True)
+    assert (drilled.returncode, drilled.stderr.startswith("uploader: restore-backup ")) == (1, True)

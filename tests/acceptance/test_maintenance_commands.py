@@ -106,19 +106,19 @@ def test_what_no_row_names_goes_to_the_trash_and_comes_back(settings: dict[str, 
         assert (told.returncode, told.stderr) == (0, "")
         assert f"blobs without a row {would}put away: 1\n" in told.stdout
     assert not blob.exists()
-    assert CONTENT.sha256 in run_cli(settings, "trash", "list").stdout
-    refused = run_cli(settings, "trash", "restore", CONTENT.sha256)
+    assert CONTENT.sha256 in run_cli(settings, "store-trash", "list").stdout
+    refused = run_cli(settings, "store-trash", "restore", CONTENT.sha256)
     assert (refused.returncode, "no row needs" in refused.stderr) == (1, True)
 
     remove_database(data)
     move_database(tmp_path, data)
-    (listed,) = run_cli(settings, "trash", "list", "--json").stdout.splitlines()
+    (listed,) = run_cli(settings, "store-trash", "list", "--json").stdout.splitlines()
     assert (json.loads(listed)["kind"], json.loads(listed)["name"]) == ("blob", CONTENT.sha256)
-    assert run_cli(settings, "trash", "restore", CONTENT.sha256).returncode == 0
+    assert run_cli(settings, "store-trash", "restore", CONTENT.sha256).returncode == 0
     assert blob.read_bytes() == CONTENT.data
     assert run_cli(settings, "scrub").stdout == f"0 damaged; checked 1 blobs, {CONTENT.size} bytes\n"
-    assert run_cli(settings, "trash", "list").stdout == ""
-    assert run_cli(settings, "trash", "empty").returncode == 2
+    assert run_cli(settings, "store-trash", "list").stdout == ""
+    assert run_cli(settings, "store-trash", "empty").returncode == 2
     assert run_cli(settings, "reconcile").returncode == 0
 
     remove_database(data)
@@ -170,7 +170,7 @@ def test_a_backup_beside_a_server_and_a_restore_where_nothing_is(settings: dict[
     token = owner_token(data)
 
     settings["DATA"] = str(tmp_path / "elsewhere")
-    restored = run_cli(settings, "restore", str(backups))
+    restored = run_cli(settings, "restore-backup", str(backups))
     assert (restored.returncode, restored.stderr) == (0, "")
     assert "open uploads whose chunks are in no backup: 1\n`uploader reset-unfinished --lost --yes`" in restored.stdout
     [row] = audited("installation.restored")

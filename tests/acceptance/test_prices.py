@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -324,6 +325,23 @@ PRICES: dict[str, list[tuple[str, int, Worst]]] = {
     "PATCH /me/files": [
         ("50 files", SMALL, lambda place, _: Ask(f"/me/files?prefix={filled(place)}", {"prefix": f"{place.salt()}/"})),
     ],
+    "GET /me/folders": [("those that are empty", SMALL, at("/me/folders?limit=1000"))],
+    "POST /me/folders": [("one", SMALL, lambda _place, _: Ask("/me/folders", {"name": f"empty/{uuid4().hex}"}))],
+    "GET /me/trash": [("100 files", SMALL, at("/me/trash?limit=1000"))],
+    "GET /me/trash/{id}/content": [("one", SMALL, lambda place, _: Ask(f"/me/trash/{deleted(place)}/content"))],
+    "POST /me/trash/{id}/link": [("one", SMALL, lambda place, _: Ask(f"/me/trash/{deleted(place)}/link", {}))],
+    "POST /me/trash/{id}/restore": [("one", SMALL, lambda place, _: Ask(f"/me/trash/{deleted(place)}/restore", {}))],
+    "POST /me/trash/restore": [
+        ("50 files", SMALL, lambda place, _: Ask("/me/trash/restore", {"ids": deleted_folder(place)})),
+        (
+            "nothing, by 5,000 ids",
+            200 * KB,
+            lambda place, size: Ask("/me/trash/restore", {"ids": place.nothing(size)["ids"]}),
+        ),
+    ],
+    "DELETE /me/trash/{id}": [("one", SMALL, lambda place, _: Ask(f"/me/trash/{deleted(place)}"))],
+    "DELETE /me/trash": [("100 files", SMALL, at("/me/trash"))],
+    "DELETE /admin/files/{id}": [("one", SMALL, lambda place, _: Ask(f"/admin/files/{place.uploaded()}?reason=no"))],
     "GET /admin/usage": [("1,000 users", SMALL, at("/admin/usage?limit=1000"))],
     "GET /admin/usage/summary": [("–", SMALL, at("/admin/usage/summary"))],
     "GET /admin/usage/history": [("all days", SMALL, at("/admin/usage/history"))],
@@ -367,6 +385,21 @@ PRICES: dict[str, list[tuple[str, int, Worst]]] = {
     "GET /static/{path}": [("the largest", SMALL, at("/static/swagger-ui/swagger-ui-bundle.js"))],
 }
 ROWS = [(operation, *row) for operation, rows in PRICES.items() for row in rows]
+
+
+def deleted(place: Place) -> str:
+    """A file in the trash."""
+    file_id = place.uploaded()
+    place.client.delete(f"/me/files/{file_id}")
+    return file_id
+
+
+def deleted_folder(place: Place) -> list[str]:
+    """The ids of 50 files in the trash."""
+    folder = {"prefix": filled(place)}
+    files = place.client.get("/me/files", params=folder).json()["files"]
+    place.client.delete("/me/files", params=folder)
+    return [file["id"] for file in files]
 
 
 def filled(place: Place) -> str:

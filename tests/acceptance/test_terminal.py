@@ -59,6 +59,10 @@ def has_bars(count: int, lines: list[str]) -> bool:
     return len(bars_in(lines)) == count
 
 
+def has_names(names: list[str], lines: list[str]) -> bool:
+    return [line.split()[0] for line in bars_in(lines)[: len(names)]] == names
+
+
 def has_bars_below(above: list[str], count: int, lines: list[str]) -> bool:
     """Both at once: a terminal may be looked at in the middle of being drawn."""
     return has_bars(count, lines) and lines[: len(above)] == above
@@ -116,6 +120,19 @@ async def test_of_small_files_results_stay_and_no_bar(gate: Gate, commands: Comm
         gate.open()
         lines = await terminal.after_the_end()
     assert sorted(lines[:-1]) == [f"small/{name}  (4 B, there already)" for name in names]
+
+
+async def test_names_that_are_alike_are_told_apart(gate: Gate, commands: Commands, tmp_path: Path) -> None:
+    names = [f"{number:02}-summer-holiday-of-2026.bin" for number in range(2)]
+    for name, content in zip(names, LARGE.values(), strict=False):
+        (tmp_path / name).write_bytes(content.data)
+    gate.close(but=5)
+    async with running_in_terminal(PUT_LARGE, commands.environment, tmp_path) as terminal:
+        for columns, shown in ((80, ["00-summer-…-2026.bin", "01-summer-…-2026.bin"]), (120, names)):
+            await terminal.resize(columns, 24)
+            await terminal.shows(partial(has_names, shown))
+        gate.open()
+        assert bars_in(await terminal.after_the_end()) == []
 
 
 async def test_beside_files_and_pipes_all_is_legible(gate: Gate, commands: Commands, tmp_path: Path) -> None:

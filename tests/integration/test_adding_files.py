@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import files, users
-from uploader.database.transactions.files import Added, NamesChanged, delete_files
+from uploader.database.transactions.files import Added, NamesChanged, delete_files, move_files
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.upload import File, IfExists, Reason, State
 from uploader.errors import NameTaken, QuotaExceeded
@@ -84,7 +84,7 @@ async def test_replacements_that_race_leave_one_file(act: Transactions, together
 
     await asyncio.gather(*(until_it_holds(replace_by, file) for file in files))
     left = await files_of(act)
-    assert [name for name, _ in left] == (["beside"] if together else []) + ["folder/file.bin"]
+    assert [name for name, _ in left] == (["beside"] if together else []) + ["file.bin"]
     kept = {content for _, content in left}
     assert {content for content, count in (await refs(act)).items() if count} == kept
     sizes = {file.sha256: file.size for file in files}
@@ -93,23 +93,24 @@ async def test_replacements_that_race_leave_one_file(act: Transactions, together
 
 async def test_a_file_that_takes_the_name_meanwhile_is_replaced_as_well(act_beside: Transactions) -> None:
     act = act_beside
-    await act.whole(file_row(seed="old"))
+    old = (await act.whole(file_row(seed="old"))).file
     attempts = 0
 
     async def be_faster() -> None:
         nonlocal attempts
         attempts += 1
         if attempts == 1:
+            await act.rename(old, "away")
             await act.whole(file_row(seed="kept", size=7))
 
     file = file_row(seed="new", size=20)
     with pytest.raises(NamesChanged):
         await act.whole(file, IfExists.REPLACE, place=be_faster)
-    assert len(await files_of(act)) == 2
+    assert await files_of(act) == [("away", old.sha256), (file.name, sha256("kept"))]
     assert (await act.whole(file, IfExists.REPLACE, place=be_faster)).is_new
-    assert await files_of(act) == [(file.name, file.sha256)]
-    assert (await checked_accounts(act.database))["alice"] == Account(finished=20)
-    assert await refs(act) == {sha256("old"): 0, sha256("kept"): 0, sha256("new"): 1}
+    assert await files_of(act) == [("away", old.sha256), (file.name, file.sha256)]
+    assert (await checked_accounts(act.database))["alice"] == Account(finished=1020)
+    assert await refs(act) == {sha256("old"): 1, sha256("kept"): 0, sha256("new"): 1}
 
 
 async def test_whether_a_name_is_free_is_decided_under_the_lock(act_beside: Transactions) -> None:
@@ -148,7 +149,7 @@ async def test_a_file_that_is_renamed_meanwhile_is_not_replaced(act_beside: Tran
 
     async def rename() -> None:
         async with act.database.engine.begin() as connection:
-            await transactions.files.rename_file(connection, "alice", old.id, "away")
+            await move_files(connection, [old], {old.id: "away"}, IfExists.FAIL, NOW)
             renamed.set()
             await go_on.wait()
 
@@ -172,20 +173,33 @@ async def test_a_file_that_is_renamed_meanwhile_is_not_replaced(act_beside: Tran
 async def test_a_file_that_is_renamed_meanwhile_does_not_go_with_its_folder(act: Transactions) -> None:
     away, there = [(await act.whole(file_row(seed=seed, name=f"folder/{seed}", size=5))).file for seed in "ab"]
     await act.rename(away, "away")
-    gone = await act.database.transact(lambda connection: delete_files(connection, [away, there]))
+    gone = await act.database.transact(lambda connection: delete_files(connection, [away, there], NOW))
     assert gone == 1
     assert await files_of(act) == [("away", away.sha256)]
     assert (await checked_accounts(act.database))["alice"] == Account(finished=5)
 
 
-async def test_of_all_that_want_a_free_name_at_once_one_gets_it(act: Transactions) -> None:
+@pytest.mark.parametrize("if_exists", IfExists)
+async def test_of_twenty_that_want_one_name_at_once_each_is_answered_as_it_asked(
+    act: Transactions, if_exists: IfExists
+) -> None:
+    files = [file_row(seed=f"{number}", size=10) for number in range(20)]
+    racing = [until_it_holds(act.whole, file, if_exists) for file in files]
+    results = await asyncio.gather(*racing, return_exceptions=True)
+    refused = 19 if if_exists is IfExists.FAIL else 0
+    assert Counter(type(result) for result in results) == Counter({Added: 20 - refused, NameTaken: refused})
+    numbered = [f"file ({number}).bin" for number in range(2, 21)] if if_exists is IfExists.KEEP else []
+    names = [name for name, _ in await files_of(act)]
+    assert names == sorted(["file.bin", *numbered])
+    assert (await checked_accounts(act.database))["alice"].finished == 10 * len(names)
+
+
+async def test_of_all_that_want_a_free_name_in_a_batch_one_gets_it(act: Transactions) -> None:
     files = [file_row(seed=f"{number}", size=10) for number in range(6)]
-    results = await asyncio.gather(*(act.whole(file, IfExists.FAIL) for file in files), return_exceptions=True)
-    assert Counter(type(result) for result in results) == {Added: 1, NameTaken: 5}
     batches = [[file_row(seed=f"{n}", size=10, name=name) for name in ("other", f"{n}")] for n in range(len(files))]
     verdicts = await asyncio.gather(*(until_it_holds(act.batch, batch, IfExists.FAIL) for batch in batches))
     assert Counter(type(first) for first, _ in verdicts) == {Added: 1, NameTaken: 5}
-    assert (await checked_accounts(act.database))["alice"].finished == 10 * (1 + 1 + 6)
+    assert (await checked_accounts(act.database))["alice"].finished == 10 * (1 + 6)
 
 
 async def test_one_content_many_times_is_one_blob(act: Transactions) -> None:
@@ -274,7 +288,7 @@ async def test_batches_of_the_same_contents_in_other_orders_all_end(act: Transac
     await checked_accounts(act.database)
     for user_id in user_ids:
         names_of = Counter(name for name, _ in await files_of(act, user_id))
-        assert if_exists is IfExists.KEEP or set(names_of.values()) == {1}
+        assert set(names_of.values()) == {1}
 
 
 async def test_whole_files_deletes_and_collections_of_one_content_that_race_keep_the_refs(act: Transactions) -> None:
@@ -303,7 +317,7 @@ async def test_whatever_is_done_to_the_same_names_at_once_the_accounts_are_right
         return [file_row(seed=f"{s}", name=f"{n}", size=10 + s) for n, s in zip(chosen, seeds, strict=True)]
 
     async def rename(file: File) -> None:
-        with suppress(Duplicate):
+        with suppress(NameTaken):
             await act.rename(file, f"{chance.randrange(12)}")
 
     async def merge(number: int) -> None:

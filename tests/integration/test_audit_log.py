@@ -67,6 +67,11 @@ async def expire_upload(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Respon
     return await root.delete(f"/admin/uploads/{await opened(stack)}")
 
 
+async def delete_file(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
+    made = await stack.client.post("/me/files?name=bad", content=b"bad")
+    return await root.delete(f"/admin/files/{made.json()['file']['id']}?reason=abuse")
+
+
 async def replay(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
     dead = update(models.delivery).values(state="dead")
     async with stack.services.database.engine.begin() as connection:
@@ -82,6 +87,7 @@ ROUTES = {
     ("POST", "/admin/users/{user_id}/tokens"): (make_token, Action.TOKEN_CREATED),
     ("DELETE", "/admin/tokens/{token_id}"): (revoke_token, Action.TOKEN_REVOKED),
     ("DELETE", "/admin/uploads/{upload_id}"): (expire_upload, Action.UPLOAD_EXPIRED),
+    ("DELETE", "/admin/files/{id}"): (delete_file, Action.FILE_DELETED),
     ("POST", "/admin/events/replay"): (replay, Action.EVENTS_REPLAYED),
 }
 

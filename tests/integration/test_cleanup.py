@@ -605,7 +605,7 @@ async def test_old_bytes_that_were_just_linked_may_still_get_their_row(make_stac
 async def test_a_blob_without_refs_is_left_to_the_collector(stack: Stack, clock: ManualClock) -> None:
     file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
     file = await stack.services.files.get("alice", file_id)
-    await stack.services.database.transact(lambda connection: transactions.files.delete_file(connection, file))
+    await stack.services.database.transact(transactions.files.delete_file, file, clock.now())
     clock.advance(41 * DAY)
     assert await stack.services.cleanup.clean() == Cleaned()
     assert len(stack.bytes_on_disk()) == 1

@@ -97,7 +97,7 @@ async def test_a_damaged_database_takes_no_good_copy_away(stack: Stack, clock: M
         await stack.services.copy_keeping.keep()
     assert "table file" in raised.value.reason
     assert kept.listed() == [good]
-    with pytest.raises(ConfigurationError, match=r"table file: rows .*`uploader restore --last`"):
+    with pytest.raises(ConfigurationError, match=r"table file: rows .*`uploader restore-backup --last`"):
         refuse_damaged(kept)
     assert await CopyKeeper(stack.services.copy_keeping).run_once() == 600.0, "not every moment"
 

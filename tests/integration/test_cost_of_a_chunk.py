@@ -125,7 +125,7 @@ async def test_a_file_of_one_chunk_costs_two_looks_and_two_commits(
     make_stack_on: MakeStack, clock: ManualClock, by: str
 ) -> None:
     async with make_stack_on(clock=clock) as stack:  # the room of the disk is known for a moment, which does not pass
-        before, small = Content(1000, seed=1), Content(1000, seed=2)
+        before, small = Content(1000, seed=1), Content(1000, seed=2, name="folder/other")
         await stack.open(before)  # so that the user, and the room of the disk, are known
         await stack.put(before, 0)
         with statements(stack.services.database) as sql:

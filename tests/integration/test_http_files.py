@@ -73,14 +73,20 @@ async def test_a_file_is_read_renamed_and_deleted(stack: Stack, url: str) -> Non
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
 
 
-async def test_equal_names_coexist_unless_the_content_is_equal_too(stack: Stack, url: str) -> None:
+async def test_a_name_is_of_one_file(stack: Stack, url: str) -> None:
     same = await _upload(stack, name="same")
     other = await _upload(stack, Content(1000, seed=1), name="other")
-    problem(await stack.client.patch(same, json={"name": CONTENT.name}), 409, "name-taken")
-
-    assert (await stack.client.get(same)).json()["name"] == "same"
-    for file in (other, url):
-        assert (await stack.client.patch(file, json={"name": CONTENT.name})).status_code == 200
+    for file, name in ((same, "same"), (other, "other")):
+        for more in ({}, {"if_exists": "fail"}):
+            refused = await stack.client.patch(file, json={"name": CONTENT.name, **more})
+            assert problem(refused, 409, "name-taken")["taken"] == CONTENT.name
+        assert (await stack.client.get(file)).json()["name"] == name
+    for file, name in ((url, CONTENT.name), (other, "folder/file (2).bin"), (same, "folder/file (3).bin")):
+        kept = await stack.client.patch(file, json={"name": CONTENT.name, "if_exists": "keep"})
+        assert (kept.status_code, kept.json()["name"]) == (200, name)
+    replaced = await stack.client.patch(other, json={"name": CONTENT.name, "if_exists": "replace"})
+    assert (replaced.status_code, replaced.json()["name"]) == (200, CONTENT.name)
+    assert (await stack.client.get(url)).status_code == 404
 
 
 async def test_content_comes_whole_with_its_digest_and_safe_headers(stack: Stack, url: str) -> None:
@@ -232,7 +238,7 @@ async def test_content_is_removed_only_for_a_deletion_that_is_committed(stack: S
     await held.wait()
     others = []
     for work in (
-        database.transact(lambda connection: transactions.files.delete_file(connection, row)),
+        database.transact(transactions.files.delete_file, row, files.clock.now()),
         files.collect(CONTENT.sha256),
         database.transact(end_all),
     ):

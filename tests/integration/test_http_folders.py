@@ -75,7 +75,22 @@ async def test_a_level_is_paged_by_name(filled: Stack) -> None:
         paged = await pages(filled.client, "/me/files", delimiter="/", limit=limit)
         found = [sorted(entry["name"] for entry in (*page["folders"], *page["files"])) for page in paged]
         assert max(map(len, found)) <= limit
-        assert [name for level in found for name in level] == ["a.txt", "a.txt", "photos.txt", "photos/", "übung/"]
+        assert [name for level in found for name in level] == ["a (2).txt", "a.txt", "photos.txt", "photos/", "übung/"]
+
+
+async def test_empty_folders_are_listed_by_name_and_nobody_elses(stack: Stack) -> None:
+    made = ["a/x/", "a/y/", "b/", "ü/"]
+    for name in (*made, "a/"):
+        assert (await stack.client.post("/me/folders", json={"name": name})).status_code in (200, 201)
+    await put(stack, "full/file", b"x")
+    for prefix, expected in ((None, made), ("a/", made[:2]), ("ü", made[3:]), ("full/", [])):
+        wanted = {"limit": 1, **({} if prefix is None else {"prefix": prefix})}
+        found = [
+            folder["name"] for page in await pages(stack.client, "/me/folders", **wanted) for folder in page["folders"]
+        ]
+        assert found == expected, prefix
+    bob = await stack.client_of("bob")
+    assert (await bob.get("/me/folders")).json() == {"folders": [], "next": None}
 
 
 async def test_what_is_no_level_is_refused(stack: Stack) -> None:

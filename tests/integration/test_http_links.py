@@ -145,6 +145,20 @@ async def test_a_link_opens_nothing_but_its_content(stack: Stack, file: dict[str
     problem(await stack.anonymous().put(f"{place}/content?{query}"), 405, "method-not-allowed")
 
 
+async def test_a_link_to_a_deleted_file_is_another_than_that_to_the_file(stack: Stack, file: dict[str, Any]) -> None:
+    shared = await a_link(stack, file["id"])
+    await stack.client.delete(f"/me/files/{file['id']}")
+    problem(await (await stack.client_of("bob")).post(f"/me/trash/{file['id']}/link"), 404, "file-not-found")
+    url = (await stack.client.post(f"/me/trash/{file['id']}/link")).json()["url"]
+    anonymous = stack.anonymous()
+    assert (await anonymous.get(url)).content == CONTENT.data
+    problem(await anonymous.get(shared), 404, "file-not-found")
+    problem(await anonymous.get(shared.replace("/me/files/", "/me/trash/")), 401, "unauthenticated")
+    assert (await stack.client.post(f"/me/trash/{file['id']}/restore")).status_code == 200
+    assert (await anonymous.get(shared)).status_code == 200
+    problem(await anonymous.get(url.replace("/me/trash/", "/me/files/")), 401, "unauthenticated")
+
+
 async def test_links_work_in_every_process_and_after_a_restart(make_stack_on: MakeStack) -> None:
     async with make_stack_on() as stack:
         file = await a_file(stack)

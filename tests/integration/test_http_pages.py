@@ -19,7 +19,7 @@ APPLICATION = "https://app.example"
 
 
 def imports_of(source: str) -> list[str]:
-    return re.findall(r'^(?:import|export) [^"\n]*"([^"]+)";', source, flags=re.MULTILINE)
+    return re.findall(r'^(?:import|export) [^"=\n]*"([^"]+)";', source, flags=re.MULTILINE)
 
 
 async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(stack: Stack) -> None:

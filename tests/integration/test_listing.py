@@ -10,7 +10,7 @@ from tests.support.rows import file_row
 from uploader.database import models, queries
 from uploader.database.engine import Connection, Database
 
-NAMES = ("a/b", "a/c", "b", "\u00e9/%b_", "B", "b/" + "x" * 250, "a/b")
+NAMES = ("a/b", "a/c", "b", "\u00e9/%b_", "B", "b/" + "x" * 250, "a/b (2)")
 
 
 async def _fill(database: Database) -> None:
@@ -70,5 +70,5 @@ async def test_names_are_searched_along_their_index(sqlite_url: str) -> None:
     await database.close()
     with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
         plan = [step for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
-    assert "SEARCH file USING INDEX ix_file_user_name (user_id=?)" in plan
+    assert "SEARCH file USING INDEX uq_file_name (user_id=?)" in plan
     assert not [step for step in plan if step.startswith("SCAN file") or "ix_file_user " in step]

@@ -22,7 +22,7 @@ FEW, MANY = 10, 3_000
 MOST = 1.5
 
 
-async def have(stack: Stack, numbers: range) -> None:
+async def have(stack: Stack, numbers: range, name: str = "{}.bin") -> None:
     """Files of the user as they are after an upload: with their contents, and what became of the uploads."""
     user_id = "alice"
     files, blobs, uploads = [], [], []
@@ -30,7 +30,7 @@ async def have(stack: Stack, numbers: range) -> None:
         sha256 = hashlib.sha256(str(number).encode()).hexdigest()
         content = {"md5": md5_of(number), "sha256": sha256, "size": 4096, "created_at": NOW}
         upload = upload_row(user_id, 4096, md5=md5_of(number), state=State.DONE, closed_at=NOW)
-        files.append(content | {"id": upload.id, "user_id": user_id, "name": f"{number}.bin", "instant": False})
+        files.append(content | {"id": upload.id, "user_id": user_id, "name": name.format(number), "instant": False})
         blobs.append(content | {"refs": 1, "damaged": False})
         uploads.append(row_of(upload) | {"state": "DONE", "open_flag": None})
 
@@ -100,3 +100,27 @@ async def test_what_a_user_has_costs_the_next_request_nothing(
         many = [await steps_of(ask) for ask in asked]
         for ask, before, after in zip(asked, few, many, strict=True):
             assert 0 < after <= MOST * before + 100, (ask.__name__, before, after)
+
+
+async def test_another_file_of_a_name_is_no_walk_over_all_of_its_numbers(
+    make_stack: MakeStack, sqlite_url: str
+) -> None:
+    async with make_stack(database_url=sqlite_url) as stack:
+
+        async def steps_of(number: int) -> int:
+            content = Content(5000, seed=number, name="a.txt")
+            with sqlite_steps(stack.services.database) as steps:
+                response = await stack.upload(content)
+            assert response.json()["file"]["name"] == f"a ({number}).txt"
+            return steps.count
+
+        await stack.upload(Content(5000, seed=1, name="a.txt"))
+        await have(stack, range(2, 2 + FEW), "a ({}).txt")
+        await steps_of(2 + FEW)  # what is looked up once
+        await have(stack, range(3 + FEW, 40), "a ({}).txt")
+        few = await steps_of(40)
+        await have(stack, range(41, MANY), "a ({}).txt")
+        assert 0 < await steps_of(MANY) <= 3 * few
+        file = (await stack.client.get("/me/files", params={"prefix": "a (7)"})).json()["files"][0]
+        assert (await stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
+        await steps_of(7)  # the first that is free

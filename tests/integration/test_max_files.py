@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -100,12 +101,14 @@ async def test_places_that_are_given_back_meanwhile_are_taken_again(act: Transac
 
 async def _move_onto_a_twin(act: Transactions, file: File, upload: Upload) -> None:
     twin, _ = await act.instant(file_row(name="twin"))
-    await act.database.transact(transactions.files.move_files, [file], {file.id: twin.name})
+    targets = {file.id: twin.name}
+    await act.database.transact(transactions.files.move_files, [file], targets, IfExists.REPLACE, NOW)
 
 
-async def _replace_two(act: Transactions, file: File, upload: Upload) -> None:
-    await act.whole(file_row(seed="other"))
-    await act.whole(file_row(seed="new"), IfExists.REPLACE)
+async def _leave_a_folder(act: Transactions, file: File, upload: Upload) -> None:
+    """Its place is given back as soon as somebody needs it."""
+    await act.rename(file, "left/file")
+    await act.delete(replace(file, name="left/file"))
 
 
 Out = Callable[[Transactions, File, Upload], Awaitable[Any]]
@@ -113,12 +116,12 @@ OUT: dict[str, Out] = {
     "cancelled": lambda act, _, upload: act.close(upload),
     "failed": lambda act, _, upload: act.close(upload, Reason.MD5_MISMATCH),
     "deleted": lambda act, file, _: act.delete(file),
-    "deleted with others": lambda act, file, _: act.database.transact(transactions.files.delete_files, [file]),
+    "deleted with others": lambda act, file, _: act.database.transact(transactions.files.delete_files, [file], NOW),
     "moved onto its twin": _move_onto_a_twin,
     "merged, where its file is there": lambda act, _, upload: act.merge(upload, "content"),
     "sent whole, where its file is there": lambda act, file, upload: act.whole(file_row(), replaced=upload),
     "instant, where its file is there": lambda act, file, upload: act.instant(file_row(), replaced=upload),
-    "two replaced by one": _replace_two,
+    "the last one of a folder": _leave_a_folder,
 }
 
 
@@ -127,8 +130,9 @@ async def test_each_way_out_gives_one_place_back(act: Transactions, way: str) ->
     file, upload = await act.upload_and_merge(), await act.open(upload_row(seed="content"))
     act.max_files = 3  # of which one is for those ways that make a file on their way
     await OUT[way](act, file, upload)
-    act.max_files = await counted(act) + 1
-    assert act.max_files == (3 if way in ("moved onto its twin", "two replaced by one") else 2)
+    left = way == "the last one of a folder"
+    act.max_files = await counted(act) + 1 - left
+    assert act.max_files == (3 if way == "moved onto its twin" else 2)
     await act.open(upload_row(size=1))
     with pytest.raises(TooManyFiles) as refused:
         await act.open(upload_row(size=1))

@@ -1,7 +1,10 @@
 """The migrations on every kind of database: up, down, twice at once, and against the models."""
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,18 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import CheckConstraint, Connection, Index, UniqueConstraint, insert, inspect, text
+from sqlalchemy import CheckConstraint, Connection, Index, UniqueConstraint, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tests.support.dying import Death, dying
 from tests.support.invariants import checked_accounts
+from tests.support.newer import newer_version
 from tests.support.process import run_cli
-from tests.support.rows import NOW, Transactions, digests, upload_row
+from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.waiting import SERVER_SECONDS
 from uploader.database import migrate, models
+from uploader.database.dump import write_dump
 from uploader.database.engine import Database, Duplicate
 from uploader.errors import ConfigurationError
 
@@ -112,6 +119,52 @@ async def test_users_have_the_number_of_their_files_from_their_rows(empty: Datab
     assert await ask(empty, differences) == []
 
 
+async def test_twins_get_numbers_and_a_folder_keeps_its_name(empty: Database) -> None:
+    """The oldest keeps its name; who dies on the way goes on; the accounts are as they were."""
+    await migrate.upgrade(empty, "0014")
+    act = Transactions(empty)
+    there = [
+        *[
+            ("alice", name)
+            for name in ("a.txt", "a.txt", "a (2).txt", "a.txt", "folder", "folder", "folder/b", "folder!")
+        ],
+        *[("alice", name) for name in ("deep/a", "deep/a/b", "deep/a/b/c", "l" * 255, "l" * 255, "a (3).txt/x")],
+        *[("bob", name) for name in ("a.txt", "folder", "ü😀", "ü😀")],
+    ]
+    for user_id in ("alice", "bob"):
+        await act.create_user(user_id)
+    files = [
+        file_row(user_id, 1, f"{number}", id=f"{number:032x}", name=name)
+        for number, (user_id, name) in enumerate(there)
+    ]
+
+    async def insert_all(connection: AsyncConnection) -> None:
+        for file in files:
+            values = {column.name: getattr(file, column.name) for column in models.file.c}
+            await connection.execute(insert(models.file).values(values))
+            blob = {"sha256": file.sha256, "md5": file.md5, "size": 1, "refs": 1, "created_at": NOW}
+            await connection.execute(insert(models.blob).values(blob))
+        for user_id, count in Counter(user_id for user_id, _ in there).items():
+            users = models.user_info
+            await connection.execute(
+                update(users).where(users.c.user_id == user_id).values(files=count, use_space_finished=count)
+            )
+
+    await empty.transact(insert_all)
+    for dies_at in (1, 4, 9, 99):
+        with suppress(Death), dying(dies_at):
+            await migrate.upgrade(empty)
+    async with empty.engine.connect() as connection:
+        rows = await connection.execute(select(models.file.c.name).order_by(models.file.c.id))
+        assert list(rows.scalars()) == [
+            *("a.txt", "a (4).txt", "a (2).txt", "a (5).txt", "folder (2)", "folder (3)", "folder/b", "folder!"),
+            *("deep/a (2)", "deep/a/b (2)", "deep/a/b/c", "l" * 255, "l" * 251 + " (2)", "a (3).txt/x"),
+            *("a.txt", "folder", "ü😀", "ü😀 (2)"),
+        ]
+    await checked_accounts(empty)
+    assert await ask(empty, differences) == []
+
+
 async def test_the_comparison_with_the_models_sees_a_difference(empty: Database) -> None:
     """That there is none is told by the upgrades below."""
     await migrate.upgrade(empty)
@@ -140,12 +193,22 @@ async def test_the_unique_keys_and_indexes_are_there(empty: Database) -> None:
 
 async def test_no_figure_becomes_negative(database: Database) -> None:
     assert ("user_info", "reserved") in BYTE_COLUMNS
-    assert len(BYTE_COLUMNS) == 22
+    assert len(BYTE_COLUMNS) == 23
     rows: dict[str, dict[str, Any]] = {
         "user_info": {"user_id": "u"},
         "upload": {"id": "i", "user_id": "u", "name": "n", "state": "OPEN", "temp_path": "t"},
         "blob": {"created_at": NOW, **digests("")},
         "file": {"id": "i", "user_id": "u", "name": "n", "instant": False, "created_at": NOW, **digests("")},
+        "trashed_file": {
+            "id": "i",
+            "user_id": "u",
+            "name": "n",
+            "instant": False,
+            "created_at": NOW,
+            **digests(""),
+            "deleted_at": NOW,
+            "reason": "deleted",
+        },
         "usage_daily": {"day": NOW.date(), "taken_at": NOW},
     }
     for name, column in BYTE_COLUMNS:
@@ -211,20 +274,73 @@ async def test_a_database_that_was_not_migrated_is_refused(empty: Database) -> N
     assert await ask(empty, tables_of) == set()
 
 
-async def test_a_database_newer_than_the_code_is_refused(empty: Database) -> None:
+@pytest.mark.parametrize(
+    ("marks", "served"),
+    [((True,), True), ((True, True), True), ((False,), False), ((True, False), False), ((False, True), False)],
+)
+async def test_a_newer_database_is_served_if_all_that_is_new_is_compatible(
+    empty: Database, tmp_path: Path, marks: tuple[bool, ...], served: bool
+) -> None:
     await migrate.upgrade(empty)
-    async with empty.engine.begin() as connection:
-        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    for look in (migrate.upgrade, migrate.check):
-        with pytest.raises(ConfigurationError, match=r"9999, newer than this version's .*: install the newer version"):
+    with newer_version(tmp_path / "migrations", marks):
+        await migrate.upgrade(empty)
+        await migrate.check(empty)
+    newest, head = str(9000 + len(marks)), migrate.head_revision()
+    for look in (migrate.check, migrate.upgrade):
+        if served:
             await look(empty)
-    assert await migrate.current_revision(empty) == "9999"
+        else:
+            with pytest.raises(
+                ConfigurationError, match=f"at revision {newest}, newer than this version's {head}: install the"
+            ):
+                await look(empty)
+    assert await migrate.current_revision(empty) == newest
+    with newer_version(tmp_path / "again", marks):
+        await migrate.downgrade(empty, head)
+    await migrate.check(empty)
+
+
+async def test_who_breaks_with_older_programs_says_so_before_there_is_anything_new(
+    empty: Database, tmp_path: Path
+) -> None:
+    await migrate.upgrade(empty)
+    with (
+        newer_version(tmp_path / "migrations", (True, False), then="raise RuntimeError"),
+        pytest.raises(RuntimeError),
+    ):
+        await migrate.upgrade(empty)
+    if empty.engine.dialect.name == "sqlite":
+        await migrate.check(empty)  # nothing of it is there
+    else:
+        with pytest.raises(ConfigurationError, match=r"on its way to revision 9002, newer than this version's"):
+            await migrate.check(empty)
+    with newer_version(tmp_path / "again", (True, False)):
+        await migrate.upgrade(empty)
+        await migrate.check(empty)
+
+
+async def test_a_dump_is_of_all_tables_or_none(empty: Database, tmp_path: Path) -> None:
+    await migrate.upgrade(empty)
+    with newer_version(tmp_path / "migrations", (True,)):
+        await migrate.upgrade(empty)
+    if empty.engine.dialect.name == "sqlite":
+        assert (await write_dump(empty, tmp_path, lambda *_: None)).revision == "9001"
+    else:
+        with pytest.raises(ConfigurationError, match="back it up with the newer version"):
+            await write_dump(empty, tmp_path, lambda *_: None)
+
+
+def test_each_migration_says_if_older_programs_may_go_on(tmp_path: Path) -> None:
+    """Those up to 0014 need not: no program before reads it."""
+    for path in sorted((migrate.migrations_directory() / "versions").glob("[0-9]*.py")):
+        if path.name > "0015":
+            assert re.search(r"^compatible = (True|False)$", path.read_text(), re.MULTILINE), path.name
 
 
 async def test_commands_say_in_one_line_that_the_database_is_too_new(sqlite_url: str, tmp_path: Path) -> None:
     database = Database(sqlite_url)
-    async with database.engine.begin() as connection:
-        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with newer_version(tmp_path / "newer", (False,)):
+        await migrate.upgrade(database)
     await database.close()
     for file in tmp_path.glob("test.db*"):
         file.chmod(0o600)  # as our commands make it
@@ -235,5 +351,5 @@ async def test_commands_say_in_one_line_that_the_database_is_too_new(sqlite_url:
         assert (result.returncode, result.stdout) == (2, "")
         (line,) = result.stderr.splitlines()
         assert line == (
-            f"uploader: the database is at revision 9999, newer than this version's {head}: install the newer version"
+            f"uploader: the database is at revision 9001, newer than this version's {head}: install the newer version"
         )

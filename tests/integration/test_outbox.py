@@ -169,14 +169,14 @@ async def test_folders_that_go_and_move_are_told_of_file_by_file(act_on: Transac
     twin = (await act_on.whole(file_row(seed="a", name="to/a", size=1))).file
     names = {file.id: file.name.replace("from/", "to/") for file in files}
     transact = act_on.database.transact
-    assert await transact(lambda connection: move_files(connection, files, names)) == 2
-    moved = replace(files[1], name="to/b")
-    assert await transact(lambda connection: delete_files(connection, [twin, moved, files[0]])) == 2
+    assert (await transact(move_files, files, names, IfExists.REPLACE, NOW)).files == 2
+    moved = [replace(file, name=names[file.id]) for file in files]
+    assert await transact(delete_files, [twin, *moved], NOW) == 2
     events = (await written(act_on.database))[3:]
     assert [(event.type, event.subject, event.data.get("reason")) for event in events] == [
-        ("file.deleted", files[0].id, "replaced"),
-        ("file.deleted", twin.id, None),
-        ("file.deleted", moved.id, None),
+        ("file.deleted", twin.id, "replaced"),
+        ("file.deleted", files[0].id, None),
+        ("file.deleted", files[1].id, None),
     ]
 
 

@@ -14,11 +14,12 @@ from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, paused_call
 from tests.support.layout import blob_path
+from tests.support.newer import newer_version
 from tests.support.rot import flip_bit, ruin_a_table
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from uploader.accounting.redis import can_write
-from uploader.database import meta
+from uploader.database import meta, migrate
 from uploader.database.meta import Held, Mishap
 from uploader.domain import reasons
 from uploader.domain.reasons import REASONS, Check, Reason
@@ -65,6 +66,11 @@ async def ask_a_damaged_page(stack: Stack, _clock: ManualClock) -> None:
     await stack.services.database.engine.dispose()
     ruin_a_table(path, "upload")
     assert (await stack.client.get("/uploads")).status_code == 503
+
+
+async def migrate_as_a_newer_version(stack: Stack, _clock: ManualClock) -> None:
+    with newer_version(stack.data.parent / "migrations", (True,)):
+        await migrate.upgrade(stack.services.database)
 
 
 async def copy_no_more(stack: Stack, clock: ManualClock) -> None:
@@ -140,6 +146,7 @@ async def back_up_no_more(stack: Stack, clock: ManualClock) -> None:
 
 CAUSES: dict[Reason, Callable[[Stack, ManualClock], Awaitable[None]]] = {
     reasons.DATABASE_DAMAGED: ask_a_damaged_page,
+    reasons.SCHEMA_AHEAD: migrate_as_a_newer_version,
     reasons.COPY_OLD: copy_no_more,
     reasons.DISK_SLOW: have_it_slow,
     reasons.BALLAST_USED: use_the_ballast,
@@ -185,6 +192,12 @@ async def test_what_is_the_matter_is_told_with_what_to_do(stack: Stack, clock: M
     await CAUSES[reason](stack, clock)
     said = await told(stack, reason.check)
     assert is_of(reason, said), said
+
+
+async def test_a_node_whose_schema_is_gone_says_so(stack: Stack, tmp_path: Path) -> None:
+    with newer_version(tmp_path / "newer", (False,)):
+        await migrate.upgrade(stack.services.database)
+    assert "at revision 9001, newer than this version's" in await told(stack, Check.DATABASE, 503)
 
 
 @pytest.mark.parametrize(

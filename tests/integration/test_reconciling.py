@@ -161,7 +161,7 @@ async def _flush(stack: Stack, upload: Upload) -> None:
 
 
 async def _state_of_everything(stack: Stack) -> tuple[Any, Any, Any]:
-    """All rows but their times, all of Redis but times, all names on disk: to see what a repair touched."""
+    """All rows but their times, all of Redis but times and costs, all names on disk: to see what a repair touched."""
     rows: dict[str, Any] = {}
     async with stack.services.database.engine.connect() as connection:
         for table in (models.user_info, models.upload, models.blob, models.file):
@@ -169,7 +169,7 @@ async def _state_of_everything(stack: Stack) -> tuple[Any, Any, Any]:
             rows[table.name] = [{name: value for name, value in row.items() if name != "updated_at"} for row in found]
     redis: Any = stack.services.redis
     keys: dict[bytes, Any] = {}
-    for key in sorted([key async for key in redis.scan_iter()]):
+    for key in sorted([key async for key in redis.scan_iter() if not key.startswith(b"cost:")]):
         kind = (await redis.type(key)).decode()
         if kind == "hash":
             facts = await redis.hgetall(key)

@@ -29,7 +29,7 @@ DAY = 86_400.0
 
 
 async def _dump(stack: Stack) -> dict[Any, list[dict[str, Any]]]:
-    tables = (models.user_info, models.blob, models.file)
+    tables = (models.user_info, models.blob, models.file, models.trashed_file, models.folder)
     async with stack.services.database.engine.connect() as connection:
         return {table: [row._asdict() for row in await connection.execute(table.select())] for table in tables}
 
@@ -38,7 +38,8 @@ async def _restore_dump(stack: Stack, dump: dict[Any, list[dict[str, Any]]]) -> 
     async with stack.services.database.engine.begin() as connection:
         for table, rows in dump.items():
             await connection.execute(table.delete())
-            await connection.execute(table.insert(), rows)
+            if rows:
+                await connection.execute(table.insert(), rows)
 
 
 async def _delete_all(stack: Stack) -> None:

@@ -152,17 +152,18 @@ async def test_the_quota_is_decided_member_by_member(stack: Stack) -> None:
 async def test_names_are_kept_replaced_or_taken(stack: Stack) -> None:
     await send(stack, b"1", "a")
     await send(stack, b"22", "a")
-    assert await names(stack) == [("a", 1), ("a", 2)]
+    assert await names(stack) == [("a", 1), ("a (2)", 2)]
     with pytest.raises(NameTaken):
         await send(stack, b"333", "a", if_exists=IfExists.FAIL)
-    assert (await send(stack, b"22", "a", if_exists=IfExists.FAIL)).created is False
+    assert (await send(stack, b"22", "a")).created is False
+    assert (await send(stack, b"1", "a", if_exists=IfExists.FAIL)).created is False
     await send(stack, b"333", "a", if_exists=IfExists.REPLACE)
-    assert await names(stack) == [("a", 3)]
-    assert (await stack.usage("alice"))["finished"] == 3
+    assert await names(stack) == [("a", 3), ("a (2)", 2)]
+    assert (await stack.usage("alice"))["finished"] == 5
     outcomes = await send_many(stack, [("a", b"4444"), ("a", b"55555"), ("b", b"6")], IfExists.REPLACE)
     assert all(isinstance(outcome, Complete) and outcome.created for outcome in outcomes)
-    assert await names(stack) == [("a", 5), ("b", 1)]
-    assert (await stack.usage("alice"))["finished"] == 6
+    assert await names(stack) == [("a", 5), ("a (2)", 2), ("b", 1)]
+    assert (await stack.usage("alice"))["finished"] == 8
 
 
 async def test_an_upload_may_replace_what_has_its_name(stack: Stack) -> None:

@@ -54,7 +54,7 @@ class Backups:
         redis_url = f"{self._installation.redis.url.removesuffix('/0')}/1"
         settings = self._installation.settings | {"DATA": str(data), "DATABASE_URL": url, "REDIS_URL": redis_url}
         for command in (
-            ("restore", str(self._directory / "backups")),
+            ("restore-backup", str(self._directory / "backups")),
             ("reset-unfinished", "--lost", "--yes"),
             ("reconcile",),
         ):

@@ -55,19 +55,24 @@ class Wanted(NamedTuple):
 
 
 class Books:
-    """What a user has: files by name and content, and open uploads by content."""
+    """What a user has: contents of files by name, and open uploads by content."""
 
     def __init__(self) -> None:
-        self.files: set[tuple[str, int]] = set()
+        self.files: dict[str, int] = {}
         self.uploads: dict[int, Wanted] = {}
 
     def add(self, wanted: Wanted, *, reserved: bool = False) -> str:
         """What becomes of a file. `reserved`: its room was promised before."""
-        standing = {number for name, number in self.files if name == wanted.name}
-        is_there = wanted.number in standing
-        if wanted.if_exists is IfExists.FAIL and standing and not is_there:
+        name, standing = wanted.name, self.files.get(wanted.name)
+        if wanted.if_exists is IfExists.FAIL and standing not in (None, wanted.number):
             return "taken"
-        removed = standing - {wanted.number} if wanted.if_exists is IfExists.REPLACE else set()
+        if wanted.if_exists is IfExists.KEEP and standing not in (None, wanted.number):
+            numbered = [f"{name} ({number})" for number in range(2, MAX_FILES + 3)]
+            same = [each for each in numbered if self.files.get(each) == wanted.number]
+            name = (same + [each for each in numbered if each not in self.files])[0]
+            standing = self.files.get(name)
+        is_there = standing == wanted.number
+        removed = [] if standing is None or is_there else [standing]
         more = (0 if is_there else wanted.size) - sum(CONTENTS[number].size for number in removed)
         room = TOTAL_SPACE - self._finished() - self._reserved(besides=wanted.number)
         if not is_there and not reserved and more > room and not more <= 0 < wanted.size:
@@ -75,8 +80,7 @@ class Books:
         places = 1 - len(removed) - (wanted.number in self.uploads)
         if not is_there and not reserved and places > 0 and self._count() + places > MAX_FILES:
             return "too many"
-        self.files -= {(wanted.name, number) for number in removed}
-        self.files.add((wanted.name, wanted.number))
+        self.files[name] = wanted.number
         self.uploads.pop(wanted.number, None)
         return "there" if is_there else "made"
 
@@ -90,7 +94,7 @@ class Books:
         return len(self.files) + len(self.uploads)
 
     def _finished(self) -> int:
-        return sum(CONTENTS[number].size for _, number in self.files)
+        return sum(CONTENTS[number].size for number in self.files.values())
 
     def _reserved(self, *, besides: int | None) -> int:
         return sum(CONTENTS[number].size for number in self.uploads if number != besides)
@@ -102,6 +106,8 @@ class FilesMachine(Machine):
     def __init__(self) -> None:
         super().__init__()
         self.books = {user_id: Books() for user_id in USERS}
+        # Contents of which a worker that died may have received the bytes.
+        self.half_sent: set[tuple[str, int]] = set()
 
     @initialize()
     def start(self) -> None:
@@ -146,9 +152,9 @@ class FilesMachine(Machine):
     @rule(user_id=user_ids, name=names, number=st.integers(1, len(CONTENTS) - 1), if_exists=choices)
     def open(self, user_id: str, name: str, number: int, if_exists: IfExists) -> None:
         books = self.books[user_id]
-        if number in books.uploads or (name, number) in books.files:
+        if number in books.uploads or books.files.get(name) == number:
             return
-        taken = if_exists is IfExists.FAIL and any(other == name for other, _ in books.files)
+        taken = if_exists is IfExists.FAIL and name in books.files
         content = CONTENTS[number]
         opening = Opening(
             user_id=user_id,
@@ -177,7 +183,10 @@ class FilesMachine(Machine):
         if not books.uploads:
             return
         wanted = list(books.uploads.values())[which % len(books.uploads)]
-        self._note_finish(books, wanted, self.run(self._finish(user_id, CONTENTS[wanted.number]), dies_at))
+        outcome = self.run(self._finish(user_id, CONTENTS[wanted.number]), dies_at)
+        if outcome is None:
+            self.half_sent.add((user_id, wanted.number))
+        self._note_finish(books, wanted, outcome)
 
     def _note_finish(self, books: Books, wanted: Wanted, outcome: str | None) -> None:
         if outcome is not None:
@@ -207,10 +216,12 @@ class FilesMachine(Machine):
             return
         base = bases[which % len(bases)]
         outcome = self.run(self._make(user_id, content, base.id), dies_at)
-        if base.user_id == user_id:
+        if base.user_id == user_id or ((user_id, number) in self.half_sent and outcome in ("made", "there")):
             self._note_finish(books, books.uploads[number], outcome)
         else:
             assert outcome in (None, "no base")
+        if outcome is None:
+            self.half_sent.add((user_id, number))
 
     async def _make(self, user_id: str, content: Edited, base: str) -> str:
         async def receive() -> dict[str, Any]:
@@ -231,6 +242,7 @@ class FilesMachine(Machine):
             number = list(books.uploads)[which % len(books.uploads)]
             self.runner.run(self.services.uploads.cancel(Target(user_id, CONTENTS[number].md5)))
             del books.uploads[number]
+            self.half_sent.discard((user_id, number))
 
     @rule(user_id=user_ids, which=numbers, dies_at=DEATHS)
     def delete(self, user_id: str, which: int, dies_at: int | None) -> None:
@@ -238,7 +250,7 @@ class FilesMachine(Machine):
         if rows:
             row = rows[which % len(rows)]
             self.run(self.services.files.delete(user_id, row.id), dies_at)
-            self.books[user_id].files.discard((row.name, BY_SHA256[row.sha256]))
+            self.books[user_id].files.pop(row.name, None)
 
     @rule(dies_at=DEATHS)
     def collect(self, dies_at: int | None) -> None:
@@ -253,12 +265,12 @@ class FilesMachine(Machine):
         rows = await self.database.read(_rows)
         uploads = await self.database.read(_open_uploads)
         for user_id, books in self.books.items():
-            files = [(row.name, BY_SHA256[row.sha256]) for row in rows if row.user_id == user_id]
+            files = {row.name: BY_SHA256[row.sha256] for row in rows if row.user_id == user_id}
             opened = {number for number, each in enumerate(CONTENTS) if (user_id, each.md5) in uploads}
             if self.died:
-                books.files = set(files)
+                books.files = dict(files)
                 books.uploads = {number: wanted for number, wanted in books.uploads.items() if number in opened}
-            assert sorted(files) == sorted(books.files)
+            assert files == books.files
             assert opened == books.uploads.keys()
         self.died = False
         for sha256 in {row.sha256 for row in rows}:

@@ -80,7 +80,9 @@ def cleaner_of(stack: Stack) -> Cleaner:
 
 def keeper_of(stack: Stack) -> TrashKeeper:
     services = stack.services
-    return TrashKeeper(services.trash, services.admission, lease_of(stack, "trash"), services.clock)
+    return TrashKeeper(
+        services.trash, services.deleted_files, services.admission, lease_of(stack, "trash"), services.clock
+    )
 
 
 def reconciler_of(stack: Stack) -> Reconciler:

@@ -53,7 +53,7 @@ class Commands:
 
     def names(self) -> set[str]:
         """Of all files of the user."""
-        return {event["file"]["name"] for event in self.events("ls", "-r")}
+        return {event["file"]["name"] for event in self.events("ls", "-r") if event["event"] == "file"}
 
     async def start(self, *arguments: str | Path) -> Process:
         """Begin a command in the event loop of the test, which may serve it."""

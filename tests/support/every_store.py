@@ -1,7 +1,7 @@
 """What every store has to do: tests that .ci/run has pass once more where bytes are in a bucket of Ceph."""
 
 # They speak to the server as clients do.
-MODULES = frozenset({"test_concatenation", "test_http_chunks", "test_http_delta", "test_http_whole"})
+MODULES = frozenset({"test_concatenation", "test_http_chunks", "test_http_delta", "test_http_whole", "test_own_trash"})
 # But these look at files, cut or lock them, or have the disk fail; and the last one says that who came first fills, which is
 # whoever came last where nothing is locked.
 OF_THE_DISK = frozenset(

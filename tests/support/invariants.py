@@ -1,5 +1,6 @@
 """The invariants of the accounts, computed from their definitions: 1 to 3 in the database, 4 and 5 in Redis."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,23 @@ async def checked_accounts(database: Database, *, lowered: bool = False) -> dict
     return await database.read(lambda connection: _checked_accounts(connection, lowered), snapshot=True)
 
 
+async def _check_names(connection: AsyncConnection) -> None:
+    """A name is of one file, and of none above another name; a folder has a row if and only if it is empty."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for table in (models.file.c, models.folder.c):
+        for user_id, name in await connection.execute(select(table.user_id, table.name)):
+            assert name not in names[user_id], f"two files of {user_id!r} have the name {name!r}"
+            names[user_id].add(name)
+    for user_id, of_user in names.items():
+        for name in of_user:
+            segments = name.rstrip("/").split("/")
+            for depth in range(1, len(segments)):
+                above = "/".join(segments[:depth])
+                assert above not in of_user, f"{above!r} of {user_id!r} is a file and a folder"
+                assert f"{above}/" not in of_user, f"{above!r} of {user_id!r} is not empty"
+            assert not name.endswith("/") or name[:-1] not in of_user, f"{name!r} of {user_id!r} is a file, too"
+
+
 async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[str, Account]:
     uploads, files, blobs = models.upload.c, models.file.c, models.blob.c
     sums = select(uploads.user_id, func.sum(uploads.flushed_bytes), func.sum(uploads.size), func.count())
@@ -37,6 +55,12 @@ async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[
     open_sums = {user_id: tuple(map(int, figures)) for user_id, *figures in found}
     finished = select(files.user_id, func.sum(files.size), func.count()).group_by(files.user_id)
     file_sums = {user_id: tuple(map(int, figures)) for user_id, *figures in await connection.execute(finished)}
+
+    alone: Counter[str] = Counter()
+    for table in (models.folder, models.trashed_file):
+        counts = select(table.c.user_id, func.count()).group_by(table.c.user_id)
+        alone.update({user_id: int(count) for user_id, count in await connection.execute(counts)})
+    await _check_names(connection)
 
     accounts = {}
     for row in (await connection.execute(select(models.user_info))).mappings():
@@ -46,8 +70,9 @@ async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[
         unfinished, reserved, opened = open_sums.pop(user_id, (0, 0, 0))
         expected = Account(bytes_made, unfinished, reserved)
         assert account == expected, f"invariant 1: {user_id!r} has {account}, its rows make {expected}"
-        assert row["files"] == made + opened, (
-            f"invariant 1: {user_id!r} has {row['files']} files, not {made} + {opened}"
+        others = alone.pop(user_id, 0)
+        assert row["files"] == made + opened + others, (
+            f"invariant 1: {user_id!r} has {row['files']} files, not {made} + {opened} + {others}"
         )
         assert 0 <= account.unfinished <= account.reserved, f"invariant 2: {user_id!r} has {account}"
         assert account.finished >= 0
@@ -56,6 +81,7 @@ async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[
         accounts[user_id] = account
     assert not open_sums, f"uploads without a user: {open_sums}"
     assert not file_sums, f"files without a user: {file_sums}"
+    assert not alone, f"empty folders or deleted files without a user: {alone}"
     promised = sum(account.reserved - account.unfinished for account in accounts.values())
     assert await queries.promised_bytes(connection) == promised, "what uploads may still write is something else"
 

@@ -29,7 +29,7 @@ def upload_row(user_id: str = "alice", size: int = 1000, seed: str | None = None
         "user_id": user_id,
         "md5": digests(seed or upload_id)["md5"],
         "sha256": None,
-        "name": "folder/file.bin",
+        "name": "file.bin",
         "size": size,
         "chunk_size": 64 << 10,
         "flushed_bytes": 0,
@@ -53,7 +53,7 @@ def file_row(user_id: str = "alice", size: int = 1000, seed: str = "content", **
         "id": new_id(),
         "user_id": user_id,
         **digests(seed),
-        "name": "folder/file.bin",
+        "name": "file.bin",
         "size": size,
         "instant": True,
         "created_at": NOW,
@@ -133,10 +133,11 @@ class Transactions:
         return await self._act(files.add_whole_files, added, if_exists, **asked)
 
     async def rename(self, file: File, name: str) -> bool:
-        return await self._act(files.rename_file, file.user_id, file.id, name)
+        moved = await self._act(files.move_files, [file], {file.id: name}, IfExists.FAIL, NOW)
+        return bool(moved.files)
 
     async def delete(self, file: File) -> bool:
-        return await self._act(files.delete_file, file)
+        return await self._act(files.delete_file, file, NOW)
 
     async def collect(self, sha256: str, removed: list[str] | None = None) -> bool:
         async def remove() -> None:

@@ -11,7 +11,7 @@ from tests.support.changed import NEAREST, ROOT, changes, main, pick
 @pytest.mark.parametrize(
     ("path", "module"),
     [
-        ("uploader/domain/names.py", "unit/test_names.py"),
+        ("uploader/domain/digest.py", "unit/test_digest.py"),
         ("uploader/http/resumable/tus.py", "integration/test_tus.py"),
         ("uploader/storage/local/blobs.py", "integration/test_local_storage.py"),
         ("uploader/accounting/scripts/ack_flush.lua", "integration/test_accounting.py"),

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from tests.support.clock import ManualClock
-from uploader.cli.client.display import Figures, Steps
+from uploader.cli.client.display import Figures, Steps, short_name
 from uploader.cli.client.events import Completed, Failed, Moving, Planned, Retrying, Started
 from uploader.cli.client.local import decode_name, encode_name
 from uploader.client import File, How
@@ -117,6 +118,25 @@ def test_where_there_are_no_bars_a_line_now_and_then_says_how_far_all_is(
     steps.show(complete("a", 3 * MIB, "sent"))
     said = capsys.readouterr()
     assert (said.out, said.err) == ("a  (3.00 MiB, sent)\n", "uploader: 0 of 2 files, 1.00 MiB of 4.00 MiB\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "shown"),
+    [
+        ("films/a.mkv", 11, "films/a.mkv"),
+        ("films/summer/a.mkv", 11, "…mmer/a.mkv"),
+        ("films/01-summer-holiday-2026.mkv", 19, "01-summer…-2026.mkv"),
+        ("films/04-summer-holiday-2026.mkv", 19, "04-summer…-2026.mkv"),
+        ("夏の休暇の映画その一.mkv", 19, "夏の休暇…その一.mkv"),
+        ("a\x1b[31m" + "b" * 40, 5, None),
+        ("abc", 1, "…"),
+    ],
+)
+def test_a_long_name_is_cut_in_its_middle(name: str, columns: int, shown: str | None) -> None:
+    short = short_name(name, columns)
+    assert cell_len(short) <= columns
+    assert "\x1b" not in short
+    assert shown in (None, short)
 
 
 # Names that no server takes

@@ -78,7 +78,7 @@ RUNS: dict[str, tuple[Callable[[Stack], Awaitable[None]], list[str]]] = {
 
 def test_each_command_that_the_trail_tells_of_is_run() -> None:
     """But one that runs where nothing is: test_maintenance_commands has it."""
-    assert set(RUNS) | {"restore"} == {words for words, action in COMMANDS.items() if action is not None}
+    assert set(RUNS) | {"restore-backup"} == {words for words, action in COMMANDS.items() if action is not None}
 
 
 async def test_each_command_leaves_a_row_that_says_who_ran_it(make_stack: MakeStack, tmp_path: Path) -> None:

@@ -44,10 +44,6 @@ def put(commands: Commands, name: str, content: bytes) -> str:
     return file_id
 
 
-def ids_of(commands: Commands, name: str) -> list[str]:
-    return [event["file"]["id"] for event in commands.events("ls", name)]
-
-
 # get
 
 
@@ -156,32 +152,42 @@ def test_what_fails_holds_up_nothing_else(filled: Commands) -> None:
 
 
 def test_nothing_is_chosen_in_silence(filled: Commands) -> None:
-    ids = [put(filled, "manual/api.md", b"other"), *ids_of(filled, "manual/api.md")]
-    for command in (["get", "manual/api.md"], ["rm", "manual/api.md"], ["mv", "manual/api.md", "x"]):
-        refused = filled.run(*command)
-        assert (refused.returncode, refused.stdout) == (6, "")
-        assert all(file_id in refused.stderr for file_id in ids), refused.stderr
-    in_folder = filled.run("get", "manual")
-    assert in_folder.returncode == 6
-    assert all(file_id in in_folder.stderr for file_id in ids)
-    assert "4 of 5 files" in in_folder.stderr
-    assert "not begun" not in in_folder.stderr
-    assert not (filled.home / "manual/api.md").exists()
-    assert (filled.home / "manual/README.md").exists()
-    assert filled.run("get", ids[0], "-o", "chosen").returncode == 0
-    assert (filled.home / "chosen").read_bytes() == b"other"
     # Two of different folders that would lie at one path here.
     both = filled.run("get", "photos/2025/x.jpg", "photos/2026/x.jpg")
     assert both.returncode == 6
     assert not (filled.home / "x.jpg").exists()
-    # A file and a folder, a pattern and a name.
-    put(filled, "manual", b"a file")
+    # A pattern and a name.
     put(filled, "photos/*", b"a star")
-    for words in ("get manual", "rm -r --yes manual", "get photos/*", "rm photos/* --yes"):
+    for words in ("get photos/*", "rm photos/* --yes"):
         refused = filled.run(*words.split())
         assert (refused.returncode, "ambiguous-name" in refused.stderr) == (6, True)
-    assert filled.run("get", "manual/", "-o", "there").returncode == 6  # api.md is still two
-    assert len(list((filled.home / "there").rglob("*.png"))) == 2
+    assert "photos/*" in filled.names()
+
+
+def test_empty_folders_are_made_listed_moved_brought_and_deleted(commands: Commands) -> None:
+    here = commands.home
+    assert commands.run("mkdir", "a/b/", "a/c").stdout == "made a/b/\nmade a/c/\n"
+    again = commands.run("mkdir", "a/b")
+    assert (again.returncode, again.stdout, "already" in again.stderr) == (0, "", True)
+    write_tree(here, {"x": b"x"})
+    assert commands.run("put", "x", "--to", "a/b").returncode == 0
+    refused = commands.run("mkdir", "a/b/x/y")
+    assert (refused.returncode, "name-taken" in refused.stderr) == (6, True)
+    assert [event[event["event"]]["name"] for event in commands.events("ls", "a")] == ["a/b/", "a/c/"]
+    assert commands.run("ls", "a/c").returncode == 0
+    for arguments, brought in (([], True), (["--no-empty"], False), (["--exclude", "c"], False), (["a/c"], True)):
+        target = here / "_".join(["to", *arguments]).replace("/", "_")
+        words = arguments if arguments == ["a/c"] else ["a", *arguments]
+        assert commands.run("get", *words, "-o", target).returncode == 0
+        assert any(path.name == "c" and path.is_dir() for path in target.rglob("*")) is brought
+    # What is in the way stays, and is told.
+    write_tree(here / "blocked", {"a/c": b"a file"})
+    blocked = commands.run("get", "a", "-o", "blocked")
+    assert (blocked.returncode, "target-exists" in blocked.stderr) == (6, True)
+    assert commands.run("mv", "a/c", "moved/").returncode == 0
+    assert commands.run("rm", "moved/c").returncode == 6
+    assert commands.run("rm", "-r", "--yes", "moved", "a/b").returncode == 0
+    assert [event[event["event"]]["name"] for event in commands.events("ls", "-r")] == ["a/"]
 
 
 # ls
@@ -192,7 +198,7 @@ def test_levels_patterns_and_parts_of_names_are_listed(filled: Commands) -> None
         return [event[event["event"]]["name"] for event in filled.events("ls", *arguments)]
 
     assert listed() == ["manual.txt", "manual/", "photos/"]
-    assert filled.events("ls")[1]["folder"] == {"name": "manual/", "files": 5, "bytes": 18}
+    assert filled.events("ls")[1]["folder"] == {"name": "manual/", "files": 5, "bytes": 18, "at_least": False}
     level = ["manual/README.md", "manual/api.md", "manual/images/", "manual/übung ß.md"]
     lines = filled.run("ls", "manual").stdout.splitlines()
     assert [line.split("  ")[-1] for line in lines] == level
@@ -274,9 +280,9 @@ def test_nothing_is_mixed_by_moving_but_on_purpose(filled: Commands) -> None:
         assert (refused.returncode, refused.stdout) == (6, "")
     assert filled.names() == set(TREE)
     assert filled.run("mv", "photos/2025", "photos/2026", "--force").returncode == 0
-    assert len(ids_of(filled, "photos/2026/x.jpg")) == 2
+    assert {"photos/2026/x.jpg", "photos/2026/x (2).jpg"} < filled.names()
     assert filled.run("mv", "manual.txt", "manual/api.md", "--force").returncode == 0
-    assert len(ids_of(filled, "manual/api.md")) == 2
+    assert {"manual/api.md", "manual/api (2).md"} < filled.names()
 
 
 # Servers that lie, and old ones

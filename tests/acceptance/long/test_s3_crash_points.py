@@ -213,7 +213,7 @@ async def test_a_purge_that_dies_is_ended_by_the_next(installation: Installation
     await installation.run(send_and_delete)
     bucket = WatchedBucket(installation.address)
     assert len(bucket.left()) == 1
-    await installation.die_running("trash.after_delete", "trash", "empty", "--yes")
-    assert run_cli(installation.settings, "trash", "empty", "--yes").returncode == 0
+    await installation.die_running("trash.after_delete", "store-trash", "empty", "--yes")
+    assert run_cli(installation.settings, "store-trash", "empty", "--yes").returncode == 0
     assert bucket.left() == []
     assert installation.drifts() == []

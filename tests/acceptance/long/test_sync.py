@@ -18,9 +18,14 @@ FILES = 1100
 
 def tree_there(commands: Commands) -> dict[str, int]:
     """Sizes by name; no name may be there twice."""
-    files = [event["file"] for event in commands.events("ls", "-r")]
+    files = [event["file"] for event in commands.events("ls", "-r") if event["event"] == "file"]
     assert len({file["name"] for file in files}) == len(files)
     return {file["name"]: file["size"] for file in files}
+
+
+def folders_there(commands: Commands) -> set[str]:
+    """The names of those that are empty."""
+    return {event["folder"]["name"] for event in commands.events("ls", "-r") if event["event"] == "folder"}
 
 
 def synced(commands: Commands, *arguments: str | Path, code: int = 0) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def test_a_changed_tree_goes_up_and_comes_down_the_same(commands: Commands, serv
         before = server.log.read_text().count("method=")
         again = synced(commands, *arguments, "--delete")
         assert (counts(again), again["bytes"], again["events"][1:]) == ((0, FILES + 1, 0, 0), 0, [])
-        assert server.log.read_text().count("method=") - before <= 3
+        assert server.log.read_text().count("method=") - before <= 4  # and one for empty folders
 
 
 def test_dry_runs_say_what_is_done_and_change_nothing(commands: Commands) -> None:
@@ -221,17 +226,71 @@ def test_links_are_neither_followed_nor_sent_nor_deleted(commands: Commands, tmp
     assert (tree_in(outside), (here / "extra").exists()) == ({"secret": b"s"}, True)
 
 
-def test_two_files_of_one_name_are_never_one_in_silence(commands: Commands) -> None:
+def test_empty_folders_go_both_ways_and_are_deleted_as_files_are(commands: Commands) -> None:
     home = commands.home
-    for content in (b"one", b"other"):
-        write_tree(home, {"t/twin": content, "t/single": b"s"})
-        assert commands.run("put", "t", "--if-exists", "keep").returncode == 0
-    failed = synced(commands, ":t", "down", "--delete", code=6)
-    assert (counts(failed), tree_in(home / "down")) == ((1, 0, 0, 1), {"single": b"s"})
-    assert "2 files are" in next(event for event in failed["events"] if event["event"] == "failed")["detail"]
-    # Of one that is here, too, the other is removed; two here, that would be one there, are told.
-    assert counts(synced(commands, "t", ":t")) == (0, 2, 0, 0)
-    assert tree_there(commands) == {"t/twin": 5, "t/single": 1}
+    write_tree(home, {"t/a/x": b"x", "t/z": b"z"})
+    for path in ("t/e1", "t/a/e2/deep", "t/cut"):
+        (home / path).mkdir(parents=True)
+    empty = {"t/e1/", "t/a/e2/deep/", "t/cut/"}
+    assert commands.run("sync", "t", ":t", "--exclude", "cut").returncode == 0
+    assert folders_there(commands) == empty - {"t/cut/"}
+    events = synced(commands, "t", ":t", "--dry-run")["events"]
+    assert [event["path"] for event in events if event["event"] == "would"] == ["t/cut/"]
+    for arguments in (["t", ":t"], [":t", "down"]):
+        for made in (True, False):
+            events = synced(commands, *arguments, "--delete")["events"]
+            assert any(event["event"] == "folder-made" for event in events) is made
+    assert folders_there(commands) == empty
+    assert tree_in(home / "down") == tree_in(home / "t")
+    assert tree_in(home / "down")["a/e2/deep"] is None
+    # What is not there any more goes, with the folders that this empties; a file takes the place of a folder, and back.
+    for path in ("e1", "a/e2/deep", "a/e2"):
+        (home / "t" / path).rmdir()
+    (home / "t/a/x").unlink()
+    (home / "t/a").rmdir()
+    (home / "t/z").unlink()
+    write_tree(home, {"t/e1": b"file"})
+    (home / "t/z").mkdir()
+    assert synced(commands, "t", ":t", code=6)["failed"] == 1  # without --delete the folder is in the way
+    for arguments in (["t", ":t"], [":t", "down"]):
+        assert synced(commands, *arguments, "--delete")["failed"] == 0
+    assert (folders_there(commands), tree_there(commands)) == ({"t/cut/", "t/z/"}, {"t/e1": 4})
+    assert tree_in(home / "down") == tree_in(home / "t") == {"e1": b"file", "z": None, "cut": None}
+    # Who wants none leaves those that are there alone.
+    (home / "t/new").mkdir()
+    (home / "down/cut").rmdir()
+    for arguments in (["t", ":t"], [":t", "down"]):
+        assert synced(commands, *arguments, "--delete", "--no-empty")["failed"] == 0
+    assert folders_there(commands) == {"t/cut/", "t/z/"}
+    assert tree_in(home / "down") == {"e1": b"file", "z": None}
+
+
+def test_links_are_followed_when_asked_and_circles_are_told(commands: Commands) -> None:
+    home = commands.home
+    write_tree(home, {"t/a/x": b"x", "elsewhere/y": b"y"})
+    links = {
+        "t/folder": "../elsewhere",
+        "t/file": "a/x",
+        "t/a/up": "..",
+        "t/nothing": "nowhere",
+        "elsewhere/back": "../t",
+    }
+    for path, target in links.items():
+        (home / path).symlink_to(target)
+    for command in (["put", "-L", "t"], ["sync", "-L", "t", ":t"]):
+        skipped = [event for event in commands.events(*command) if event["event"] == "skipped"]
+        assert {event["path"] for event in skipped} == {"t/a/up", "t/nothing", "t/folder/back"}
+        assert sum("to t, which it lies in" in event["reason"] for event in skipped) == 2
+        assert tree_there(commands) == {"t/a/x": 1, "t/folder/y": 1, "t/file": 1}
+        assert commands.run("rm", "-r", "t", "--yes").returncode == 0
+    refused = commands.run("sync", "-L", ":t", "t")
+    assert (refused.returncode, "-L follows" in refused.stderr) == (2, True)
+
+
+def test_two_files_here_that_would_be_one_there_are_told(commands: Commands) -> None:
+    home = commands.home
+    write_tree(home, {"t/twin": b"other", "t/single": b"s"})
+    assert counts(synced(commands, "t", ":t")) == (2, 0, 0, 0)
     write_tree(home, {"t/e\u0301": b"1", "t/\u00e9": b"2"})
     assert counts(synced(commands, "t", ":t", "--delete", code=6)) == (0, 2, 0, 2)
     assert len(tree_there(commands)) == 2
@@ -253,7 +312,7 @@ def test_what_is_excluded_or_not_listed_is_neither_moved_nor_deleted(commands: C
     write_tree(home / "there", {"sub/more": b"m"})
     there = synced(commands, "there", ":b")
     assert there["moved"] == 5
-    assert [event["detail"][:8] for event in there["events"] if event["event"] == "note"] == ["1 folder"]
+    assert [event["detail"][:8] for event in there["events"] if event["event"] == "note"] == ["made: 1 "]
     listed = synced(commands, "a", ":b", "--files-from", "list", "--delete")
     assert (listed["files"], counts(listed), deleted(listed)) == (1, (1, 0, 1, 0), ["b/sub/more"])
     (home / "list").write_text("sub\nmissing\n")

@@ -127,7 +127,7 @@ async def deleted(services: Services, rounds: Sequence[Round]) -> list[Round]:
 
     async def delete_all(connection: Connection) -> None:
         for file in files:
-            assert await transactions.files.delete_file(connection, file)
+            assert await transactions.files.delete_file(connection, file, services.clock.now())
 
     await services.database.transact(delete_all)
     return list(rounds)

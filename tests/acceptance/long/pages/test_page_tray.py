@@ -24,6 +24,7 @@ async def test_a_drop_comes_though_what_is_below_it_is_drawn_anew(visitor: Visit
     await expect(visitor.page.get_by_text("Drop files or folders here")).to_be_visible()
     await visitor.drag("dragEnter", path)
     await expect(curtain).to_be_visible()
+    await expect(visitor.page.locator(".drop-picture")).not_to_be_visible()
     await visitor.page.evaluate(
         "() => { const below = document.elementFromPoint(200, 200); below.replaceWith(below.cloneNode(true)); }"
     )
@@ -167,7 +168,7 @@ async def test_names_that_are_there_are_asked_about_once(site: Site, visitor: Vi
     await expect(question).to_contain_text("old.txt")
     await visitor.press("Skip")
     await expect(visitor.total).to_contain_text("7 of 7 files done · 2 there already · 1 skipped")
-    assert await site.sizes("alice") == sorted([*replaced.items(), ("small.txt", 120)])
+    assert await site.sizes("alice") == sorted([*replaced.items(), ("small (2).txt", 120)])
 
 
 async def test_a_folder_among_many_loose_files_is_looked_through(site: Site, visitor: Visitor, tmp_path: Path) -> None:

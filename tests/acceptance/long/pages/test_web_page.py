@@ -26,6 +26,7 @@ async def test_a_file_is_paused_resumed_and_arrives_whole(site: Site, visitor: V
     await site.gate.wait_until_held()
     await visitor.press("Pause film.bin")
     await expect(visitor.row("film.bin", "paused")).to_contain_text("Paused")
+    await expect(visitor.tray).to_contain_text("1 upload paused")
     site.gate.open()
     await site.gate.wait_until_ended(10 + CONNECTIONS)
     await expect(visitor.row("film.bin")).to_contain_text("14 MiB of 20 MiB")

@@ -1,0 +1,295 @@
+"""The names of two users' files and folders: made in every mode, renamed, moved and deleted in any order, with workers that
+die at any step, compared with a model of a tree in which a name is of one file, or of a folder."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+from sqlalchemy import select
+
+from tests.support.bodies import InPieces
+from tests.support.content import Content
+from tests.support.faults import without_syncs
+from tests.support.invariants import checked_accounts
+from tests.support.machines import Machine
+from tests.support.servers import PrivateRedis
+from uploader.database import models
+from uploader.database.engine import Connection
+from uploader.domain.names import Selection
+from uploader.domain.upload import IfExists
+from uploader.errors import FileNotFound, InvalidRequest, NameTaken, UploaderError
+from uploader.service.results import Complete, NewFile
+from uploader.storage.base import Body
+
+USERS = ("alice", "bob")
+CONTENTS = [Content(10 + number, number) for number in range(3)]
+BY_SHA256 = {content.sha256: number for number, content in enumerate(CONTENTS)}
+NAMES = ("a", "a.x", "b", "a/a", "a/a.x", "a/b", "b/a", "b/a/a", "a (2)", "a/a/b")
+FOLDERS = ("a", "b", "a/a", "b/a", "a.x", "a (2)")
+PREFIXES = ("a/", "b/", "a/a/", "b/a/", "a", "a/a")
+DEATHS = st.one_of(st.none(), st.none(), st.none(), st.integers(1, 6))
+user_ids, names, numbers = st.sampled_from(USERS), st.sampled_from(NAMES), st.integers(0, len(CONTENTS) - 1)
+choices, prefixes = st.sampled_from(IfExists), st.sampled_from(PREFIXES)
+
+
+def above(name: str) -> list[str]:
+    return [str(each) for each in reversed(PurePosixPath(name).parents)][1:]
+
+
+class Taken(Exception):
+    """By a file, or a folder."""
+
+
+class Tree:
+    """Contents of files by name, the oldest first, and all folders."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, int] = {}
+        self.folders: set[str] = set()
+
+    @property
+    def empty(self) -> set[str]:
+        return {f"{each}/" for each in self.folders if not any(self._below(f"{each}/"))}
+
+    def _below(self, prefix: str) -> list[str]:
+        return [name for name in (*self.files, *self.folders) if name.startswith(prefix)]
+
+    def find(self, name: str, if_exists: IfExists, number: int | None = None) -> str:
+        """Raises Taken."""
+        blocking = [each for each in above(name) if each in self.files]
+        standing = self.files.get(name)
+        if not blocking:
+            if standing is None and name not in self.folders:
+                return name
+            if standing is not None and (standing == number or if_exists is IfExists.REPLACE):
+                return name
+        if if_exists is not IfExists.KEEP:
+            raise Taken
+        if blocking:
+            other = next(each for each in _numbered(blocking[0]) if each not in self.files)
+            return self.find(other + name.removeprefix(blocking[0]), if_exists, number)
+        same = [each for each in _numbered(name) if number is not None and self.files.get(each) == number]
+        free = [each for each in _numbered(name) if each not in self.files and each not in self.folders]
+        return (same + free)[0]
+
+    def put(self, name: str, number: int) -> None:
+        if self.files.get(name) != number:
+            self.files.pop(name, None)  # the new one is the youngest
+            self.files[name] = number
+        self.folders.update(above(name))
+
+    def make(self, folder: str, if_exists: IfExists = IfExists.FAIL) -> None:
+        """Raises Taken."""
+        blocking = [each for each in (*above(folder), folder) if each in self.files]
+        if not blocking:
+            self.folders.update((*above(folder), folder))
+            return
+        if if_exists is not IfExists.KEEP:
+            raise Taken
+        other = next(each for each in _numbered(blocking[0]) if each not in self.files)
+        self.make(other + folder.removeprefix(blocking[0]), if_exists)
+
+    def lose(self, name: str) -> None:
+        """Delete one file; its folder stays."""
+        del self.files[name]
+
+    def delete(self, prefix: str) -> int:
+        gone = [name for name in self.files if name.startswith(prefix)]
+        for name in gone:
+            del self.files[name]
+        self.folders = {each for each in self.folders if not f"{each}/".startswith(prefix)}
+        return len(gone)
+
+    def move(self, prefix: str, new_prefix: str, if_exists: IfExists) -> int:
+        """Raises Taken, and then all is as it was."""
+        files, empty = dict(self.files), self.empty
+        moving = [name for name in files if name.startswith(prefix)]
+        kept = dict(self.files), set(self.folders)
+        self.delete(prefix)
+        try:
+            placed: dict[str, str] = {}
+            for name in moving:
+                merging = files[name] if if_exists is not IfExists.KEEP else None
+                placed[name] = self.find(new_prefix + name.removeprefix(prefix), if_exists, merging)
+                if self.files.get(placed[name]) == merging is not None:
+                    placed[name] = ""  # that one stays
+                    continue
+                self.files.pop(placed[name], None)
+                self.put(placed[name], files[name])
+            for folder in sorted(empty):
+                if folder.startswith(prefix):
+                    target = new_prefix + folder.removeprefix(prefix)
+                    if target := target[: target.rfind("/")] if "/" in target else "":
+                        self.make(target, if_exists)
+        except Taken:
+            self.files, self.folders = kept
+            raise
+        # Each is as old as it was.
+        back = {target: name for name, target in placed.items() if target}
+        age = list(files)
+        self.files = dict(sorted(self.files.items(), key=lambda each: age.index(back.get(each[0], each[0]))))
+        return len(moving)
+
+
+def _numbered(name: str) -> list[str]:
+    folder, slash, last = name.rpartition("/")
+    stem, dot, suffix = last.rpartition(".")
+    return [f"{folder}{slash}{f'{stem} ({n}){dot}{suffix}' if stem else f'{last} ({n})'}" for n in range(2, 60)]
+
+
+class NamesMachine(Machine):
+    """Two users, whose names have nothing to do with one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trees = {user_id: Tree() for user_id in USERS}
+
+    @initialize()
+    def start(self) -> None:
+        self.serve(USERS, 1 << 30)
+
+    def act(self, user_id: str, work: Any, dies_at: int | None, expect: Callable[[Tree], Any]) -> None:
+        """Compare what the services answer with what the model expects; what is refused changes nothing."""
+        outcome = self.run(_outcome(work), dies_at)
+        if self.died:
+            return
+        try:
+            expected = expect(self.trees[user_id])
+        except Taken:
+            expected = "taken"
+        assert outcome == expected
+
+    @rule(user_id=user_ids, name=names, number=numbers, if_exists=choices, dies_at=DEATHS)
+    def put(self, user_id: str, name: str, number: int, if_exists: IfExists, dies_at: int | None) -> None:
+        def expect(tree: Tree) -> str:
+            place = tree.find(name, if_exists, number)
+            tree.put(place, number)
+            return place
+
+        self.act(user_id, self._put(user_id, name, number, if_exists), dies_at, expect)
+
+    async def _put(self, user_id: str, name: str, number: int, if_exists: IfExists) -> str:
+        async def entries() -> AsyncIterator[tuple[NewFile, Body]]:
+            md5 = CONTENTS[number].md5
+            new = NewFile(user_id=user_id, name=name, md5=md5, sha256=None, if_exists=if_exists, modified_at=None)
+            yield new, InPieces(CONTENTS[number].data)
+
+        (outcome,) = [each async for each in self.services.whole.receive_many(user_id, entries())]
+        if isinstance(outcome, UploaderError):
+            raise outcome
+        assert isinstance(outcome, Complete)
+        return outcome.file.name
+
+    @rule(user_id=user_ids, folder=st.sampled_from(FOLDERS), dies_at=DEATHS)
+    def make_folder(self, user_id: str, folder: str, dies_at: int | None) -> None:
+        def expect(tree: Tree) -> bool:
+            is_new = folder not in tree.folders
+            tree.make(folder)
+            return is_new
+
+        self.act(user_id, self.services.folders.make(user_id, folder), dies_at, expect)
+
+    @rule(user_id=user_ids, which=st.integers(0, 20), name=names, if_exists=choices, dies_at=DEATHS)
+    def rename(self, user_id: str, which: int, name: str, if_exists: IfExists, dies_at: int | None) -> None:
+        file = self._some_file(user_id, which)
+        if file is None:
+            return
+
+        def expect(tree: Tree) -> str:
+            if name == file.name:
+                return name
+            kept, number = dict(tree.files), tree.files.pop(file.name)
+            try:
+                place = tree.find(name, if_exists)
+            except Taken:
+                tree.files = kept
+                raise
+            tree.files.pop(place, None)
+            tree.put(place, number)
+            left = [each for each in kept if each == file.name or (each in tree.files and each != place)]
+            tree.files = {place if each == file.name else each: kept[each] for each in left}
+            return place
+
+        self.act(user_id, self._rename(user_id, file.id, name, if_exists), dies_at, expect)
+
+    async def _rename(self, user_id: str, file_id: str, name: str, if_exists: IfExists) -> str:
+        return (await self.services.folders.rename(user_id, file_id, name, if_exists)).name
+
+    @rule(
+        user_id=user_ids,
+        prefix=prefixes,
+        new_prefix=st.one_of(st.just(""), prefixes),
+        if_exists=choices,
+        dies_at=DEATHS,
+    )
+    def move(self, user_id: str, prefix: str, new_prefix: str, if_exists: IfExists, dies_at: int | None) -> None:
+        def expect(tree: Tree) -> int | str:
+            if new_prefix.startswith(prefix):
+                return "invalid"
+            targets = [new_prefix + name.removeprefix(prefix) for name in tree.files if name.startswith(prefix)]
+            if any(not all(target.split("/")) for target in targets):
+                return "invalid"
+            return tree.move(prefix, new_prefix, if_exists)
+
+        self.act(user_id, self.services.folders.move(user_id, prefix, new_prefix, if_exists), dies_at, expect)
+
+    @rule(user_id=user_ids, which=st.integers(0, 20), dies_at=DEATHS)
+    def delete(self, user_id: str, which: int, dies_at: int | None) -> None:
+        file = self._some_file(user_id, which)
+        if file is not None:
+            self.act(user_id, self.services.files.delete(user_id, file.id), dies_at, lambda tree: tree.lose(file.name))
+
+    @rule(user_id=user_ids, prefix=prefixes, dies_at=DEATHS)
+    def delete_below(self, user_id: str, prefix: str, dies_at: int | None) -> None:
+        deleting = self.services.folders.delete(user_id, Selection((), (prefix,)))
+        self.act(user_id, deleting, dies_at, lambda tree: tree.delete(prefix))
+
+    def _some_file(self, user_id: str, which: int) -> Any:
+        rows = [row for row in self.runner.run(self.database.read(_rows)) if row.user_id == user_id]
+        return rows[which % len(rows)] if rows else None
+
+    @invariant()
+    def the_tree_is_as_in_the_model(self) -> None:
+        self.runner.run(self._check())
+
+    async def _check(self) -> None:
+        await checked_accounts(self.database)
+        rows = await self.database.read(_rows)
+        folders = await self.database.read(_folders)
+        for user_id, tree in self.trees.items():
+            files = {row.name: BY_SHA256[row.sha256] for row in rows if row.user_id == user_id}
+            empty = {row.name for row in folders if row.user_id == user_id}
+            if self.died:
+                tree.files = files
+                tree.folders = {each for name in (*files, *empty) for each in above(name)}
+                tree.folders |= {name.rstrip("/") for name in empty}
+            assert list(files.items()) == list(tree.files.items())
+            assert empty == tree.empty
+        self.died = False
+
+
+async def _outcome(work: Any) -> Any:
+    try:
+        return await work
+    except NameTaken as error:
+        assert error.fields.get("files", 0) == 0, "all names are checked before"
+        return "taken"
+    except (FileNotFound, InvalidRequest):
+        return "invalid"
+
+
+async def _rows(connection: Connection) -> list[Any]:
+    return list(await connection.execute(select(models.file).order_by(models.file.c.id)))
+
+
+async def _folders(connection: Connection) -> list[Any]:
+    return list(await connection.execute(select(models.folder)))
+
+
+def test_no_order_of_changes_gives_a_name_to_two(
+    anyio_backend: str, sqlite_template: Path, own_redis: PrivateRedis, tmp_path: Path
+) -> None:
+    with without_syncs():
+        NamesMachine.pass_examples(tmp_path, sqlite_template, own_redis)
