@@ -184,7 +184,9 @@ async def test_a_blob_that_is_cut_while_it_is_sent_ends_the_connection(
             await connection.request("GET", path)
             head, _, body = (await connection.rest()).partition(b"\r\n\r\n")
         assert f"content-length: {CONTENT.size}".encode() in head
-        assert body == CONTENT.data[: 5 * MIB]
+        # What the client had not taken yet may go with the connection.
+        assert len(body) > MIB
+        assert CONTENT.data[: 5 * MIB].startswith(body)
 
 
 async def _has_open(server: Server, count: int) -> bool:
