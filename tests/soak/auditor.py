@@ -96,6 +96,10 @@ async def _drift_bytes(connection: AsyncConnection, stored: Mapping[str, OnDisk]
     for user_id, size, count in await connection.execute(summed):
         finished[user_id] = int(size)
         counts[user_id] += count
+    for table in (models.folder, models.trashed_file):
+        alone = select(table.c.user_id, func.count()).group_by(table.c.user_id)
+        for user_id, count in await connection.execute(alone):
+            counts[user_id] += count
     figures = select(users.user_id, users.use_space_finished, users.use_space_unfinished, users.reserved, users.files)
     return sum(
         abs(row[1] - finished.get(row[0], 0))
