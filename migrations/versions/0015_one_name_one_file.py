@@ -18,7 +18,7 @@ from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.exc import IntegrityError
 
 from uploader.database import migrate
-from uploader.domain.names import FIRST_NUMBER, begin_of_numbered, numbered
+from uploader.domain.names import FIRST_NUMBER, MAX_NAME_BYTES, begin_of_numbered, numbered
 
 revision = "0015"
 down_revision = "0014"
@@ -120,6 +120,8 @@ def _number(bind: sa.Connection, user_id: bytes, raw: bytes, ids: list[bytes]) -
     for file_id in ids:
         while (target := numbered(name, number).encode()) in taken:
             number += 1
+        if len(target) > MAX_NAME_BYTES:  # in a folder whose name leaves no room
+            target = file_id
         taken.add(target)
         renamed.append({"renamed": file_id, "new_name": target})
     for first in range(0, len(renamed), ROWS):

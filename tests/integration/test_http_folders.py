@@ -5,16 +5,19 @@ import json
 import tarfile
 import zipfile
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
+from tests.support.invariants import checked_accounts
 from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.stack import Stack
-from uploader.database import transactions
+from uploader.database import queries, transactions
+from uploader.domain.upload import IfExists
 from uploader.http.bodies.intake import MAX_JSON_BYTES
 
 FILES = {
@@ -361,3 +364,47 @@ async def test_a_selection_moves_into_a_folder(filled: Stack) -> None:
     into_itself = {"ids": body["ids"], "prefixes": ["über/"], "to": "über/übung/"}
     problem(await filled.client.post("/me/files/move", json=into_itself), 422, "invalid-request")
     assert await names(filled) == before
+
+
+@pytest.mark.parametrize("if_exists", ["fail", "keep", "replace"])
+async def test_files_of_one_content_and_name_are_put_into_one_folder(stack: Stack, if_exists: str) -> None:
+    for name in ("x/a", "y/a"):
+        await put(stack, name, b"same")
+    ids = [file["id"] for file in (await stack.client.get("/me/files")).json()["files"]]
+    body = {"ids": ids, "to": "to/", "if_exists": if_exists}
+    moved = await stack.client.post("/me/files/move", json=body)
+    assert (moved.status_code, moved.json()) == (200, {"files": 2})
+    assert await names(stack) == (["to/a", "to/a (2)"] if if_exists == "keep" else ["to/a"])
+    await checked_accounts(stack.services.database)
+
+
+async def test_a_rename_or_a_delete_that_somebody_else_crosses_is_done_all_the_same(stack: Stack) -> None:
+    await put(stack, "a", b"a")
+    (file,) = (await stack.client.get("/me/files")).json()["files"]
+    path, transact, crossing = f"/me/files/{file['id']}", stack.services.database.transact, ["b"]
+
+    async def cross(work: Any, *arguments: Any, **options: Any) -> Any:
+        if crossing:
+            name = crossing.pop()
+            read = await stack.services.database.read(queries.files_by_ids, "alice", [file["id"]])
+            now = stack.services.clock.now()
+            await transact(transactions.files.move_files, read, {file["id"]: name}, IfExists.FAIL, now)
+        return await transact(work, *arguments, **options)
+
+    with patch.object(stack.services.database, "transact", cross):
+        assert (await stack.client.patch(path, json={"name": "c"})).json()["name"] == "c"
+        crossing.append("d")
+        assert (await stack.client.delete(path)).status_code == 204
+    assert await names(stack) == []
+
+
+async def test_folders_that_are_left_are_no_more_than_a_user_may_have(make_stack: MakeStack) -> None:
+    async with make_stack(max_files=4) as stack:
+        await put(stack, "x", b"x")
+        (file,) = (await stack.client.get("/me/files")).json()["files"]
+        for number in range(9):
+            renamed = await stack.client.patch(f"/me/files/{file['id']}", json={"name": f"{number}/x"})
+            assert renamed.status_code == 200
+        left = [folder["name"] for folder in (await level(stack))["folders"]]
+        assert left == ["5/", "6/", "7/", "8/"]
+        await checked_accounts(stack.services.database)

@@ -35,6 +35,10 @@ BYTE_COLUMNS = [
 ]
 
 
+# Its last segment has no room for a number.
+LONGEST = "/".join(["d" * 255] * 3 + ["e" * 253, "ab"])
+
+
 @pytest.fixture(params=["sqlite", "mariadb", "mysql"])
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database without tables."""
@@ -129,7 +133,7 @@ async def test_twins_get_numbers_and_a_folder_keeps_its_name(empty: Database) ->
             for name in ("a.txt", "a.txt", "a (2).txt", "a.txt", "folder", "folder", "folder/b", "folder!")
         ],
         *[("alice", name) for name in ("deep/a", "deep/a/b", "deep/a/b/c", "l" * 255, "l" * 255, "a (3).txt/x")],
-        *[("bob", name) for name in ("a.txt", "folder", "ü😀", "ü😀")],
+        *[("bob", name) for name in ("a.txt", "folder", "ü😀", "ü😀", LONGEST, LONGEST)],
     ]
     for user_id in ("alice", "bob"):
         await act.create_user(user_id)
@@ -159,7 +163,7 @@ async def test_twins_get_numbers_and_a_folder_keeps_its_name(empty: Database) ->
         assert list(rows.scalars()) == [
             *("a.txt", "a (4).txt", "a (2).txt", "a (5).txt", "folder (2)", "folder (3)", "folder/b", "folder!"),
             *("deep/a (2)", "deep/a/b (2)", "deep/a/b/c", "l" * 255, "l" * 251 + " (2)", "a (3).txt/x"),
-            *("a.txt", "folder", "ü😀", "ü😀 (2)"),
+            *("a.txt", "folder", "ü😀", "ü😀 (2)", LONGEST, files[-1].id),
         ]
     await checked_accounts(empty)
     assert await ask(empty, differences) == []

@@ -60,11 +60,27 @@ async def throw_away(connection: AsyncConnection, files: Sequence[File], reason:
     return len(values)
 
 
-async def excess(connection: AsyncConnection, user_id: str, files: int) -> int:
-    """Let the oldest in a user's trash go where the user would have so many files, and that is too many; return how many
-    went."""
+async def excess(connection: AsyncConnection, user_id: str, files: int, more: int) -> int:
+    """Let the oldest in a user's trash go, and then folders that were left, where `more` than these files are too many;
+    return how many went. No more than come: a bound that was lowered takes nothing away by itself."""
     policy: TrashPolicy | None = connection.info.get(_TRASH)
-    return 0 if policy is None else await forget_oldest(connection, user_id, files - policy.max_files)
+    if policy is None or (most := min(files + more - policy.max_files, more)) <= 0:
+        return 0
+    forgotten = await forget_oldest(connection, user_id, most)
+    return forgotten + len(await forget_left_folders(connection, user_id, most - forgotten))
+
+
+async def forget_left_folders(
+    connection: AsyncConnection, user_id: str, most: int, spared: Collection[str] = ()
+) -> list[str]:
+    """Forget folders that were left when their last files went, the oldest first, but none that is spared; return them.
+    The user's row is locked."""
+    left = await queries.left_folders(connection, user_id, most + len(spared)) if most > 0 else []
+    gone = [name for name in left if name not in spared][:most]
+    if gone:
+        folders = models.folder.c
+        await connection.execute(sa.delete(models.folder).where(folders.user_id == user_id, folders.name.in_(gone)))
+    return gone
 
 
 async def forget_oldest(connection: AsyncConnection, user_id: str, most: int) -> int:

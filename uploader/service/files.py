@@ -20,6 +20,8 @@ from uploader.service.ids import ID
 from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob, Stopping
 from uploader.tasks import uninterrupted
 
+_ATTEMPTS = 10
+_CHANGING = "Files of these names are changing too fast; try again."
 # How long a download is kept waiting for its content to be healed, before its first byte.
 _HEALED_SECONDS = 5.0
 
@@ -110,21 +112,24 @@ class Files:
 
     async def delete(self, user_id: str, file_id: str) -> None:
         """Delete a file, and its content if this was the last file of it. Raises FileNotFound."""
-        file = await self.get(user_id, file_id)
-        if not await self.database.transact(transactions.files.delete_file, file, self.clock.now()):
-            raise errors.FileNotFound()
-        await self._deleted(file)
+        for _ in range(_ATTEMPTS):
+            file = await self.get(user_id, file_id)
+            if await self.database.transact(transactions.files.delete_file, file, self.clock.now()):
+                return await self._deleted(file)
+            # It was renamed at this moment, or deleted.
+        raise errors.Unavailable(_CHANGING)
 
     async def delete_any(self, file_id: str, why: str | None) -> None:
         """Delete a file of whoever has it, as an administrator. Raises FileNotFound."""
-        file, now = await self.database.read(queries.file_of_anybody, file_id), self.clock.now()
-        if file is None:
-            raise errors.FileNotFound("There is no such file.")
-        details = {"name": file.name, "size": file.size} | ({} if why is None else {"reason": why})
-        done = act(Action.FILE_DELETED, now, subject=file.id, user_id=file.user_id, details=details)
-        if not await self.database.transact(transactions.files.remove_file, file, now, done):
-            raise errors.FileNotFound("There is no such file.")
-        await self._deleted(file)
+        for _ in range(_ATTEMPTS):
+            file, now = await self.database.read(queries.file_of_anybody, file_id), self.clock.now()
+            if file is None:
+                raise errors.FileNotFound("There is no such file.")
+            details = {"name": file.name, "size": file.size} | ({} if why is None else {"reason": why})
+            done = act(Action.FILE_DELETED, now, subject=file.id, user_id=file.user_id, details=details)
+            if await self.database.transact(transactions.files.remove_file, file, now, done):
+                return await self._deleted(file)
+        raise errors.Unavailable(_CHANGING)
 
     async def _deleted(self, file: File) -> None:
         crash_point("delete.after_commit")
@@ -180,7 +185,6 @@ class Files:
 
 # Of one transaction: other writers of SQLite wait for it.
 _FILES_AT_ONCE = 200
-_ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
 
 
@@ -228,13 +232,18 @@ class Folders:
         return deleted
 
     async def rename(self, user_id: str, file_id: str, name: str, if_exists: IfExists) -> File:
-        """Raises FileNotFound, NameTaken."""
-        for file in await self.database.read(queries.files_by_ids, user_id, [file_id]):
-            if file.name != name:
-                await self._move([file], {file.id: name}, if_exists, merges=False)
-            for renamed in await self.database.read(queries.files_by_ids, user_id, [file_id]):
-                return renamed
-        raise errors.FileNotFound()
+        """Raises FileNotFound, NameTaken, Unavailable."""
+        is_renamed = False
+        for _ in range(_ATTEMPTS):
+            found = await self.database.read(queries.files_by_ids, user_id, [file_id])
+            if not found:
+                raise errors.FileNotFound()
+            (file,) = found
+            if is_renamed or file.name == name:
+                return file
+            # Not, if somebody else renamed it at this moment.
+            is_renamed = (await self._move([file], {file.id: name}, if_exists, merges=False)).files == 1
+        raise errors.Unavailable(_CHANGING)
 
     async def move(self, user_id: str, prefix: str, new_prefix: str, if_exists: IfExists = IfExists.FAIL) -> int:
         """Give all files and folders below a prefix, which is not empty, another one; returns how many files. Raises
@@ -331,7 +340,7 @@ class Folders:
                 return await self.database.transact(move, files, targets)
             except Duplicate:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a name was taken at this moment: next time it is there
-        raise errors.Unavailable("Files of these names are changing too fast; try again.")
+        raise errors.Unavailable(_CHANGING)
 
     async def check(self, user_id: str, selection: Selection) -> None:
         """Raises ContentDamaged if a selected file is known to be damaged."""

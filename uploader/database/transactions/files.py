@@ -309,7 +309,7 @@ async def add_files(
     # An upload that is closed by this is a file less.
     closed = 0 if room is not None and room.closed is None else 1
     stored = usage.files + changes.usage.files - spared.files  # without the folders that gave way
-    changes.trashed -= await excess(connection, user_id, stored + changes.more_files - closed)
+    changes.trashed -= await excess(connection, user_id, stored, changes.more_files - closed)
     return changes
 
 
@@ -440,13 +440,15 @@ async def delete_files(
         return 0
     user_id = files[0].user_id
     await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
-    await rows.lock_user(connection, user_id)
+    usage = await rows.lock_user(connection, user_id)
     gone = [file for file in files if await _is_deleted(connection, file)]
     if gone:
         kept = await leave(connection, user_id, [file.name for file in gone] if left is None else [left], now)
         await _drop_refs(connection, Counter(file.sha256 for file in gone))
         kept += await throw_away(connection, gone, reason)
-        await rows.add_finished(connection, user_id, -sum(file.size for file in gone), kept - len(gone))
+        more = kept - len(gone)
+        more -= await excess(connection, user_id, usage.files, more)
+        await rows.add_finished(connection, user_id, -sum(file.size for file in gone), more)
         await tell_all(connection, events.file_deleted, gone, reason)
     return len(gone)
 
@@ -491,11 +493,14 @@ async def move_files(
     free. `merges`: one that has the name of another one of the same content becomes that, unless both are to be kept.
     Raises NameTaken, NamesChanged."""
     user_id = files[0].user_id
-    standing = await queries.files_of_names(connection, user_id, sorted({targets[file.id] for file in files}))
+    wanted = Counter(targets[file.id] for file in files)
+    standing = await queries.files_of_names(connection, user_id, sorted(wanted))
+    # Of several that want one name, one may take the place of another.
+    standing += [file for file in files if wanted[targets[file.id]] > 1]
     locked = sorted({file.sha256 for file in standing}) if merges or if_exists is IfExists.REPLACE else []
     if locked:
         await queries.known_blobs(connection, locked, lock=True)
-    await rows.lock_user(connection, user_id)
+    usage = await rows.lock_user(connection, user_id)
     there = {file.id: file for file in await queries.files_by_ids(connection, user_id, [file.id for file in files])}
     moving = [file for file in files if file.id in there and there[file.id].name == file.name]
     await rows.give_up_names(connection, user_id, [file.id for file in moving])
@@ -527,6 +532,8 @@ async def move_files(
     filled = await fill(connection, names, user_id)
     await _drop_refs(connection, Counter(file.sha256 for file in removed))
     kept += await throw_away(connection, removed, events.REPLACED)
-    await rows.add_finished(connection, user_id, -sum(file.size for file in removed), kept - filled - len(removed))
+    more = kept - filled - len(removed)
+    more -= await excess(connection, user_id, usage.files, more)
+    await rows.add_finished(connection, user_id, -sum(file.size for file in removed), more)
     await tell_all(connection, events.file_deleted, removed, events.REPLACED)
     return Moved(len(moving) - len(waiting), waiting)

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import levels, models, queries
 from uploader.database.transactions import rows
+from uploader.database.trash import excess
 from uploader.domain.names import (
     FIRST_NUMBER,
     MAX_NAME_BYTES,
@@ -235,7 +236,7 @@ async def move_folders(
     prefix: str,
 ) -> None:
     """Rename empty folders, by their names, all of which lie below a prefix. Raises NameTaken."""
-    await rows.lock_user(connection, user_id)
+    usage = await rows.lock_user(connection, user_id)
     there = await queries.folder_rows(connection, user_id, sorted(targets))
     await connection.execute(_of_names(user_id, there))
     kept = await leave(connection, user_id, [prefix], now)
@@ -248,7 +249,9 @@ async def move_folders(
             made.append(wanted)
     await _insert_folders(connection, user_id, made, now, made=True)
     filled = await fill(connection, names, user_id)
-    await rows.add_finished(connection, user_id, 0, kept + len(made) - filled - len(there))
+    more = kept + len(made) - filled - len(there)
+    more -= await excess(connection, user_id, usage.files, more)
+    await rows.add_finished(connection, user_id, 0, more)
 
 
 def _of_names(user_id: str, names: Sequence[str]) -> sa.Delete:

@@ -20,7 +20,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import models, queries
 from uploader.database.models import UtcDateTime, blob, file, put_away, upload, user_info
 from uploader.database.outbox import listens, tell_all
-from uploader.database.trash import forget_oldest
+from uploader.database.trash import forget_left_folders, forget_oldest
 from uploader.domain.events import EventType, content_damaged, content_healed
 from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind, Usage
@@ -334,11 +334,8 @@ async def take_room(
 async def give_way(connection: AsyncConnection, user_id: str, wanted: int, spared: Collection[str]) -> list[str]:
     """Forget what a user's files may take the place of, the oldest first: folders that were left when their last files
     went, but none that is spared. Returns them, at most as many as are wanted. The user's row is locked."""
-    left = await queries.left_folders(connection, user_id, wanted + len(spared))
-    gone = [name for name in left if name not in spared][:wanted]
-    if gone:
-        forget = sa.delete(models.folder).where(models.folder.c.user_id == user_id, models.folder.c.name.in_(gone))
-        await add_finished(connection, user_id, 0, -await changed(connection, forget))
+    gone = await forget_left_folders(connection, user_id, wanted, spared)
+    await add_finished(connection, user_id, 0, -len(gone))
     return gone
 
 
