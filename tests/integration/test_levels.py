@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.rows import digests, file_row
-from uploader.database import levels, models
+from tests.support.statements import Steps, rows_read, sqlite_steps
+from uploader.database import levels, models, queries
 from uploader.database.engine import Connection, Database
 from uploader.domain.names import Folder, Place, place_of
 from uploader.domain.upload import File
@@ -150,3 +152,27 @@ async def test_prefixes_in_use_are_those_that_names_begin_with(database: Databas
     asked = ["", "a", "a/b", "a/b/", "a/c", "b", "\u00e9", "\u00e9/", "z", "\U0001f600"]
     assert await database.read(levels.prefixes_in_use, "alice", asked) == ["", "a", "a/b", "\u00e9", "\u00e9/"]
     assert await database.read(levels.prefixes_in_use, "carol", asked) == []
+
+
+async def test_what_has_a_name_costs_no_walk_over_all_names(database: Database) -> None:
+    names = [f"{number:04}/{kind}" for number in range(1500) for kind in ("a", "b")]
+    await insert(database, "alice", names)
+    await insert(database, "bob", ["a"])
+    content = str(digests("alice 5")["sha256"])
+    asked: tuple[tuple[Any, Any], ...] = (
+        (partial(levels.named, user_id="alice", names=["0700/a/x", "0701"], above=["0700", "0700/a"]), 1),
+        (partial(queries.files_of_content_below, user_id="alice", sha256=content, prefix="0002"), 1),
+        (partial(queries.files_of_names, user_id="alice", names=["0003/a", "0004/c"]), 1),
+    )
+
+    async def work(connection: Connection, ask: Any) -> tuple[Any, int]:
+        before = await rows_read(connection)
+        return await ask(connection), await rows_read(connection) - before
+
+    for ask, count in asked:
+        with sqlite_steps(database) if database.engine.dialect.name == "sqlite" else nullcontext(Steps()) as steps:
+            found, read = await database.read(work, ask)
+        assert len(found.files if isinstance(found, levels.Named) else found) == count
+        # What the status costs; and of each of all rows SQLite has several steps.
+        assert read <= 200
+        assert steps.count <= 2500

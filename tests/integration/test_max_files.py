@@ -26,7 +26,7 @@ from tests.support.problems import problem
 from tests.support.proofs import proof_by
 from tests.support.resumable import Rufh, Tus
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
-from tests.support.statements import Steps, sqlite_steps, statements
+from tests.support.statements import Steps, rows_read, sqlite_steps, statements
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import File, IfExists, Reason, Upload
@@ -288,12 +288,6 @@ async def test_bytes_that_are_left_go_before_the_row(make_stack: MakeStack, monk
         assert (left.exists(), await stack.services.database.read(_rows)) == (False, {"alice": 1})
 
 
-async def _rows_read(connection: Connection) -> int:
-    """By this connection, as its server counts them."""
-    status = await connection.execute(text("SHOW SESSION STATUS LIKE 'Handler_read%'"))
-    return sum(int(count) for _, count in status)
-
-
 async def test_nobody_looks_at_all_that_were_closed(database: Database) -> None:
     for user_id in ("alice", "bob", "carol"):
         rows = [_closed(number, user_id) for number in range(2000)]
@@ -301,9 +295,9 @@ async def test_nobody_looks_at_all_that_were_closed(database: Database) -> None:
     is_sqlite = database.engine.dialect.name == "sqlite"
 
     async def work(connection: Connection, ask: Callable[[Connection], Awaitable[list[Any]]]) -> tuple[int, int]:
-        before = 0 if is_sqlite else await _rows_read(connection)
+        before = await rows_read(connection)
         found = await ask(connection)
-        return len(found), 0 if is_sqlite else await _rows_read(connection) - before
+        return len(found), await rows_read(connection) - before
 
     for ask in (
         partial(queries.closed_before_newest, user_ids=["alice"], newest=20, limit=30),

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import event, text
 
-from uploader.database.engine import Database
+from uploader.database.engine import Connection, Database
 
 
 @contextmanager
@@ -82,3 +82,11 @@ def sqlite_steps(database: Database) -> Iterator[Steps]:
 
     with _watching(database.engine.sync_engine, watch, lambda each: each.set_progress_handler(None, 10)):
         yield steps
+
+
+async def rows_read(connection: Connection) -> int:
+    """By this connection so far, as its server counts them; SQLite counts none."""
+    if connection.dialect.name == "sqlite":
+        return 0
+    status = await connection.execute(text("SHOW SESSION STATUS LIKE 'Handler_read%'"))
+    return sum(int(count) for _, count in status)
