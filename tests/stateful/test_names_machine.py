@@ -1,13 +1,15 @@
-"""The names of two users' files and folders: made in every mode, renamed, moved and deleted in any order, with workers that
-die at any step, compared with a model of a tree in which a name is of one file, or of a folder."""
+"""The names of two users' files and folders: made in every mode, renamed, moved, deleted and restored in any order, with
+workers that die at any step, compared with a model of a tree in which a name is of one file, or of a folder, and of a trash
+that has all that was deleted or replaced."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
-from sqlalchemy import select
+from sqlalchemy import Table, select
 
 from tests.support.bodies import InPieces
 from tests.support.content import Content
@@ -43,11 +45,12 @@ class Taken(Exception):
 
 
 class Tree:
-    """Contents of files by name, the oldest first, and all folders."""
+    """Contents of files by name, the oldest first, all folders, and names and contents of what is in the trash."""
 
     def __init__(self) -> None:
         self.files: dict[str, int] = {}
         self.folders: set[str] = set()
+        self.trash: Counter[tuple[str, int]] = Counter()
 
     @property
     def empty(self) -> set[str]:
@@ -75,9 +78,9 @@ class Tree:
         return (same + free)[0]
 
     def put(self, name: str, number: int) -> None:
-        if self.files.get(name) != number:
-            self.files.pop(name, None)  # the new one is the youngest
-            self.files[name] = number
+        if name in self.files and self.files[name] != number:
+            self.lose(name)
+        self.files[name] = number
         self.folders.update(above(name))
 
     def make(self, folder: str, if_exists: IfExists = IfExists.FAIL) -> None:
@@ -92,45 +95,47 @@ class Tree:
         self.make(other + folder.removeprefix(blocking[0]), if_exists)
 
     def lose(self, name: str) -> None:
-        """Delete one file; its folder stays."""
-        del self.files[name]
+        """Delete or replace one file; its folder stays."""
+        self.trash[name, self.files.pop(name)] += 1
 
     def delete(self, prefix: str) -> int:
         gone = [name for name in self.files if name.startswith(prefix)]
         for name in gone:
-            del self.files[name]
-        self.folders = {each for each in self.folders if not f"{each}/".startswith(prefix)}
+            self.lose(name)
+        self._leave(prefix)
         return len(gone)
+
+    def _leave(self, prefix: str) -> None:
+        self.folders = {each for each in self.folders if not f"{each}/".startswith(prefix)}
 
     def move(self, prefix: str, new_prefix: str, if_exists: IfExists) -> int:
         """Raises Taken, and then all is as it was."""
-        files, empty = dict(self.files), self.empty
-        moving = [name for name in files if name.startswith(prefix)]
-        kept = dict(self.files), set(self.folders)
-        self.delete(prefix)
+        empty, kept = self.empty, (dict(self.files), set(self.folders), self.trash.copy())
+        moving = {name: self.files.pop(name) for name in list(self.files) if name.startswith(prefix)}
+        self._leave(prefix)
         try:
-            placed: dict[str, str] = {}
-            for name in moving:
-                merging = files[name] if if_exists is not IfExists.KEEP else None
-                placed[name] = self.find(new_prefix + name.removeprefix(prefix), if_exists, merging)
-                if self.files.get(placed[name]) == merging is not None:
-                    placed[name] = ""  # that one stays
+            for name, number in moving.items():
+                merging = number if if_exists is not IfExists.KEEP else None
+                place = self.find(new_prefix + name.removeprefix(prefix), if_exists, merging)
+                if self.files.get(place) == merging is not None:
+                    self.trash[name, number] += 1  # that one stays
                     continue
-                self.files.pop(placed[name], None)
-                self.put(placed[name], files[name])
+                if place in self.files:
+                    self.lose(place)
+                self.put(place, number)
             for folder in sorted(empty):
-                if folder.startswith(prefix):
-                    target = new_prefix + folder.removeprefix(prefix)
-                    if target := target[: target.rfind("/")] if "/" in target else "":
-                        self.make(target, if_exists)
+                if target := _moved_folder(folder, prefix, new_prefix):
+                    self.make(target, if_exists)
         except Taken:
-            self.files, self.folders = kept
+            self.files, self.folders, self.trash = kept
             raise
-        # Each is as old as it was.
-        back = {target: name for name, target in placed.items() if target}
-        age = list(files)
-        self.files = dict(sorted(self.files.items(), key=lambda each: age.index(back.get(each[0], each[0]))))
         return len(moving)
+
+
+def _moved_folder(folder: str, prefix: str, new_prefix: str) -> str:
+    """Return the new name; none for what lies elsewhere, and for the prefix itself at the top."""
+    target = new_prefix + folder.removeprefix(prefix) if folder.startswith(prefix) else ""
+    return target[: target.rfind("/")] if "/" in target else ""
 
 
 def _numbered(name: str) -> list[str]:
@@ -146,9 +151,11 @@ class NamesMachine(Machine):
         super().__init__()
         self.trees = {user_id: Tree() for user_id in USERS}
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(files=st.lists(st.tuples(user_ids, names, numbers), min_size=4, max_size=10))
+    def start(self, files: list[tuple[str, str, int]]) -> None:
         self.serve(USERS, 1 << 30)
+        for user_id, name, number in files:
+            self.put(user_id, name, number, IfExists.KEEP, None)
 
     def act(self, user_id: str, work: Any, dies_at: int | None, expect: Callable[[Tree], Any]) -> None:
         """Compare what the services answer with what the model expects; what is refused changes nothing."""
@@ -200,16 +207,15 @@ class NamesMachine(Machine):
         def expect(tree: Tree) -> str:
             if name == file.name:
                 return name
-            kept, number = dict(tree.files), tree.files.pop(file.name)
+            number = tree.files.pop(file.name)
             try:
                 place = tree.find(name, if_exists)
             except Taken:
-                tree.files = kept
+                tree.files[file.name] = number
                 raise
-            tree.files.pop(place, None)
+            if place in tree.files:
+                tree.lose(place)
             tree.put(place, number)
-            left = [each for each in kept if each == file.name or (each in tree.files and each != place)]
-            tree.files = {place if each == file.name else each: kept[each] for each in left}
             return place
 
         self.act(user_id, self._rename(user_id, file.id, name, if_exists), dies_at, expect)
@@ -229,6 +235,7 @@ class NamesMachine(Machine):
             if new_prefix.startswith(prefix):
                 return "invalid"
             targets = [new_prefix + name.removeprefix(prefix) for name in tree.files if name.startswith(prefix)]
+            targets += [target for name in tree.empty if (target := _moved_folder(name, prefix, new_prefix))]
             if any(not all(target.split("/")) for target in targets):
                 return "invalid"
             return tree.move(prefix, new_prefix, if_exists)
@@ -246,8 +253,39 @@ class NamesMachine(Machine):
         deleting = self.services.folders.delete(user_id, Selection((), (prefix,)))
         self.act(user_id, deleting, dies_at, lambda tree: tree.delete(prefix))
 
-    def _some_file(self, user_id: str, which: int) -> Any:
-        rows = [row for row in self.runner.run(self.database.read(_rows)) if row.user_id == user_id]
+    @rule(
+        user_id=user_ids, which=st.integers(0, 20), name=st.one_of(st.none(), names), if_exists=choices, dies_at=DEATHS
+    )
+    def restore(self, user_id: str, which: int, name: str | None, if_exists: IfExists, dies_at: int | None) -> None:
+        file = self._some_file(user_id, which, models.trashed_file)
+        if file is None:
+            return
+        number = BY_SHA256[file.sha256]
+
+        def expect(tree: Tree) -> str:
+            place = tree.find(name or file.name, if_exists, number)
+            if tree.files.get(place) != number:  # else it is that one
+                tree.trash -= Counter([(file.name, number)])
+            tree.put(place, number)
+            return place
+
+        self.act(user_id, self._restore(user_id, file.id, name, if_exists), dies_at, expect)
+
+    async def _restore(self, user_id: str, file_id: str, name: str | None, if_exists: IfExists) -> str:
+        restored = await self.services.deleted_files.restore(user_id, file_id, name, if_exists)
+        assert restored is not None, "a content of some bytes is examined at once"
+        return restored.name
+
+    @rule(user_id=user_ids, which=st.integers(0, 20), dies_at=DEATHS)
+    def forget(self, user_id: str, which: int, dies_at: int | None) -> None:
+        file = self._some_file(user_id, which, models.trashed_file)
+        if file is not None:
+            gone = Counter([(file.name, BY_SHA256[file.sha256])])
+            forgetting = self.services.deleted_files.forget(user_id, file.id)
+            self.act(user_id, forgetting, dies_at, lambda tree: tree.trash.subtract(gone))
+
+    def _some_file(self, user_id: str, which: int, table: Table = models.file) -> Any:
+        rows = [row for row in self.runner.run(self.database.read(_rows, table)) if row.user_id == user_id]
         return rows[which % len(rows)] if rows else None
 
     @invariant()
@@ -256,17 +294,21 @@ class NamesMachine(Machine):
 
     async def _check(self) -> None:
         await checked_accounts(self.database)
-        rows = await self.database.read(_rows)
-        folders = await self.database.read(_folders)
+        tables = (models.file, models.folder, models.trashed_file)
+        of_all = [await self.database.read(_rows, table) for table in tables]
         for user_id, tree in self.trees.items():
-            files = {row.name: BY_SHA256[row.sha256] for row in rows if row.user_id == user_id}
-            empty = {row.name for row in folders if row.user_id == user_id}
+            rows, folders, trashed = [[row for row in found if row.user_id == user_id] for found in of_all]
+            files = {row.name: BY_SHA256[row.sha256] for row in rows}
+            trash = Counter((row.name, BY_SHA256[row.sha256]) for row in trashed)
+            empty = {row.name for row in folders}
             if self.died:
-                tree.files = files
+                tree.files, tree.trash = files, trash
                 tree.folders = {each for name in (*files, *empty) for each in above(name)}
                 tree.folders |= {name.rstrip("/") for name in empty}
-            assert list(files.items()) == list(tree.files.items())
+            assert files == tree.files
             assert empty == tree.empty
+            assert trash == tree.trash
+            tree.files = files  # in the order of their ids
         self.died = False
 
 
@@ -280,12 +322,9 @@ async def _outcome(work: Any) -> Any:
         return "invalid"
 
 
-async def _rows(connection: Connection) -> list[Any]:
-    return list(await connection.execute(select(models.file).order_by(models.file.c.id)))
-
-
-async def _folders(connection: Connection) -> list[Any]:
-    return list(await connection.execute(select(models.folder)))
+async def _rows(connection: Connection, table: Table) -> list[Any]:
+    query = select(table)
+    return list(await connection.execute(query.order_by(table.c.id) if "id" in table.c else query))
 
 
 def test_no_order_of_changes_gives_a_name_to_two(
