@@ -163,6 +163,7 @@ async def test_what_has_a_name_costs_no_walk_over_all_names(database: Database) 
         (partial(levels.named, user_id="alice", names=["0700/a/x", "0701"], above=["0700", "0700/a"]), 1),
         (partial(queries.files_of_content_below, user_id="alice", sha256=content, prefix="0002"), 1),
         (partial(queries.files_of_names, user_id="alice", names=["0003/a", "0004/c"]), 1),
+        (partial(queries.files, user_id="alice", limit=20, after=None, prefix=None, part=None), 20),
     )
 
     async def work(connection: Connection, ask: Any) -> tuple[Any, int]:

@@ -75,9 +75,9 @@ _NEWEST_CLOSED_UPLOAD = (
 )
 
 
-def _along(index: str) -> tuple[sa.Table, str, str]:
-    """MySQL and MariaDB would rather walk over all that users have closed."""
-    return models.upload, f"FORCE INDEX ({index})", "mysql"
+def _along(index: str, table: sa.Table = models.upload) -> tuple[sa.Table, str, str]:
+    """MySQL and MariaDB would rather walk over all that users have closed; MySQL at times sorts all files for a page."""
+    return table, f"FORCE INDEX ({index})", "mysql"
 
 
 _CLOSED_OF_USER = (_UPLOADS.user_id == sa.bindparam("user_id"), _UPLOADS.open_flag.is_(None))
@@ -549,6 +549,7 @@ async def files(
     if part:
         query = query.where(_FILES.id.in_(_ids_by_part_of_name(user_id, limit, after, prefix, part)))
     else:
+        query = query.with_hint(*_along("ix_file_user", models.file))
         query = query.where(*_conditions(user_id, _FILES.id, after, prefix)).limit(limit)
     return await all_of(connection, File, query)
 
@@ -558,8 +559,8 @@ def _ids_by_part_of_name(user_id: str, limit: int, after: str | None, prefix: st
     # Not the column itself, or SQLite would rather walk the rows in the order of their ids.
     key = sa.func.substr(_FILES.id, 1, type_=_FILES.id.type)
     conditions = [*_conditions(user_id, key, after, prefix), sa.func.instr(_FILES.name, part.encode()) > 0]
-    found = sa.select(_FILES.id).where(*conditions).order_by(key.desc()).limit(limit).subquery()
-    return sa.select(found.c.id)
+    found = sa.select(_FILES.id).with_hint(*_along("uq_file_name", models.file)).where(*conditions)
+    return sa.select(found.order_by(key.desc()).limit(limit).subquery().c.id)
 
 
 def _conditions(
