@@ -263,9 +263,10 @@ class NamesMachine(Machine):
         number = BY_SHA256[file.sha256]
 
         def expect(tree: Tree) -> str:
-            place = tree.find(name or file.name, if_exists, number)
-            if tree.files.get(place) != number:  # else it is that one
-                tree.trash -= Counter([(file.name, number)])
+            place = tree.find(name or file.name, if_exists)
+            tree.trash -= Counter([(file.name, number)])
+            if place in tree.files:
+                tree.lose(place)
             tree.put(place, number)
             return place
 

@@ -39,6 +39,7 @@ _CHANGED = Decoder(model.Changed)
 _USAGE = Decoder(model.Usage)
 _CONFIG = Decoder(model.Config)
 _LINES = Decoder(model.Lines)
+_RESTORE_LINES = Decoder(model.RestoreLines)
 _STATES = Decoder(dict[str, model.State])
 
 
@@ -246,6 +247,14 @@ class Api:
         body = _without_none(name=name, if_exists=if_exists)
         response = await self._of_trash("POST", f"/{_segment(file_id)}/restore", body=body)
         return None if response.status_code == 202 else _decode(response, _FILE)
+
+    async def restore_many(self, ids: list[str]) -> list[model.RestoreLine]:
+        """Restore deleted files; return one line for each, in order. Raises ServerTooOld."""
+        response = await self._of_trash("POST", "/restore", body={"ids": ids}, timeout_seconds=_MANY_FILES_SECONDS)
+        lines = _decode(response, _RESTORE_LINES).results
+        if [line.id for line in lines] != ids:
+            raise BadAnswer("the server's answer tells of other files than those that are to be restored")
+        return lines
 
     async def forget(self, file_id: str) -> None:
         await self._delete(f"/me/trash/{_segment(file_id)}")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 from uploader.client import plan
 from uploader.client.api import Api
-from uploader.client.errors import BadAnswer, InvalidName, ServerTooOld
+from uploader.client.errors import BadAnswer, InvalidName, ServerProblem, ServerTooOld
 from uploader.client.files import LocalFile, Outcome, Wanted, Watcher
 from uploader.client.model import DeletedFile, File, FilePage, Folder, IfExists, Upload, Usage
-from uploader.client.pace import OnRetry, Pace, Patience
+from uploader.client.pace import OnRetry, Pace, Patience, error_of
 from uploader.client.plan import checked_name, folder_name
 from uploader.client.source import Source, Uploadable, open_source
 from uploader.client.transfer import AsyncTransfer, Meter, OnProgress, Shared
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from uploader.client.transport import Token
 
 _RESTORING_SECONDS = 2.0
+_RESTORED_AT_ONCE = 500
 _PAGE = 1000
 
 
@@ -410,6 +411,30 @@ class AsyncClient:
             if file is not None:
                 return file
             await asyncio.sleep(_RESTORING_SECONDS)
+
+    async def restore_many(self, ids: Iterable[str]) -> AsyncIterator[tuple[str, File | ServerProblem]]:
+        """Restore many deleted files under their names; yield each id with what became of it. Files whose contents the
+        server examines first come last. Raises ServerTooOld."""
+        left = list(ids)
+        while left:
+            some, left = left[:_RESTORED_AT_ONCE], left[_RESTORED_AT_ONCE:]
+            lines = await self._api.restore_many(some)
+            for line in lines:
+                if line.file is not None:
+                    yield line.id, line.file
+                elif line.problem is not None:
+                    yield line.id, await self._restored(line.id, error_of(line.problem, line.status))
+            examined = [line.id for line in lines if line.file is None and line.problem is None]
+            if len(examined) == len(some):
+                await asyncio.sleep(_RESTORING_SECONDS)
+            left += examined
+
+    async def _restored(self, file_id: str, refusal: ServerProblem) -> File | ServerProblem:
+        """Try what is worth another try alone, as patiently as any request."""
+        try:
+            return await self.restore(file_id) if refusal.retryable else refusal
+        except ServerProblem as error:
+            return error
 
     async def forget(self, file_id: str) -> None:
         """Remove a deleted file for good."""

@@ -149,6 +149,19 @@ class Lines(Struct, frozen=True):
     results: list[Line]
 
 
+class RestoreLine(Struct, frozen=True):
+    """The outcome of one deleted file: a file, a problem, or neither while its content is examined."""
+
+    id: str
+    status: int
+    file: File | None = None
+    problem: dict[str, Any] | None = None
+
+
+class RestoreLines(Struct, frozen=True):
+    results: list[RestoreLine]
+
+
 class Challenge(Struct, frozen=True):
     """A request to prove that the caller holds the content, by an HMAC over these ranges of it."""
 

@@ -192,6 +192,7 @@ class Client:
     delete = _result(AsyncClient.delete)
     deleted = _each(AsyncClient.deleted)
     restore = _result(AsyncClient.restore)
+    restore_many = _each(AsyncClient.restore_many)
     forget = _result(AsyncClient.forget)
     empty_trash = _result(AsyncClient.empty_trash)
     usage = _result(AsyncClient.usage)

@@ -193,6 +193,29 @@ def test_empty_folders_are_made_listed_moved_brought_and_deleted(commands: Comma
 # ls
 
 
+def test_a_folder_of_many_is_sent_moved_deleted_and_restored_as_it_was(commands: Commands, tmp_path: Path) -> None:
+    source, count = tmp_path / "many", int(os.environ.get("UPLOADER_TEST_FILES", "300"))
+    for number in range(count // 2):
+        # Equal contents in one folder; and those of every third folder are the same as elsewhere.
+        folder, own = f"many/{number // 20 % 10}/ü{number // 20}", number if number // 20 % 3 else number % 20
+        names = [f"{folder}/x{number % 20}.jpg", f"{folder}/x{number % 20} (2).jpg"]
+        write_tree(tmp_path, dict.fromkeys(names[:: 1 - number % 2 * 2], b"%d" % own))
+    expected = tree_in(source)
+    steps: tuple[tuple[str | Path, ...], ...] = (
+        ("put", source),
+        ("put", source, "--if-exists", "keep"),
+        ("mv", "many", "moved/"),
+        ("rm", "-r", "moved", "--yes"),
+        ("restore", "moved/"),
+        ("get", "moved/many", "-o", "back"),
+    )
+    for step in steps:
+        done = commands.run(*step)
+        assert done.returncode == 0, done.stderr
+    assert len(expected) == count // 2 * 2
+    assert tree_in(commands.home / "back/many") == expected
+
+
 def test_levels_patterns_and_parts_of_names_are_listed(filled: Commands) -> None:
     def listed(*arguments: str) -> list[str]:
         return [event[event["event"]]["name"] for event in filled.events("ls", *arguments)]

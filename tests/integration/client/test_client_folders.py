@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -218,6 +219,42 @@ async def test_folders_are_deleted_and_moved(client: AsyncClient) -> None:
     with pytest.raises(ServerProblem) as refused:
         await client.move_folder("übung", "../x")
     assert refused.value.code == "invalid-request"
+
+
+class Examining(Wire):
+    """To a server that examines the first file first, and has no time for the second."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if request.url.path == "/me/trash/restore" and self.count("POST /me/trash/restore") == 1:
+            first, second, *others = json.loads(await response.aread())["results"]
+            busy = {"code": "unavailable", "retryable": True}
+            lines = [
+                {"id": first["id"], "status": 202, "state": "restoring"},
+                {"id": second["id"], "status": 503, "problem": busy},
+            ]
+            return httpx2.Response(200, json={"results": [*lines, *others]}, request=request)
+        return response
+
+
+async def test_many_deleted_files_come_back_each_with_what_became_of_it(
+    stack: Stack, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.client.asynchronous._RESTORED_AT_ONCE", 2)
+    assert await client.delete_folder("photos") == 3
+    deleted = {file.id: file.name async for file in client.deleted()}
+    await client.upload(b"another", "photos/cover.jpg")
+    async with await client_on(stack, Examining(stack)) as other:
+        outcomes = [each async for each in other.restore_many([*deleted, "0" * 26])]
+    became = {deleted.get(each, ""): outcome for each, outcome in outcomes}
+    assert (len(outcomes), set(became)) == (4, {*deleted.values(), ""})
+    for name, outcome in became.items():
+        if name in ("", "photos/cover.jpg"):
+            assert isinstance(outcome, ServerProblem)
+            assert outcome.code == ("name-taken" if name else "file-not-found")
+        else:
+            assert isinstance(outcome, File)
+    assert await names(client) == {*FILES}
 
 
 async def test_an_older_server_says_what_it_can_not(old_client: AsyncClient, here: Path) -> None:

@@ -171,12 +171,16 @@ async def restore(client: AsyncClient, reporter: Reporter, words: tuple[str, ...
     codes = set()
     for word in words:
         try:
-            for deleted in await _deleted_by(client, word, version_id):
-                try:
-                    file = await client.restore(deleted.id, if_exists="fail" if version_id is None else "replace")
-                    reporter.show(events.Restored(file))
-                except ClientError as error:
-                    codes.add(told(reporter, deleted.name, error))
+            deleted = await _deleted_by(client, word, version_id)
+            if version_id is not None:
+                reporter.show(events.Restored(await client.restore(version_id, if_exists="replace")))
+                continue
+            names = {file.id: file.name for file in deleted}
+            async for file_id, outcome in client.restore_many(names):
+                if isinstance(outcome, ClientError):
+                    codes.add(told(reporter, names[file_id], outcome))
+                else:
+                    reporter.show(events.Restored(outcome))
         except ClientError as error:
             codes.add(told(reporter, word, error))
     return events.worst_of(codes)
