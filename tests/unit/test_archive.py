@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,22 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.faults import open_files_under, paused_call
 from tests.support.loop_time import pass_time
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.errors import BodyTimeout, FileTooLarge, InvalidArchive, InvalidRequest, UploaderError
-from uploader.http.bodies import archive as archive_module
-from uploader.http.bodies.archive import (
+from uploader.domain import archive as domain_archive
+from uploader.domain.archive import (
+    FILE_ID,
     MAX_EXTENSION_BYTES,
     MAX_MEMBERS,
     MAX_PADDING_BYTES,
+    PROBLEM,
+    SHA256,
     ArchiveReader,
+    MalformedArchive,
     Member,
-    Unpacking,
+    head_of_member,
 )
+from uploader.errors import BodyTimeout, FileTooLarge, InvalidArchive, InvalidRequest, UploaderError
+from uploader.http.bodies import archive as archive_module
+from uploader.http.bodies.archive import Unpacking
 from uploader.http.bodies.intake import Intake, MessageBody
 from uploader.settings import Settings
 from uploader.storage.base import Body
@@ -77,11 +84,38 @@ def feed_all(reader: ArchiveReader, pieces: tuple[bytes, ...], found: list[Read]
         reader.end()
 
 
+@given(
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=300).filter(
+        lambda name: name[-1] != "/"
+    ),
+    st.integers(0, 2**63 - 1) | st.sampled_from([0, 511, 512, 8**11 - 1, 8**11]),
+    st.integers(-(10**18), 10**19),
+    st.dictionaries(st.sampled_from([FILE_ID, SHA256, PROBLEM]), st.text("abcdef0123456789-", min_size=1, max_size=64)),
+)
+def test_heads_that_are_written_here_others_read_and_we(
+    name: str, size: int, modified_ns: int, told: dict[bytes, str]
+) -> None:
+    head = head_of_member(name, size, modified_ns, told)
+    with tarfile.open(fileobj=io.BytesIO(head)) as tar:
+        info = tar.next()
+    assert info is not None
+    assert (info.name, info.size, info.isreg()) == (name, size, True)
+    assert Decimal(info.pax_headers["mtime"]) == Decimal(modified_ns) / 10**9
+    assert told == {key: info.pax_headers[key.decode()] for key in told}
+    (member,) = (found for found in ArchiveReader().feed(memoryview(head)) if isinstance(found, Member))
+    assert (member.path, member.size, member.refused) == (name.encode(), size, None)
+    assert told == {
+        key: value
+        for key, value in zip((FILE_ID, SHA256, PROBLEM), (member.file_id, member.sha256, member.problem), strict=True)
+        if value is not None
+    }
+
+
 def read_until_refused(*pieces: bytes) -> list[Read]:
     found: list[Read] = []
-    with pytest.raises(InvalidArchive) as refused:
+    with pytest.raises(MalformedArchive) as refused:
         feed_all(ArchiveReader(), pieces, found)
-    assert refused.value.detail
+    assert str(refused.value)
     return found
 
 
@@ -165,8 +199,8 @@ def test_any_damage_is_read_or_clearly_refused(data: st.DataObject) -> None:
                 whole[at : at + 512] = sealed(whole[at : at + 512])
     try:
         read(bytes(whole))
-    except InvalidArchive as error:
-        assert error.detail
+    except MalformedArchive as error:
+        assert str(error)
 
 
 @pytest.mark.parametrize("kind", FORMATS[1:], ids=FORMAT_NAMES[1:])
@@ -393,8 +427,8 @@ def test_members_have_a_bound_and_those_before_stand() -> None:
 
 
 def test_directories_do_not_count_as_members_but_have_a_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_module, "MAX_MEMBERS", 0)
-    monkeypatch.setattr(archive_module, "MAX_HEADERS", 50)
+    monkeypatch.setattr(domain_archive, "MAX_MEMBERS", 0)
+    monkeypatch.setattr(domain_archive, "MAX_HEADERS", 50)
     assert read(header(b"d/", kind=b"5") * 50, END) == []
     assert read_until_refused(header(b"d/", kind=b"5") * 51, END) == []
     assert read_until_refused(extended(kind=b"g") * 51, END) == []

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from uploader.client import File, FileChanged, LocalFile, Unreadable
 from uploader.client.batch import (
-    END,
     TooLarge,
     archived,
     bytes_for,
@@ -28,6 +27,7 @@ from uploader.client.batch import (
 )
 from uploader.client.files import There, prefixes_of
 from uploader.client.plan import moment_of, wishes
+from uploader.domain.archive import END
 
 NS = 1_700_000_000_123_456_789
 MOMENT = datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)

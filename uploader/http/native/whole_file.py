@@ -11,11 +11,12 @@ from msgspec import UNSET
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from uploader.domain.archive import Member
 from uploader.domain.digest import parse_hex
 from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import IfExists
 from uploader.errors import FileTooLarge, InvalidMd5, InvalidRequest, UploaderError
-from uploader.http.bodies.archive import Member, Unpacking
+from uploader.http.bodies.archive import Unpacking
 from uploader.http.bodies.intake import source_of
 from uploader.http.native import schemas
 from uploader.http.native.uploads import BEGINNING, DIGEST_HEADERS, FILE, FINISHING, answer, uploading

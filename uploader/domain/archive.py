@@ -1,0 +1,359 @@
+"""The tar archive: reads one as it comes, ustar, pax, and what GNU tar has of its own (tar(5); POSIX, pax); and makes the
+heads of members that are written.
+
+The reader is pure: pieces of any size in, members and their bytes out. It keeps a block, or a header of at most 64 KiB, and
+no more than 4 KiB of a value in it. It believes no more: what a member says of its size is only how far away the next header
+is.
+
+What is written is POSIX.1-2017, pax, made one member at a time: `tarfile` takes ten times as long, which counts at thousands
+of files a second. Times have nanoseconds, and names and sizes any length, by a pax header before each member.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from uploader.domain.names import MAX_NAME_BYTES
+
+MAX_MEMBERS = 10_000
+# With directories, and what is said ahead of a member.
+MAX_HEADERS = 50_000
+MAX_EXTENSION_BYTES = 64 << 10
+# Of one header: more than the map of a sparse file has in so many bytes, and what they cost is a few milliseconds.
+MAX_RECORDS = 4096
+# What is kept of a path or another value: PATH_MAX of Linux, and more than any name that is taken has, in whatever form.
+MAX_VALUE_BYTES = 4 << 10
+# After the two blocks of zeros there are more, until the archive is as long as its writer's blocking factor wants it.
+MAX_PADDING_BYTES = 1 << 20
+_BLOCK_BYTES = 512
+# What ends an archive.
+END = bytes(2 * _BLOCK_BYTES)
+# The records of ours: both digests, the id of a file of the server, and the code of why its bytes are not there.
+MD5, SHA256, FILE_ID, PROBLEM = b"uploader.md5", b"uploader.sha256", b"uploader.id", b"uploader.problem"
+_ZEROS = bytes(_BLOCK_BYTES)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_REGULAR = frozenset({b"0", b"\0", b"7"})
+_EXTENSIONS = frozenset({b"g", b"x", b"X", b"L", b"K"})
+_DIRECTORY, _OLD_SPARSE = b"5", b"S"
+# No bytes of these follow, whatever their size says.
+_EMPTY_KINDS = {
+    _DIRECTORY: "is a directory",
+    b"1": "is a hard link",
+    b"2": "is a symbolic link",
+    b"3": "is a device",
+    b"4": "is a device",
+    b"6": "is a named pipe",
+}
+# Where old sparse files say that another block with the map of their bytes follows: in the header, and in such a block.
+_HAS_MAP_BLOCK, _HAS_NEXT_MAP_BLOCK = 482, 504
+_SPARSE = b"GNU.sparse."
+# The records that mean something here, each with the one that it stands for.
+_KEPT = {key: key for key in (b"path", b"size", b"mtime", MD5, SHA256, FILE_ID, PROBLEM)} | {
+    b"GNU.sparse.name": b"path"
+}
+# What is never true of all members that follow.
+_OF_ONE_MEMBER = frozenset({b"path", b"linkpath", b"size"})
+_OCTAL = re.compile(rb"[0-7]*")
+_DIGITS = re.compile(rb"[0-9]{1,20}")
+_DECIMAL = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]*))?")
+# Of what a record says of its length, which is that of a header at the most.
+_LENGTH_DIGITS = 20
+_NEWLINE = ord("\n")
+
+_NANOSECONDS = 1_000_000_000
+_NAME_BYTES = 100
+_LAST_OCTAL = 8**11 - 1
+# Mode, user and group; then, behind size, time and checksum, the link that is none, the magic, and names that are none.
+_BEFORE_SIZE = b"0000644\x000000000\x000000000\x00"
+_BEHIND_KIND = bytes(100) + b"ustar\x0000" + bytes(32 + 32 + 8 + 8 + 155 + 12)
+_CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_BEHIND_KIND) + 8 * ord(" ")
+
+
+class MalformedArchive(Exception):
+    """The bytes are no tar archive, not all of one, or of one that asks for too much."""
+
+
+@dataclass(slots=True)
+class Member:
+    """`path` is as it stands there, up to MAX_VALUE_BYTES; `size` bytes follow unless `refused` says what it is."""
+
+    path: bytes
+    size: int
+    # None: it is no moment that we have a word for.
+    modified_at: datetime | None
+    # As they are claimed there, up to MAX_VALUE_BYTES.
+    md5: str | None
+    sha256: str | None
+    refused: str | None
+    # Of those that a server gives: of which file it is, and the code of why there are no bytes of it.
+    file_id: str | None = None
+    problem: str | None = None
+
+
+class ArchiveReader:
+    def __init__(self) -> None:
+        self._held = bytearray()  # of a block that is not whole
+        self._wanted = _BLOCK_BYTES  # how long the next block is
+        self._take: Callable[[bytes], Member | None] = self._take_header
+        self._content = 0  # bytes of the member that are still to come
+        self._skipped = 0  # bytes after it that are nobody's
+        self._members = self._headers = 0
+        self._padding = 0
+        self._ended = False
+        # What is said ahead of a member: of all that follow, and of the next one.
+        self._defaults: dict[bytes, bytes] = {}
+        self._extended: dict[bytes, bytes] = {}
+        self._long_name: bytes | None = None
+
+    def feed(self, piece: memoryview) -> Iterator[Member | memoryview]:
+        """Yield members, each followed by its bytes in views of the piece. To be read to its end before the next piece.
+        Raises MalformedArchive; then nothing more may be fed."""
+        at, end = 0, len(piece)
+        while at < end:
+            if self._content:
+                count = min(self._content, end - at)
+                self._content -= count
+                yield piece[at : at + count]
+            elif self._skipped:
+                count = min(self._skipped, end - at)
+                self._skipped -= count
+            elif self._ended:
+                count = end - at
+                self._check_padding(piece[at:])
+            else:
+                count = min(self._wanted - len(self._held), end - at)
+                member = self._add(piece[at : at + count])
+                if member is not None:
+                    yield member
+            at += count
+
+    def end(self) -> None:
+        """Raises MalformedArchive if there is no end yet."""
+        if not self._ended:
+            raise MalformedArchive("The archive is cut off: it has to end with two blocks of zeros.")
+
+    def _add(self, part: memoryview) -> Member | None:
+        if len(part) == self._wanted:
+            return self._take(bytes(part))
+        self._held += part
+        if len(self._held) < self._wanted:
+            return None
+        block, self._held = bytes(self._held), bytearray()
+        return self._take(block)
+
+    def _expect(self, take: Callable[[bytes], Member | None], length_bytes: int = _BLOCK_BYTES) -> None:
+        self._take, self._wanted = take, length_bytes
+
+    # Headers
+
+    def _take_header(self, block: bytes) -> Member | None:
+        if block == _ZEROS:
+            if self._extended or self._long_name is not None:
+                raise MalformedArchive("The archive ends after a header whose member is missing.")
+            self._expect(self._take_last_block)
+            return None
+        _check_sum(block)
+        self._headers += 1
+        if self._headers > MAX_HEADERS:
+            raise MalformedArchive(f"The archive has more than {MAX_HEADERS} headers.")
+        kind, size = block[156:157], _number(block[124:136])
+        if size < 0:
+            raise MalformedArchive("The size of a member is none.")
+        if kind in _EXTENSIONS:
+            if size > MAX_EXTENSION_BYTES:
+                raise MalformedArchive(f"A header is longer than {MAX_EXTENSION_BYTES} bytes.")
+            self._expect(partial(self._take_extension, kind, size), size + -size % _BLOCK_BYTES)
+            return None
+        return self._begin_member(block, kind, size)
+
+    def _take_last_block(self, block: bytes) -> None:
+        if block != _ZEROS:
+            raise MalformedArchive("The archive has a single block of zeros, not two.")
+        self._ended = True
+
+    def _check_padding(self, rest: memoryview) -> None:
+        self._padding += len(rest)
+        if self._padding > MAX_PADDING_BYTES or bytes(rest).strip(b"\0"):
+            raise MalformedArchive("Bytes follow the end of the archive.")
+
+    def _begin_member(self, block: bytes, kind: bytes, size: int) -> Member | None:
+        told, long_name = self._defaults | self._extended, self._long_name
+        self._extended, self._long_name = {}, None
+        path = told.get(b"path") or long_name or _path_of(block)
+        if kind == b"\0" and path.endswith(b"/"):  # as directories were written before there was a word for them
+            kind = _DIRECTORY
+        size = 0 if kind in _EMPTY_KINDS else _size_of(told, size)
+        length = size + -size % _BLOCK_BYTES
+        if kind == _DIRECTORY:
+            return None
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise MalformedArchive(f"The archive has more than {MAX_MEMBERS} members.")
+        refused = _refusal_of(kind, path, told)
+        if refused is None:
+            self._content, self._skipped = size, length - size
+        elif kind == _OLD_SPARSE and block[_HAS_MAP_BLOCK]:
+            self._expect(partial(self._take_sparse_map, length))
+        else:
+            self._skipped = length
+        md5, sha256, file_id, problem = (_claim(told, key) for key in (MD5, SHA256, FILE_ID, PROBLEM))
+        return Member(path, size, _modified_at(block, told), md5, sha256, refused, file_id, problem)
+
+    def _take_sparse_map(self, skipped: int, block: bytes) -> None:
+        if not block[_HAS_NEXT_MAP_BLOCK]:
+            self._skipped = skipped
+            self._expect(self._take_header)
+
+    # What is said ahead of a member
+
+    def _take_extension(self, kind: bytes, size: int, block: bytes) -> None:
+        content = block[:size]
+        match kind:
+            case b"g":
+                self._defaults |= _records(content, of_all=True)
+            case b"x" | b"X":
+                self._extended = _records(content)
+            case b"L":
+                self._long_name = _text(content)[:MAX_VALUE_BYTES]
+        self._expect(self._take_header)
+
+
+def _check_sum(block: bytes) -> None:
+    if sum(block) - sum(block[148:156]) + 8 * ord(" ") != _number(block[148:156]):
+        raise MalformedArchive("This is not a tar archive, or a header of it is damaged.")
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, or binary where they do not suffice (GNU, star)."""
+    if field[0] in (0x80, 0xFF):
+        return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
+    digits = _text(field).strip(b" ")
+    if not _OCTAL.fullmatch(digits):
+        raise MalformedArchive("A header of the archive has a malformed number.")
+    return int(digits or b"0", 8)
+
+
+def _path_of(block: bytes) -> bytes:
+    name, prefix = _text(block[:100]), block[345:500]
+    # Others than POSIX have other things in that place.
+    return _text(prefix) + b"/" + name if block[257:263] == b"ustar\0" and prefix[0] else name
+
+
+def _refusal_of(kind: bytes, path: bytes, told: dict[bytes, bytes]) -> str | None:
+    if kind == _OLD_SPARSE or _SPARSE in told:
+        return "is a sparse file"
+    if kind not in _REGULAR:
+        return _EMPTY_KINDS.get(kind, "is no regular file")
+    return None if len(path) < MAX_VALUE_BYTES else f"is longer than {MAX_NAME_BYTES} bytes"
+
+
+def _modified_at(block: bytes, told: dict[bytes, bytes]) -> datetime | None:
+    mtime = told.get(b"mtime")
+    try:
+        if not mtime:
+            return _EPOCH + timedelta(seconds=_number(block[136:148]))
+        match = _DECIMAL.fullmatch(mtime)
+        if match is None:
+            return None
+        sign = -1 if match[1] else 1
+        return _EPOCH + sign * timedelta(seconds=int(match[2]), microseconds=int((match[3] or b"").ljust(6, b"0")[:6]))
+    except OverflowError:
+        return None
+
+
+def _claim(told: dict[bytes, bytes], key: bytes) -> str | None:
+    value = told.get(key)
+    return value.decode(errors="replace") if value else None
+
+
+def _size_of(told: dict[bytes, bytes], in_header: int) -> int:
+    text = told.get(b"size")
+    if not text:
+        return in_header
+    if not _DIGITS.fullmatch(text):
+        raise MalformedArchive("The size of a member is none.")
+    return int(text)
+
+
+def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
+    """Return those that mean something here; an empty value takes back what was said before (POSIX, pax). `of_all`: they
+    are said of all members that follow."""
+    found: dict[bytes, bytes] = {}
+    at, count, most = 0, 0, len(content)
+    while at < most:
+        space = content.find(b" ", at, at + _LENGTH_DIGITS + 1)
+        length = content[at:space]
+        end = at + int(length) if space > 0 and length.isdigit() else at
+        equals = content.find(b"=", space, end)
+        if equals < 0 or end > most or content[end - 1] != _NEWLINE:
+            raise MalformedArchive("An extended header of the archive is malformed.")
+        key, at, count = content[space + 1 : equals], end, count + 1
+        if count > MAX_RECORDS:
+            raise MalformedArchive(f"An extended header has more than {MAX_RECORDS} records.")
+        if key in _OF_ONE_MEMBER or key.startswith(_SPARSE):
+            if of_all:
+                raise MalformedArchive("A global header has a path, size or link, which belong to one member.")
+            if key.startswith(_SPARSE):
+                found[_SPARSE] = b""
+        if key in _KEPT:
+            start = equals + 1
+            found[_KEPT[key]] = content[start : min(end - 1, start + MAX_VALUE_BYTES)]
+    return found
+
+
+# Writing
+
+
+def head_of_member(name: str, size: int, modified_ns: int, told: Mapping[bytes, str]) -> bytes:
+    """Return what goes before the bytes of a member, `told` being records of its own; `padding` goes after them."""
+    path = name.encode()
+    records = b"".join(
+        (
+            b"" if len(path) <= _NAME_BYTES and path.isascii() else _record(b"path", path),
+            b"" if size <= _LAST_OCTAL else _record(b"size", b"%d" % size),
+            _record(b"mtime", _decimal(modified_ns)),
+            *[_record(key, value.encode()) for key, value in told.items()],
+        )
+    )
+    seconds = min(max(modified_ns // _NANOSECONDS, 0), _LAST_OCTAL)
+    return b"".join(
+        (
+            _header(b"pax", len(records), 0, b"x"),
+            records,
+            padding(len(records)),
+            _header(path[:_NAME_BYTES], size if size <= _LAST_OCTAL else 0, seconds, b"0"),
+        )
+    )
+
+
+def padding(length: int) -> bytes:
+    return bytes(-length % _BLOCK_BYTES)
+
+
+def _header(name: bytes, size: int, seconds: int, kind: bytes) -> bytes:
+    varying = b"%011o\x00%011o\x00" % (size, seconds)
+    checksum = _CONSTANT_SUM + sum(name) + sum(varying) + kind[0]
+    return b"".join(
+        (name.ljust(_NAME_BYTES, b"\0"), _BEFORE_SIZE, varying, b"%06o\x00 " % checksum, kind, _BEHIND_KIND)
+    )
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    """`<length> <key>=<value>` LF, where the length counts its own digits, too."""
+    rest = len(key) + len(value) + 3
+    length = rest + len(str(rest))
+    length = rest + len(str(length))
+    return b"%d %b=%b\n" % (length, key, value)
+
+
+def _decimal(nanoseconds: int) -> bytes:
+    """Seconds with nine decimals; also before 1970."""
+    seconds, rest = divmod(abs(nanoseconds), _NANOSECONDS)
+    return b"%b%d.%09d" % (b"-" if nanoseconds < 0 else b"", seconds, rest)
