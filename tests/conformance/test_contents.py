@@ -53,6 +53,8 @@ async def test_a_content_is_read_at_any_place(process: Process) -> None:
     assert await blob.read(10, 3) == CONTENT.data[3:13]
     await blob.close()
     assert await store.blob_sizes([SMALL.sha256, sha256]) == [None, CONTENT.size]
+    wanted = [(sha256, CONTENT.size), (SMALL.sha256, SMALL.size), (sha256, CONTENT.size - 1)]
+    assert await store.read_contents(wanted) == [CONTENT.data, None, None]
 
 
 async def test_what_is_not_there_is_gone(process: Process) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 import zipfile
+from hashlib import sha256
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -13,6 +14,7 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
 from tests.support.invariants import checked_accounts
+from tests.support.layout import blob_path
 from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.stack import Stack
@@ -172,21 +174,51 @@ async def test_a_folder_within_one_of_its_own_name_moves_up_whole(stack: Stack) 
     assert (await stack.usage("alice"))["finished"] == 16
 
 
-async def test_a_damaged_file_is_told_before_any_byte_and_where_a_link_is_made(filled: Stack) -> None:
-    (file,) = (await filled.client.get("/me/files", params={"prefix": "photos/2026/x"})).json()["files"]
+async def members_of(stack: Stack, ids: list[str]) -> list[tuple[str, int, dict[str, str]]]:
+    """The name, size and own records of each member of a tar."""
+    answer = await stack.client.post("/me/archive", json={"ids": ids, "format": "tar"})
+    assert answer.status_code == 200
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as tar:
+        return [
+            (member.name, member.size, {key: member.pax_headers[key] for key in member.pax_headers if "." in key})
+            for member in tar.getmembers()
+        ]
+
+
+async def test_members_come_in_the_order_asked_for_and_say_which_they_are(filled: Stack) -> None:
+    bob = await filled.client_of("bob")
+    await bob.post("/me/files", params={"name": "bob's"}, content=b"bob's")
+    bobs = (await bob.get("/me/files")).json()["files"][0]["id"]
+    ids = dict(zip(FILES, await ids_of(filled, *FILES), strict=True))
+    for order in (list(FILES), list(reversed(FILES))):
+        asked = [bobs, *(ids[name] for name in order), ids[order[1]], "0" * 32, "no id"]
+        expected = [
+            (name, len(FILES[name]), {"uploader.id": ids[name], "uploader.sha256": sha256(FILES[name]).hexdigest()})
+            for name in order
+        ]
+        assert await members_of(filled, asked) == expected
+
+
+async def test_what_is_known_to_be_damaged_or_missing_is_told_and_ends_no_archive(filled: Stack) -> None:
+    names = ["photos/2026/x.jpg", "photos/2026/y.jpg", "photos/cover.jpg"]
+    files = {file["name"]: file for file in (await filled.client.get("/me/files")).json()["files"]}
     await filled.services.database.transact(
         lambda connection: transactions.files.note_scrub(
-            connection, file["sha256"], damaged=True, now=filled.services.clock.now()
+            connection, files[names[0]]["sha256"], damaged=True, now=filled.services.clock.now()
         )
     )
-    asked = [filled.client.get("/me/archive", params={"prefix": "photos/", "format": kind}) for kind in ("zip", "tar")]
-    for body in ({"ids": [file["id"]]}, {"prefixes": ["photos/"]}):
-        asked += [filled.client.post(path, json=body) for path in ("/me/archive/link", "/me/archive")]
-    for refused in asked:
-        assert "photos/2026/x.jpg" in problem(await refused, 500, "content-damaged")["detail"]
-    for kind in ("zip", "tar"):
-        response = await filled.client.get("/me/archive", params={"prefix": "photos/2025/", "format": kind})
-        assert read(kind, response.content) == {"2025/x.jpg": b"xx"}
+    blob_path(filled.data, files[names[1]]["sha256"]).unlink()
+    ids = [files[name]["id"] for name in names]
+    found = await members_of(filled, ids)
+    assert [(name, size) for name, size, _ in found] == [("2026/x.jpg", 0), ("2026/y.jpg", 0), ("cover.jpg", 5)]
+    problems = [records.get("uploader.problem") for _, _, records in found]
+    assert problems == ["content-damaged", "content-damaged", None]
+    for body in ({"ids": ids}, {"prefixes": ["photos/2026/", "photos/c"]}):
+        url = await link_to(filled, body)
+        zipped = read("zip", (await filled.anonymous().post(url, data=form(body))).content)
+        told = zipped.pop("uploader-problems.txt").decode()
+        assert zipped == {"cover.jpg": b"cover"}
+        assert [line.partition(": ")[0] for line in told.splitlines()] == ["2026/x.jpg", "2026/y.jpg"]
 
 
 async def ids_of(stack: Stack, *names: str) -> list[str]:

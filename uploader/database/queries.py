@@ -585,15 +585,14 @@ async def files_below(
     return await all_of(connection, File, query)
 
 
+async def names_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[str]:
+    query = sa.select(_FILES.name).where(_FILES.user_id == user_id, _FILES.id.in_(ids))
+    return list((await connection.execute(query)).scalars())
+
+
 async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:
     query = FILE.where(_FILES.user_id == user_id, _FILES.id.in_(ids)).order_by(_FILES.id)
     return await all_of(connection, File, query)
-
-
-async def damaged_below(connection: AsyncConnection, user_id: str, prefix: str) -> File | None:
-    """Return a file whose name starts with a prefix and whose content is known to be damaged."""
-    query = FILE.where(*_below(user_id, prefix), sa.or_(_BLOBS.damaged, _BLOBS.sha256.is_(None))).limit(1)
-    return await first_of(connection, File, query)
 
 
 def _below(user_id: str, prefix: str, table: sa.Table = models.file) -> list[sa.ColumnElement[bool]]:

@@ -79,17 +79,17 @@ class Selection:
 
     @classmethod
     def of(cls, ids: Iterable[str], prefixes: Iterable[str]) -> "Selection":
-        """Make a selection without what is there twice, or below another prefix; always in one order."""
+        """Make a selection without what is there twice, or below another prefix; of the ids in their order."""
         least: list[str] = []
         for prefix in sorted(set(prefixes)):
             if not least or not prefix.startswith(least[-1]):
                 least.append(prefix)
-        return cls(tuple(sorted(set(ids))), tuple(least))
+        return cls(tuple(dict.fromkeys(ids)), tuple(least))
 
     @property
     def digest(self) -> str:
-        """The same for equal ones: for what is to be bound to one of them."""
-        return hashlib.sha256(json.dumps([self.ids, self.prefixes]).encode()).hexdigest()
+        """The same for equal ones, in whatever order: for what is to be bound to one of them."""
+        return hashlib.sha256(json.dumps([sorted(self.ids), self.prefixes]).encode()).hexdigest()
 
 
 # Of a name that is taken: its numbers, from this one on.

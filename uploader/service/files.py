@@ -1,7 +1,7 @@
 """The use cases of finished files and their folders: list, rename, move, delete, download; and the caller's accounts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -24,6 +24,8 @@ _ATTEMPTS = 10
 _CHANGING = "Files of these names are changing too fast; try again."
 # How long a download is kept waiting for its content to be healed, before its first byte.
 _HEALED_SECONDS = 5.0
+
+Contents = list[bytes | errors.UploaderError]
 
 
 @dataclass(eq=False, repr=False)
@@ -85,6 +87,35 @@ class Files:
         except BaseException:
             await uninterrupted(content.close())
             raise
+
+    async def read_contents(self, files: Sequence[File]) -> Contents:
+        """Read whole contents that fit into memory together; in the place of one that can't be read is why. Raises
+        StorageAway."""
+        known = [file for file in files if not file.damaged]
+        found = await self.storage.read_contents([(file.sha256, file.size) for file in known])
+        contents = {file.id: content for file, content in zip(known, found, strict=True)}
+        read: Contents = []
+        for file in files:
+            content = contents.get(file.id)
+            read.append(await self._read_alone(file) if content is None else content)
+        return read
+
+    async def _read_alone(self, file: File) -> bytes | errors.UploaderError:
+        """Read one that could not be read with others. Raises StorageAway."""
+        try:
+            opened, _ = await self.read_first(file, await self.open(file), 1, 0)
+            try:
+                async with self.noting(file):
+                    (content,) = await opened.read_all([(0, file.size)])
+            finally:
+                await uninterrupted(opened.close())
+        except errors.StorageAway:
+            raise
+        except errors.UploaderError as error:
+            return error.with_traceback(None)
+        except Gone:
+            return errors.StorageFailed()
+        return content
 
     async def _is_healed(self, file: File) -> bool:
         """Wait for a moment until it was looked at; whether its bytes may be given to anybody now."""
@@ -342,21 +373,18 @@ class Folders:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a name was taken at this moment: next time it is there
         raise errors.Unavailable(_CHANGING)
 
-    async def check(self, user_id: str, selection: Selection) -> None:
-        """Raises ContentDamaged if a selected file is known to be damaged."""
-        for prefix in await self._in_use(user_id, selection):
-            _refuse_damaged(await self.database.read(queries.damaged_below, user_id, prefix))
-        async for files in self._selected(user_id, Selection(selection.ids)):
-            _refuse_damaged(next((file for file in files if file.damaged), None))
-
     async def names(self, user_id: str, selection: Selection) -> list[str]:
         """Return the names of the files that are selected one by one, and the prefixes. Raises FileNotFound if there is
         no file at all: it is not told which ids were another's."""
-        names = list(selection.prefixes)
-        async for files in self._selected(user_id, Selection(selection.ids)):
-            names += [file.name for file in files]
-        async for _ in self._selected(user_id, selection):
-            return names
+        names = [
+            name
+            for ids in _batches(selection.ids)
+            for name in await self.database.read(queries.names_by_ids, user_id, ids)
+        ]
+        if names:
+            return [*selection.prefixes, *names]
+        async for _ in self._selected(user_id, Selection(prefixes=selection.prefixes)):
+            return list(selection.prefixes)
         raise errors.FileNotFound()
 
     async def read(self, user_id: str, selection: Selection) -> AsyncIterator[File]:
@@ -365,16 +393,16 @@ class Folders:
                 yield file
 
     async def _selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
-        """Yield files in batches that are not empty; ids that are no files of this user are passed over."""
+        """Yield files in batches that are not empty: those below prefixes, then those of the ids in their order, without
+        such as are no files of this user."""
         for prefix in await self._in_use(user_id, selection):
             async for files in self._below(user_id, prefix):
                 yield files
-        ids = [each for each in selection.ids if ID.fullmatch(each)]
-        for first in range(0, len(ids), _FILES_AT_ONCE):
-            some = ids[first : first + _FILES_AT_ONCE]
-            found = await self.database.read(queries.files_by_ids, user_id, some)
+        for some in _batches(selection.ids):
+            found = {file.id: file for file in await self.database.read(queries.files_by_ids, user_id, some)}
+            in_order = (found[each] for each in some if each in found)
             # An empty tuple starts no name.
-            if files := [file for file in found if not file.name.startswith(selection.prefixes)]:
+            if files := [file for file in in_order if not file.name.startswith(selection.prefixes)]:
                 yield files
 
     async def _in_use(self, user_id: str, selection: Selection) -> Sequence[str]:
@@ -397,6 +425,13 @@ class Folders:
         while names := await self.database.read(queries.folder_rows_below, user_id, prefix, after, _FILES_AT_ONCE):
             yield names
             after = names[-1]
+
+
+def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield what may be ids of files in batches."""
+    known = [each for each in ids if ID.fullmatch(each)]
+    for first in range(0, len(known), _FILES_AT_ONCE):
+        yield known[first : first + _FILES_AT_ONCE]
 
 
 async def _refuse_taken(
@@ -423,14 +458,6 @@ async def _refuse_taken(
             taken = str(error.fields["taken"])
             if leaving is None or not (taken.startswith(leaving) or leaving.startswith(f"{taken}/")):
                 raise
-
-
-def _refuse_damaged(file: File | None) -> None:
-    """Raises ContentDamaged."""
-    if file is not None:
-        raise errors.ContentDamaged(
-            f"The stored bytes of {file.name} went bad. Send them again, or fetch the others alone."
-        )
 
 
 def _name_in(folder: str, file: File) -> str:

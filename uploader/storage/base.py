@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from uploader.domain.upload import Tail, Upload, received_bytes
-from uploader.errors import Md5Mismatch, Sha256Mismatch, UploaderError
-from uploader.tasks import uninterrupted
+from uploader.errors import Md5Mismatch, Sha256Mismatch, StorageFailed, UploaderError
+from uploader.tasks import all_or_none, uninterrupted
 
 _ID_DIGITS = 32
 
@@ -502,6 +502,23 @@ class BlobBytes(ABC):
             return await blob.read_all(ranges)
         finally:
             await uninterrupted(blob.close())
+
+    async def read_contents(self, contents: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """Read whole blobs, each by its SHA-256 and size, that fit into memory together. None in the place of one that
+        is not to be had so: to read it alone tells why."""
+
+        async def read(sha256: str, size: int) -> bytes | None:
+            try:
+                blob = await self.open_blob(sha256, size)
+                try:
+                    (content,) = await blob.read_all([(0, size)])
+                finally:
+                    await uninterrupted(blob.close())
+            except (Gone, StorageFailed):
+                return None
+            return content
+
+        return await all_or_none(read(*each) for each in contents)
 
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         """Return the sizes of blobs in bytes, in the same order; None where there is none."""

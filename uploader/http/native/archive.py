@@ -1,95 +1,184 @@
-"""`/me/archive`: files as one zip or tar, made while it is sent. Nothing is compressed: most of what people keep is."""
+"""`/me/archive`: files as one zip or tar, made while it is sent. Nothing is compressed: most of what people keep is.
+
+Small files are read, and sent, several at a time. A file whose bytes are known to be gone, or bad, before its member begins
+does not end the archive, which tells of it. One that turns out so in the middle of its member does: every reader notices.
+"""
 
 import io
-import tarfile
 import zipfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 from typing import Protocol
 
 from starlette.responses import StreamingResponse
 
+from uploader.domain.archive import END, FILE_ID, PROBLEM, SHA256, head_of_member, padding
 from uploader.domain.names import common_folder
 from uploader.domain.upload import File
-from uploader.http.native.download import disposition
+from uploader.errors import FileNotFound, StorageAway, UploaderError
+from uploader.http.native.download import Contents, disposition
+from uploader.meter import Kind, charge
 from uploader.storage.base import OpenBlob
 from uploader.tasks import in_thread, uninterrupted
 
+# What is read at one go: of a large file; and of several small ones, where no single one is larger.
 _PIECE_BYTES = 256 << 10
+_GROUP_FILES = 64
+# Of a member on the event loop, beside its row and its bytes.
+_MEMBER_SECONDS = 3e-5
 _MODE = 0o644
 _REGULAR_FILE = 0o100000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What the format has room for (APPNOTE.TXT, 4.4.6).
 _FIRST_YEAR, _LAST_YEAR = 1980, 2107
 _MEDIA_TYPES = {"zip": "application/zip", "tar": "application/x-tar"}
+# The member of a zip that tells of the files that are not there.
+_PROBLEMS = "uploader-problems.txt"
 
 
-class Opener(Protocol):
-    async def open(self, file: File) -> OpenBlob:
-        """Return the content of a file, to read; the caller closes it."""
+class ManyContents(Contents, Protocol):
+    """Opens the contents of files, and reads many small ones at once."""
 
-    def noting(self, file: File) -> AbstractAsyncContextManager[None]:
-        """Note, within, what becomes of it while it is read."""
+    async def read_contents(self, files: Sequence[File]) -> list[bytes | UploaderError]:
+        """Read whole contents that fit into memory together; in the place of one that can't be read is why."""
 
 
-def archive(files: AsyncIterator[File], names: Sequence[str], kind: str, opener: Opener) -> StreamingResponse:
-    """`names` are those asked for, and the prefixes. A file that can't be read, or was altered, ends the archive before its
-    end, which every reader notices."""
+@dataclass(slots=True)
+class _Member:
+    """A file under its name in the archive: its bytes, as far as they were read, or why there are none."""
+
+    name: str
+    file: File
+    content: bytes = b""
+    # Has the bytes that follow.
+    blob: OpenBlob | None = None
+    problem: UploaderError | None = None
+
+    @property
+    def moment(self) -> datetime:
+        return (self.file.modified_at or self.file.created_at).astimezone(UTC)
+
+
+def archive(files: AsyncIterator[File], names: Sequence[str], kind: str, contents: ManyContents) -> StreamingResponse:
+    """`names` are those asked for, and the prefixes."""
     above = common_folder(names)
     title = PurePosixPath(names[0] if len(names) == 1 else above).name or "files"
     make = _zip if kind == "zip" else _tar
-    pieces = make(_named(files, above), opener)
     headers = {
         "Content-Disposition": disposition(f"{title}.{kind}"),
         "X-Content-Type-Options": "nosniff",
         "Content-Security-Policy": "sandbox",
         "Cache-Control": "private, no-store",
     }
-    return StreamingResponse(pieces, headers=headers, media_type=_MEDIA_TYPES[kind])
+    return StreamingResponse(make(files, _Names(above), contents), headers=headers, media_type=_MEDIA_TYPES[kind])
 
 
-async def _named(files: AsyncIterator[File], above: str) -> AsyncIterator[tuple[str, File]]:
-    """Name each file without what all have in common. Of equal names the later are numbered."""
-    numbers: dict[str, int] = {}  # the last one that each name was given
+class _Names:
+    """The names of members: without the folder that all have in common, and of equal ones the later are numbered."""
+
+    def __init__(self, above: str) -> None:
+        self._above = above
+        self._numbers: dict[str, int] = {}  # the last one that each name was given
+
+    def give(self, name: str) -> str:
+        own = given = name.removeprefix(self._above)
+        while given in self._numbers:
+            self._numbers[own] += 1
+            path = PurePosixPath(own)
+            given = str(path.with_name(f"{path.stem} ({self._numbers[own]}){path.suffix}"))
+        self._numbers[given] = 1
+        return given
+
+
+async def _groups(files: AsyncIterator[File], names: _Names, contents: ManyContents) -> AsyncIterator[list[_Member]]:
+    """Yield the members in order: a large one alone, of which the first bytes were read; small ones with others, whole.
+    Those that were deleted meanwhile are passed over."""
+    small: list[_Member] = []
+    length = 0
     async for file in files:
-        name = own = file.name.removeprefix(above)
-        path = PurePosixPath(own)
-        while name in numbers:
-            numbers[own] += 1
-            name = str(path.with_name(f"{path.stem} ({numbers[own]}){path.suffix}"))
-        numbers[name] = 1
-        yield name, file
+        is_large = file.size > _PIECE_BYTES
+        if small and (is_large or len(small) == _GROUP_FILES or length + file.size > _PIECE_BYTES):
+            yield await _read_together(small, contents)
+            small, length = [], 0
+        member = _Member(names.give(file.name), file)
+        if not is_large:
+            small.append(member)
+            length += file.size
+        elif await _begin(member, contents):
+            yield [member]
+    if small:
+        yield await _read_together(small, contents)
 
 
-async def _contents(file: File, opener: Opener) -> AsyncIterator[bytes]:
-    blob = await opener.open(file)
+async def _read_together(members: Sequence[_Member], contents: ManyContents) -> list[_Member]:
+    charge(Kind.REQUESTS, len(members) * _MEMBER_SECONDS)
+    found = await contents.read_contents([member.file for member in members])
+    for member, content in zip(members, found, strict=True):
+        if isinstance(content, UploaderError):
+            member.problem = content
+        else:
+            member.content = content
+    return [member for member in members if not isinstance(member.problem, FileNotFound)]
+
+
+async def _begin(member: _Member, contents: ManyContents) -> bool:
+    """Open a large file and read its first bytes; False if it was deleted meanwhile. Raises StorageAway."""
+    charge(Kind.REQUESTS, _MEMBER_SECONDS)
+    file = member.file
     try:
-        done = 0
-        while done < file.size:
-            async with opener.noting(file):
-                piece = await blob.read(min(_PIECE_BYTES, file.size - done), done)
+        member.blob, member.content = await contents.read_first(file, await contents.open(file), _PIECE_BYTES, 0)
+    except FileNotFound:
+        return False
+    except StorageAway:
+        raise
+    except UploaderError as error:
+        member.problem = error.with_traceback(None)
+    return True
+
+
+async def _pieces(member: _Member, contents: ManyContents) -> AsyncIterator[bytes]:
+    """Yield the bytes of a member, and close it. Raises where there are not all of them."""
+    try:
+        piece, done = member.content, 0
+        while True:
+            done += len(piece)
+            if piece:
+                yield piece
+            if done == member.file.size or member.blob is None:
+                return
+            async with contents.noting(member.file):
+                piece = await member.blob.read(min(_PIECE_BYTES, member.file.size - done), done)
             if not piece:
                 raise EOFError("a blob is shorter than its row says")
-            done += len(piece)
-            yield piece
     finally:
-        await uninterrupted(blob.close())
+        if member.blob is not None:
+            await uninterrupted(member.blob.close())
 
 
-def _moment_of(file: File) -> datetime:
-    return (file.modified_at or file.created_at).astimezone(UTC)
+async def _tar(files: AsyncIterator[File], names: _Names, contents: ManyContents) -> AsyncIterator[bytes]:
+    async for group in _groups(files, names, contents):
+        if len(group) == 1 and group[0].blob is not None:
+            head = _tar_head(group[0])
+            async for piece in _pieces(group[0], contents):
+                yield head + piece
+                head = b""
+            yield padding(group[0].file.size)
+        elif group:
+            yield b"".join(
+                part for member in group for part in (_tar_head(member), member.content, padding(len(member.content)))
+            )
+    yield END
 
 
-async def _tar(files: AsyncIterator[tuple[str, File]], opener: Opener) -> AsyncIterator[bytes]:
-    async for name, file in files:
-        header = tarfile.TarInfo(name)
-        header.size, header.mode, header.mtime = file.size, _MODE, int(_moment_of(file).timestamp())
-        yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
-        async for piece in _contents(file, opener):
-            yield piece
-        yield bytes(-file.size % tarfile.BLOCKSIZE)
-    yield bytes(2 * tarfile.BLOCKSIZE)
+def _tar_head(member: _Member) -> bytes:
+    told = {FILE_ID: member.file.id, SHA256: member.file.sha256}
+    if member.problem is not None:
+        told[PROBLEM] = member.problem.code
+    size = 0 if member.problem is not None else member.file.size
+    modified_ns = (member.moment - _EPOCH) // timedelta(microseconds=1) * 1000
+    return head_of_member(member.name, size, modified_ns, told)
 
 
 class _Sink(io.RawIOBase):
@@ -110,18 +199,34 @@ class _Sink(io.RawIOBase):
         return taken
 
 
-async def _zip(files: AsyncIterator[tuple[str, File]], opener: Opener) -> AsyncIterator[bytes]:
-    sink = _Sink()
+async def _zip(files: AsyncIterator[File], names: _Names, contents: ManyContents) -> AsyncIterator[bytes]:
+    sink, problems = _Sink(), list[str]()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as written:
-        async for name, file in files:
-            moment = _moment_of(file)
-            year = min(max(moment.year, _FIRST_YEAR), _LAST_YEAR)
-            member = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
-            member.external_attr = (_REGULAR_FILE | _MODE) << 16
-            member.file_size = file.size  # so that a large one is written in the form for large ones
-            with written.open(member, "w") as opened:
-                async for piece in _contents(file, opener):
-                    await in_thread(opened.write, piece)  # for the checksum
-                    yield sink.take()
+        async for group in _groups(files, names, contents):
+            problems += [f"{member.name}: {member.problem}\n" for member in group if member.problem is not None]
+            if len(group) == 1 and group[0].blob is not None:
+                with written.open(_zip_info(group[0]), "w") as opened:
+                    async for piece in _pieces(group[0], contents):
+                        await in_thread(opened.write, piece)  # for the checksum
+                        yield sink.take()
+            else:
+                await in_thread(_write_all, written, group)
             yield sink.take()
+        if problems:
+            written.writestr(names.give(_PROBLEMS), "".join(problems))
     yield sink.take()
+
+
+def _write_all(written: zipfile.ZipFile, group: Sequence[_Member]) -> None:
+    for member in group:
+        if member.problem is None:
+            written.writestr(_zip_info(member), member.content)
+
+
+def _zip_info(member: _Member) -> zipfile.ZipInfo:
+    moment = member.moment
+    year = min(max(moment.year, _FIRST_YEAR), _LAST_YEAR)
+    info = zipfile.ZipInfo(member.name, (year, *moment.timetuple()[1:6]))
+    info.external_attr = (_REGULAR_FILE | _MODE) << 16
+    info.file_size = member.file.size  # so that a large one is written in the form for large ones
+    return info

@@ -153,14 +153,13 @@ class FileHandlers:
     @_files(
         "GET /me/archive",
         "Download a folder as one zip or tar",
-        problems=("content-damaged",),
         parameters=(PREFIX, _FORMAT),
     )
     async def get_archive(self, call: Call) -> Response:
         kind = call.query_word("format", "zip", ("zip", "tar"))
         prefix = unicodedata.normalize("NFC", call.query("prefix") or "")
         folder = prefix[: prefix.rfind("/") + 1]
-        return await self._archive(call.user_id, Selection((), (prefix,)), [folder], kind)
+        return self._archive(call.user_id, Selection((), (prefix,)), [folder], kind)
 
     @_files(
         "POST /me/archive",
@@ -168,7 +167,7 @@ class FileHandlers:
         access="reader",
         takes=ArchiveSchema,
         takes_form=FORM_FIELD,
-        problems=("file-not-found", "content-damaged"),
+        problems=("file-not-found",),
         parameters=(*link_parameters("POST /me/archive/link"), _SELECTION),
     )
     async def make_archive(self, call: Call) -> Response:
@@ -179,21 +178,20 @@ class FileHandlers:
         if linked is not None and linked != selection.digest:
             raise Unauthenticated("The link is not valid.")
         names = await self.folders.names(call.user_id, selection)
-        return await self._archive(call.user_id, selection, names, told.format)
+        return self._archive(call.user_id, selection, names, told.format)
 
     @_files(
         "POST /me/archive/link",
         "Make a link to which a form can post this selection without a token, for five minutes",
         takes=ArchiveSchema,
         responses={200: schemas.Link},
-        problems=("file-not-found", "content-damaged"),
+        problems=("file-not-found",),
     )
     async def make_archive_link(self, call: Call) -> Response:
         """Refuse here what could not be answered later, where nobody may see it."""
         told = await call.json(ArchiveSchema, most_bytes=_MAX_ARCHIVE_JSON_BYTES)
         selection = await in_thread(selection_of, told)
         await self.folders.names(call.user_id, selection)
-        await self.folders.check(call.user_id, selection)
         query, end = await self.links.make(call.user_id, selection_subject(selection.digest))
         return Json(schemas.Link(f"/me/archive?selection={selection.digest}&{query}", end))
 
@@ -264,8 +262,7 @@ class FileHandlers:
         is_new = await self.folders.make(call.user_id, name)
         return Json(schemas.MadeFolder(f"{name}/"), 201 if is_new else 200)
 
-    async def _archive(self, user_id: str, selection: Selection, names: list[str], kind: str) -> Response:
-        await self.folders.check(user_id, selection)
+    def _archive(self, user_id: str, selection: Selection, names: list[str], kind: str) -> Response:
         return archive(self.folders.read(user_id, selection), names, kind, self.files)
 
 

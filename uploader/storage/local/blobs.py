@@ -82,23 +82,47 @@ class LocalBlobs(Store):
         return await self.threads.long.run(self._open_blob, found.place, found.size, found.name)
 
     def _open_blob(self, place: str, size: int, sha256: str) -> LocalBlob:
-        """Open a blob to be compared with its SHA-256. The list goes first: nobody unlinks it before the blob."""
+        """Open a blob to be compared with its SHA-256."""
         parent, _, name = place.rpartition("/")
-        compared_with = sha256 if self._verifies else None
         with _entered(self._root, parent) as directory:
-            listed = None if compared_with is None else BlockList.open(directory, name, compared_with, size)
-            try:
-                descriptor = directory.open_to_read(name)
-            except BaseException:
-                if listed is not None:
-                    disk.close(listed.descriptor)
-                raise
+            file = self._open_in(directory, name, size, sha256)
+        return VerifiedBlob(self.threads.reading, file) if self._verifies else LocalBlob(self.threads.reading, file)
+
+    def _open_in(self, directory: Directory, name: str, size: int, sha256: str) -> BlobFile:
+        """Open the list first: nobody unlinks it before the blob. Raises Gone, FileNotFoundError."""
+        compared_with = sha256 if self._verifies else None
+        listed = None if compared_with is None else BlockList.open(directory, name, compared_with, size)
+        try:
+            descriptor = directory.open_to_read(name)
+        except BaseException:
+            if listed is not None:
+                disk.close(listed.descriptor)
+            raise
         file = BlobFile(descriptor, size, compared_with, listed)
         if disk.status(descriptor).st_size != size:
-            raise Gone(place)
-        return (
-            LocalBlob(self.threads.reading, file) if compared_with is None else VerifiedBlob(self.threads.reading, file)
-        )
+            raise Gone(name)
+        return file
+
+    async def read_contents(self, contents: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """Read them in one hop, because many small files are read so."""
+        return await self.threads.reading.run(self._read_contents, contents)
+
+    def _read_contents(self, contents: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        try:
+            with self._root.enter("blobs") as blobs:
+                return [self._read_content(blobs, sha256, size) for sha256, size in contents]
+        except FileNotFoundError:
+            return [None] * len(contents)
+
+    def _read_content(self, blobs: Directory, sha256: str, size: int) -> bytes | None:
+        try:
+            with blobs.enter(fan_out(sha256)) as directory:
+                file = self._open_in(directory, sha256, size, sha256)
+            (content,) = file.read_all([(0, size)])
+        except (Gone, OSError):
+            return None
+        file.close()
+        return content
 
     def _descriptor_of(self, place: str) -> int:
         """Open a blob to read. Raises Gone."""

@@ -53,6 +53,8 @@ class BlockList:
     def open(cls, directory: Directory, name: str, sha256: str, size: int) -> "BlockList | None":
         """Open the list of the blob that is here under a name; None if there is none in this format, for whatever reason:
         the blob is whole without."""
+        if not are_blocks_listed(size):
+            return None
         try:
             descriptor = directory.open_to_read(checksums_name(name))
         except OSError:
