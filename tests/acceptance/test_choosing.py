@@ -121,11 +121,11 @@ def test_reading_standard_input_is_interrupted_at_once(commands: Commands, tmp_p
 
 
 def test_no_more_than_the_rate_is_moved(commands: Commands) -> None:
-    """In chunks, whole, in a batch, and back: each takes at least as long as its bytes need."""
-    sizes = {"chunks": 600 * KIB, "whole": 400 * KIB, "small": 100 * KIB}
+    """In chunks, whole, in a batch, and back, in an archive, too: each takes at least as long as its bytes need."""
+    sizes = {"chunks": 600 * KIB, "whole": 400 * KIB, "small": 60 * KIB, "smaller": 40 * KIB}
     write_tree(commands.home / "all", {name: Content(size, seed=size).data for name, size in sizes.items()})
     for command in (["put", "all", "--chunk-size", "512KiB"], ["get", "all", "-o", "there"]):
         summary = commands.events(*command, "--limit-rate", "1100K")[-1]
-        assert (summary["complete"], summary["bytes"]) == (3, 1100 * KIB)
+        assert (summary["complete"], summary["bytes"]) == (4, 1100 * KIB)
         assert summary["seconds"] >= 0.9
     assert commands.run("put", "notes.txt", "--limit-rate", "1000").returncode == 2

@@ -29,7 +29,7 @@ _IMPORTED = (
     *("uploader.bootstrap", "uploader.http.server.http11", "uploader.database.migrate", "uploader.cli.shell"),
     *("uploader.cli.client.put", "uploader.cli.client.get", "uploader.cli.client.sync", "uploader.cli.client.files"),
     *("uploader.cli.client.display", "uploader.cli.server.serve", "uploader.cli.server.services"),
-    *("uploader.client", "uploader.client.many", "uploader.client.download", "uploader.client.transport"),
+    *("uploader.client", "uploader.client.many", "uploader.client.downloads", "uploader.client.transport"),
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
     *("uvicorn.loops.auto", "h11", "httpcore2", "truststore", "anyio._backends._asyncio", "encodings.idna"),
     *("alembic.command", "alembic.config", "asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "hiredis"),

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.client import AmbiguousName, File, InvalidName, LeadsOutside, Wanted
-from uploader.client.download import placed, sorted_out
+from uploader.client.download import placed
+from uploader.client.downloads import sorted_out
 
 
 def file(file_id: str, name: str) -> File:

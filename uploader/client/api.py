@@ -276,6 +276,10 @@ class Api:
     def content_once(self, file_id: str, headers: dict[str, str]) -> "AbstractAsyncContextManager[httpx2.Response]":
         return self._transport.stream(f"/me/files/{_segment(file_id)}/content", headers)
 
+    def archive_once(self, file_ids: Sequence[str]) -> "AbstractAsyncContextManager[httpx2.Response]":
+        """Try once to get a tar of files, in this order."""
+        return self._transport.stream("/me/archive", {}, "POST", {"ids": file_ids, "format": "tar"})
+
     def blocks(self, response: "httpx2.Response", most_bytes: int) -> AsyncIterator[bytes]:
         return self._transport.blocks(response, most_bytes)
 

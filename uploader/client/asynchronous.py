@@ -279,7 +279,7 @@ class AsyncClient:
         watcher: Watcher | None = None,
     ) -> AsyncTransfer[list[Outcome]]:
         """Begin many downloads that can be paused and stopped together. Takes what `download_many` takes."""
-        from uploader.client.download import ManyDownloads
+        from uploader.client.downloads import ManyDownloads
 
         chosen = list(wanted)
         meter, gate = Meter("", sum(each.file.size for each in chosen), None), asyncio.Event()

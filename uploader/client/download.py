@@ -1,29 +1,24 @@
-"""Downloads of files: from where an earlier run stopped, compared with their SHA-256, and only then under their names; and
-where each goes below a directory here.
+"""The download of a file: from where an earlier run stopped, compared with its SHA-256, and only then under its name; and
+where it goes below a directory here.
 
 Refuses to believe the server: no name that it gives leads out of the directory that was chosen here.
 """
 
 import asyncio
 import fcntl
-import functools
 import hashlib
 import os
 import re
-import stat
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from uploader.client import errors, plan
 from uploader.client.api import Api
-from uploader.client.files import LocalFile, ManyFiles, Outcome, There, Wanted, ambiguous
 from uploader.client.model import File, How
-from uploader.client.plan import checked_name, checked_path, folders_of
 from uploader.client.transfer import Meter
 
 _READ_BYTES = 1 << 20
@@ -31,54 +26,33 @@ _BLOCK_BYTES = 256 << 10
 # It becomes part of the name of the partial file.
 _SHA256 = re.compile("[0-9a-f]{64}")
 
-Refused = tuple[Wanted, errors.ClientError]
-
-
-def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
-    """Return those that can go where they are to go, each once; and the others, one for each path, and why.
-
-    Refused are names that are no relative paths, paths that several files are to become, and files where others need a
-    folder: nothing decides in silence which of them it is.
-    """
-    by_path: dict[str, dict[str, Wanted]] = defaultdict(dict)
-    refused: list[Refused] = []
-    for each in wanted:
-        try:
-            checked_name(each.file.name)
-            checked = replace(each, path=checked_path(each.path))
-        except errors.InvalidName as error:
-            refused.append((each, error))
-        else:
-            by_path[checked.path][each.file.id] = checked
-    folders = {folder for path in by_path for folder in folders_of(path)}
-    kept = []
-    for path, several in by_path.items():
-        first = next(iter(several.values()))
-        if len(several) > 1:
-            refused.append((first, ambiguous(path, [each.file for each in several.values()])))
-        elif path in folders:
-            refused.append(
-                (first, errors.AmbiguousName(f"{path!r} is a file and a folder; get {first.file.id} by its id"))
-            )
-        else:
-            kept.append(first)
-    return kept, refused
-
 
 def placed(root: Path, path: str) -> Path:
-    """Return the path below the root, whose directories are there now. Raises LeadsOutside, OSError.
+    """Return the path below the root, whose directories are there now. Raises LeadsOutside, OSError."""
+    folder, _, last = path.rpartition("/")
+    return made_below(root, folder) / last
+
+
+def made_below(root: Path, folder: str) -> Path:
+    """Return a directory below the root, or the root itself, which is there now. Raises LeadsOutside, OSError.
 
     A symbolic link on the way may lead anywhere, so none is followed; the root itself was chosen by the caller.
     """
     root.mkdir(parents=True, exist_ok=True)
     directory = root
-    *folders, last = path.split("/")
-    for folder in folders:
-        directory /= folder
+    for name in folder.split("/") if folder else ():
+        directory /= name
         if directory.is_symlink():
-            raise errors.LeadsOutside(f"{directory} is a symbolic link: {path} would lead elsewhere")
+            raise errors.LeadsOutside(f"{directory} is a symbolic link: what comes into {folder} would be elsewhere")
         directory.mkdir(exist_ok=True)
-    return directory / last
+    return directory
+
+
+def partial_name(file: File) -> str:
+    """Return the name under which a file is written beside its target, by its content. Raises BadAnswer."""
+    if not _SHA256.fullmatch(file.sha256):
+        raise errors.BadAnswer(f"{file.name}: the server names a SHA-256 that is none")
+    return f".uploader-{file.sha256[:32]}.part"
 
 
 class Sink:
@@ -152,7 +126,7 @@ def partial_of(file: File, target: Path) -> Iterator[Partial]:
 
     Raises TargetBusy, OSError.
     """
-    path = target.with_name(f".uploader-{file.sha256[:32]}.part")
+    path = target.with_name(partial_name(file))
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o666), "r+b") as opened:  # noqa: PTH123 (a descriptor, not a path)
         try:
@@ -189,6 +163,23 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+def is_there(file: File, target: Path, *, overwrite: bool) -> bool:
+    """Tell whether a file is at its target; then its time is the file's. Raises TargetExists."""
+    if not (target.exists() or target.is_symlink()):
+        return False
+    same_size = target.is_file() and target.stat().st_size == file.size
+    if same_size and sha256_of(target) == file.sha256:
+        set_time(target, file.modified_at)
+        return True
+    if overwrite:
+        return False
+    raise errors.TargetExists(f"{target} is there already, with other content")
+
+
+def unwritable(error: OSError, path: str | os.PathLike[str]) -> errors.Unwritable:
+    return errors.Unwritable(f"{error.filename or path}: {error.strerror or error}")
+
+
 @dataclass(frozen=True, slots=True)
 class Downloading:
     api: Api
@@ -199,10 +190,8 @@ class Downloading:
     async def run(self, target: Path, *, overwrite: bool) -> How:
         """Fetch to a path; return whether it was fetched, or present. Raises ClientError. What has arrived stays for
         the next run."""
-        if not _SHA256.fullmatch(self.file.sha256):
-            raise errors.BadAnswer(f"{self.file.name}: the server names a SHA-256 that is none")
         try:
-            if await asyncio.to_thread(self._is_there, target, overwrite=overwrite):
+            if await asyncio.to_thread(is_there, self.file, target, overwrite=overwrite):
                 return "present"
             with partial_of(self.file, target) as partial:
                 await asyncio.to_thread(partial.take_over, self.file.size)
@@ -215,7 +204,7 @@ class Downloading:
                     await asyncio.to_thread(partial.clear)
                 raise self._differs()
         except OSError as error:
-            raise errors.Unwritable(f"{error.filename or target}: {error.strerror or error}") from error
+            raise unwritable(error, target) from error
 
     async def write(self, opened: BinaryIO) -> None:
         """Into what was opened elsewhere, as it comes. Raises ClientError; only at the end if the bytes were wrong."""
@@ -229,18 +218,6 @@ class Downloading:
 
     def _differs(self) -> errors.ContentDiffers:
         return errors.ContentDiffers(f"{self.file.name}: the bytes received have another SHA-256")
-
-    def _is_there(self, target: Path, *, overwrite: bool) -> bool:
-        """Tell whether it is there; then its time is the file's. Raises TargetExists."""
-        if not (target.exists() or target.is_symlink()):
-            return False
-        same_size = target.is_file() and target.stat().st_size == self.file.size
-        if same_size and sha256_of(target) == self.file.sha256:
-            set_time(target, self.file.modified_at)
-            return True
-        if overwrite:
-            return False
-        raise errors.TargetExists(f"{target} is there already, with other content")
 
     async def _fetch(self, sink: Sink) -> None:
         self.meter.begin_anew()
@@ -275,47 +252,3 @@ class Downloading:
                 self.meter.moving(len(block))
                 self.meter.landed(len(block))
                 self.meter.received(sink.length)
-
-
-@dataclass
-class ManyDownloads(ManyFiles):
-    overwrite: bool
-    # A file that is here is compared by its digest, not by its time of modification.
-    checksum: bool
-
-    async def run(self, wanted: Sequence[Wanted], root: Path) -> list[Outcome]:
-        """Download them. Return the outcomes; files that were not begun have none."""
-        self.meter.enter("downloading")
-        chosen, refused = sorted_out(wanted)
-        for each, error in refused:
-            local = LocalFile(each.path, each.file.name, each.file.size, 0)
-            self.watcher.begun(local)
-            self.end(Outcome(local, error=error))
-        wanted_of = {LocalFile(root / each.path, each.file.name, each.file.size, 0): each for each in chosen}
-        await self.bring(deque(wanted_of), lambda local: self._fetch(wanted_of[local], root, local))
-        self.meter.enter("complete")
-        return self.outcomes
-
-    async def _fetch(self, wanted: Wanted, root: Path, local: LocalFile) -> Outcome:
-        file = wanted.file
-        try:
-            target = await asyncio.to_thread(placed, root, wanted.path)
-        except OSError as error:
-            raise errors.Unwritable(f"{error.filename or local.path}: {error.strerror}") from error
-        if not self.checksum and await asyncio.to_thread(_is_unchanged, wanted, target):
-            return Outcome(local, file, "present")
-        # Of one content in one directory there is one partial file.
-        async with self.shared.alone(f"{target.parent}/{file.sha256}"):
-            meter = Meter(file.name, file.size, functools.partial(self.watcher.moved, local))
-            how = await Downloading(self.api, file, meter, self.gate).run(target, overwrite=self.overwrite)
-            meter.enter("complete")
-        return Outcome(local, file, how)
-
-
-def _is_unchanged(wanted: Wanted, target: Path) -> bool:
-    try:
-        status = target.lstat()
-    except OSError:
-        return False
-    here = LocalFile(target, wanted.file.name, status.st_size, status.st_mtime_ns)
-    return stat.S_ISREG(status.st_mode) and There([wanted.file], "keep").unchanged(here) is not None

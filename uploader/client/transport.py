@@ -185,10 +185,12 @@ class Transport:
             return await _read(response)
 
     @asynccontextmanager
-    async def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
+    async def stream(
+        self, path: str, headers: Mapping[str, str], method: str = "GET", body: Any = None
+    ) -> AsyncIterator[httpx2.Response]:
         """One attempt to read an answer piece by piece, also from where the server sends us on to. Raises as
         `request_once`, also while it is read."""
-        request = await self._request("GET", path, headers)
+        request = await self._request(method, path, headers, json=body)
         async with self._streaming(request, answered=self._answered) as response:
             self._answered = True
             if response.status_code != _SENT_ON_STATUS:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,27 @@ def filled(commands: Commands, tmp_path: Path) -> Commands:
     sources = (tmp_path / "source" / name for name in ("manual", "manual.txt", "photos"))
     assert commands.run("put", *sources).returncode == 0
     return commands
+
+
+def test_thousands_of_files_come_down_through_kills(commands: Commands) -> None:
+    small = {f"{number % 7}/{number}": b"%d" % number for number in range(2000)}
+    write_tree(commands.home / "many", small | {f"large{seed}": Content(MIB, seed=seed).data for seed in range(3)})
+    assert commands.run("put", "many").returncode == 0
+    there, seen = commands.home / "there", 0
+    for _ in range(3):
+        command = [str(UPLOADER), "get", "many", "-o", "there", "--limit-rate", "2M"]
+        with subprocess.Popen(command, env=commands.environment, cwd=commands.home) as process:
+            while files_in(there) == seen and process.poll() is None:
+                time.sleep(0.02)
+            process.kill()
+        seen = files_in(there)
+    summary = commands.events("get", "many", "-o", "there")[-1]
+    assert (summary["complete"], summary["failed"], summary["present"] >= seen) == (2003, 0, True)
+    assert tree_in(there / "many") == tree_in(commands.home / "many")
+
+
+def files_in(directory: Path) -> int:
+    return sum(path.is_file() and not path.name.startswith(".uploader-") for path in directory.rglob("*"))
 
 
 def put(commands: Commands, name: str, content: bytes) -> str:

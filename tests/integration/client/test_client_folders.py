@@ -3,8 +3,9 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -36,6 +37,9 @@ from uploader.client import (
     Watcher,
 )
 
+CONTENT = "GET /me/files/[0-9a-f]{32}/content"
+# What a client takes of an answer at once.
+BLOCK = 64 * KIB
 FILES = {
     "a.txt": b"a",
     "photos/2025/x.jpg": b"xx",
@@ -128,14 +132,72 @@ async def test_a_folder_comes_down_and_what_changed_comes_again(client: AsyncCli
     assert {outcome.how for outcome in outcomes} == {"fetched"}
     expected = {"2025/x.jpg": b"xx", "2026/x.jpg": b"xxx", "cover.jpg": b"xx", "2026/here.jpg": b"here"}
     assert tree_in(here / "there") == expected
-    fetched = wire.count("GET /me/files/[0-9a-f]{32}/content")
-    assert fetched == 4
+    assert (wire.count("POST /me/archive"), wire.count(CONTENT)) == (1, 0)
     # Those without a time are compared, the one with it is not even read.
     (here / "there/2026/here.jpg").chmod(0)
     seen = Seen()
     await client.download_folder("photos/", here / "there", watcher=seen)
     assert seen.ends == ["present"] * 4
-    assert wire.count("GET /me/files/[0-9a-f]{32}/content") == fetched
+    assert (wire.count("POST /me/archive"), wire.count(CONTENT)) == (1, 0)
+
+
+class Mangling(Wire):
+    """Hands on other answers for archives than the server gave."""
+
+    def __init__(self, stack: Stack, mangle: Callable[[bytes], AsyncIterator[bytes] | int]) -> None:
+        super().__init__(stack)
+        self._mangle = mangle
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if request.url.path != "/me/archive" or response.status_code != 200:
+            return response
+        mangled = self._mangle(await response.aread())
+        if isinstance(mangled, int):
+            return httpx2.Response(mangled, request=request)
+        return httpx2.Response(200, content=mangled, request=request)
+
+
+async def _broken_off(archive: bytes) -> AsyncIterator[bytes]:
+    """In the second member of the first one."""
+    yield archive[: 2 * BLOCK + 1539]
+    if len(archive) > 2 * BLOCK:
+        raise httpx2.ReadError("broken off", request=httpx2.Request("POST", "http://test/me/archive"))
+
+
+async def _without_ids(archive: bytes) -> AsyncIterator[bytes]:
+    """As before 0.4: records of another name have no meaning."""
+    for old, new in ((b"uploader.id=", b"uploader.xx="),):
+        assert old in archive
+        yield archive.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("mangle", "archives", "alone"),
+    [(_broken_off, 2, 1), (_without_ids, 1, 4), (lambda _: 404, 1, 4), (lambda _: 405, 1, 4)],
+    ids=["broken off", "without ids", "404", "405"],
+)
+async def test_what_no_archive_brings_comes_alone(
+    stack: Stack, client: AsyncClient, here: Path, mangle: Any, archives: int, alone: int
+) -> None:
+    """And of an answer that broke off what came whole stays."""
+    wire, seen = Mangling(stack, mangle), Seen()
+    await client.upload(bytes(2 * BLOCK - 1536), "photos/more")
+    async with await client_on(stack, wire) as other:
+        await other.download_folder("photos", here, watcher=seen)
+    assert seen.ends == ["fetched"] * 4
+    assert len(tree_in(here)) == 4
+    assert (wire.count("POST /me/archive"), wire.count(CONTENT)) == (archives, alone)
+
+
+async def test_a_damaged_file_fails_as_it_does_alone(client: AsyncClient, stack: Stack, here: Path) -> None:
+    (damaged,) = await client.named("photos/2026/x.jpg")
+    flip_bit(blob_path(stack.data, damaged.sha256), 3)
+    outcomes = await client.download_folder("photos", here)
+    assert {outcome.local.name: outcome.error.code for outcome in outcomes if outcome.error} == {
+        "photos/2026/x.jpg": "content-damaged"
+    }
+    assert tree_in(here) == {"2025/x.jpg": b"xx", "cover.jpg": b"xx"}
 
 
 async def test_a_file_that_fails_harms_no_other(client: AsyncClient, here: Path) -> None:

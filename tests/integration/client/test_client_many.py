@@ -297,7 +297,8 @@ async def test_a_paused_folder_waits_and_a_stopped_one_keeps_what_is_there(
 
 
 async def test_of_those_that_wait_for_a_pause_one_gets_the_last_file(client: AsyncClient, tmp_path: Path) -> None:
-    files = folder_of(tmp_path / "here", [Content(0)] * 5)  # the pause stops no bytes of those that are on their way
+    # Each too large for an archive.
+    files = folder_of(tmp_path / "here", [Content(257 * KIB, seed=number) for number in range(5)])
     await client.upload_many(files)
     wanted = [Wanted(file, file.name) async for file in client.files()]
     ended = []

@@ -27,7 +27,8 @@ from uploader.cli.client.names import InTheWay, NoSuchFile
 from uploader.cli.client.reporters import FileTelling, Reporter
 from uploader.cli.terminal import EXIT_USAGE, fail, shown_path
 from uploader.client import AsyncClient, ClientError, File, LocalFile, Outcome, Wanted, errors
-from uploader.client.download import sha256_of, sorted_out
+from uploader.client.download import sha256_of
+from uploader.client.downloads import sorted_out
 from uploader.client.files import There, named_apart
 from uploader.client.plan import checked_name, folder_name, folders_of
 from uploader.client.transfer import all_or_none

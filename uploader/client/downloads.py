@@ -1,0 +1,220 @@
+"""Downloads of many files: small ones come out of archives, of which two are on their way, the others each for itself,
+several at a time. Knows neither how an archive is read (`unpack.py`) nor how one file comes (`download.py`).
+"""
+
+import asyncio
+import functools
+import os
+import stat
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from uploader.client import errors, plan
+from uploader.client.api import lacks
+from uploader.client.batch import bytes_for, first_bytes, next_batch
+from uploader.client.download import Downloading, is_there, made_below, partial_name, placed, unwritable
+from uploader.client.files import LocalFile, ManyFiles, Outcome, There, Wanted, ambiguous
+from uploader.client.plan import checked_name, checked_path, folders_of
+from uploader.client.transfer import Meter, all_or_none
+from uploader.client.unpack import Place, Unpacking
+
+# One is written here while the other is on its way.
+_ARCHIVES = 2
+# Of an answer that breaks off what did not fill a block is lost.
+_BLOCK_BYTES = 64 << 10
+
+Refused = tuple[Wanted, errors.ClientError]
+
+
+def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
+    """Return those that can go where they are to go, each once; and the others, one for each path, and why.
+
+    Refused are names that are no relative paths, paths that several files are to become, and files where others need a
+    folder: nothing decides in silence which of them it is.
+    """
+    by_path: dict[str, dict[str, Wanted]] = defaultdict(dict)
+    refused: list[Refused] = []
+    for each in wanted:
+        try:
+            checked_name(each.file.name)
+            checked = replace(each, path=checked_path(each.path))
+        except errors.InvalidName as error:
+            refused.append((each, error))
+        else:
+            by_path[checked.path][each.file.id] = checked
+    folders = {folder for path in by_path for folder in folders_of(path)}
+    kept = []
+    for path, several in by_path.items():
+        first = next(iter(several.values()))
+        if len(several) > 1:
+            refused.append((first, ambiguous(path, [each.file for each in several.values()])))
+        elif path in folders:
+            refused.append(
+                (first, errors.AmbiguousName(f"{path!r} is a file and a folder; get {first.file.id} by its id"))
+            )
+        else:
+            kept.append(first)
+    return kept, refused
+
+
+@dataclass
+class ManyDownloads(ManyFiles):
+    overwrite: bool
+    # A file that is here is compared by its digest, not by its time of modification.
+    checksum: bool
+
+    def __post_init__(self) -> None:
+        self._wanted: dict[LocalFile, Wanted] = {}
+        self._archive_bytes = first_bytes(self.shared.most_bytes_per_second)
+        # Waiting: for an archive; for a request of their own because no archive could bring them.
+        self._small: deque[LocalFile] = deque()
+        self._left_over: deque[LocalFile] = deque()
+        # Until a server gives none, or one that does not say what is what.
+        self._takes_archives = True
+
+    async def run(self, wanted: Sequence[Wanted], root: Path) -> list[Outcome]:
+        """Download them. Return the outcomes; files that were not begun have none."""
+        self.meter.enter("downloading")
+        chosen, refused = sorted_out(wanted)
+        for each, error in refused:
+            local = LocalFile(each.path, each.file.name, each.file.size, 0)
+            self.watcher.begun(local)
+            self.end(Outcome(local, error=error))
+        self._wanted = {LocalFile(root / each.path, each.file.name, each.file.size, 0): each for each in chosen}
+        self._small = deque(local for local in self._wanted if local.size <= plan.SMALL_BYTES)
+        others = deque(local for local in self._wanted if local.size > plan.SMALL_BYTES)
+        fetch = functools.partial(self._fetch, root)
+        archives = [self._fetch_archives(root) for _ in range(min(_ARCHIVES, self.shared.connections))]
+        await all_or_none([*archives, self.bring(others, fetch)])
+        await self.bring(self._left_over, fetch, begins=False)
+        await self.bring(self._small, fetch)
+        self.meter.enter("complete")
+        return self.outcomes
+
+    # In archives
+
+    async def _fetch_archives(self, root: Path) -> None:
+        while len(self._small) > 1 and self._takes_archives and not self.hopeless:
+            await self.gate.wait()
+            files = next_batch(self._small, self._archive_bytes)
+            for local in files:
+                self.watcher.begun(local)
+            places, ended = await asyncio.to_thread(self._find_places, files, root)
+            for outcome in ended:
+                self.end(outcome)
+            await self._fetch_places(places)
+
+    def _find_places(self, files: Sequence[LocalFile], root: Path) -> tuple[list[Place], list[Outcome]]:
+        """Return where those go that are not here, and the outcomes of the others. Blocking."""
+        places: list[Place] = []
+        ended: list[Outcome] = []
+        directories: dict[str, str] = {}
+        for local in files:
+            wanted = self._wanted[local]
+            folder, _, last = wanted.path.rpartition("/")
+            try:
+                if folder not in directories:
+                    directories[folder] = str(made_below(root, folder))
+                place = Place(local, wanted.file, directories[folder], last)
+                if self._is_present(wanted, place):
+                    ended.append(Outcome(local, wanted.file, "present"))
+                else:
+                    places.append(place)
+            except OSError as error:
+                ended.append(Outcome(local, error=unwritable(error, local.path)))
+            except errors.ClientError as error:
+                ended.append(Outcome(local, error=error))
+        return places, ended
+
+    def _is_present(self, wanted: Wanted, place: Place) -> bool:
+        """Raises TargetExists, BadAnswer, OSError."""
+        partial_name(place.file)
+        if not os.path.lexists(place.target):
+            return False
+        target = Path(place.target)
+        if not self.checksum and _is_unchanged(wanted, target):
+            return True
+        return is_there(place.file, target, overwrite=self.overwrite)
+
+    async def _fetch_places(self, places: Sequence[Place]) -> None:
+        """Fetch archives until each has its outcome, or is left over."""
+        retrying = self.api.retrying()
+        while places and not self.hopeless:
+            await self.gate.wait()
+            unpacking = Unpacking(places)
+            failure = await self._attempt(unpacking)
+            places = list(unpacking.waiting)
+            self._left_over.extend(place.local for place in unpacking.left_over)
+            if failure is None or not places or not self._takes_archives:
+                break
+            if unpacking.has_begun:
+                # It broke off at this one, perhaps because of it; a server that is away is waited for at the next attempt.
+                self._left_over.append(places.pop(0).local)
+                retrying = self.api.retrying()
+                continue
+            try:
+                await retrying.pause(failure)
+            except (errors.Unauthenticated, errors.Unreachable) as error:
+                self.hopeless = True
+                self.end(Outcome(places[0].local, error=error))
+                return
+            except errors.ClientError:
+                break  # it is the selection that is refused: each file has a right to its own answer
+        self._left_over.extend(place.local for place in places)
+
+    async def _attempt(self, unpacking: Unpacking) -> errors.ClientError | None:
+        """Ask for an archive once, and end the files that came; return why there are not all of them."""
+        failure: errors.ClientError | None = None
+        began_at, length = time.monotonic(), 0
+        try:
+            async with self.api.archive_once([place.file.id for place in unpacking.waiting]) as response:
+                unpacking.has_begun = True
+                async for block in self.api.blocks(response, _BLOCK_BYTES):
+                    await self.gate.wait()
+                    self.meter.moving(len(block))
+                    self.meter.landed(len(block))
+                    length += len(block)
+                    for outcome in await asyncio.to_thread(unpacking.take, block):
+                        self.end(outcome)
+                unpacking.check_end()
+                self._archive_bytes = bytes_for(length, time.monotonic() - began_at)
+        except errors.BadAnswer as error:
+            failure, self._takes_archives = error, False
+        except errors.ServerProblem as error:
+            failure = error
+            self._takes_archives &= error.code == "file-not-found" or not lacks(error)
+        except errors.ClientError as error:
+            failure = error
+        for outcome in await asyncio.to_thread(unpacking.save):
+            self.end(outcome)
+        return failure
+
+    # Each for itself
+
+    async def _fetch(self, root: Path, local: LocalFile) -> Outcome:
+        wanted = self._wanted[local]
+        file = wanted.file
+        try:
+            target = await asyncio.to_thread(placed, root, wanted.path)
+        except OSError as error:
+            raise errors.Unwritable(f"{error.filename or local.path}: {error.strerror}") from error
+        if not self.checksum and await asyncio.to_thread(_is_unchanged, wanted, target):
+            return Outcome(local, file, "present")
+        # Of one content in one directory there is one partial file.
+        async with self.shared.alone(f"{target.parent}/{file.sha256}"):
+            meter = Meter(file.name, file.size, functools.partial(self.watcher.moved, local))
+            how = await Downloading(self.api, file, meter, self.gate).run(target, overwrite=self.overwrite)
+            meter.enter("complete")
+        return Outcome(local, file, how)
+
+
+def _is_unchanged(wanted: Wanted, target: Path) -> bool:
+    try:
+        status = target.lstat()
+    except OSError:
+        return False
+    here = LocalFile(target, wanted.file.name, status.st_size, status.st_mtime_ns)
+    return stat.S_ISREG(status.st_mode) and There([wanted.file], "keep").unchanged(here) is not None

@@ -1,0 +1,232 @@
+"""Takes small files out of an archive as it comes: each in its turn, of its size, and compared with its SHA-256; then
+written beside its target, and given its name together with others, once the bytes of all of them are durable.
+
+Refuses to believe the server: names are those that were chosen here, and an archive has no more than was asked for.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import os
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from uploader.client.download import partial_name, set_time, unwritable
+from uploader.client.errors import BadAnswer, Unreachable
+from uploader.client.files import LocalFile, Outcome
+from uploader.client.model import File
+from uploader.domain.archive import MAX_PADDING_BYTES, ArchiveReader, MalformedArchive, Member
+
+# What is open at once, and made durable together.
+_TOGETHER = 64
+# From so many on to sync the filesystem takes less than to sync each of them.
+_MANY = 4
+# Of what goes before the bytes of a member, and fills up its last block: more than the longest name takes.
+_HEAD_BYTES = 8 << 10
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+
+
+class Place(Struct, frozen=True):
+    """A file of the server, and where it goes."""
+
+    local: LocalFile
+    file: File
+    directory: str
+    name: str
+
+    @property
+    def target(self) -> str:
+        return f"{self.directory}/{self.name}"
+
+
+Whole = tuple[Place, bytes]
+
+
+class Unpacking:
+    """The files of one archive. All but `check_end` blocks, and is for one thread at a time."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        # In the order in which they were asked for; the first one may be on its way.
+        self.waiting = deque(places)
+        # Those that the archive does not bring: alone they come, or it is told why not.
+        self.left_over: list[Place] = []
+        # Whether the server has answered.
+        self.has_begun = False
+        self._reader = ArchiveReader()
+        self._bytes_left = sum(place.file.size + _HEAD_BYTES for place in places) + MAX_PADDING_BYTES
+        self._content = bytearray()
+        self._whole: list[Whole] = []
+
+    def take(self, block: bytes) -> list[Outcome]:
+        """Take what came; return the outcomes of files that are here now. Raises BadAnswer: what came whole before is for
+        `save`."""
+        self._bytes_left -= len(block)
+        if self._bytes_left < 0:
+            raise BadAnswer("the server sent more than it was asked for")
+        try:
+            for found in self._reader.feed(memoryview(block)):
+                if isinstance(found, Member):
+                    self._begin(found)
+                else:
+                    self._add(found)
+        except MalformedArchive as error:
+            raise BadAnswer(f"what the server sent is no archive: {error}") from error
+        return self.save() if len(self._whole) >= _TOGETHER else []
+
+    def check_end(self) -> None:
+        """Raises Unreachable if there is no end yet."""
+        try:
+            self._reader.end()
+        except MalformedArchive as error:
+            raise Unreachable("the answer ended early") from error
+
+    def save(self) -> list[Outcome]:
+        """Give the files that came whole their names, also after a power cut."""
+        outcomes: list[Outcome] = []
+        while self._whole:
+            together, self._whole = _without_twins(self._whole)
+            saving = _Saving()
+            try:
+                outcomes += saving.run(together)
+            finally:
+                saving.close()
+            self.left_over += saving.left_over
+        return outcomes
+
+    def _begin(self, member: Member) -> None:
+        if member.file_id is None:
+            raise BadAnswer("the server does not say which file is which")
+        while self.waiting and self.waiting[0].file.id != member.file_id:
+            self.left_over.append(self.waiting.popleft())
+        if not self.waiting:
+            raise BadAnswer("the server sent a file that it was not asked for")
+        size = self.waiting[0].file.size
+        if member.problem is not None and member.size == 0:
+            self.left_over.append(self.waiting.popleft())
+        elif member.problem is not None or member.refused is not None or member.size != size:
+            raise BadAnswer(f"{self.waiting[0].file.name}: the server sent other than {size} bytes")
+        elif not size:
+            self._end(b"")
+
+    def _add(self, content: memoryview) -> None:
+        size = self.waiting[0].file.size
+        if len(content) == size:
+            self._end(bytes(content))
+            return
+        self._content += content
+        if len(self._content) == size:
+            self._end(bytes(self._content))
+            self._content.clear()
+
+    def _end(self, content: bytes) -> None:
+        place = self.waiting.popleft()
+        if hashlib.sha256(content).hexdigest() == place.file.sha256:
+            self._whole.append((place, content))
+        else:
+            self.left_over.append(place)
+
+
+def _without_twins(whole: Sequence[Whole]) -> tuple[list[Whole], list[Whole]]:
+    """Return files to save together, and the others: of one content in one directory there is one partial file."""
+    together: dict[tuple[str, str], Whole] = {}
+    others: list[Whole] = []
+    for each in whole:
+        key = each[0].directory, each[0].file.sha256
+        if len(together) < _TOGETHER and key not in together:
+            together[key] = each
+        else:
+            others.append(each)
+    return list(together.values()), others
+
+
+class _Saving:
+    """Writes files beside their targets, locked as each download does, and renames them once they are durable. Where
+    another one is at work, or has left something, the file is left to a download of its own."""
+
+    def __init__(self) -> None:
+        self.left_over: list[Place] = []
+        self._outcomes: list[Outcome] = []
+        self._directories: dict[str, int] = {}
+        # The partial files.
+        self._written: dict[str, tuple[Place, int]] = {}
+
+    def run(self, files: Iterable[Whole]) -> list[Outcome]:
+        try:
+            for place, content in files:
+                self._write(place, content)
+            _sync([descriptor for _, descriptor in self._written.values()], self._directories.values())
+            renamed = [place for path, (place, _) in list(self._written.items()) if self._rename(path, place)]
+            _sync(self._directories.values(), self._directories.values())
+        except OSError as error:  # of a disk: nothing is known of any
+            lost = [place for place, _ in self._written.values()]
+            return self._outcomes + [Outcome(place.local, error=unwritable(error, place.target)) for place in lost]
+        return self._outcomes + [Outcome(place.local, place.file, "fetched") for place in renamed]
+
+    def close(self) -> None:
+        for descriptor in (*self._directories.values(), *(descriptor for _, descriptor in self._written.values())):
+            os.close(descriptor)
+
+    def _write(self, place: Place, content: bytes) -> None:
+        path, parent = f"{place.directory}/{partial_name(place.file)}", place.directory
+        try:
+            # Opened before: what is written from here on, this descriptor is told of if it fails.
+            if parent not in self._directories:
+                self._directories[parent] = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(path, _NEW, 0o666)
+        except FileExistsError:
+            self.left_over.append(place)
+            return
+        except OSError as error:
+            self._fail(place, error)
+            return
+        self._written[path] = place, descriptor
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left = memoryview(content)
+            while left:
+                left = left[os.write(descriptor, left) :]
+            set_time(descriptor, place.file.modified_at)
+        except BlockingIOError:  # somebody else was as fast
+            self._forget(path)
+            self.left_over.append(place)
+        except OSError as error:
+            self._remove(path)
+            self._fail(place, error)
+
+    def _rename(self, path: str, place: Place) -> bool:
+        try:
+            os.replace(path, place.target)  # noqa: PTH105 (this is for thousands a second)
+        except OSError as error:
+            self._remove(path)
+            self._fail(place, error)
+            return False
+        return True
+
+    def _remove(self, path: str) -> None:
+        with suppress(OSError):
+            Path(path).unlink()
+        self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        os.close(self._written.pop(path)[1])
+
+    def _fail(self, place: Place, error: OSError) -> None:
+        self._outcomes.append(Outcome(place.local, error=unwritable(error, place.target)))
+
+
+def _sync(descriptors: Collection[int], directories: Collection[int]) -> None:
+    """Make files, or directories, durable; many by their filesystems (syncfs(2)), which `directories` are on. Raises
+    OSError."""
+    if _syncfs is None or len(descriptors) < _MANY:
+        for descriptor in descriptors:
+            os.fsync(descriptor)
+        return
+    for descriptor in {os.fstat(each).st_dev: each for each in reversed(list(directories))}.values():
+        if _syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
