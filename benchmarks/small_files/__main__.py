@@ -15,6 +15,7 @@ from benchmarks.ingest.rounds import reason
 from benchmarks.report import Row
 from benchmarks.small_files.bounds import bounds
 from benchmarks.small_files.costs import costs
+from benchmarks.small_files.getting import getting
 from benchmarks.small_files.owned import owned
 from benchmarks.small_files.putting import putting
 from benchmarks.small_files.scale import FULL, QUICK, Scale
@@ -26,6 +27,7 @@ SECTION = "small files"
 Benchmark = Callable[[Places, Scale], list[Row]]
 BENCHMARKS: dict[str, Benchmark] = {
     "put": putting,
+    "get": getting,
     "costs": costs,
     "owned": owned,
     "unchanged": unchanged,
