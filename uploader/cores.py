@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -42,6 +43,12 @@ def share_a_core(directory: Path) -> int | None:
 def run_anywhere() -> None:
     if _everywhere:
         os.sched_setaffinity(0, _everywhere)
+
+
+def count() -> int:
+    """Return how many cores' time this process may use, at least 1."""
+    allowed = len(_everywhere or os.sched_getaffinity(0))
+    return max(1, min(allowed, *(ceil(quota) for quota in quotas()), allowed))
 
 
 def least_shared(allowed: Collection[int], shared: Collection[int]) -> int:

@@ -18,6 +18,7 @@ from uploader.settings import Settings
 
 _UNDIGESTED = (sys.executable, "-m", "benchmarks.ingest.undigested")
 _HOLLOW = (sys.executable, "-m", "benchmarks.ingest.hollow")
+_UNLANED = (sys.executable, "-m", "benchmarks.ingest.unlaned")
 _UNMETERED = (sys.executable, "-m", "benchmarks.ingest.unmetered")
 _USERS = 16
 _names = itertools.count()
@@ -32,6 +33,7 @@ class Mode:
     workers: int = 1
     stores: bool = True
     charges: bool = True
+    lanes: bool = True
 
     @property
     def program(self) -> Sequence[str | Path]:
@@ -39,6 +41,8 @@ class Mode:
             return _HOLLOW
         if not self.charges:
             return _UNMETERED
+        if not self.lanes:
+            return _UNLANED
         return (UPLOADER,) if self.digests else _UNDIGESTED
 
     def __str__(self) -> str:
@@ -46,6 +50,8 @@ class Mode:
             return "that stores and accounts for nothing"
         if not self.charges:
             return "that charges nobody"
+        if not self.lanes:
+            return "that hashes without lanes"
         workers = f", {self.workers} workers" if self.workers > 1 else ""
         return f"`{self.durability}`, digests {'on' if self.digests else 'off'}{workers}"
 

@@ -13,17 +13,18 @@ import ctypes
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 from isal.isal_zlib import crc32
 
 from uploader.domain.upload import Upload
+from uploader.lanes.gathering import Job, gathering
 from uploader.storage.base import Arrival, Body, Digests
 from uploader.tasks import give_way_anywhere
 
@@ -170,6 +171,14 @@ def _update_by(computing: _Updated, pieces: Iterable[memoryview]) -> None:
         computing.update(piece)
 
 
+def _update_side_by_side(md5: _Updated, named: _Updated, pieces: Callable[[], Iterable[memoryview]]) -> None:
+    sha256 = _beside().submit(_update_by, named, pieces())
+    try:
+        _update_by(md5, pieces())
+    finally:
+        sha256.result()  # in any case: the caller may free the bytes only when that thread is done with them
+
+
 class BlockChecksums:
     """The CRC-32 of each block, of the very bytes that the SHA-256 is of; the last block has come in part, perhaps."""
 
@@ -312,22 +321,28 @@ class PrefixHashes:
         self.update_by(lambda: (content,), len(content))
 
     def update_by(self, pieces: Callable[[], Iterable[memoryview]], length_bytes: int) -> None:
-        """Advance by so many bytes. For a long body two threads call `pieces`, each for an iterable of its own."""
+        """Advance by so many bytes. For a long body two threads call `pieces`, each for an iterable of its own; or the MD5
+        goes with those of others."""
         if not length_bytes:
             return
         named = self._sha256 if self.blocks is None else _NamedBytes(self._sha256, self.blocks)
-        if self._md5 is None:
-            _update_by(named, pieces())
+        lanes, md5 = gathering(), self._md5
+        if md5 is None:
+            work = partial(_update_by, named, pieces())
+            work() if lanes is None else lanes.take_turn(work)
         elif length_bytes < _SIDE_BY_SIDE_BYTES:
             for piece in pieces():
-                self._md5.update(piece)
+                md5.update(piece)
                 named.update(piece)
         else:
-            sha256 = _beside().submit(_update_by, named, pieces())
-            try:
-                _update_by(self._md5, pieces())
-            finally:
-                sha256.result()  # in any case: the caller may free the bytes only when that thread is done with them
+            side_by_side = partial(_update_side_by_side, md5, named, pieces)
+            given = pieces()
+            # What is read from a file on the way is not there all at once.
+            if lanes is None or not isinstance(md5, _OpenSslHash) or not isinstance(given, Sequence):
+                side_by_side()
+            else:
+                job = Job(md5.context, given, partial(_update_by, md5, given))
+                lanes.advance(job, partial(_update_by, named, given), side_by_side)
         self.position += length_bytes
 
     def digests(self) -> Digests:

@@ -20,6 +20,7 @@ from uploader.cores import run_anywhere
 from uploader.domain import delta
 from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import ConfigurationError, StorageFailed
+from uploader.lanes.gathering import gather_here, most_threads
 from uploader.storage import disk
 from uploader.storage.ballast import Ballast
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
@@ -202,6 +203,11 @@ def parse_mark(content: bytes) -> tuple[int, str] | None:
         return None
 
 
+def _gather() -> None:
+    give_way_anywhere()
+    gather_here()
+
+
 class Threads:
     """Threads for the store. Short work shares a core with the event loop (`uploader/cores.py`); long work, by the
     number of bytes or of files, runs anywhere."""
@@ -214,6 +220,8 @@ class Threads:
         self.reading = Pool(8, "reading", translate=disk.refusal)
         self.hashing = Pool(cores, "hashing", translate=disk.refusal, initializer=give_way)
         self.long_hashing = Pool(cores, "hashing, long", translate=disk.refusal, initializer=give_way_anywhere)
+        # They wait for each other, and only as many compute as there are cores.
+        self.digesting = Pool(most_threads(), "digests", translate=disk.refusal, initializer=_gather)
         # Of their own, so that signatures of large files hold up no merge.
         self.signing = Pool(2, "signing", translate=disk.refusal, initializer=give_way_anywhere)
         # Of its own, because a reader at a pace sleeps in its thread.
@@ -221,7 +229,7 @@ class Threads:
 
     def shutdown(self) -> None:
         short = (self.disk, self.reading, self.hashing)
-        for pool in (*short, self.long, self.long_hashing, self.signing, self.scrubbing):
+        for pool in (*short, self.long, self.long_hashing, self.digesting, self.signing, self.scrubbing):
             pool.shutdown()
 
 

@@ -350,7 +350,7 @@ class LocalBlobs(Store):
             disk.check_room(self.ballast.reserve)
         large = [arrival for arrival in arrivals if arrival.body.length > _SMALL_BYTES]
         for arrival in large:
-            await self.threads.long_hashing.run(_identify, arrival)
+            await self.threads.digesting.run(_identify, arrival)
         if large:
             await self.threads.long.run(self._write_arrivals, arrivals)
             return

@@ -244,9 +244,9 @@ class LocalDigests(Store):
         number = digests.next_chunk
         offer = follower.offers.get(number)
         if offer is None:
-            more = await self.threads.long_hashing.run(digests.hash_recorded, follower.offers.__contains__)
+            more = await self.threads.digesting.run(digests.hash_recorded, follower.offers.__contains__)
             return more or digests.next_chunk in follower.offers
-        await self.threads.long_hashing.run(digests.hash_body, offer.body)
+        await self.threads.digesting.run(digests.hash_body, offer.body)
         # No deadlock: the chunk's writer has the lock of its record, and waits for nothing but the disk.
         written = await offer.written
         await self.threads.hashing.run(digests.save if written else digests.load)
@@ -295,7 +295,7 @@ class LocalDigests(Store):
         async with self._taken_up(upload) as digests:
             if digests is None:
                 raise Busy(upload.id)
-            while await self.threads.long_hashing.run(digests.hash_recorded):
+            while await self.threads.digesting.run(digests.hash_recorded):
                 self.check_stopping()
             return await self.threads.hashing.run(digests.finish)
 

@@ -115,7 +115,7 @@ class S3Blobs(Store):
 
     async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
         async def digest(arrival: Arrival) -> None:
-            await self.threads.long_hashing.run(identify, arrival)
+            await self.threads.digesting.run(identify, arrival)
 
         await all_or_none(map(digest, arrivals))
         first: dict[str, Arrival] = {}

@@ -340,7 +340,7 @@ class S3Digests(Store):
             hashes = prefix.hashes.copy()
             offer.is_read = True
             try:
-                await self.threads.long_hashing.run(hashes.update_by, offer.body.pieces, offer.body.length)
+                await self.threads.digesting.run(hashes.update_by, offer.body.pieces, offer.body.length)
             except BaseException:
                 if prefix.following is offer:
                     prefix.drop(offer)

@@ -159,7 +159,7 @@ class S3Endings(S3Parts):
             if hashes.position:
                 await self._ledger.save_digest(upload.id, entry.fence, sealed(upload.id, entry.fence, hashes))
             until = min(hashes.position + _SAVE_BYTES, upload.size)
-            await self.threads.long_hashing.run(hash_from, self._bucket, key, hashes, until, self.check_stopping)
+            await self.threads.digesting.run(hash_from, self._bucket, key, hashes, until, self.check_stopping)
         digests = hashes.digests()
         await self._ledger.save_digest(upload.id, entry.fence, sealed(upload.id, entry.fence, hashes, digests))
         crash_point("object.after_digest")

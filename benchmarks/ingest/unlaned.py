@@ -1,0 +1,24 @@
+"""`uploader` with a server that hashes as without a compiled kernel: `python -m benchmarks.ingest.unlaned serve`.
+
+This is no setting of the product: it is for telling what MD5 in lanes is worth.
+"""
+
+from unittest.mock import patch
+
+from uploader import bootstrap
+from uploader.bootstrap import application
+from uploader.cli import main
+from uploader.http.app import Application
+from uploader.lanes import gathering
+
+
+def create_app() -> Application:
+    """As `bootstrap.create_app`. No kernel is found, so nobody gathers."""
+    patch.object(gathering, "kernel", lambda: None).start()
+    return bootstrap.create_app()
+
+
+if __name__ == "__main__":
+    # By its name, because the server processes of `--workers` import it.
+    with patch.object(application, "APPLICATION", "benchmarks.ingest.unlaned:create_app"):
+        main()
