@@ -76,6 +76,9 @@ S3_REQUESTS = Counter(
 OPEN_BREAKERS = Gauge(
     "uploader_open_breakers", "Whether a store is not asked, because it has not answered, by store.", ["store"]
 )
+MD5_LANES = Gauge(
+    "uploader_md5_lanes", "Of how many contents a process computes the MD5 at once, by kind of vectors.", ["kind"]
+)
 # Asked of the stores when somebody looks; every process says the same.
 OPEN_UPLOADS = Gauge("uploader_open_uploads", "Open uploads.")
 PENDING_BYTES = Gauge("uploader_pending_bytes", "Bytes of open uploads that are not yet in the database.")

@@ -15,6 +15,7 @@ from uploader.lanes import gathering
 def create_app() -> Application:
     """As `bootstrap.create_app`. No kernel is found, so nobody gathers."""
     patch.object(gathering, "kernel", lambda: None).start()
+    gathering._gathering.cache_clear()  # what looked before the start has found it
     return bootstrap.create_app()
 
 

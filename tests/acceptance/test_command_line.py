@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+import re
 from pathlib import Path
 
 import click
@@ -34,6 +35,7 @@ def test_config_shows_what_is_in_force_and_masks_secrets(tmp_path: Path) -> None
     assert "UPLOADER_JWT_SECRET=***" in shown.stdout
     assert "app:***@db" in shown.stdout
     assert "hunter2" not in shown.stdout
+    assert re.search(r"^# MD5: (no compiled kernel|\d+ contents at once \(\w+\))$", shown.stdout, re.M)
 
 
 @pytest.mark.parametrize("command", [("config",), ("serve",), ("work",), ("token", "create", "bob"), ("db", "upgrade")])

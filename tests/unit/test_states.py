@@ -107,4 +107,4 @@ def test_a_sender_waits_for_near_digests(follower: Follower) -> None:
         (7, near + 1, 7, True),
     ):
         follower.position = position
-        assert follower.keeps_waiting(offset=offset, begun=begun) == waits
+        assert follower.keeps_waiting(offset, begun, digests.NEAR_BYTES) == waits

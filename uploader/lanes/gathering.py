@@ -39,7 +39,7 @@ class Gathering:
         self._lock = threading.Lock()
         self._callers = 0
         self._waiting: list[Job] = []
-        self._turns = threading.BoundedSemaphore(core_count)
+        self._free_cores = threading.BoundedSemaphore(core_count)
 
     def advance(self, job: Job, other: Callable[[], None], side_by_side: Callable[[], None]) -> None:
         """Do the MD5 of a job and the `other` hash of the same bytes; `side_by_side`: both, in two threads."""
@@ -57,14 +57,14 @@ class Gathering:
             with self._lock:
                 self._callers -= 1
 
-    def take_turn(self, work: Callable[[], None]) -> None:
+    def compute(self, work: Callable[[], None]) -> None:
         """Do what needs a core as well, and has no MD5."""
-        with self._turns:
+        with self._free_cores:
             work()
 
     def _advance_in_company(self, job: Job, other: Callable[[], None]) -> None:
         try:
-            with self._turns:
+            with self._free_cores:
                 other()
                 self._lead(job)
         finally:
@@ -113,15 +113,22 @@ os.register_at_fork(after_in_child=_gathering.cache_clear)
 
 
 def gather_here() -> None:
-    """Let this thread wait for its turn where many hash: it belongs to a pool of more threads than there are cores."""
+    """Let this thread wait for others where many hash: it belongs to a pool of more threads than there are cores."""
     _here.gathers = True
 
 
 def gathering() -> Gathering | None:
-    """Return where this thread hashes; None: by itself, because there is no kernel, or it is not one that waits."""
+    """Return the others with whom this thread hashes; None: it hashes alone, because there is no kernel, or it may not wait."""
     return _gathering() if getattr(_here, "gathers", False) else None
 
 
 def most_threads() -> int:
     """Return how many threads a pool needs whose threads gather."""
-    return os.cpu_count() or 1 if _gathering() is None else max(MOST_CALLERS, os.cpu_count() or 1)
+    core_count = os.cpu_count() or 1
+    return core_count if _gathering() is None else max(MOST_CALLERS, core_count)
+
+
+def in_force() -> tuple[str, int]:
+    """Return the kind of the kernel, and how many contents it hashes at once."""
+    found = kernel()
+    return ("none", 1) if found is None else (found.kind, found.lanes)

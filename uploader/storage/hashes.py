@@ -329,7 +329,7 @@ class PrefixHashes:
         lanes, md5 = gathering(), self._md5
         if md5 is None:
             work = partial(_update_by, named, pieces())
-            work() if lanes is None else lanes.take_turn(work)
+            work() if lanes is None else lanes.compute(work)
         elif length_bytes < _SIDE_BY_SIDE_BYTES:
             for piece in pieces():
                 md5.update(piece)
@@ -351,8 +351,8 @@ class PrefixHashes:
 
 # What waits for the hashes of a prefix: bodies, and senders
 
-# Bodies that a process keeps beyond their requests, of chunks that count.
-MAX_KEPT_BYTES = 128 << 20
+# Bodies that a process keeps beyond their requests, of chunks that count: two of 8 MiB for each of 16 uploads.
+MAX_KEPT_BYTES = 256 << 20
 # A sender waits for the digests for so long at most.
 _PATIENCE_SECONDS = 5.0
 

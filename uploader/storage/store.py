@@ -20,7 +20,8 @@ from uploader.cores import run_anywhere
 from uploader.domain import delta
 from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import ConfigurationError, StorageFailed
-from uploader.lanes.gathering import gather_here, most_threads
+from uploader.lanes.gathering import gather_here, in_force, most_threads
+from uploader.observability import MD5_LANES
 from uploader.storage import disk
 from uploader.storage.ballast import Ballast
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
@@ -214,6 +215,8 @@ class Threads:
 
     def __init__(self) -> None:
         cores = os.cpu_count() or 1
+        kind, lanes = in_force()
+        MD5_LANES.labels(kind).set(lanes)
         self.disk = Pool(16, "disk", translate=disk.refusal)
         self.long = Pool(16, "disk, long", translate=disk.refusal, initializer=run_anywhere)
         # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.

@@ -36,8 +36,12 @@ _CLOSE_LOST = (
 @click.command()
 def config() -> None:
     """Print the settings in force, secrets masked."""
+    from uploader.lanes.gathering import in_force
+
     for name, value in load_settings().shown().items():
         click.echo(f"{name}={value}")
+    kind, lanes = in_force()
+    click.echo(f"# MD5: {lanes} contents at once ({kind})" if lanes > 1 else "# MD5: no compiled kernel")
 
 
 @click.command()

@@ -135,12 +135,12 @@ class Follower(Following):
         self.move(position)
         return self._looks_in_vain < LOOKS_IN_VAIN and not self._is_hurried
 
-    def keeps_waiting(self, offset: int, begun: int) -> bool:
+    def keeps_waiting(self, offset: int, begun: int, near_bytes: int) -> bool:
         """Return whether the sender of the chunk at `offset` has to wait on; the digests were at `begun` when it began
         to."""
         if self.position is None:
             return False
-        return offset - self.position > NEAR_BYTES and self.position - begun < NEARER_BYTES
+        return offset - self.position > near_bytes and self.position - begun < NEARER_BYTES
 
 
 class LocalDigests(Store):
@@ -189,7 +189,15 @@ class LocalDigests(Store):
     async def keep_pace(self, upload: Upload, number: int) -> None:
         follower, offset = self._followers.get(upload.id), number * upload.chunk_size
         if follower is not None and (begun := follower.position) is not None:
-            await follower.wait_while(lambda: follower.keeps_waiting(offset, begun))
+            await follower.wait_while(lambda: follower.keeps_waiting(offset, begun, self._near_bytes(upload)))
+
+    def _near_bytes(self, upload: Upload) -> int:
+        """Return how far ahead a chunk may begin. Each of many uploads has a share of the bodies that are kept: a chunk that
+        is hashed, and one that comes meanwhile, are in it before anybody is ahead."""
+        if upload.chunk_size < GATHERED_BYTES:
+            return NEAR_BYTES  # its bodies are not kept
+        share = MAX_KEPT_BYTES // max(len(self._followers), 1) - 2 * upload.chunk_size
+        return min(NEAR_BYTES, max(share, 0))
 
     # The follower
 

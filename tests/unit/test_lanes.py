@@ -1,0 +1,329 @@
+"""MD5 in lanes: equal to hashlib's and to OpenSSL's states, whatever is hashed beside it, and whoever hashes at the same time."""
+
+import ctypes
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.lanes import gathering, kernel
+from uploader.lanes.build import compile_kernel
+from uploader.lanes.gathering import Gathering, Job
+from uploader.lanes.kernel import CONTEXT, Kernel, ends, is_right, kernels, new_context
+from uploader.storage import hashes
+from uploader.storage.base import Digests
+from uploader.storage.store import Threads
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "uploader/lanes/md5.c"
+CONTENT = bytearray(random.Random(0).randbytes(2 << 20))
+# RFC 1321, A.5.
+VECTORS = {
+    "": "d41d8cd98f00b204e9800998ecf8427e",
+    "a": "0cc175b9c0f1b6a831c399e269772661",
+    "abc": "900150983cd24fb0d6963f7d28e17f72",
+    "message digest": "f96b697d7cb7938d525a2f31aaf161d0",
+    "abcdefghijklmnopqrstuvwxyz": "c3fcd3d76192e4007dfb496cca67e13b",
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789": "d174ab98d277d9f5a5611c2c9f419d9f",
+    "1234567890" * 8: "57edf4a22be3c955ac49da2e2107b67a",
+}
+needs_compiler = pytest.mark.skipif(
+    shutil.which("gcc") is None and os.environ.get("CI") != "true", reason="no compiler: apt-get install gcc libc6-dev"
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None and os.environ.get("CI") != "true":
+        pytest.skip("no compiler: apt-get install gcc libc6-dev")
+    path = tmp_path_factory.mktemp("kernel") / "libmd5.so.1"
+    compile_kernel(SOURCE, path)
+    return path
+
+
+@pytest.fixture
+def best(library: Path) -> Kernel:
+    return next(kernels(library))
+
+
+def md5(content: bytes | bytearray | memoryview) -> bytes:
+    return hashlib.md5(content, usedforsecurity=False).digest()
+
+
+def test_each_kernel_of_this_processor_hashes_as_rfc_1321_says_and_around_blocks(library: Path) -> None:
+    found = list(kernels(library))
+    assert found
+    for each in found:
+        assert is_right(each)
+        contexts = [new_context() for _ in VECTORS]
+        each.update([(context, [memoryview(text.encode())]) for context, text in zip(contexts, VECTORS, strict=True)])
+        assert [end.hex() for end in ends(each, contexts)] == list(VECTORS.values())
+        lengths = [*range(200), *(64 * blocks + more for blocks in (15, 16, 17, 1000) for more in (-9, -8, -1, 0, 1))]
+        contexts = [new_context() for _ in lengths]
+        jobs = [(context, [memoryview(CONTENT)[:n]]) for context, n in zip(contexts, lengths, strict=True)]
+        each.update(jobs)
+        assert ends(each, contexts) == [md5(CONTENT[:n]) for n in lengths]
+
+
+@given(data=st.data())
+def test_any_contents_and_cuts_are_gone_on_with_by_openssl_and_by_any_kernel(library: Path, data: st.DataObject) -> None:
+    found = list(kernels(library))
+    openssl = hashes._library()
+    assert openssl is not None
+    lengths = data.draw(st.lists(st.integers(0, 700), min_size=1, max_size=40))
+    states, done = [new_context().raw for _ in lengths], [0] * len(lengths)
+    for by in data.draw(st.lists(st.sampled_from([None, *found]), max_size=5)) + found:
+        cuts = data.draw(st.lists(st.integers(0, 150), max_size=4))
+        jobs = []
+        for number, state in enumerate(states):
+            pieces = []
+            for cut in cuts if by is not found[-1] else [700]:
+                end = min(done[number] + cut, lengths[number])
+                pieces.append(memoryview(CONTENT if number % 2 else bytes(CONTENT[:700]))[done[number] : end])
+                done[number] = end
+            jobs.append((ctypes.create_string_buffer(state, CONTEXT.size), pieces))
+        if by is not None:
+            by.update(jobs)
+        else:
+            for context, pieces in jobs:
+                alone = hashes._OpenSslHash(openssl, hashes._MD5, context.raw)
+                for piece in pieces:
+                    alone.update(piece)
+                context.raw = alone.context.raw
+        states = [context.raw for context, _ in jobs]
+    assert [
+        hashes._OpenSslHash(openssl, hashes._MD5, state).hexdigest() for state in states
+    ] == [md5(CONTENT[:n]).hex() for n in done]
+
+
+def test_the_length_of_a_long_content_is_counted_beyond_32_bits(best: Kernel) -> None:
+    bits = (1 << 32) - 8 * 64
+    context = ctypes.create_string_buffer(CONTEXT.pack(1, 2, 3, 4, bits, b"", 0), CONTEXT.size)
+    alone = hashes._OpenSslHash(hashes._library(), hashes._MD5, context.raw)  # type: ignore[arg-type]
+    best.update([(context, [memoryview(CONTENT)[:100]])])
+    alone.update(memoryview(CONTENT)[:100])
+    assert CONTEXT.unpack(context.raw)[4] == bits + 800 > 1 << 32
+    assert ends(best, [context]) == [bytes.fromhex(alone.hexdigest())]
+
+
+@needs_compiler
+def test_without_a_library_or_with_a_wrong_one_nothing_is_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = shutil.copytree(SOURCE.parent, tmp_path / "source")
+    steps = directory / "steps.h"
+    wrong = steps.read_text().replace("0xd76aa478", "0xd76aa479")
+    assert wrong != steps.read_text()
+    steps.write_text(wrong)
+    compile_kernel(directory / "md5.c", tmp_path / "wrong.so")
+    (tmp_path / "text.so").write_text("no library")
+    for name in ("wrong.so", "text.so", "missing.so"):
+        monkeypatch.setattr(kernel, "LIBRARY", tmp_path / name)
+        kernel.kernel.cache_clear()
+        try:
+            assert gathering.in_force() == ("none", 1), name
+        finally:
+            kernel.kernel.cache_clear()
+
+
+@needs_compiler
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    """In buffers that end where their contents do, so that a byte read too far is seen."""
+    options = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g", "-fPIC", "-shared", "-Wno-psabi"]
+    subprocess.run(["gcc", *options, "-o", tmp_path / "checked.so", SOURCE], check=True)
+    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+    program = """
+import ctypes, hashlib, random, sys
+from pathlib import Path
+from uploader.lanes.kernel import ends, is_right, kernels, new_context
+draw, tried = random.Random(0), 0
+for kernel in kernels(Path(sys.argv[1])):
+    assert is_right(kernel)
+    for _ in range(60):
+        contents = [draw.randbytes(draw.randrange(1, 700)) for _ in range(draw.randrange(1, 40))]
+        contexts = [new_context() for _ in contents]
+        kernel.update([(context, [memoryview((ctypes.c_char * len(each)).from_buffer_copy(each))])
+                       for context, each in zip(contexts, contents)])
+        assert ends(kernel, contexts) == [hashlib.md5(each).digest() for each in contents]
+        tried += 1
+print(tried)
+"""
+    environment = {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "checked.so"],
+        env=os.environ | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert int(ran.stdout) >= 60
+
+
+# Who hashes at the same time
+
+
+class Company:
+    """Jobs of contents, each handed over by a thread of its own; the first of them computes until all wait."""
+
+    def __init__(self, best: Kernel, count: int) -> None:
+        self.batches: list[int] = []
+        self.gathering = Gathering(self, 1)  # type: ignore[arg-type]
+        self.lanes = best.lanes
+        self.contexts = [new_context() for _ in range(count)]
+        self._kernel = best
+        self.fails: BaseException | None = None
+
+    def update(self, jobs: Sequence[tuple[kernel.Context, Sequence[memoryview]]]) -> None:
+        self.batches.append(len(jobs))
+        if self.fails is not None:
+            raise self.fails
+        self._kernel.update(jobs)
+
+    def run(self, others: Sequence[BaseException | None]) -> list["Future[None]"]:
+        all_wait = threading.Event()
+
+        def other(number: int) -> None:
+            assert all_wait.wait(60)
+            error = others[number]
+            if error is not None:
+                raise error
+
+        def advance(number: int) -> None:
+            context, pieces = self.contexts[number], [memoryview(CONTENT)[: 1000 * number]]
+            job = Job(context, pieces, lambda: self.update([(context, pieces)]))
+            self.gathering.advance(job, lambda: other(number), lambda: None)
+
+        with ThreadPoolExecutor(len(others)) as pool:
+            futures = [pool.submit(advance, number) for number in range(len(others))]
+            while len(self.gathering._waiting) < len(others):
+                threading.Event().wait(0.001)
+            all_wait.set()
+        return futures
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 20])
+def test_the_first_who_is_done_hashes_for_all_who_wait(best: Kernel, count: int) -> None:
+    company = Company(best, count)
+    for future in company.run([None] * count):
+        future.result()
+    assert company.batches == [each for each in (min(count, best.lanes), count - best.lanes) if each > 0]
+    assert ends(best, company.contexts) == [md5(CONTENT[: 1000 * number]) for number in range(count)]
+
+
+def test_an_error_of_one_is_nobody_elses(best: Kernel) -> None:
+    company = Company(best, 6)
+    failing = OSError("gone")
+    futures = company.run([None, None, failing, None, failing, None])
+    assert [future.exception() for future in futures] == [None, None, failing, None, failing, None]
+    ended = ends(best, company.contexts)
+    assert all(ended[number] == md5(CONTENT[: 1000 * number]) for number in (0, 1, 3, 5))
+    assert not company.gathering._waiting
+
+
+def test_if_the_kernel_fails_all_of_the_batch_know_and_nobody_waits_for_ever(best: Kernel) -> None:
+    company = Company(best, 4)
+    company.fails = MemoryError()
+    errors = [future.exception() for future in company.run([None] * 4)]
+    assert all(isinstance(error, (MemoryError, RuntimeError)) for error in errors)
+    assert company.batches == [4]
+
+
+def test_who_has_cores_enough_hashes_side_by_side(best: Kernel) -> None:
+    told: list[str] = []
+    job = Job(new_context(), [memoryview(CONTENT)], lambda: told.append("alone"))
+    Gathering(best, 2).advance(job, lambda: told.append("other"), lambda: told.append("side by side"))
+    Gathering(best, 1).advance(job, lambda: told.append("other"), lambda: told.append("side by side"))
+    assert told == ["side by side", "other", "alone"]
+
+
+@pytest.fixture(params=["in lanes", "without"])
+def threads(request: pytest.FixtureRequest, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
+    """Those of a store, with two cores."""
+    found = next(kernels(library)) if request.param == "in lanes" else None
+    monkeypatch.setattr(gathering, "kernel", lambda: found)
+    monkeypatch.setattr(gathering.cores, "count", lambda: 2)
+    gathering._gathering.cache_clear()
+    threads = Threads()
+    yield threads
+    threads.shutdown()
+    threads.digesting.executor.shutdown()
+    gathering._gathering.cache_clear()
+
+
+def test_many_prefixes_at_once_have_the_digests_of_hashlib(threads: Threads) -> None:
+    many = [hashes.PrefixHashes(with_md5=number % 5 != 0) for number in range(24)]
+
+    def follow(number: int) -> None:
+        for start in range(0, len(CONTENT) - number, 300_000 + number * 20_000):
+            cut = memoryview(CONTENT)[start : min(start + 300_000 + number * 20_000, len(CONTENT) - number)]
+            many[number].update_by(lambda cut=cut: [cut[:7], cut[7:100_000], cut[100_000:]], len(cut))  # type: ignore[misc]
+
+    for future in [threads.digesting.executor.submit(follow, number) for number in range(len(many))]:
+        future.result()
+    for number, each in enumerate(many):
+        content = CONTENT[: len(CONTENT) - number]
+        known = md5(content).hex() if number % 5 else None
+        assert each.digests() == Digests(known, hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.usefixtures("library")
+def test_a_fork_while_somebody_gathers_leaves_no_lock_behind() -> None:
+    program = """
+import os, pathlib, sys
+from uploader.lanes import gathering, kernel
+kernel.LIBRARY = pathlib.Path(sys.argv[1])
+found = gathering._gathering()
+with found._lock:
+    child = os.fork()
+    if not child:
+        os._exit(gathering._gathering() is found or not gathering._gathering()._lock.acquire(timeout=1))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    library = kernel.LIBRARY
+    if not library.exists():
+        pytest.skip("not compiled here")
+    ran = subprocess.run([sys.executable, "-c", program, library], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "0\n"
+
+
+# The wheel
+
+
+@needs_compiler
+@pytest.mark.parametrize("compiler", ["gcc", "false", "/nowhere/cc"])
+def test_the_wheel_has_a_kernel_where_it_can_be_compiled(tmp_path: Path, compiler: str) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        env=os.environ | {"CC": compiler},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.iterdir()
+    with zipfile.ZipFile(wheel) as files:
+        names = [name for name in files.namelist() if name.startswith("uploader/lanes/")]
+        (tags,) = (name for name in files.namelist() if name.endswith(".dist-info/WHEEL"))
+        is_pure = b"Root-Is-Purelib: true" in files.read(tags)
+    python = [f"uploader/lanes/{name}.py" for name in ("__init__", "gathering", "kernel")]
+    if compiler == "gcc":
+        assert sorted(names) == sorted([*python, "uploader/lanes/libmd5.so.1"])
+        assert (is_pure, "-py3-none-manylinux_2_17_" in wheel.name) == (False, True)
+    else:
+        assert (sorted(names), is_pure) == (python, True)
+        assert wheel.name.endswith("-py3-none-any.whl")
+        assert "MD5 in lanes is left out" in built.stdout + built.stderr
