@@ -71,7 +71,9 @@ def _by_kernel(kernel: Kernel, count: int) -> None:
 
 def receiving(connections: int, rounds: int) -> list[Row]:
     """In memory, chunks of 8 MiB, an upload for each connection."""
-    load = replace(FULL.large, connections=connections, chunks=_BYTES // connections // FULL.large.chunk_bytes, rounds=rounds)
+    load = replace(
+        FULL.large, connections=connections, chunks=_BYTES // connections // FULL.large.chunk_bytes, rounds=rounds
+    )
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=memory_directory()) as directory:
         entries = {name: Entry(partial(ours, mode=mode)) for name, mode in _MODES.items()}
         results = interleaved(Places(Path(directory), Path(directory)), load, entries)
@@ -82,7 +84,9 @@ def receiving(connections: int, rounds: int) -> list[Row]:
         what = f"{connections} connections, {name}"
         more = f"{report.amount(statistics.median(one.rate for one in result.rounds))} until the last answer"
         judged = _MODES[name].lanes
-        rows.append(at_most(what, _MOST_CPU[connections], cpu, "CPU s/GiB") if judged else compared(what, cpu, "CPU s/GiB"))
+        rows.append(
+            at_most(what, _MOST_CPU[connections], cpu, "CPU s/GiB") if judged else compared(what, cpu, "CPU s/GiB")
+        )
         if judged and connections in _LEAST_RATE:
             rows.append(at_least(f"{what}, until digested", _LEAST_RATE[connections], rates, "MB/s", more))
         else:

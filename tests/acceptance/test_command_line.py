@@ -2,11 +2,11 @@
 
 import os
 import pwd
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-import re
 from pathlib import Path
 
 import click

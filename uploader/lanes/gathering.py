@@ -118,7 +118,7 @@ def gather_here() -> None:
 
 
 def gathering() -> Gathering | None:
-    """Return the others with whom this thread hashes; None: it hashes alone, because there is no kernel, or it may not wait."""
+    """Return where this thread meets others; None: it hashes alone, because there is no kernel, or it may not wait."""
     return _gathering() if getattr(_here, "gathers", False) else None
 
 

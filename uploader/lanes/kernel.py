@@ -56,7 +56,9 @@ def _piece(piece: memoryview, lent: list[object]) -> _Piece:
     if not len(piece):
         return _Piece(None, 0)
     # ctypes refuses to borrow memory that is read-only.
-    borrowed = ctypes.create_string_buffer(bytes(piece), len(piece)) if piece.readonly else ctypes.c_char.from_buffer(piece)
+    borrowed = (
+        ctypes.create_string_buffer(bytes(piece), len(piece)) if piece.readonly else ctypes.c_char.from_buffer(piece)
+    )
     lent.append(borrowed)
     return _Piece(ctypes.addressof(borrowed), len(piece))
 
@@ -88,9 +90,7 @@ def is_right(kernel: Kernel) -> bool:
     content = bytearray(range(256)) * 2
     contents = [memoryview(content)[: 29 * number] for number in range(kernel.lanes + 1)]
     contexts = [new_context() for _ in contents]
-    kernel.update(
-        [(context, [each[:7], each[7:100]]) for context, each in zip(contexts, contents, strict=True)]
-    )
+    kernel.update([(context, [each[:7], each[7:100]]) for context, each in zip(contexts, contents, strict=True)])
     kernel.update([(context, [each[100:]]) for context, each in zip(contexts, contents, strict=True)])
     counted = all(
         CONTEXT.unpack(context.raw)[4:] == (len(each) * 8, waiting_of(context), len(each) % _BLOCK_BYTES)
