@@ -15,7 +15,7 @@ from benchmarks import interpreter, report
 from benchmarks.ingest.ours import Mode, ours
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.ingest.rounds import Entry, interleaved
-from benchmarks.ingest.scale import FULL, GIB, MIB
+from benchmarks.ingest.scale import FULL, GIB, MIB, Load
 from benchmarks.report import Row, at_least, at_most, compared
 from uploader.lanes.kernel import LIBRARY, Kernel, kernels, new_context
 
@@ -38,7 +38,10 @@ def main() -> None:
     rows = [] if arguments.only == "receiving" else measure_kernels(arguments.rounds)
     if arguments.only != "kernels":
         for connections in _MOST_CPU:
-            rows += receiving(connections, arguments.rounds)
+            chunks = _BYTES // connections // FULL.large.chunk_bytes
+            load = replace(FULL.large, connections=connections, chunks=chunks, rounds=arguments.rounds)
+            with tempfile.TemporaryDirectory(prefix="benchmark-", dir=memory_directory()) as directory:
+                rows += receiving(Places(Path(directory), Path(directory)), load)
     print(report.table(rows))
 
 
@@ -69,28 +72,27 @@ def _by_kernel(kernel: Kernel, count: int) -> None:
     kernel.update([(new_context(), [content]) for content in _CONTENTS[:count]])
 
 
-def receiving(connections: int, rounds: int) -> list[Row]:
-    """In memory, chunks of 8 MiB, an upload for each connection."""
-    load = replace(
-        FULL.large, connections=connections, chunks=_BYTES // connections // FULL.large.chunk_bytes, rounds=rounds
-    )
-    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=memory_directory()) as directory:
-        entries = {name: Entry(partial(ours, mode=mode)) for name, mode in _MODES.items()}
-        results = interleaved(Places(Path(directory), Path(directory)), load, entries)
+def receiving(places: Places, load: Load) -> list[Row]:
+    """In memory, an upload for each connection."""
+    results = interleaved(places, load, {name: Entry(partial(ours, mode=mode)) for name, mode in _MODES.items()})
     rows = []
     for name, result in results.items():
+        if not result.rounds:
+            rows.append(Row(name, "–", f"not available: {result.problem}"))
+            continue
         cpu = [one.cpu_per_gib for one in result.rounds]
         rates = [one.rate_until_quiet for one in result.rounds]
-        what = f"{connections} connections, {name}"
+        what = f"{load.connections} connections, {name}"
+        digested = f"{what}, until digested"
         more = f"{report.amount(statistics.median(one.rate for one in result.rounds))} until the last answer"
-        judged = _MODES[name].lanes
-        rows.append(
-            at_most(what, _MOST_CPU[connections], cpu, "CPU s/GiB") if judged else compared(what, cpu, "CPU s/GiB")
-        )
-        if judged and connections in _LEAST_RATE:
-            rows.append(at_least(f"{what}, until digested", _LEAST_RATE[connections], rates, "MB/s", more))
+        most, least = _MOST_CPU.get(load.connections), _LEAST_RATE.get(load.connections)
+        is_judged = _MODES[name].lanes
+        unit = "CPU s/GiB"
+        rows.append(at_most(what, most, cpu, unit) if most and is_judged else compared(what, cpu, unit))
+        if least and is_judged:
+            rows.append(at_least(digested, least, rates, "MB/s", more))
         else:
-            rows.append(compared(f"{what}, until digested", rates, "MB/s", more))
+            rows.append(compared(digested, rates, "MB/s", more))
     return rows
 
 

@@ -45,22 +45,21 @@ def compile_kernel(source: Path, library: Path) -> None:
 class KernelHook(BuildHookInterface[BuilderConfig]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile it; `version` says which wheel is built: `standard` or `editable`."""
-        is_editable = version == "editable"
         self._directory = tempfile.TemporaryDirectory(prefix="uploader-kernel-")
-        beside = Path(self.root, LIBRARY)
-        library = Path(self._directory.name, beside.name)
-        if is_editable:
-            beside.unlink(missing_ok=True)  # of another source, perhaps
         if sys.platform != "linux":
             return
+        beside = Path(self.root, LIBRARY)
+        library = Path(self._directory.name, beside.name)
         try:
+            if version == "editable":
+                beside.unlink(missing_ok=True)  # of another source, perhaps
             compile_kernel(Path(self.root, _SOURCE), library)
+            if version == "editable":
+                shutil.copy(library, beside)
+                return
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or error
             self.app.display_warning(f"MD5 in lanes is left out, because it was not compiled: {said}")
-            return
-        if is_editable:
-            shutil.copy(library, beside)
             return
         build_data["force_include"][str(library)] = LIBRARY
         build_data["pure_python"] = False

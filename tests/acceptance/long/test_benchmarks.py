@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from benchmarks import events, fairness, floods, housekeeping, interpreter, listing, nodes, patches, pieces, report, s3
+from benchmarks import (
+    events,
+    fairness,
+    floods,
+    housekeeping,
+    interpreter,
+    lanes,
+    listing,
+    nodes,
+    patches,
+    pieces,
+    report,
+    s3,
+)
 from benchmarks.accounting import __main__ as accounting
 from benchmarks.accounting.scale import TINY as TINY_ACCOUNTING
 from benchmarks.ingest import __main__ as ingest
@@ -94,6 +107,7 @@ OTHERS: dict[str, Callable[[Places], Sequence[report.Row]]] = {
         places, patches.TINY, patches.entries(with_peers=False, on_disk=False)
     ),
     "S3": lambda _: s3.measure(s3.TINY),
+    "lanes": lambda places: [*lanes.measure_kernels(1), *lanes.receiving(places, TINY_INGEST.large)],
     "pieces": lambda places: pieces.measure(places, size=8 << 20, rounds=1),
     "events": lambda _: events.measure(events.TINY),
 }
