@@ -56,9 +56,7 @@ def _piece(piece: memoryview, lent: list[object]) -> _Piece:
     if not len(piece):
         return _Piece(None, 0)
     # ctypes refuses to borrow memory that is read-only.
-    borrowed = (
-        ctypes.create_string_buffer(bytes(piece), len(piece)) if piece.readonly else ctypes.c_char.from_buffer(piece)
-    )
+    borrowed = ctypes.c_char.from_buffer(bytearray(piece) if piece.readonly else piece)
     lent.append(borrowed)
     return _Piece(ctypes.addressof(borrowed), len(piece))
 
@@ -93,16 +91,11 @@ def is_right(kernel: Kernel) -> bool:
     kernel.update([(context, [each[:7], each[7:100]]) for context, each in zip(contexts, contents, strict=True)])
     kernel.update([(context, [each[100:]]) for context, each in zip(contexts, contents, strict=True)])
     counted = all(
-        CONTEXT.unpack(context.raw)[4:] == (len(each) * 8, waiting_of(context), len(each) % _BLOCK_BYTES)
+        CONTEXT.unpack(context.raw)[4::2] == (len(each) * 8, len(each) % _BLOCK_BYTES)
         for context, each in zip(contexts, contents, strict=True)
     )
     known = [hashlib.md5(each, usedforsecurity=False).digest() for each in contents]
     return counted and ends(kernel, contexts) == known
-
-
-def waiting_of(context: Context) -> bytes:
-    waiting: bytes = CONTEXT.unpack(context.raw)[5]
-    return waiting
 
 
 def new_context() -> Context:

@@ -336,13 +336,13 @@ class PrefixHashes:
                 named.update(piece)
         else:
             side_by_side = partial(_update_side_by_side, md5, named, pieces)
-            given = pieces()
-            # What is read from a file on the way is not there all at once.
-            if lanes is None or not isinstance(md5, _OpenSslHash) or not isinstance(given, Sequence):
+            if lanes is None:
                 side_by_side()
-            else:
+            elif isinstance(md5, _OpenSslHash) and isinstance(given := pieces(), Sequence):
                 job = Job(md5.context, given, partial(_update_by, md5, given))
                 lanes.advance(job, partial(_update_by, named, given), side_by_side)
+            else:  # what is read from a file on the way is not there all at once
+                lanes.compute(side_by_side)
         self.position += length_bytes
 
     def digests(self) -> Digests:
