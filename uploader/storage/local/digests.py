@@ -70,7 +70,8 @@ _SHORT_TURN_BYTES = 4 << 20
 _GATHER_SECONDS = 0.5
 # How long a follower pauses after each look at the digests of another process.
 _WATCH_SECONDS = 0.02
-_READ_BYTES = 1 << 20
+# Of each thread that hashes.
+_READ_BYTES = 512 << 10
 
 _memory = threading.local()
 
