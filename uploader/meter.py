@@ -21,6 +21,8 @@ from enum import StrEnum
 from functools import partial
 from math import ceil
 
+from uploader.bell import Bell
+
 
 class Kind(StrEnum):
     """The kinds of work that are charged."""
@@ -57,6 +59,8 @@ _MAX_RETRY_AFTER_SECONDS = 60
 _FIRST_CLAIM_SECONDS = 1e-2
 _PIECE_CLAIM_SECONDS = 1e-3
 _LEAST_CLAIM_SECONDS = 1e-4
+# After so long without a request a process is quiet.
+QUIET_SECONDS = 10.0
 # The weight of the newest request in what the next one is expected to cost.
 _NEWEST = 0.125
 
@@ -269,6 +273,7 @@ class Cost:
     def end(self) -> None:
         self.pause()
         self._party.under_way -= 1
+        self._meter.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -295,14 +300,29 @@ class Meter:
         self._taken = Taken()
         self._parties: dict[str, Party] = {}
         self._looking: asyncio.TimerHandle | None = None
+        self._under_way = 0
+        self._last_at = now()
+        # Rung by the first request after a quiet while.
+        self.bell = Bell()
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self._under_way and self.now() - self._last_at >= QUIET_SECONDS
 
     def open(self, user_id: str, operation: str) -> Cost:
         """Begin to charge a request; it is to `end`."""
+        if self.is_quiet:
+            self.bell.ring()
+        self._under_way += 1
         party = self._parties.get(user_id)
         if party is None:
             party = self._parties[user_id] = Party(user_id, CREDIT_SECONDS, self.now())
         party.under_way += 1
         return Cost(self, party, operation)
+
+    def close(self) -> None:
+        self._under_way -= 1
+        self._last_at = self.now()
 
     def serve(self) -> None:
         self.turns.serve(self.now())

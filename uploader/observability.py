@@ -234,7 +234,6 @@ def configure_logging(level: str, log_format: str) -> None:
 
 logger = logging.getLogger(__name__)
 
-_PUBLISH_SECONDS = 1.0
 _PREFIX = "uploader_"
 _ADDED = ("counter", "histogram")
 
@@ -259,17 +258,12 @@ class Exposition:
     _slot: Path | None = field(default=None, init=False)
     _lock: int | None = field(default=None, init=False)
     _writing: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _publishing: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def __aenter__(self) -> "Exposition":
         await asyncio.to_thread(self._take_slot)
-        self._publishing = asyncio.create_task(self._publish_on_and_on(), name="exposition")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._publishing is not None
-        self._publishing.cancel()
-        await asyncio.wait({self._publishing})
         await asyncio.to_thread(self._publish)
         if self._lock is not None:
             os.close(self._lock)
@@ -279,10 +273,9 @@ class Exposition:
         back."""
         return await asyncio.to_thread(self._render)
 
-    async def _publish_on_and_on(self) -> None:
-        while True:
-            await asyncio.sleep(_PUBLISH_SECONDS)
-            await asyncio.to_thread(self._publish)
+    async def publish(self) -> bool:
+        """Let the others know, about once a second; return whether there was anything new."""
+        return await asyncio.to_thread(self._publish)
 
     # Slots
 
@@ -296,11 +289,11 @@ class Exposition:
         self._slot = self.directory / f"{number - 1}.json"
         self._inherited, _ = _read(self._slot)
 
-    def _publish(self) -> None:
+    def _publish(self) -> bool:
         with self._writing:
             figures, gauges = self._own()
             if self._slot is None or figures | gauges == self._published:
-                return
+                return False
             content = {"version": __version__, "figures": _spell(figures), "gauges": _spell(gauges)}
             draft = self._slot.with_suffix(".draft")
             try:
@@ -309,6 +302,7 @@ class Exposition:
                 self._published = figures | gauges
             except OSError as error:  # a full disk: what was counted stays in memory
                 logger.debug("metrics are not shared for now", extra={"reason": str(error)})
+            return True
 
     # Figures
 

@@ -360,7 +360,7 @@ async def test_a_sweep_deals_with_all_others_and_begins_again(stack: Stack) -> N
     uploads = [await sent(stack, a_content(seed), 1) for seed in range(3)]
     closed = await sent(stack, a_content(3), 1)
     await stack.services.redis.flushall()
-    sweeper = Sweeper(0, stack.services.sweeping)
+    sweeper = Sweeper(stack.services.pending.flush_queues[0], stack.services.sweeping)
     with failing(map_of(uploads[1]), errno.EIO, times=None):
         assert await sweeper.run_once() == 60.0
         known = [(await stack.services.pending.read(upload.id)).chunks for upload in uploads]

@@ -433,7 +433,7 @@ class Watched(Runner):
         self.delays: list[float] = []
         self._rounds = rounds
 
-    async def _sleep(self, wake: asyncio.Event, delay_seconds: float) -> None:
+    async def _sleep(self, bell: Bell, rings: int, delay_seconds: float) -> None:
         self.delays.append(delay_seconds)
         if len(self.delays) >= self._rounds:
             self._stopping = True

@@ -199,12 +199,11 @@ async def test_whoever_is_asked_answers_for_all(tmp_path: Path) -> None:
             assert buckets == [0, 1, 2, 2]
 
 
-async def test_what_is_counted_is_published_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PUBLISH_SECONDS", 0.01)
+async def test_what_is_counted_is_published_once(tmp_path: Path) -> None:
     async with process(tmp_path) as a, process(tmp_path) as b:
         a.chunks.labels("recorded").inc()
-        while (await b.values()).get(RECORDED) != 1:
-            pass
+        assert [await a.exposition.publish() for _ in range(2)] == [True, False]
+        assert (await b.values()).get(RECORDED) == 1
 
 
 async def test_no_counter_falls_when_a_process_ends_or_is_replaced(tmp_path: Path) -> None:

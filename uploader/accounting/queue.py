@@ -11,12 +11,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from redis.asyncio import Redis
 
 from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, Shards, queue_keys
 from uploader.accounting.redis import AWAY, RedisConnection, Script, time_argument
+from uploader.bell import Bell
 from uploader.tasks import ended
 
 logger = logging.getLogger(__name__)
@@ -26,34 +27,37 @@ _READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would 
 
 
 @asynccontextmanager
-async def wakeups(redis: RedisConnection, channels: Iterable[str]) -> AsyncIterator[Mapping[str, asyncio.Event]]:
-    """Wake workers that sleep until a task is due: yield an event for each channel, set when a script announces there that
-    an earlier one is scheduled, here or for another process. Pub/sub may lose a message; then a worker is late, by a second
-    at most."""
-    # An event that is set tells the workers of its queue to look. A worker clears it before it looks.
-    events = {channel: asyncio.Event() for channel in channels}
-    # redis-py has no pub/sub for a Cluster; there the workers rely on their short sleep.
-    listening = asyncio.create_task(_listen(redis, events), name="waker") if isinstance(redis, Redis) else None
+async def wakeups(redis: RedisConnection, channels: Iterable[str]) -> AsyncIterator[Mapping[str, Bell]]:
+    """Wake workers that sleep until a task is due: yield a bell for each channel, rung when a script announces there that
+    an earlier one is scheduled, here or for another process. Pub/sub may lose a message; then a worker is late, by what it
+    sleeps at the most."""
+    bells = {channel: Bell() for channel in channels}
+    listening = asyncio.create_task(_listen(redis, bells), name="waker") if _announces(redis) else None
     try:
-        yield events
+        yield bells
     finally:
         if listening is not None:
             await ended(listening)
 
 
-async def _listen(redis: Redis, events: Mapping[str, asyncio.Event]) -> None:
+def _announces(redis: RedisConnection) -> TypeGuard[Redis]:
+    """Return whether announcements can be heard: redis-py has no pub/sub for a Cluster; there workers sleep briefly."""
+    return isinstance(redis, Redis)
+
+
+async def _listen(redis: Redis, bells: Mapping[str, Bell]) -> None:
     lost = False
     while True:
         try:
             async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
-                await subscription.subscribe(*events)
+                await subscription.subscribe(*bells)
                 lost = False
-                for event in events.values():
-                    event.set()  # a script may have announced a task before the subscription
+                for bell in bells.values():
+                    bell.ring()  # a script may have announced a task before the subscription
                 while True:
                     message = await subscription.get_message(timeout=_READ_SECONDS)
                     if message is not None:
-                        events[message["channel"].decode()].set()
+                        bells[message["channel"].decode()].ring()
         except AWAY as error:
             if not lost:
                 logger.warning("not woken by Redis for now", extra={"reason": str(error)})
@@ -65,8 +69,11 @@ async def _listen(redis: Redis, events: Mapping[str, asyncio.Event]) -> None:
 MAX_CLAIM = 100
 # To tell when the earliest is due, so many tasks that were pushed back are looked at.
 _LOOKED_AT = 50
-# A worker sleeps for so long at most before it looks again; `_delay.lua` announces a task that is due sooner.
+# A worker sleeps for so long at most before it looks again, while any task waits, and while none does; `_delay.lua`
+# announces one that is due sooner. Where an announcement is lost, the bytes that an idle server gets first are due after the
+# quiet interval, by default no sooner than it looks.
 POLL_SECONDS = 1.0
+IDLE_SECONDS = 5.0
 
 _SCHEDULE = Script("delay_schedule")
 _CANCEL = Script("delay_cancel")
@@ -128,15 +135,16 @@ class DelayQueue:
 
     async def due(self) -> AsyncGenerator[Task, None]:
         """Yield tasks without end as they become due, claimed for the caller. Close it (`aclosing`) to stop listening."""
-        async with wakeups(self._redis, [self._keys.wake]) as events:
-            woken = events[self._keys.wake]
+        async with wakeups(self._redis, [self._keys.wake]) as bells:
+            bell = bells[self._keys.wake]
             while True:
-                woken.clear()  # before the claim, so that a task that is scheduled after it wakes this worker
+                rings = bell.rings  # before the claim, so that a task that is scheduled after it wakes this worker
                 tasks = await self.claim()
                 for task in tasks:
                     yield task
                 if not tasks:
-                    await _sleep(woken, await self.next_due())
+                    pause_seconds = _pause_seconds(self._redis, await self.next_due())
+                    await bell.listen(rings, asyncio.get_running_loop().time() + pause_seconds)
 
     def _task_keys(self, task_id: str) -> list[str]:
         return [self._keys.due, self._keys.minutes, f"{self._keys.task_prefix}{task_id}"]
@@ -149,12 +157,10 @@ async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None =
     return None if delay_ms < 0 else delay_ms / 1000
 
 
-async def _sleep(woken: asyncio.Event, seconds: float | None) -> None:
-    try:
-        async with asyncio.timeout(POLL_SECONDS if seconds is None else min(seconds, POLL_SECONDS)):
-            await woken.wait()
-    except TimeoutError:
-        return
+def _pause_seconds(redis: RedisConnection, due_seconds: float | None) -> float:
+    if due_seconds is not None:
+        return min(due_seconds, POLL_SECONDS)
+    return IDLE_SECONDS if _announces(redis) else POLL_SECONDS
 
 
 # The state that an upload has while its task waits in each queue.
@@ -261,8 +267,7 @@ class UploadQueue:
 
     async def pause_seconds(self) -> float:
         """Return how long a worker may sleep that has nothing to do in this queue. Raises Unavailable."""
-        next_due = await self.next_due()
-        return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
+        return _pause_seconds(self._redis, await self.next_due())
 
     async def measure(self, now_ms: int | None = None) -> Measured:
         """Count the waiting tasks, page by page: one that moves meanwhile may count twice, or not. Raises Unavailable."""

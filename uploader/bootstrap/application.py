@@ -5,19 +5,17 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from uvicorn import Config
-from uvicorn.supervisors import Multiprocess
-
 from uploader.accounting.queue import wakeups
+from uploader.bell import Bell
+from uploader.bootstrap.processes import Terminal
 from uploader.bootstrap.services import Services
 from uploader.clock import Clock
 from uploader.cores import run_anywhere, share_a_core
@@ -59,6 +57,7 @@ from uploader.jobs.maintenance import (
 )
 from uploader.jobs.runner import Job, Runner
 from uploader.jobs.uploads import Expirer, Flusher, Joiner, Merger, Sweeper
+from uploader.meter import QUIET_SECONDS
 from uploader.observability import configure_logging
 from uploader.service.audit_log import act
 from uploader.service.installation import Installation
@@ -80,9 +79,7 @@ async def running(services: Services, *, jobs: bool, begins: bool = True) -> Asy
             await services.installation.check_redis()
         await check_shards(services)
         # What every process relies on is looked after in one without jobs, too.
-        looks = {"watch": services.installation.look, "ballast": services.ballast_keeping.look}
-        watch = Runner([*(Job(name, look) for name, look in looks.items()), Job("costs", services.costs.tell)])
-        async with services.exposition, _run(watch), _jobs(services) if jobs else nullcontext():
+        async with services.exposition, _run(_create_watch(services)), _jobs(services) if jobs else nullcontext():
             yield
     finally:
         services.storage.stop()
@@ -102,7 +99,7 @@ async def _run(runner: Runner) -> AsyncIterator[None]:
 async def _jobs(services: Services) -> AsyncIterator[None]:
     queues = [*services.pending.flush_queues, *services.pending.merge_queues]
     listening = wakeups(services.redis, [queue.wake_channel for queue in queues])
-    async with listening as events, _run(_create_runner(services, events)):
+    async with listening as announced, _run(_create_runner(services, announced)):
         try:
             yield
         finally:
@@ -145,6 +142,35 @@ async def reset_redis(services: Services) -> int:
     return deleted
 
 
+_REQUESTS = "requests"
+_PUBLISH_SECONDS = 1.0
+
+
+def _create_watch(services: Services) -> Runner:
+    meter = services.meter
+
+    async def publish() -> float:
+        is_news = await services.exposition.publish()
+        return QUIET_SECONDS if meter.is_quiet and not is_news else _PUBLISH_SECONDS
+
+    def seldom(look: Callable[[], Awaitable[float]]) -> Callable[[], Awaitable[float]]:
+        """Return a look that is seldom while nobody asks for anything, and at once when somebody does."""
+
+        async def run_once() -> float:
+            pause_seconds = await look()
+            return QUIET_SECONDS if meter.is_quiet else pause_seconds
+
+        return run_once
+
+    looks = {
+        "watch": seldom(services.installation.look),
+        "ballast": seldom(services.ballast_keeping.look),
+        "costs": seldom(services.costs.tell),
+        "exposition": publish,
+    }
+    return Runner([Job(name, look, wake_channel=_REQUESTS) for name, look in looks.items()], {_REQUESTS: meter.bell})
+
+
 def _checked(job: Job, installation: Installation) -> Job:
     """Return a job that removes things, and does not run where disk, database and Redis don't belong together."""
 
@@ -155,13 +181,11 @@ def _checked(job: Job, installation: Installation) -> Job:
     return replace(job, run_once=run_once)
 
 
-def _create_runner(services: Services, events: Mapping[str, asyncio.Event]) -> Runner:
+def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
     settings, clock, pending = services.settings, services.clock, services.pending
     jobs = [job for queue in pending.flush_queues for job in Flusher(queue, services.flushing).as_jobs()]
     jobs += [Merger(queue, services.merging).as_job() for queue in pending.merge_queues]
-    jobs += [
-        Job(f"sweeper {shard}", Sweeper(shard, services.sweeping).run_once) for shard in range(pending.shards.number)
-    ]
+    jobs += [Sweeper(queue, services.sweeping).as_job() for queue in pending.flush_queues]
     collector = Collector(
         services.files,
         services.closers,
@@ -177,7 +201,6 @@ def _create_runner(services: Services, events: Mapping[str, asyncio.Event]) -> R
         Cleaner(services.cleanup, lease("cleanup"), clock).as_job(),
         Job("scrubber", Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).run_once),
         Job("copies", CopyKeeper(services.copy_keeping).run_once, first_delay_seconds=COPY_GRACE_SECONDS),
-        Job("ballast keeper", BallastKeeper(services.ballast_keeping, clock).run_once),
         Job(
             "trash",
             TrashKeeper(services.trash, services.deleted_files, services.admission, lease("trash"), clock).run_once,
@@ -186,22 +209,14 @@ def _create_runner(services: Services, events: Mapping[str, asyncio.Event]) -> R
     jobs += [_checked(job, services.installation) for job in removing]
     jobs += [relay_job(relay) for relay in services.relays]
     jobs += [
+        Job("ballast keeper", BallastKeeper(services.ballast_keeping, services.installation, clock).run_once),
         Job("joiner", Joiner(services.concatenations).run_once),
         Job("event keeper", EventKeeper(services.watching, clock).run_once),  # also of sinks that are no more
         Reconciler(services.reconciling, services.cleanup, lease("reconciler"), clock).as_job(),
         Job("snapshot", Snapshot(services.overview, clock).run_once),
     ]
     bells = {wake_channel(name): bell for name, bell in services.bells.items()}
-    return Runner(jobs, {**events, **bells})
-
-
-class Terminal:
-    def __init__(self) -> None:
-        self._was_there = os.isatty(0)
-
-    @property
-    def is_gone(self) -> bool:
-        return self._was_there and not os.isatty(0)
+    return Runner(jobs, {**announced, **bells})
 
 
 @contextmanager
@@ -229,48 +244,6 @@ def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | No
         yield certificate
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
-
-
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """Hold SIGHUP back, here and in processes that are started meanwhile: a new program inherits the mask."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-
-class ServerProcesses(Multiprocess):
-    """Several that listen to one port. At SIGHUP each of them goes on, where uvicorn would put others in their places."""
-
-    def __init__(self, config: Config, sockets: list[socket.socket]) -> None:
-        super().__init__(config, sockets)
-        self._terminal = Terminal()
-
-    def init_processes(self) -> None:
-        with _held_back():
-            super().init_processes()
-        self._leave_their_ends()
-
-    def keep_subprocess_alive(self) -> None:
-        with _held_back():
-            super().keep_subprocess_alive()
-        self._leave_their_ends()
-
-    def _leave_their_ends(self) -> None:
-        """Close the processes' own ends of the pipes: then that of a dead one ends, and its answer is not waited for."""
-        for process in self.processes:
-            process.child_conn.close()
-
-    def handle_hup(self) -> None:
-        if self._terminal.is_gone:
-            self.handle_term()
-            return
-        for pid in [process.pid for process in self.processes]:
-            if pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGHUP)
 
 
 # How long a thread that computes keeps the interpreter from others: a request takes it back from them dozens of times. What

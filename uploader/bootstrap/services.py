@@ -1,6 +1,5 @@
 """Settings → stores and sinks → services: everything that a server, a worker or a command needs, made once a process."""
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from uploader.accounting.costs import CostsByHour
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Audit, Challenges, Pending
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
+from uploader.bell import Bell
 from uploader.clock import Clock
 from uploader.database.copies import Copies
 from uploader.database.engine import Database
@@ -128,7 +128,7 @@ class Services:
         self.clock = clock = clock or Clock()
         events = configuration.load_events(settings.events)
         # Of each sink: it ends the sleep of its relay in this process.
-        self.bells = {name: asyncio.Event() for name in events.sinks}
+        self.bells = {name: Bell() for name in events.sinks}
         self.ballast = ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
         self.database = database = Database(
             database_url(settings),
@@ -243,7 +243,7 @@ class Services:
 
     def _ring(self) -> None:
         for bell in self.bells.values():
-            bell.set()
+            bell.ring()
 
     async def close(self) -> None:
         await self.appends.close()

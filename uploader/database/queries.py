@@ -523,6 +523,12 @@ async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) 
     return sorted(set((await connection.execute(query)).scalars()))
 
 
+async def has_concatenations(connection: AsyncConnection) -> bool:
+    """Return whether any waits for its parts, or is being filled."""
+    query = sa.select(_PLANS.id).where(_PLANS.open_flag == 1).limit(1)
+    return (await connection.execute(query)).first() is not None
+
+
 async def due_concatenations(connection: AsyncConnection, after: str, limit: int) -> list[str]:
     """Return the ids of those that have an upload already; or a part of which has ended otherwise; or all of whose parts are
     complete, as far as that was accounted for."""

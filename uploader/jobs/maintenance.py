@@ -16,6 +16,7 @@ from uploader.service.close import Closers
 from uploader.service.copies import CopyKeeping
 from uploader.service.deleted import DeletedFiles
 from uploader.service.files import Files
+from uploader.service.installation import Installation
 from uploader.service.leases import Lease
 from uploader.service.open import Admission
 from uploader.service.reconcile import Kind, Reconciling
@@ -171,14 +172,18 @@ class BallastKeeper:
     """Makes the ballast, and makes it again when the disk has room for it. Several at once are safe: one makes it."""
 
     keeping: BallastKeeping
+    installation: Installation
     clock: Clock
 
     def __post_init__(self) -> None:
         self._makes_first_at = self.clock.monotonic() + _BALLAST_GRACE_SECONDS
 
     async def run_once(self) -> float:
-        with suppress(Stopping):
-            await self.keeping.make(first=self.clock.monotonic() >= self._makes_first_at)
+        first = self.clock.monotonic() >= self._makes_first_at
+        if self.keeping.is_wanted(first=first):
+            await self.installation.check()  # the trash may give way to it
+            with suppress(Stopping):
+                await self.keeping.make(first=first)
         return _BALLAST_SECONDS
 
 

@@ -5,7 +5,9 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from math import floor
 
+from uploader.bell import Bell
 from uploader.clock import Clock
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.service.audit_log import Actor, Via, actor_of_context
@@ -14,6 +16,16 @@ logger = logging.getLogger(__name__)
 
 # Short enough that accounts go on within 5 s of what they need being back.
 _MAX_BACKOFF_SECONDS = 3.0
+
+
+# What sleeps for longer wakes up at a tick of its process, so that many jobs wake it up once; and each process ticks at a
+# moment of its own, so that many of them do not ask at once.
+_TICK_SECONDS = 1.0
+_FIRST_TICK = random.random()  # noqa: S311 (jitter)
+
+
+def last_tick(until: float) -> float:
+    return floor((until - _FIRST_TICK) / _TICK_SECONDS) * _TICK_SECONDS + _FIRST_TICK
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +41,9 @@ class Job:
 class Runner:
     """Runs jobs until `stop`. A job that fails is tried again; losing Redis or the database ends nothing."""
 
-    def __init__(self, jobs: list[Job], wakes: Mapping[str, asyncio.Event] | None = None) -> None:
-        """`wakes`: the event of each wake channel."""
-        self._wakes = {job: (wakes or {}).get(job.wake_channel or "", asyncio.Event()) for job in jobs}
+    def __init__(self, jobs: list[Job], bells: Mapping[str, Bell] | None = None) -> None:
+        """`bells`: that of each wake channel."""
+        self._bells = {job: (bells or {}).get(job.wake_channel or "", Bell()) for job in jobs}
         self._stopping = False
         # Why each waits that does.
         self._waits: dict[Job, str] = {}
@@ -39,25 +51,25 @@ class Runner:
 
     def start(self) -> None:
         self._tasks = [
-            asyncio.create_task(self._loop(job, wake), name=f"job {job.name}") for job, wake in self._wakes.items()
+            asyncio.create_task(self._loop(job, bell), name=f"job {job.name}") for job, bell in self._bells.items()
         ]
 
     async def stop(self) -> None:
         """Let each job end what it is doing."""
         self._stopping = True
-        for wake in self._wakes.values():
-            wake.set()
+        for bell in self._bells.values():
+            bell.ring()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _loop(self, job: Job, wake: asyncio.Event) -> None:
+    async def _loop(self, job: Job, bell: Bell) -> None:
         by = Actor(Via.JOB, job.name)
         actor_of_context.set(lambda: by)  # of this task alone
         failures = 0
         if job.first_delay_seconds:
-            await self._sleep(wake, job.first_delay_seconds)
+            await self._sleep(bell, bell.rings, job.first_delay_seconds)
         while True:
-            wake.clear()  # before the look: what is announced after it ends the sleep
+            rings = bell.rings  # before the look: what is announced after it ends the sleep
             if self._stopping:
                 return
             try:
@@ -68,20 +80,16 @@ class Runner:
                 if (reason := self._waits.get(job)) is not None:
                     # It is there again: others may not know yet, and it is told once more if it goes.
                     self._waits = {other: why for other, why in self._waits.items() if why != reason}
-                delay *= random.uniform(0.9, 1.0)  # noqa: S311 (jitter)
             except Exception as error:
                 failures += 1
                 if failures == 1:
                     self._say(job, error)
                 delay = min(0.1 * 2 ** min(failures, 10), _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311
-            await self._sleep(wake, delay)
+            await self._sleep(bell, rings, delay)
 
-    async def _sleep(self, wake: asyncio.Event, delay_seconds: float) -> None:
-        try:
-            async with asyncio.timeout(delay_seconds):
-                await wake.wait()
-        except TimeoutError:
-            return
+    async def _sleep(self, bell: Bell, rings: int, delay_seconds: float) -> None:
+        until = asyncio.get_running_loop().time() + delay_seconds
+        await bell.listen(rings, until if delay_seconds < _TICK_SECONDS else last_tick(until))
 
     def _say(self, job: Job, error: Exception) -> None:
         if isinstance(error, Unavailable):

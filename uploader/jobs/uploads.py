@@ -68,7 +68,8 @@ class Merger:
         return await self.queue.pause_seconds()
 
 
-_JOIN_INTERVAL_SECONDS = 1.0
+# While any waits, and while none does.
+_JOIN_INTERVAL_SECONDS, _JOIN_IDLE_SECONDS = 1.0, 5.0
 
 
 @dataclass(eq=False, repr=False)
@@ -79,8 +80,7 @@ class Joiner:
     concatenations: Concatenations
 
     async def run_once(self) -> float:
-        await self.concatenations.advance_due()
-        return _JOIN_INTERVAL_SECONDS
+        return _JOIN_INTERVAL_SECONDS if await self.concatenations.advance_due() else _JOIN_IDLE_SECONDS
 
 
 _EXPIRY_INTERVAL_SECONDS = 60.0
@@ -116,20 +116,25 @@ class Expirer:
 
 logger = logging.getLogger(__name__)
 
-_INTERVAL_SECONDS = 1.0
 # Until the next sweep, if a few uploads could not be dealt with.
 _PATIENCE_SECONDS = 60.0
 
 
 @dataclass(eq=False, repr=False)
 class Sweeper:
-    shard: int
+    """Looks as often as a flusher does, and is woken with it: what a loss of Redis could leave unaccounted waits there."""
+
+    queue: UploadQueue
     sweeping: Sweeping
 
+    def as_job(self) -> Job:
+        return Job(f"sweeper {self.queue.shard}", self.run_once, wake_channel=self.queue.wake_channel)
+
     async def run_once(self) -> float:
+        shard, pause_seconds = self.queue.shard, await self.queue.pause_seconds()  # asked before the era is
         try:
-            await self.sweeping.sweep(self.shard)
+            await self.sweeping.sweep(shard)
         except StorageFailed as error:
-            logger.warning("uploads are left for the next sweep", extra={"shard": self.shard, "reason": error.reason})
+            logger.warning("uploads are left for the next sweep", extra={"shard": shard, "reason": error.reason})
             return _PATIENCE_SECONDS
-        return _INTERVAL_SECONDS
+        return pause_seconds

@@ -46,6 +46,10 @@ class BallastKeeping:
         except Unavailable:
             return False  # it may have ended, and find no room to start again
 
+    def is_wanted(self, *, first: bool) -> bool:
+        """Return whether to `make` it, as far as the last look in this process tells."""
+        return self.ballast.is_used or (first and self.ballast.reserve is None)
+
     async def make(self, *, first: bool) -> None:
         """Make the ballast again if there is room, or the `first` one. Where it was used, the trash gives way to it. Raises
         Unavailable, Stopping."""

@@ -305,8 +305,10 @@ class Concatenations:
         except errors.UploaderError as error:
             logger.warning("a whole waits for the job", extra={"upload_id": part.id, "reason": error.reason})
 
-    async def advance_due(self) -> None:
-        """Bring all further; one that fails holds up no other. Raises Unavailable."""
+    async def advance_due(self) -> bool:
+        """Bring all further; one that fails holds up no other. Return whether there are any. Raises Unavailable."""
+        if not await self.database.read(queries.has_concatenations, brief=True):
+            return False
         after = ""
         while ids := await self.database.read(queries.due_concatenations, after, _BATCH):
             for concatenation_id in ids:
@@ -316,6 +318,7 @@ class Concatenations:
                     extra = {"upload_id": concatenation_id, "reason": error.reason}
                     logger.warning("a whole is not made for now", extra=extra)
             after = greatest(after, ids)
+        return True
 
     async def _advance_by_id(self, concatenation_id: str) -> None:
         ordered = await self.database.read(queries.concatenation_by_id, concatenation_id)

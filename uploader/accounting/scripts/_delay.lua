@@ -9,7 +9,8 @@
 -- never after: whoever claims looks at the hash, and schedules what is not due yet anew.
 
 local MINUTE_MS = 60000
--- A worker looks at least this often; a task that is due sooner is announced to workers that sleep.
+-- While any task waits, a worker looks at least this often; a task that is due sooner is announced to workers that sleep, as
+-- is the first one of an empty queue, where they look seldom.
 local POLL_MS = 1000
 
 local function clock_ms(given)
@@ -39,16 +40,16 @@ local function delay_drop(due, minutes, minute, ...)
   if redis.call('EXISTS', bucket) == 0 then redis.call('ZREM', minutes, minute) end
 end
 
--- A task that is due soon after now_ms wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`.
-local function delay_wake(due, due_ms, now_ms)
-  if due_ms - now_ms < POLL_MS then redis.call('PUBLISH', 'wake' .. string.sub(due, 4), '') end
+-- Wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`.
+local function delay_wake(due)
+  redis.call('PUBLISH', 'wake' .. string.sub(due, 4), '')
 end
 
 -- Lets a task that waits at `at` (nil: nowhere) be found when it is due; returns where it waits now. It moves only if it
 -- would be found too late. The caller writes its timer.
 local function delay_place(due, minutes, id, at, due_ms, now_ms)
   if at and at <= due_ms then return at end
-  delay_wake(due, due_ms, now_ms)
+  if due_ms - now_ms < POLL_MS or redis.call('EXISTS', minutes) == 0 then delay_wake(due) end
   local minute, before = delay_minute(due_ms), at and delay_minute(at)
   if before and before ~= minute then delay_drop(due, minutes, before, id) end
   redis.call('ZADD', due .. ':' .. minute, due_ms, id)
@@ -127,6 +128,6 @@ local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, o
     redis.call('ZADD', due .. ':' .. minute, unpack(scores))
     redis.call('ZADD', minutes, minute, minute)
   end
-  if #claimed > 0 then delay_wake(due, until_ms, now_ms) end
+  if #claimed > 0 and lease_ms < POLL_MS then delay_wake(due) end
   return looked, claimed, fields, late_ms
 end

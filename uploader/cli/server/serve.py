@@ -55,10 +55,8 @@ def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | 
 
 
 def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
-    import uvicorn
-
     from uploader import bootstrap
-    from uploader.bootstrap.application import ServerProcesses
+    from uploader.bootstrap.processes import ServerProcesses, SleepingServer
 
     try:
         bootstrap.check_settings(settings)
@@ -78,7 +76,7 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
         if settings.workers > 1:
             ServerProcesses(config, [listener]).run()
         else:
-            server = uvicorn.Server(config)
+            server = SleepingServer(config)
             server.run([listener])
             if not server.started:
                 sys.exit(EXIT_FAILED)
