@@ -382,8 +382,7 @@ def end_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
 
 
 def _ask_to_end(directory: Path) -> None:
-    """Ask the server of this directory, which does it at once; a signal it takes when it next looks. One that does not answer
-    is to be ended by that."""
+    """Ask the server of this directory, which does it at once; a signal it takes when it next looks. It need not answer."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_TIMEOUT_SECONDS)
         connection.connect(socket_path(directory))

@@ -30,11 +30,12 @@ from tests.support.rows import NOW
 from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.accounting.queue import UploadQueue
+from uploader.accounting.queue import IDLE_SECONDS, UploadQueue
+from uploader.bell import Bell
 from uploader.database import models, transactions
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import Unavailable
-from uploader.jobs.runner import Job, Runner
+from uploader.jobs.runner import Job, Runner, last_tick
 from uploader.jobs.uploads import Expirer, Flusher, Merger
 from uploader.service.cleanup import Expiry
 from uploader.service.ids import new_id
@@ -110,7 +111,7 @@ async def test_the_flusher_leaves_alone_what_is_not_due_and_sleeps_no_longer_tha
     make_stack: MakeStack,
 ) -> None:
     async with make_stack(quiet_interval_seconds=0.5) as stack:
-        assert await flusher_of(stack).run_once() == 1.0
+        assert await flusher_of(stack).run_once() == IDLE_SECONDS
         await open_with_chunks(stack, CONTENT, 0)
         assert 0 < await flusher_of(stack).run_once() <= 0.5
         assert await account_of(stack) == Account(reserved=CONTENT.size)
@@ -175,7 +176,7 @@ async def test_a_merge_whose_worker_ended_is_made_by_one_of_the_others_after_its
         await wait_until_due(queue)
         await asyncio.gather(*(merge_due(stack) for _ in range(3)))
         await assert_merged(stack)
-        assert await merge_due(stack) == 1.0
+        assert await merge_due(stack) == IDLE_SECONDS
 
 
 async def place(stack: Stack, upload: Upload, *, commits: bool) -> None:
@@ -445,14 +446,12 @@ async def finished(runner: Runner) -> None:
         await asyncio.wait(runner._tasks)
 
 
-async def test_a_job_sleeps_about_as_long_as_it_says() -> None:
-    async def run_once() -> float:
-        return 10.0
-
-    runner = Watched([Job("steady", run_once)], rounds=20)
-    await finished(runner)
-    assert all(9.0 <= delay <= 10.0 for delay in runner.delays)
-    assert len(set(runner.delays)) > 1, "workers spread out"
+@pytest.mark.parametrize("until", [1000.25, 1234.5, 2000.75])
+def test_a_job_sleeps_about_as_long_as_it_says_until_a_tick_of_its_process(until: float) -> None:
+    tick = last_tick(until)
+    assert until - 1 < tick <= until
+    assert last_tick(tick + 10 + 1e-6) == pytest.approx(tick + 10), "in step from then on"
+    assert last_tick(tick + 5.5) == pytest.approx(last_tick(tick + 5.9)), "many wake up at once"
 
 
 async def test_a_job_that_fails_backs_off_says_so_once_and_recovers(caplog: pytest.LogCaptureFixture) -> None:

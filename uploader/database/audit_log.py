@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import msgspec
 from sqlalchemy import CursorResult, bindparam, delete, insert, or_, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
+from uploader.database.connection import AsyncConnection
 from uploader.database.queries import all_of
 from uploader.database.reports import Page
 from uploader.domain.audit_log import Act

@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
+from uploader.database.connection import AsyncConnection
 from uploader.database.models import UtcDateTime
 from uploader.database.outbox import DEAD, DELIVERED, WAITING
 from uploader.database.queries import all_of, count, first_of

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Table, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import migrate, models
+from uploader.database.connection import AsyncConnection
 from uploader.database.copies import copy_file, copy_sqlite, damage_of, opened, parts_of, sync_directory
 from uploader.database.engine import Database
 from uploader.errors import ConfigurationError, Unavailable

@@ -17,9 +17,9 @@ from uuid import uuid4
 from sqlalchemy import delete, insert, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from uploader.database import models
+from uploader.database.connection import AsyncConnection, AsyncEngine
 from uploader.database.mysql import (
     CONNECTIONS,
     POOL_TIMEOUT_SECONDS,

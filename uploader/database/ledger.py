@@ -24,8 +24,8 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Database, Duplicate, Ts, Work
 from uploader.database.models import blob, chunk, multipart, piece, put_away
 from uploader.database.transactions.rows import PUT_AWAY, changed, given

@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
+from uploader.database.connection import AsyncConnection
 from uploader.domain.names import Folder, Place
 from uploader.domain.upload import File
 

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Insert, bindparam, delete, insert, select, text, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
+from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Database, Duplicate
 
 _GIVEN: dict[str, Any] = {"name": bindparam("of_name"), "value": bindparam("new_value")}

@@ -18,15 +18,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alembic import op
 from sqlalchemy import Column, Connection, delete, insert, inspect, text
 from sqlalchemy.exc import DBAPIError, NoSuchTableError
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeEngine
 
 import uploader
 from uploader.crashpoints import crash_point
 from uploader.database import models
+from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Database, is_retried
 from uploader.database.meta import fact
 from uploader.errors import ConfigurationError, Unavailable
@@ -211,11 +210,18 @@ def _lacking(gaps: list[str]) -> ConfigurationError:
     )
 
 
+def _operations() -> Any:
+    """Return what changes a schema; loaded here, because most starts migrate nothing."""
+    from alembic import op
+
+    return op
+
+
 def create_table(name: str, *items: Any) -> None:
     """Create a table unless it is there. Raises ConfigurationError if one of other columns has its name."""
     found = columns(name)
     if not found:
-        _change(op.create_table, name, *items, mysql_engine="InnoDB")
+        _change(_operations().create_table, name, *items, mysql_engine="InnoDB")
         return
     wanted = {item.name for item in items if isinstance(item, Column)}
     if found != wanted:
@@ -226,7 +232,7 @@ def create_table(name: str, *items: Any) -> None:
 
 def drop_table(name: str) -> None:
     if columns(name):
-        _change(op.drop_table, name)
+        _change(_operations().drop_table, name)
 
 
 def columns(table: str) -> set[str]:
@@ -235,19 +241,19 @@ def columns(table: str) -> set[str]:
 
 
 def _columns(table: str) -> list[Any]:
-    inspector = inspect(op.get_bind())
+    inspector = inspect(_operations().get_bind())
     return inspector.get_columns(table) if inspector.has_table(table) else []
 
 
 def create_index(name: str, table: str, *column_names: str, unique: bool = False) -> None:
     if name not in _indexes(table):
-        _change(op.create_index, name, table, column_names, unique=unique)
+        _change(_operations().create_index, name, table, column_names, unique=unique)
 
 
 def drop_index(name: str, table: str) -> None:
     """Drop an index unless it has gone, perhaps with its table."""
     if columns(table) and name in _indexes(table):
-        _change(op.drop_index, name, table)
+        _change(_operations().drop_index, name, table)
 
 
 def add_column(table: str, column: Column[Any]) -> None:
@@ -256,13 +262,13 @@ def add_column(table: str, column: Column[Any]) -> None:
     if not found:
         raise NoSuchTableError(table)
     if column.name not in found:
-        _change(op.add_column, table, column)
+        _change(_operations().add_column, table, column)
 
 
 def drop_column(table: str, name: str) -> None:
     """Drop a column unless it has gone, perhaps with its table."""
     if name in columns(table):
-        _change(op.drop_column, table, name)
+        _change(_operations().drop_column, table, name)
 
 
 def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bool) -> None:
@@ -271,11 +277,11 @@ def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bo
     if not found:
         return
     if not nullable:
-        op.execute(text(f"UPDATE `{table}` SET {column} = '' WHERE {column} IS NULL"))  # noqa: S608 (a migration's own word)
-    if op.get_bind().dialect.name == "sqlite":
+        _operations().execute(text(f"UPDATE `{table}` SET {column} = '' WHERE {column} IS NULL"))  # noqa: S608 (a migration's own word)
+    if _operations().get_bind().dialect.name == "sqlite":
         _change(_make_anew, table, column, nullable=nullable)
     else:
-        _change(op.alter_column, table, column, existing_type=kind, nullable=nullable)
+        _change(_operations().alter_column, table, column, existing_type=kind, nullable=nullable)
 
 
 def _make_anew(table: str, column: str, *, nullable: bool) -> None:
@@ -288,21 +294,21 @@ def _make_anew(table: str, column: str, *, nullable: bool) -> None:
     made_anew = re.sub(rf"(\b{column} \w+(\(\d+\))?)( NOT NULL)?", rf"\1{rule}", renamed, count=1)
     copy = f"INSERT INTO {table}_new SELECT * FROM {table}"  # noqa: S608 (a migration's own word)
     for statement in (made_anew, copy, f"DROP TABLE {table}", f"ALTER TABLE {table}_new RENAME TO {table}", *indexes):
-        op.execute(text(statement))
+        _operations().execute(text(statement))
 
 
 def change_rows(statement: Any, values: list[dict[str, Any]]) -> None:
     """Execute a statement for each of some values."""
-    _change(op.get_bind().execute, statement, values)
+    _change(_operations().get_bind().execute, statement, values)
 
 
 def _texts(table: str, kind: str) -> list[str]:
     query = text("SELECT sql FROM sqlite_master WHERE tbl_name = :table AND type = :kind AND sql IS NOT NULL")
-    return list(op.get_bind().execute(query, {"table": table, "kind": kind}).scalars())
+    return list(_operations().get_bind().execute(query, {"table": table, "kind": kind}).scalars())
 
 
 def _indexes(table: str) -> set[str | None]:
-    return {index["name"] for index in inspect(op.get_bind()).get_indexes(table)}
+    return {index["name"] for index in inspect(_operations().get_bind()).get_indexes(table)}
 
 
 def _change(statement: Callable[..., Any], *arguments: Any, **options: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from uploader.addresses import TLS_OPTIONS, parse_mysql_url
 from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
+from uploader.database.connection import AsyncConnection, AsyncEngine
 from uploader.meter import ROW_SECONDS, STATEMENT_SECONDS, Kind, charge
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, WaitBudget, wait_budget
@@ -247,6 +247,8 @@ class Mysql:
             "pool_timeout": POOL_TIMEOUT_SECONDS,
             "pool_recycle": 1800,
         }
+        from sqlalchemy.ext.asyncio import create_async_engine
+
         engine = create_async_engine(
             self._url,
             isolation_level="READ COMMITTED",

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Engine, event, insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
+from uploader.database.connection import AsyncConnection
 from uploader.domain.events import EventType, News
 
 T = TypeVar("T")

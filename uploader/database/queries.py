@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from uploader.database import models
+from uploader.database.connection import AsyncConnection
 from uploader.domain.upload import Concatenation, File, Upload, Usage, if_exists_of, kind_of, state_of
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
 from uploader.database.audit_log import note
+from uploader.database.connection import AsyncConnection
 from uploader.database.models import Bytewise, Integer64, Octets, UtcDateTime, metadata, upload
 from uploader.database.transactions.rows import lock_open, set_upload
 from uploader.domain.audit_log import Act

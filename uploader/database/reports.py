@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import asdict
 from sqlalchemy import ColumnElement, Select, String, and_, exists, func, insert, or_, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
+from uploader.database.connection import AsyncConnection
 from uploader.domain.reports import Day, OpenTotal, TempMonth, Totals, UserReport
 from uploader.domain.upload import Upload, Usage
 

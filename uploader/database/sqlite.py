@@ -26,9 +26,9 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from uploader.database.connection import AsyncConnection
 from uploader.meter import Cost, Kind, cost_of_request
 from uploader.tasks import run_in
 

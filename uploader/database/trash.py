@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import Engine, event
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
+from uploader.database.connection import AsyncConnection
 from uploader.domain.upload import File, TrashedFile, TrashReason, Usage
 
 # Of a connection, by its `info`.

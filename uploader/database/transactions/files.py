@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import TypeVar
 
 from sqlalchemy import delete, insert, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
 from uploader.database import models, queries
 from uploader.database.audit_log import note
+from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Duplicate
 from uploader.database.outbox import listens, tell, tell_all
 from uploader.database.transactions import rows

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import levels, models, queries
+from uploader.database.connection import AsyncConnection
 from uploader.database.transactions import rows
 from uploader.database.trash import excess
 from uploader.domain.names import (

@@ -14,10 +14,10 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
 from uploader.database import models, queries
+from uploader.database.connection import AsyncConnection
 from uploader.database.models import UtcDateTime, blob, file, put_away, upload, user_info
 from uploader.database.outbox import listens, tell_all
 from uploader.database.trash import forget_left_folders, forget_oldest

@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
+from uploader.database.connection import AsyncConnection
 from uploader.database.transactions import rows
 from uploader.database.transactions.files import Added, PlaceBlob, Room, Verdict, add_files, lock_contents, relocate
 from uploader.database.trash import forget_oldest, take_out

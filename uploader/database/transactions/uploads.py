@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
 from uploader.database.audit_log import note
+from uploader.database.connection import AsyncConnection
 from uploader.database.outbox import tell
 from uploader.database.transactions import rows
 from uploader.database.transactions.files import PlaceBlob, add_files, close_by, lock_contents, relocate

@@ -3,10 +3,10 @@
 from datetime import datetime
 
 from sqlalchemy import insert, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
 from uploader.database.audit_log import note
+from uploader.database.connection import AsyncConnection
 from uploader.database.transactions.rows import changed
 from uploader.domain.audit_log import Act
 
