@@ -37,7 +37,7 @@ def test_a_start_says_the_worst_in_one_line_and_the_command_says_all(tmp_path: P
     server = Server(tmp_path / "log", settings)
     working = Process(tmp_path / "working", settings, "work")
     with ended(server, working):
-        wait_for(lambda: "uploader worker runs" in working.output())
+        wait_for(lambda: "uploader worker runs" in working.output() and SAYS in server.output())
         for process in (server, working):
             [line] = [line for line in process.output().splitlines() if SAYS in line]
             assert " error   proxies: UPLOADER_TRUSTED_PROXIES: each of the many addresses of 0.0.0.0/0" in line

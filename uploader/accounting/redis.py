@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -234,12 +235,17 @@ _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 
 
+@cache
+def _preludes() -> tuple[str, ...]:
+    return tuple((_FOLDER / part).read_text() for part in PRELUDES)
+
+
 class Script:
     """Runs one verb: a Lua file with what it needs of the preludes before it, by its SHA-1 (`EVALSHA`, `EVAL`)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.source = assembled(*((_FOLDER / part).read_text() for part in (*PRELUDES, f"{name}.lua")))
+        self.source = assembled(*_preludes(), (_FOLDER / f"{name}.lua").read_text())
         # Redis names scripts by their SHA-1; nothing secret hangs on it.
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
@@ -294,12 +300,21 @@ def _place_of(redis: RedisConnection) -> str:
 def assembled(*parts: str) -> str:
     """Return the last part with those definitions of the others before it that it names, or that these name: each
     function that a script defines costs every run of it."""
-    *preludes, source = (_COMMENT.sub("", part) for part in parts)
-    _, *pieces = _DEFINITION.split("\n".join((f"local FORMAT = {FORMAT}", *preludes)))
-    for name, definition in reversed(list(zip(pieces[::2], pieces[1::2], strict=True))):
-        if re.search(rf"\b{name}\b", source):
+    *preludes, source = parts
+    source = _COMMENT.sub("", source)
+    for name, definition in _definitions(*preludes):
+        if name.search(source):
             source = definition + source
     return source
+
+
+@cache
+def _definitions(*preludes: str) -> list[tuple[re.Pattern[str], str]]:
+    """Return each definition with what names it, the last one first."""
+    plain = (_COMMENT.sub("", part) for part in preludes)
+    _, *pieces = _DEFINITION.split("\n".join((f"local FORMAT = {FORMAT}", *plain)))
+    pairs = zip(pieces[::2], pieces[1::2], strict=True)
+    return [(re.compile(rf"\b{name}\b"), definition) for name, definition in pairs][::-1]
 
 
 def answering(timeout_seconds: float) -> AbstractAsyncContextManager[None]:

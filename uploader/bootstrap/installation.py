@@ -33,6 +33,7 @@ from uploader.storage.ballast import NAME as BALLAST
 from uploader.storage.ballast import Ballast
 from uploader.storage.local.store import MARK
 from uploader.storage.modes import close_to_others
+from uploader.tasks import give_way_to_all
 
 # What a data directory has, but for the database.
 _KEPT = (OWNER_TOKEN_FILE, MARK, BALLAST, "redis", "metrics", "spool", "trash", "temp", "blobs")
@@ -117,14 +118,14 @@ async def begin_installation(settings: Settings) -> None:
         await _begin(services)
 
 
-async def _begin(services: Services) -> None:
+async def _begin(services: Services, *, quick: bool = False) -> None:
     await services.storage.prepare()
     await services.spool.prepare()
     # Before SQLite opens its file: what it makes beside it gets the same mode.
     was_open = await asyncio.to_thread(_close_to_others, services.settings)
 
     if (copies := copies_of(services.settings)) is not None:
-        await asyncio.to_thread(refuse_damaged, copies)
+        await asyncio.to_thread(partial(refuse_damaged, copies, quick=quick))
 
     async def agree() -> None:
         await prepare_database(services.settings)
@@ -243,6 +244,16 @@ def _doctor(services: Services, events: EventSettings) -> Doctor:
     )
 
 
+def look_again(settings: Settings, gives_up: Callable[[], bool]) -> None:
+    """Do what a start need not wait for: tell the worst, and look at all of a SQLite, unless the server is ended meanwhile.
+    Blocks. Raises ConfigurationError if it is damaged."""
+    with suppress(UploaderError):  # who serves finds out
+        asyncio.run(tell_worst(settings))
+    if (copies := copies_of(settings)) is not None:
+        give_way_to_all()
+        refuse_damaged(copies, gives_up=gives_up)
+
+
 async def check_redis(settings: Settings) -> None:
     """Look whether Redis belongs to the rest. Without it a start goes on. Raises ConfigurationError, and Unavailable if
     Redis lets nobody in."""
@@ -266,7 +277,8 @@ async def _services(settings: Settings) -> AsyncIterator[Services]:
 
 
 async def prepare_installation(settings: Settings) -> str | None:
-    """Begin it, and make the owner at the first start; return the owner's token where it lies on disk."""
+    """Begin it, and make the owner at the first start; return the owner's token where it lies on disk. What takes long to
+    find out of the database `look_again` does."""
     async with _services(settings) as services:
-        await _begin(services)
+        await _begin(services, quick=True)
         return await owner_token(settings.data, services.accounts) if settings.auth == "token" else None

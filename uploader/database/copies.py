@@ -12,7 +12,6 @@ import re
 import shutil
 import sqlite3
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -133,15 +132,16 @@ def copy_sqlite(source: Path, target: Path, tell: Callable[[int, int], None]) ->
         copied.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
 
 
-def damage_of(path: Path, *, quick: bool = False, seconds: float | None = None) -> list[str]:
+GivesUp = Callable[[], bool]
+
+
+def damage_of(path: Path, *, quick: bool = False, gives_up: GivesUp | None = None) -> list[str]:
     """Tell what is wrong with a database, by SQLite's own check: the first few things, with the names of tables; nothing if
-    all is right. `quick`: without comparing indexes with rows. `seconds`: nothing, too, if it takes longer. Raises
-    sqlite3.Error if it can't be told."""
-    ends_at = None if seconds is None else time.monotonic() + seconds
+    all is right. `quick`: without comparing indexes with rows. `gives_up` is asked now and then; nothing, too, if it does.
+    Raises sqlite3.Error if it can't be told."""
     try:
         with closing(opened(path, "rw")) as checked:
-            if ends_at is not None:
-                checked.set_progress_handler(lambda: time.monotonic() > ends_at, _STEPS)
+            checked.set_progress_handler(gives_up, _STEPS)
             trees = {str(root): f"{kind} {name}" for kind, name, root in checked.execute(_TREES)}
             pragma = "quick_check" if quick else "integrity_check"
             rows = checked.execute(f"PRAGMA {pragma}({_MAX_TOLD})").fetchall()
@@ -149,24 +149,23 @@ def damage_of(path: Path, *, quick: bool = False, seconds: float | None = None) 
         if _code_of(error) == sqlite3.SQLITE_INTERRUPT:
             return []
         if _code_of(error) in _DAMAGED:
-            return _unreadable_rows(path, ends_at) or [str(error)]
+            return _unreadable_rows(path, gives_up) or [str(error)]
         raise
     lines = [line for (text,) in rows for line in str(text).splitlines() if line.strip() and text != "ok"]
     told = [line for line in lines if not (line.startswith("***") or line.endswith("is never used"))] or lines
     named = [_TREE.sub(lambda found: trees.get(found[1], found[0]), line) for line in told]
-    return [*(_unreadable_rows(path, ends_at) if named else []), *named][:_MAX_TOLD]
+    return [*(_unreadable_rows(path, gives_up) if named else []), *named][:_MAX_TOLD]
 
 
 def _code_of(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _unreadable_rows(path: Path, ends_at: float | None) -> list[str]:
+def _unreadable_rows(path: Path, gives_up: GivesUp | None) -> list[str]:
     """Tell which rows of which tables can't be read, from the first that can't to the last."""
     found = []
     with suppress(sqlite3.DatabaseError), closing(opened(path, "rw")) as read:
-        if ends_at is not None:
-            read.set_progress_handler(lambda: time.monotonic() > ends_at, _STEPS)
+        read.set_progress_handler(gives_up, _STEPS)
         for (table,) in read.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             ends = [_last_read(read, table, order) for order in ("ASC", "DESC")]
             if all(damaged for _, damaged in ends):

@@ -7,6 +7,7 @@ nothing removes those that the copy does not name until somebody says so (`meta.
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
@@ -96,11 +97,13 @@ class CopyKeeping:
         return [reasons.COPY_OLD(ago=format_ago(self.clock.now() - newest.made_at) if newest else "never")]
 
 
-def refuse_damaged(kept: Copies) -> None:
-    """Look at a database before it is used, for a few seconds. Raises ConfigurationError if it is damaged."""
-    path = kept.database
+def refuse_damaged(kept: Copies, *, quick: bool = False, gives_up: Callable[[], bool] | None = None) -> None:
+    """Look at a database that is to be used, by default for a few seconds, otherwise until `gives_up` does. `quick`: without
+    comparing indexes with rows, which takes a dozen times as long. Raises ConfigurationError if it is damaged."""
+    path, until = kept.database, time.monotonic() + _START_SECONDS
+    gives_up = gives_up or (lambda: time.monotonic() > until)
     try:
-        told = copies.damage_of(path, seconds=_START_SECONDS) if path.exists() else []
+        told = copies.damage_of(path, quick=quick, gives_up=gives_up) if path.exists() else []
     except sqlite3.Error:
         return  # who opens it says why
     if told:

@@ -2,6 +2,7 @@
 with, what to read."""
 
 import asyncio
+import gc
 import http.client
 import os
 import signal
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import click
@@ -26,6 +27,8 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 # Of documents (RFC 5737, RFC 3849): packets to them take the way to everybody.
 _ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 _DISCARD_PORT = 9
+# What was begun in the first moments is waited for, when it is told to end.
+_PATIENCE_SECONDS = 5.0
 
 
 @click.command()
@@ -55,8 +58,9 @@ def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | 
 
 
 def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
-    from uploader import bootstrap
-    from uploader.bootstrap.processes import ServerProcesses, SleepingServer
+    with _without_collecting():
+        from uploader import bootstrap
+        from uploader.bootstrap.processes import ServerProcesses, SleepingServer
 
     try:
         bootstrap.check_settings(settings)
@@ -68,10 +72,10 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
     run_to_end(bootstrap.check_redis(settings))
-    run_to_end(bootstrap.tell_worst(settings))
     config = bootstrap.server_config(settings)
     host, port = listener.getsockname()[:2]
-    threading.Thread(target=announce, args=(settings, host, port, token), daemon=True).start()
+    first = _FirstMoments(settings, host, port, token)
+    first.start()
     try:
         if settings.workers > 1:
             ServerProcesses(config, [listener]).run()
@@ -84,6 +88,49 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
         pass
     finally:
         listener.close()
+        first.end()
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Load modules within: they make many objects and no garbage, and to look for some takes a tenth of a start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+class _FirstMoments:
+    """What a thread does once the server answers: it says so, and looks at what a start need not wait for."""
+
+    def __init__(self, settings: Settings, host: str, port: int, token: str | None) -> None:
+        self._announcement = (settings, host, port, token)
+        self._ended = threading.Event()
+        self._refusal: str | None = None
+        self._thread = threading.Thread(target=self._run, name="first moments", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the command with the reason, if this has ended the server."""
+        self._ended.set()
+        self._thread.join(_PATIENCE_SECONDS)
+        if self._refusal is not None:
+            fail(self._refusal, EXIT_CONFIGURATION)
+
+    def _run(self) -> None:
+        from uploader import bootstrap
+
+        if not announce(*self._announcement, self._ended.is_set):
+            return
+        try:
+            bootstrap.look_again(self._announcement[0], self._ended.is_set)
+        except ConfigurationError as error:
+            self._refusal = error.detail
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave(_number: int, _frame: object) -> NoReturn:
@@ -128,14 +175,15 @@ def work() -> None:
         run_to_end(run())
 
 
-def announce(settings: Settings, host: str, port: int, token: str | None) -> None:
-    """Say what to do next, once the server answers at its address.
+def announce(settings: Settings, host: str, port: int, token: str | None, gives_up: Callable[[], bool]) -> bool:
+    """Say what to do next, once the server answers at its address; return False if it is ended before.
 
     The token itself is for terminals only: elsewhere output is kept.
     """
     reachable = _LOOPBACK.get(host, host)
     scheme = "http" if settings.tls_certificate is None else "https"
-    _wait_until_live(scheme, reachable, port)
+    if not _becomes_live(scheme, reachable, port, gives_up):
+        return False
     where = f"all addresses, port {port}" if host in _LOOPBACK else _url(scheme, host, port)
     click.echo(f"uploader {__version__} listens on {where}, data in {settings.data.absolute()}")
     for line in _lines(settings, _url(scheme, reachable, port), token):
@@ -143,6 +191,7 @@ def announce(settings: Settings, host: str, port: int, token: str | None) -> Non
     for name in _names_elsewhere(host):
         click.echo(f"  From elsewhere:     {_url(scheme, name, port)}/")
     sys.stdout.flush()
+    return True
 
 
 def _lines(settings: Settings, url: str, token: str | None) -> Iterator[str]:
@@ -166,8 +215,8 @@ def _lines(settings: Settings, url: str, token: str | None) -> Iterator[str]:
         yield f'  Try:                curl -H "Authorization: Bearer {bearer}" {url}/me/usage'
 
 
-def _wait_until_live(scheme: str, host: str, port: int) -> None:
-    while True:
+def _becomes_live(scheme: str, host: str, port: int, gives_up: Callable[[], bool]) -> bool:
+    while not gives_up():
         try:
             connection = http.client.HTTPConnection(host, port, timeout=1)
             if scheme == "https":
@@ -177,9 +226,10 @@ def _wait_until_live(scheme: str, host: str, port: int) -> None:
                 connection = http.client.HTTPSConnection(host, port, timeout=1, context=context)
             connection.request("GET", "/livez")
             if connection.getresponse().status == 200:
-                return
+                return True
         except OSError:
             time.sleep(0.02)
+    return False
 
 
 def _url(scheme: str, host: str, port: int) -> str:
