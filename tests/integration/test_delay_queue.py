@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 import pytest
 from redis import Redis as SyncRedis
+from redis.asyncio import Redis
 
 from tests.support.servers import PrivateRedis
 from tests.support.waiting import PATIENCE_SECONDS
@@ -177,6 +178,46 @@ async def test_a_sleeping_worker_is_woken_by_others_and_sees_what_is_due_though_
         await DelayQueue(elsewhere, "desks").schedule("now", 0)
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await waiting).id == "now"
+
+
+async def test_the_first_task_of_an_empty_queue_is_announced_and_others_only_if_they_are_due_soon(
+    redis: RedisConnection, queue: DelayQueue
+) -> None:
+    assert isinstance(redis, Redis)
+    async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
+        await subscription.subscribe("wake:{s00}:desks")
+
+        async def announced() -> bool:
+            await redis.publish("wake:{s00}:desks", "end")
+            count = 0
+            while (message := await subscription.get_message(timeout=PATIENCE_SECONDS)) is None or not message["data"]:
+                count += message is not None
+            return count == 1
+
+        await announced()
+        for task, delay, is_told in (
+            ("first", 60, True),
+            ("second", 50, False),
+            ("soon", 0.5, True),
+            ("third", 1, False),
+        ):
+            await queue.schedule(task, delay, now_ms=at(0))
+            assert await announced() is is_told, task
+        for task in ("first", "second", "soon", "third"):
+            assert await queue.cancel(task)
+        await queue.schedule("anew", 60, now_ms=at(0))
+        assert await announced()
+
+
+async def test_a_worker_of_an_empty_queue_wakes_up_for_what_is_due_later(queue: DelayQueue) -> None:
+    async with aclosing(queue.due()) as due:
+        waiting = asyncio.ensure_future(anext(due))
+        await asyncio.sleep(0.1)
+        began = asyncio.get_running_loop().time()
+        await queue.schedule("soon", 1.5)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert (await waiting).id == "soon"
+        assert asyncio.get_running_loop().time() - began >= 1.49
 
 
 async def test_the_example_of_the_documents_holds_a_resource_for_one_worker(redis: RedisConnection) -> None:

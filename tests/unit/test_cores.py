@@ -4,6 +4,10 @@ import gc
 import logging
 import os
 import resource
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from uploader import cores
-from uploader.cores import least_shared, quotas, run_anywhere, share_a_core
+from uploader.cores import Patience, SharedCore, least_shared, quotas, run_anywhere, share_a_core
 from uploader.http.server.connections import collect_seldom, connection_limits
 from uploader.settings import Settings
 
@@ -19,6 +23,7 @@ from uploader.settings import Settings
 @pytest.fixture(autouse=True)
 def _nothing_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "_everywhere", set())
+    monkeypatch.setattr(cores, "_anywhere", set())
 
 
 def in_a_thread(work: Callable[[], int | None]) -> tuple[int | None, set[int], set[int]]:
@@ -41,6 +46,66 @@ def test_the_core_is_the_first_of_those_that_the_fewest_share(shared: list[int],
 def test_a_thread_that_shares_a_core_can_run_anywhere_again(tmp_path: Path, two_cores: set[int]) -> None:
     core, narrowed, widened = in_a_thread(lambda: share_a_core(tmp_path))
     assert narrowed == {core} < widened == os.sched_getaffinity(0)
+
+
+def test_a_core_is_let_go_while_a_neighbour_wants_it_and_taken_again_when_it_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_cores: set[int]
+) -> None:
+    def look_until(shared: SharedCore, done: Callable[[int], bool]) -> set[int]:
+        for _ in range(600):
+            until = time.monotonic() + 0.1
+            while time.monotonic() < until:
+                pass
+            shared._look()
+            if done(len(os.sched_getaffinity(0))):
+                break
+        return os.sched_getaffinity(0)
+
+    def run() -> tuple[set[int], ...]:
+        hog = f"import os\nos.sched_setaffinity(0, {{{share_a_core(tmp_path)}}})\nwhile True: pass"
+        shared = SharedCore()
+        with ThreadPoolExecutor(1) as short, ThreadPoolExecutor(1, initializer=run_anywhere) as long:
+            beside = [pool.submit(threading.get_native_id).result() for pool in (short, long)]
+            neighbour = subprocess.Popen([sys.executable, "-c", hog])
+            try:
+                released = look_until(shared, lambda cores: cores > 1) & os.sched_getaffinity(beside[0])
+            finally:
+                neighbour.kill()
+                neighbour.wait()
+            monkeypatch.setattr(cores, "_QUIET", 2.0)  # what else runs on this machine may keep it as busy
+            taken = look_until(shared, lambda cores: cores == 1)
+            return released, taken, *map(os.sched_getaffinity, beside)
+
+    with ThreadPoolExecutor(1) as thread:
+        released, taken, short, long = thread.submit(run).result()
+    assert released == long == os.sched_getaffinity(0)
+    assert len(taken) == 1
+    assert short == taken
+
+
+BUSY, FREE = (0.9, 0.5), (0.9, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("looks", "changes"),
+    [
+        ([BUSY] * 2, 1),
+        ([BUSY, FREE] * 5, 0),
+        ([(0.9, 0.2)] * 100, 0),
+        ([BUSY] * 2 + [(0.9, 0.2)] * 100, 1),
+        ([BUSY] * 2 + [(0.0, 0.0)] * 100, 1),
+        ([BUSY] * 2 + [FREE] * 9, 1),
+        ([BUSY] * 2 + [FREE] * 10, 2),
+        (([BUSY] * 2 + [FREE] * 10) * 2, 3),
+        (([BUSY] * 2 + [FREE] * 20) * 2, 4),
+        (([BUSY] * 2 + [FREE] * 100) * 9, 18),
+    ],
+)
+def test_a_decision_takes_looks_in_a_row_and_more_after_one_in_vain(
+    looks: list[tuple[float, float]], changes: int
+) -> None:
+    patience = Patience()
+    assert sum(patience.note(*look) for look in looks) == changes
 
 
 @pytest.mark.parametrize("quota", [0.5, 1.0, 1.5])

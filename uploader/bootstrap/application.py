@@ -18,7 +18,7 @@ from uploader.bell import Bell
 from uploader.bootstrap.processes import Terminal
 from uploader.bootstrap.services import Services
 from uploader.clock import Clock
-from uploader.cores import run_anywhere, share_a_core
+from uploader.cores import SharedCore, run_anywhere, share_a_core
 from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
 from uploader.database.audit_log import note
@@ -66,7 +66,9 @@ from uploader.settings import Settings
 
 
 @asynccontextmanager
-async def running(services: Services, *, jobs: bool, begins: bool = True) -> AsyncIterator[None]:
+async def running(
+    services: Services, *, jobs: bool, begins: bool = True, shared_core: SharedCore | None = None
+) -> AsyncIterator[None]:
     """Let services serve within, with the background jobs if asked for; all are ended in order afterwards. `begins`: an
     installation that is none yet becomes one. Raises ConfigurationError if the database or the store is not fit,
     Unavailable if the database is away."""
@@ -79,7 +81,11 @@ async def running(services: Services, *, jobs: bool, begins: bool = True) -> Asy
             await services.installation.check_redis()
         await check_shards(services)
         # What every process relies on is looked after in one without jobs, too.
-        async with services.exposition, _run(_create_watch(services)), _jobs(services) if jobs else nullcontext():
+        async with (
+            services.exposition,
+            _run(_create_watch(services, shared_core)),
+            _jobs(services) if jobs else nullcontext(),
+        ):
             yield
     finally:
         services.storage.stop()
@@ -146,7 +152,7 @@ _REQUESTS = "requests"
 _PUBLISH_SECONDS = 1.0
 
 
-def _create_watch(services: Services) -> Runner:
+def _create_watch(services: Services, shared_core: SharedCore | None) -> Runner:
     meter = services.meter
 
     async def publish() -> float:
@@ -168,6 +174,8 @@ def _create_watch(services: Services) -> Runner:
         "costs": seldom(services.costs.tell),
         "exposition": publish,
     }
+    if shared_core is not None:
+        looks["core"] = seldom(shared_core.look)
     return Runner([Job(name, look, wake_channel=_REQUESTS) for name, look in looks.items()], {_REQUESTS: meter.bell})
 
 
@@ -386,8 +394,9 @@ def create_app() -> Application:
     connections.keep_freed_memory()
     connections.collect_seldom()
     settings = Settings.load()
-    if settings.cpu_affinity == "auto":
-        share_a_core(settings.data)
+    shared_core = None
+    if settings.cpu_affinity == "auto" and share_a_core(settings.data) is not None:
+        shared_core = SharedCore()
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn.error").addFilter(is_news)
     services = Services(settings)
@@ -398,7 +407,7 @@ def create_app() -> Application:
         asyncio.get_running_loop().set_default_executor(
             ThreadPoolExecutor(thread_name_prefix="default", initializer=run_anywhere)
         )
-        async with running(services, jobs=settings.jobs), listening_state(settings) as state:
+        async with running(services, jobs=settings.jobs, shared_core=shared_core), listening_state(settings) as state:
             yield state
 
     return build_application(services, lifespan)

@@ -115,14 +115,16 @@ class ServerProcesses(Multiprocess):
     def run(self) -> None:
         with _signals() as signals:
             self.init_processes()
-            while not self.should_exit.is_set():
-                wait([signals, *(process.process.sentinel for process in self.processes)], _ASK_SECONDS)
-                with suppress(BlockingIOError):
-                    signals.recv(4096)
-                self.handle_signals()
-                self.keep_subprocess_alive()
-            self.terminate_all()
-            self.join_all()
+            try:
+                while not self.should_exit.is_set():
+                    wait([signals, *(process.process.sentinel for process in self.processes)], _ASK_SECONDS)
+                    with suppress(BlockingIOError):
+                        signals.recv(4096)
+                    self.handle_signals()
+                    self.keep_subprocess_alive()
+            finally:
+                self.terminate_all()
+                self.join_all()
 
     def init_processes(self) -> None:
         self.processes = [self._start() for _ in range(self.processes_num)]
@@ -135,12 +137,12 @@ class ServerProcesses(Multiprocess):
             if not process.is_alive(timeout=self.config.timeout_worker_healthcheck):
                 process.kill()
                 process.join()
-                facts = {"process": process.pid, "exit_code": process.exitcode}
+                facts = {"server_process": process.pid, "exit_code": process.exitcode}
                 if process.exitcode == STARTUP_FAILURE:  # so would the next
                     logger.error("a server process can't start, so all of them end", extra=facts)
                     self.should_exit.set()
                 else:
-                    logger.error("a server process ended, and another one takes its place", extra=facts)
+                    logger.warning("a server process ended, and another one takes its place", extra=facts)
                     self.processes[place] = self._start()
 
     def _start(self) -> Process:
