@@ -7,6 +7,7 @@ thread, and new threads and processes inherit its cores (sched_setaffinity(2)).
 """
 
 import fcntl
+import logging
 import os
 import threading
 import time
@@ -16,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # Those of this process before its threads were given one to share; empty: they share none.
@@ -124,6 +127,7 @@ class SharedCore:
         others = sum(ran - before.get(task, (ran, 0))[0] for task, (ran, _) in times.items() if task != self._loop)
         if self._patience.note(worked / passed, max(0, waited - others) / passed):
             cores = {_core_of(self._loop)} if self._patience.is_shared else _everywhere
+            logger.info("short work has a core" if self._patience.is_shared else "short work lets go of its core")
             for task in _threads() - _anywhere:
                 with suppress(ProcessLookupError):  # it ended
                     os.sched_setaffinity(task, cores)

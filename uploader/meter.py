@@ -273,7 +273,7 @@ class Cost:
     def end(self) -> None:
         self.pause()
         self._party.under_way -= 1
-        self._meter.close()
+        self._meter.note_end()
 
 
 @dataclass(eq=False, slots=True)
@@ -320,7 +320,7 @@ class Meter:
         party.under_way += 1
         return Cost(self, party, operation)
 
-    def close(self) -> None:
+    def note_end(self) -> None:
         self._under_way -= 1
         self._last_at = self.now()
 
