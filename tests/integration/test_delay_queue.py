@@ -209,17 +209,6 @@ async def test_the_first_task_of_an_empty_queue_is_announced_and_others_only_if_
         assert await announced()
 
 
-async def test_a_worker_of_an_empty_queue_wakes_up_for_what_is_due_later(queue: DelayQueue) -> None:
-    async with aclosing(queue.due()) as due:
-        waiting = asyncio.ensure_future(anext(due))
-        await asyncio.sleep(0.1)
-        began = asyncio.get_running_loop().time()
-        await queue.schedule("soon", 1.5)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            assert (await waiting).id == "soon"
-        assert asyncio.get_running_loop().time() - began >= 1.49
-
-
 async def test_the_example_of_the_documents_holds_a_resource_for_one_worker(redis: RedisConnection) -> None:
     """docs/architecture.md, `The delay queue alone`: one holder at a time, released after its own time or when done."""
     holds = DelayQueue(redis, "printers", lease_seconds=5)
