@@ -1,6 +1,7 @@
 """The private parts of redis-py and uvicorn that this server uses: a version that changes one fails here, in one sentence
 that names the part and the module to adapt."""
 
+import asyncio
 import inspect
 import re
 import signal
@@ -20,11 +21,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError
 from uvicorn.protocols.http import flow_control
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
+from uvicorn.server import Server, ServerState
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 import uploader
+from uploader.bootstrap.processes import SleepingServer
 
 REQUEST = b"POST /path HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
 
@@ -35,7 +37,7 @@ def as_used(package: str, used_in: str, part: str, there: bool) -> None:
     assert there, f"{package} {version(package)} has changed {part}: adapt {used_in} {raised}"
 
 
-SERVER, SUPERVISOR = "uploader/http/server/http11.py", "uploader/bootstrap/application.py"
+SERVER, SUPERVISOR = "uploader/http/server/http11.py", "uploader/bootstrap/processes.py"
 as_redis_has_it = partial(as_used, "redis", "uploader/accounting/redis.py")
 as_uvicorn_has_it = partial(as_used, "uvicorn", SERVER)
 
@@ -140,9 +142,24 @@ def test_uvicorn_leaves_the_signals_of_several_processes_to_methods(monkeypatch:
     monkeypatch.setattr(signal, "signal", lambda _number, _handler: None)
     supervisor = Multiprocess(uvicorn.Config("none"), [])
     there = getattr(supervisor, "processes", None) == []
-    for name in ("handle_hup", "handle_term", "init_processes", "keep_subprocess_alive"):
+    own = ("run", "handle_hup", "init_processes", "keep_subprocess_alive")
+    for name in (*own, "handle_signals", "handle_term", "terminate_all", "join_all"):
         there = there and takes(supervisor, name)
     as_used("uvicorn", SUPERVISOR, "Multiprocess.processes, or a method of it", there)
     process = Process(uvicorn.Config("none"), [])
     process.child_conn.close()
     as_used("uvicorn", SUPERVISOR, "Process.child_conn, the end of a worker", not process.ping(60))
+    as_used("uvicorn", SUPERVISOR, "Process.server, made when it is asked for", process._server is None)
+
+
+async def test_uvicorn_serves_until_its_main_loop_ends() -> None:
+    server = SleepingServer(uvicorn.Config("none"))
+    there = takes(Server, "main_loop") and takes(Server, "handle_exit", "sig", "frame")
+    as_used("uvicorn", SUPERVISOR, "Server.main_loop or handle_exit", there)
+    serving = asyncio.ensure_future(server.main_loop())
+    await asyncio.sleep(0)
+    server.handle_exit(signal.SIGTERM, None)
+    await asyncio.wait_for(serving, 60)
+    as_used("uvicorn", SUPERVISOR, "Server.should_exit", server.should_exit)
+    ((name, _date),) = server.server_state.default_headers
+    as_used("uvicorn", SUPERVISOR, "ServerState.default_headers, with the date", name == b"date")
