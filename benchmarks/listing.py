@@ -26,7 +26,7 @@ from tests.support.faults import sync_nothing
 from uploader.database import levels, migrate, queries
 from uploader.database.engine import Connection, Database
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "limits.md"
 SECTION = "listing"
 
 _FILES_OF_A_FOLDER = 15
