@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.support.content import KIB, Content
 from tests.support.process import Server, client_of_owner, ended, run_cli
-from tests.support.rot import ruin_a_table
+from tests.support.rot import lose_a_row_in_an_index, ruin_a_table
 from tests.support.sending import put, send
 from uploader.clock import Clock
 from uploader.database.copies import Copies
@@ -65,3 +65,16 @@ def test_the_last_copy_comes_back_by_one_command(tmp_path: Path) -> None:
         told = run_cli(settings, "reconcile")
         assert (told.returncode, told.stdout.partition(",")[0]) == (0, "0 drifts"), told.stdout
         assert server.stop() == 0
+
+
+def test_an_index_that_is_not_as_its_rows_ends_a_server_that_serves(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings, database = {"DATA": str(data), "FREE_SPACE_FLOOR": "0"}, data / "uploader.db"
+    server = Server(tmp_path / "log", settings)
+    with ended(server), client_of_owner(server.url, data) as client:
+        send(client, OLD)
+        assert server.stop() == 0
+    lose_a_row_in_an_index(database, "ix_file_md5", "DELETE FROM file")
+    served = run_cli(settings, "serve", "--port", "0")
+    assert (served.returncode, "listens on" in served.stdout) == (2, True), served.stderr
+    assert f"the database {database} can't be used: wrong # of entries in index ix_file_md5" in served.stderr

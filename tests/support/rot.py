@@ -37,6 +37,21 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
 }
 
 
+def lose_a_row_in_an_index(path: Path, index: str, delete: str) -> None:
+    """Delete a row of a SQLite that nobody uses, without its entry in an index."""
+    with closing(sqlite3.connect(path)) as opened:
+        (schema,) = opened.execute("SELECT * FROM sqlite_master WHERE name = ?", (index,))
+        for statement, values in (
+            ("DELETE FROM sqlite_master WHERE name = ?", (index,)),
+            (delete, ()),
+            ("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", schema),
+        ):
+            opened.execute("PRAGMA writable_schema = RESET")
+            opened.execute("PRAGMA writable_schema = ON")
+            opened.execute(statement, values)
+            opened.commit()
+
+
 def ruin_a_table(path: Path, table: str) -> None:
     """Write over the first page of a table of a SQLite that nobody uses, or of an index."""
     with closing(sqlite3.connect(path)) as opened:
