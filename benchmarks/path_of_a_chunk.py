@@ -26,10 +26,11 @@ from operator import and_
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest.mock import AsyncMock, patch
+from unittest.mock import patch
 
 import uploader
-from uploader.service.installation import Installation
+from uploader.bootstrap import application
+from uploader.jobs.runner import Runner
 
 CHUNK_BYTES = 8 << 20
 _ROUNDS = 3
@@ -115,7 +116,7 @@ def trace() -> dict[str, Trace]:
         os.environ |= {"UPLOADER_DATA": directory, "UPLOADER_JOBS": "false", "UPLOADER_LOG_LEVEL": "info"}
         recorder = Recorder()
         # What every process looks at now and then is on the path of no request.
-        with patch.object(Installation, "look", AsyncMock(return_value=3600.0)):
+        with patch.object(application, "_create_watch", lambda *_: Runner([])):
             return asyncio.run(_serve_and_send(Path(directory), recorder))
 
 
