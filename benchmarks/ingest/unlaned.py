@@ -9,13 +9,13 @@ from uploader import bootstrap
 from uploader.bootstrap import application
 from uploader.cli import main
 from uploader.http.app import Application
-from uploader.lanes import gathering
+from uploader.storage import hashes
 
 
 def create_app() -> Application:
     """As `bootstrap.create_app`. No kernel is found, so nobody gathers."""
-    patch.object(gathering, "kernel", lambda: None).start()
-    gathering._gathering.cache_clear()  # what looked before the start has found it
+    patch.object(hashes, "kernel", lambda: None).start()
+    hashes._gathering.cache_clear()  # what looked before the start has found it
     return bootstrap.create_app()
 
 

@@ -126,6 +126,17 @@ def read(kind: str, content: bytes) -> dict[str, bytes]:
         return {member.name: tar.extractfile(member).read() for member in tar.getmembers()}  # type: ignore[union-attr]
 
 
+async def test_a_tar_of_a_folder_has_no_records_that_others_do_not_know(filled: Stack) -> None:
+    """GNU tar warns of each, so they are in archives of ids alone."""
+    for answer in (
+        await filled.client.get("/me/archive", params={"prefix": "photos/", "format": "tar"}),
+        await filled.client.post("/me/archive", json={"prefixes": ["photos/"], "format": "tar"}),
+    ):
+        with tarfile.open(fileobj=io.BytesIO(answer.content)) as tar:
+            records = [{*member.pax_headers} - {"mtime", "path"} for member in tar.getmembers()]
+        assert records == [set()] * 4
+
+
 async def test_what_is_below_a_prefix_is_deleted(filled: Stack) -> None:
     response = await filled.client.delete("/me/files", params={"prefix": "photos/"})
     assert (response.status_code, response.json()) == (200, {"files": 4})

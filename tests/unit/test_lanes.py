@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader import cores
-from uploader.lanes import gathering, kernel
+from uploader.lanes import kernel
 from uploader.lanes.build import compile_kernel
-from uploader.lanes.gathering import Gathering, Job
 from uploader.lanes.kernel import CONTEXT, Kernel, ends, is_right, kernels, new_context
 from uploader.storage import hashes
 from uploader.storage.base import Digests
+from uploader.storage.hashes import Gathering, Job
 from uploader.storage.store import Threads
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def test_without_a_library_or_with_a_wrong_one_nothing_is_in_force(
         monkeypatch.setattr(kernel, "LIBRARY", tmp_path / name)
         kernel.kernel.cache_clear()
         try:
-            assert gathering.in_force() == ("none", 1), name
+            assert kernel.in_force() == ("none", 1), name
         finally:
             kernel.kernel.cache_clear()
 
@@ -257,14 +257,14 @@ def test_who_has_cores_enough_hashes_side_by_side(best: Kernel) -> None:
 def threads(request: pytest.FixtureRequest, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
     """Those of a store, with two cores."""
     found = next(kernels(library)) if request.param == "in lanes" else None
-    monkeypatch.setattr(gathering, "kernel", lambda: found)
+    monkeypatch.setattr(hashes, "kernel", lambda: found)
     monkeypatch.setattr(cores, "count", lambda: 2)
-    gathering._gathering.cache_clear()
+    hashes._gathering.cache_clear()
     threads = Threads()
     yield threads
     threads.shutdown()
     threads.digesting.executor.shutdown()
-    gathering._gathering.cache_clear()
+    hashes._gathering.cache_clear()
 
 
 def test_many_prefixes_at_once_have_the_digests_of_hashlib(threads: Threads) -> None:
@@ -289,13 +289,14 @@ def test_a_fork_while_somebody_gathers_leaves_no_lock_behind(library: Path) -> N
     program = """
 import os, pathlib, sys
 from uploader import cores
-from uploader.lanes import gathering, kernel
+from uploader.lanes import kernel
+from uploader.storage import hashes
 kernel.LIBRARY = pathlib.Path(sys.argv[1])
-found = gathering._gathering()
+found = hashes._gathering()
 with found._lock:
     child = os.fork()
     if not child:
-        os._exit(gathering._gathering() is found or not gathering._gathering()._lock.acquire(timeout=1))
+        os._exit(hashes._gathering() is found or not hashes._gathering()._lock.acquire(timeout=1))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     ran = subprocess.run([sys.executable, "-c", program, library], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -322,7 +323,7 @@ def test_the_wheel_has_a_kernel_where_it_can_be_compiled(tmp_path: Path, compile
         names = [name for name in files.namelist() if name.startswith("uploader/lanes/")]
         (tags,) = (name for name in files.namelist() if name.endswith(".dist-info/WHEEL"))
         is_pure = b"Root-Is-Purelib: true" in files.read(tags)
-    python = [f"uploader/lanes/{name}.py" for name in ("__init__", "gathering", "kernel")]
+    python = [f"uploader/lanes/{name}.py" for name in ("__init__", "kernel")]
     if compiler == "gcc":
         assert sorted(names) == sorted([*python, "uploader/lanes/libmd5.so.1"])
         assert (is_pure, "-py3-none-manylinux_2_17_" in wheel.name) == (False, True)

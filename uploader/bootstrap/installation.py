@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import stat
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -35,6 +36,8 @@ from uploader.storage.local.store import MARK
 from uploader.storage.modes import close_to_others
 from uploader.tasks import give_way_to_all
 
+# To look at all of a SQLite keeps it from using its log again, so that grows meanwhile.
+_FULL_LOOK_SECONDS = 60.0
 # What a data directory has, but for the database.
 _KEPT = (OWNER_TOKEN_FILE, MARK, BALLAST, "redis", "metrics", "spool", "trash", "temp", "blobs")
 
@@ -251,7 +254,8 @@ def look_again(settings: Settings, gives_up: Callable[[], bool]) -> None:
         asyncio.run(tell_worst(settings))
     if (copies := copies_of(settings)) is not None:
         give_way_to_all()
-        refuse_damaged(copies, gives_up=gives_up)
+        until = time.monotonic() + _FULL_LOOK_SECONDS
+        refuse_damaged(copies, gives_up=lambda: gives_up() or time.monotonic() > until)
 
 
 async def check_redis(settings: Settings) -> None:

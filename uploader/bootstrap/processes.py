@@ -36,7 +36,7 @@ class Terminal:
 
 
 class DatedState(ServerState):
-    """What the connections of a server share. Each answer asks for the date when it begins."""
+    """Keeps what the connections of a server share, and makes the date when an answer asks for it."""
 
     _second = 0
     _headers: list[tuple[bytes, bytes]]

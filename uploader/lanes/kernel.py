@@ -67,6 +67,12 @@ def kernel() -> Kernel | None:
     return next((each for each in kernels(LIBRARY) if is_right(each)), None)
 
 
+def in_force() -> tuple[str, int]:
+    """Return the kind of the kernel, and how many contents it hashes at once."""
+    found = kernel()
+    return ("none", 1) if found is None else (found.kind, found.lanes)
+
+
 def kernels(path: Path) -> Iterator[Kernel]:
     """Yield the kernels that this processor has, the best one first."""
     try:

@@ -20,12 +20,12 @@ from uploader.cores import run_anywhere
 from uploader.domain import delta
 from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import ConfigurationError, StorageFailed
-from uploader.lanes.gathering import gather_here, in_force, most_threads
+from uploader.lanes.kernel import in_force
 from uploader.observability import MD5_LANES
 from uploader.storage import disk
 from uploader.storage.ballast import Ballast
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
-from uploader.storage.hashes import BlockChecksums
+from uploader.storage.hashes import BlockChecksums, gather_here, most_threads
 from uploader.tasks import OnePerKey, Pool, give_way, give_way_anywhere, give_way_to_all
 
 # Of a signature.

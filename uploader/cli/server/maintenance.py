@@ -36,7 +36,7 @@ _CLOSE_LOST = (
 @click.command()
 def config() -> None:
     """Print the settings in force, secrets masked."""
-    from uploader.lanes.gathering import in_force
+    from uploader.lanes.kernel import in_force
 
     for name, value in load_settings().shown().items():
         click.echo(f"{name}={value}")

@@ -103,7 +103,7 @@ def _without_collecting() -> Iterator[None]:
 
 
 class _FirstMoments:
-    """What a thread does once the server answers: it says so, and looks at what a start need not wait for."""
+    """Says in a thread that the server answers, once it does; then looks at what a start need not wait for."""
 
     def __init__(self, settings: Settings, host: str, port: int, token: str | None) -> None:
         self._announcement = (settings, host, port, token)

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Protocol
 
@@ -61,11 +62,14 @@ class _Member:
         return (self.file.modified_at or self.file.created_at).astimezone(UTC)
 
 
-def archive(files: AsyncIterator[File], names: Sequence[str], kind: str, contents: ManyContents) -> StreamingResponse:
-    """`names` are those asked for, and the prefixes."""
+def archive(
+    files: AsyncIterator[File], names: Sequence[str], kind: str, contents: ManyContents, *, tells_ids: bool
+) -> StreamingResponse:
+    """`names` are those asked for, and the prefixes. `tells_ids`: a tar says which file each member is. GNU tar warns of
+    each record that it does not know, so that is for what was asked for by ids."""
     above = common_folder(names)
     title = PurePosixPath(names[0] if len(names) == 1 else above).name or "files"
-    make = _zip if kind == "zip" else _tar
+    make = _zip if kind == "zip" else partial(_tar, tells_ids=tells_ids)
     headers = {
         "Content-Disposition": disposition(f"{title}.{kind}"),
         "X-Content-Type-Options": "nosniff",
@@ -157,23 +161,27 @@ async def _pieces(member: _Member, contents: ManyContents) -> AsyncIterator[byte
             await uninterrupted(member.blob.close())
 
 
-async def _tar(files: AsyncIterator[File], names: _Names, contents: ManyContents) -> AsyncIterator[bytes]:
+async def _tar(
+    files: AsyncIterator[File], names: _Names, contents: ManyContents, *, tells_ids: bool
+) -> AsyncIterator[bytes]:
     async for group in _groups(files, names, contents):
         if len(group) == 1 and group[0].blob is not None:
-            head = _tar_head(group[0])
+            head = _tar_head(group[0], tells_ids)
             async for piece in _pieces(group[0], contents):
                 yield head + piece
                 head = b""
             yield padding(group[0].file.size)
         elif group:
             yield b"".join(
-                part for member in group for part in (_tar_head(member), member.content, padding(len(member.content)))
+                part
+                for member in group
+                for part in (_tar_head(member, tells_ids), member.content, padding(len(member.content)))
             )
     yield END
 
 
-def _tar_head(member: _Member) -> bytes:
-    told = {FILE_ID: member.file.id, SHA256: member.file.sha256}
+def _tar_head(member: _Member, tells_ids: bool) -> bytes:
+    told = {FILE_ID: member.file.id, SHA256: member.file.sha256} if tells_ids else {}
     if member.problem is not None:
         told[PROBLEM] = member.problem.code
     size = 0 if member.problem is not None else member.file.size

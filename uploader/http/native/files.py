@@ -263,7 +263,8 @@ class FileHandlers:
         return Json(schemas.MadeFolder(f"{name}/"), 201 if is_new else 200)
 
     def _archive(self, user_id: str, selection: Selection, names: list[str], kind: str) -> Response:
-        return archive(self.folders.read(user_id, selection), names, kind, self.files)
+        files = self.folders.read(user_id, selection)
+        return archive(files, names, kind, self.files, tells_ids=bool(selection.ids))
 
 
 def _part_of_name(call: Call, parameter: str) -> str | None:
