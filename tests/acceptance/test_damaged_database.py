@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.support.content import KIB, Content
 from tests.support.process import Server, client_of_owner, ended, run_cli
-from tests.support.rot import lose_a_row_in_an_index, ruin_a_table
+from tests.support.rot import change_without_an_index, ruin_a_table
 from tests.support.sending import put, send
 from uploader.clock import Clock
 from uploader.database.copies import Copies
@@ -74,7 +74,7 @@ def test_an_index_that_is_not_as_its_rows_ends_a_server_that_serves(tmp_path: Pa
     with ended(server), client_of_owner(server.url, data) as client:
         send(client, OLD)
         assert server.stop() == 0
-    lose_a_row_in_an_index(database, "ix_file_md5", "DELETE FROM file")
+    change_without_an_index(database, "ix_file_md5", f"UPDATE file SET md5 = X'{NEW.md5.encode().hex()}'")
     served = run_cli(settings, "serve", "--port", "0")
     assert (served.returncode, "listens on" in served.stdout) == (2, True), served.stderr
-    assert f"the database {database} can't be used: wrong # of entries in index ix_file_md5" in served.stderr
+    assert f"the database {database} can't be used: row 1 missing from index ix_file_md5" in served.stderr

@@ -37,13 +37,13 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def lose_a_row_in_an_index(path: Path, index: str, delete: str) -> None:
-    """Delete a row of a SQLite that nobody uses, without its entry in an index."""
+def change_without_an_index(path: Path, index: str, change: str) -> None:
+    """Change rows of a SQLite that nobody uses, but not their entries in an index."""
     with closing(sqlite3.connect(path)) as opened:
         (schema,) = opened.execute("SELECT * FROM sqlite_master WHERE name = ?", (index,))
         for statement, values in (
             ("DELETE FROM sqlite_master WHERE name = ?", (index,)),
-            (delete, ()),
+            (change, ()),
             ("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", schema),
         ):
             opened.execute("PRAGMA writable_schema = RESET")
