@@ -127,6 +127,7 @@ def _upload() -> Upload:
     return Upload(
         id="closer",
         user_id="alice",
+        session="",
         md5=None,
         sha256=None,
         name="closer.bin",

@@ -79,6 +79,10 @@ class Forbidden(UploaderError):
     """Only administrators may do this."""
 
 
+class WrongPassword(UploaderError):
+    """This is not the password of the link."""
+
+
 class ProofFailed(UploaderError):
     """The proof is wrong, too late, used before, or not for you. Send the bytes, with `"instant": false`."""
 
@@ -101,6 +105,14 @@ class UploadGone(NotFound):
 
 class FileNotFound(NotFound):
     """You have no such file."""
+
+
+class LinkNotFound(NotFound):
+    """There is no such link."""
+
+
+class LinkGone(NotFound):
+    """This link works no more; `reason` says why."""
 
 
 class ContentGone(NotFound):
@@ -185,6 +197,14 @@ class QuotaExceeded(Refused):
 
 class TooManyFiles(Refused):
     """You have as many files and open uploads as a user may have: delete or cancel some first; `limit` is their number."""
+
+
+class LinkExhausted(Refused):
+    """This link takes no more files, or none of this size."""
+
+
+class TooManyLinks(Refused):
+    """You have as many links as a user may have: revoke some first; `limit` is their number."""
 
 
 class FileTooLarge(Refused):

@@ -336,7 +336,10 @@ class Meter:
         now = self.now()
         for party in list(self._parties.values()):
             if party.spent_seconds:
-                taken.by_user[party.user_id], party.spent_seconds = party.spent_seconds, 0.0
+                # What comes by links is a party of its own, and paid for by their owner.
+                user_id = party.user_id.partition("/")[0]
+                taken.by_user[user_id] = taken.by_user.get(user_id, 0.0) + party.spent_seconds
+                party.spent_seconds = 0.0
             self.turns.recover(party, now)
             if not party.under_way and party.credit_seconds >= CREDIT_SECONDS:
                 del self._parties[party.user_id]

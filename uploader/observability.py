@@ -44,6 +44,7 @@ MERGE_SECONDS = Histogram(
 )
 FLUSHED_UPLOADS = Counter("uploader_flushed_uploads", "Uploads whose received bytes were written to the database.")
 INSTANT_UPLOADS = Counter("uploader_instant_uploads", "Files that were finished without sending their bytes.")
+LINK_SESSIONS = Counter("uploader_link_sessions", "Visitors of links who came, by the kind of the link.", ["kind"])
 REBUILDS = Counter("uploader_hydrations", "Uploads rebuilt in Redis from the disk.")
 REQUESTS = Counter("uploader_http_requests", "Requests by method, route and status.", ["method", "route", "status"])
 COST_SECONDS = Counter("uploader_cost_seconds", "CPU seconds that were charged to requests, by what for.", ["kind"])

@@ -127,6 +127,15 @@ class Settings:
     link_secret: str | None = _secret(
         "the secret that signs links, at least 32 bytes; unset: made, kept in the database"
     )
+    links: str = _setting(
+        units.one_of("on", "off"), "on", "whether users may share with strangers, and collect from them, by links"
+    )
+    share_lifetime_seconds: float = _setting(
+        units.duration_within(60, 315360000),
+        "30d",
+        "how long such a link works where its maker does not say, and at most",
+    )
+    max_links: int = _setting(units.integer(1, 10**6), "1000", "links of one user that work")
     instant: str = _setting(
         units.one_of("off", "own", "proof", "trust"),
         "proof",

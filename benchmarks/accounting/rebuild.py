@@ -59,7 +59,7 @@ async def _send(services: Services, scale: Scale) -> list[Upload]:
         for upload in waiting:
             await services.storage.create(upload)
             await rows.open(upload, scale.rebuilt)
-            target = Target(upload.user_id, upload_id=upload.id)
+            target = Target(upload.caller, upload_id=upload.id)
             for chunk in range(scale.rebuilt_chunks - 1):
                 await services.receiving.store(target, upload, chunk, InPieces(bytes(_CHUNK_BYTES)))
 

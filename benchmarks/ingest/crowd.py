@@ -68,6 +68,7 @@ def _upload(user_id: str, now: datetime) -> Upload:
     return Upload(
         id=upload_id,
         user_id=user_id,
+        session="",
         md5=None,
         sha256=None,
         name=f"{upload_id}.bin",

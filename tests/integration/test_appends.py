@@ -26,6 +26,7 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.accounting.keys import upload_keys
 from uploader.crashpoints import NAMES
 from uploader.database import queries
+from uploader.domain.links import owner
 from uploader.domain.upload import File, Upload
 from uploader.errors import (
     BodyTimeout,
@@ -68,7 +69,7 @@ async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
 async def opened(stack: Stack, user_id: str = "alice", *, known: bool = True, content: Content = CONTENT) -> Upload:
     """`known`: its length is told."""
     opening = Opening(
-        user_id=user_id,
+        caller=owner(user_id),
         md5=None,
         sha256=None,
         name=content.name,
@@ -83,7 +84,7 @@ async def opened(stack: Stack, user_id: str = "alice", *, known: bool = True, co
 
 
 def target(upload: Upload) -> Target:
-    return Target(upload.user_id, upload_id=upload.id)
+    return Target(upload.caller, upload_id=upload.id)
 
 
 async def append(stack: Stack, upload: Upload, start: int, end: int = CONTENT.size, **said: Any) -> Any:
@@ -227,7 +228,9 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(stack: Stack) ->
             await stack.services.appends.append(target(upload), 100, sending.source)
         assert await offset_of(stack, upload) == left, "the last chunk, which would make the file, is not stored"
     with pytest.raises(UploadNotFound):
-        await stack.services.appends.append(Target("bob", upload_id=upload.id), 100, Sending.of(stack, b"").source)
+        await stack.services.appends.append(
+            Target(owner("bob"), upload_id=upload.id), 100, Sending.of(stack, b"").source
+        )
 
 
 @pytest.mark.parametrize(

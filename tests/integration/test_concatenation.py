@@ -24,6 +24,7 @@ from tests.support.resumable import RESUMABLE, Tus, files_of, id_of, native, pat
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models, queries, transactions
+from uploader.domain.links import owner
 from uploader.service.results import Target
 
 CONTENT = Content(3 * 70 * KIB + 1234)
@@ -250,7 +251,7 @@ async def flushed(stack: Stack, received: int) -> bool:
 
 
 async def known(stack: Stack, path: str) -> Any:
-    return await stack.services.uploads.known(Target("alice", upload_id=id_of(path)))
+    return await stack.services.uploads.known(Target(owner("alice"), upload_id=id_of(path)))
 
 
 async def test_a_loss_of_redis_makes_no_file_of_a_part(stack: Stack, tus: Tus) -> None:

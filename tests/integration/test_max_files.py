@@ -29,6 +29,7 @@ from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import Steps, rows_read, sqlite_steps, statements
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
+from uploader.domain.links import owner
 from uploader.domain.upload import File, IfExists, Reason, Upload
 from uploader.errors import TooManyFiles
 from uploader.service import cleanup
@@ -280,7 +281,7 @@ async def test_bytes_that_are_left_go_before_the_row(make_stack: MakeStack, monk
         for content in contents:
             assert (await stack.open(content)).status_code == 201
             assert (await stack.client.delete(f"/files/{content.md5}")).status_code == 204
-        oldest = await stack.services.database.read(queries.closed_before_newest, ["alice"], 1, 10)
+        oldest = await stack.services.database.read(queries.closed_before_newest, [owner("alice")], 1, 10)
         left = stack.data / oldest[0].place
         left.mkdir(parents=True)
         (left / "data").write_bytes(b"left")
@@ -300,7 +301,7 @@ async def test_nobody_looks_at_all_that_were_closed(database: Database) -> None:
         return len(found), await rows_read(connection) - before
 
     for ask in (
-        partial(queries.closed_before_newest, user_ids=["alice"], newest=20, limit=30),
+        partial(queries.closed_before_newest, callers=[owner("alice")], newest=20, limit=30),
         partial(queries.ends_of_uploads, after=NOW, until=NOW + timedelta(days=1), limit=30),
     ):
         with sqlite_steps(database) if is_sqlite else nullcontext(Steps()) as steps:
@@ -320,10 +321,10 @@ async def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
 async def test_the_newest_and_the_open_of_a_user_are_found_along_an_index(sqlite_url: str) -> None:
     database = Database(sqlite_url)
     with statements(database) as asked:
-        await database.read(queries.closed_before_newest, ["alice"], 9, 9)
+        await database.read(queries.closed_before_newest, [owner("alice")], 9, 9)
         await database.read(queries.ends_of_uploads, NOW, NOW, 9)
-        await database.read(queries.count_open_uploads, "alice")
-        await database.read(queries.newest_closed_upload, "alice", digests("")["md5"], NOW)
+        await database.read(queries.count_open_uploads, owner("alice"))
+        await database.read(queries.newest_closed_upload, owner("alice"), digests("")["md5"], NOW)
     await database.close()
     with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
         plans = [
@@ -332,7 +333,8 @@ async def test_the_newest_and_the_open_of_a_user_are_found_along_an_index(sqlite
             if "FROM upload" in statement
         ]
     newest, ends, opened, by_md5 = map(" ".join, plans)
-    assert newest.count("INDEX ix_upload_user (user_id=? AND open_flag=?") == 2 and "TEMP B-TREE" not in newest
+    along = "INDEX ix_upload_caller (user_id=? AND session=? AND open_flag=?"
+    assert newest.count(along) == 2 and "TEMP B-TREE" not in newest
     assert "INDEX ix_upload_closed (closed_at>? AND closed_at<?)" in ends and "TEMP B-TREE" not in ends
-    assert "INDEX ix_upload_user (user_id=? AND open_flag=?)" in opened
-    assert "(user_id=? AND md5=?)" in by_md5
+    assert f"{along})" in opened
+    assert "(user_id=? AND session=? AND md5=?)" in by_md5

@@ -61,6 +61,7 @@ from uploader.bootstrap import Services
 from uploader.bootstrap import services as services_module
 from uploader.database.engine import Database
 from uploader.domain import upload as domain_upload
+from uploader.domain.links import owner
 from uploader.errors import ChunksMissing
 from uploader.service.results import Complete, Target, UploadStatus
 from uploader.settings import Settings
@@ -345,7 +346,7 @@ async def _finish(services: Services, upload: Upload) -> None:
     """An open upload is opened again, and what is missing is sent."""
     (content,) = (each for each in CONTENTS if each.md5 == upload.md5)
     opening = opening_of(content, upload.user_id)
-    target = Target(upload.user_id, content.md5)
+    target = Target(owner(upload.user_id), content.md5)
     try:
         answer = await _send_missing(services, target, content, await services.openings.open(opening))
     except ChunksMissing:  # what is rotten is found at the merge

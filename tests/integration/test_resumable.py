@@ -16,6 +16,7 @@ from tests.support.resumable import RESUMABLE, Resumable, Rufh, Tus, files_of, i
 from tests.support.stack import GIB, Stack
 from tests.support.streams import Sending
 from tests.support.waiting import eventually
+from uploader.domain.links import owner
 from uploader.service.results import Target
 from uploader.storage.local import locks
 
@@ -199,7 +200,7 @@ async def test_a_newer_request_ends_the_older_one(
 ) -> None:
     """HTTP: section 4.6, "MUST take measures to prevent race conditions", "MUST NOT send outdated information"."""
     path = await protocol.created(CONTENT.size)
-    target, sending = Target("alice", upload_id=id_of(path)), Sending(stack, CONTENT.size)
+    target, sending = Target(owner("alice"), upload_id=id_of(path)), Sending(stack, CONTENT.size)
     hanging = asyncio.create_task(stack.services.appends.append(target, 0, sending.source))
     sending.send(CONTENT.data[:1000])
     await eventually(sending.is_taken)

@@ -25,6 +25,7 @@ from uploader.accounting.redis import connect
 from uploader.database import mysql
 from uploader.database.engine import Connection, Database
 from uploader.database.mysql import SYNCING_CONNECTIONS
+from uploader.domain.links import owner
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable, UploadBusy
 from uploader.service.results import Target
@@ -268,7 +269,7 @@ async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_si
 async def _begun(stack: Stack) -> Upload:
     await stack.open(CONTENT)
     await stack.put(CONTENT, 0)
-    upload = await stack.services.uploads.find(Target("alice", CONTENT.md5))
+    upload = await stack.services.uploads.find(Target(owner("alice"), CONTENT.md5))
     assert isinstance(upload, Upload)
     return upload
 

@@ -25,6 +25,7 @@ from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from tests.support.streams import Sending
 from tests.support.waiting import SERVER_SECONDS, eventually
+from uploader.domain.links import owner
 from uploader.errors import OffsetMismatch, Unavailable, UploadBusy
 from uploader.http.resumable.request import CheckedBody, Checksum
 from uploader.service import chunk
@@ -283,7 +284,7 @@ async def test_who_races_for_one_md5_is_told_of_its_own_bytes(clients: list[http
 
 
 def target_of(path: str) -> Target:
-    return Target("alice", upload_id=path.rpartition("/")[2])
+    return Target(owner("alice"), upload_id=path.rpartition("/")[2])
 
 
 async def created(stack: Stack, size: int) -> str:

@@ -19,6 +19,7 @@ from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import users
 from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
+from uploader.domain.links import owner
 from uploader.domain.upload import STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import NameTaken, QuotaExceeded, TooManyUploads, UploaderError
 from uploader.service.results import Opening, UploadStatus
@@ -129,7 +130,9 @@ async def test_fifty_openings_through_the_service_leave_no_directory_but_their_o
 
         async def open_one(number: int) -> UploadStatus:
             md5 = digests(f"{number}")["md5"]
-            opening = Opening(user_id="alice", md5=md5, sha256=None, name="a", size=size, chunk_size=None, instant=True)
+            opening = Opening(
+                caller=owner("alice"), md5=md5, sha256=None, name="a", size=size, chunk_size=None, instant=True
+            )
             opened = await services.openings.open(opening)
             assert isinstance(opened, UploadStatus)
             return opened
@@ -545,9 +548,9 @@ async def test_the_contents_of_a_users_own_files_are_found_by_md5(act: Transacti
     own, foreign = await act.upload_and_merge(seed="own"), await act.upload_and_merge("bob", seed="foreign")
     await act.instant(file_row(seed="own", name="the same again"))
     md5s = [own.md5 or "", foreign.md5 or "", "0" * 32, "é'\\", own.md5 or ""]
-    found = await act.database.read(lambda connection: queries.contents_by_md5(connection, "alice", md5s))
+    found = await act.database.read(lambda connection: queries.contents_by_md5(connection, owner("alice"), md5s))
     assert [(blob.sha256, blob.md5, blob.size, blob.refs) for blob in found] == [(own.sha256, own.md5, own.size, 2)]
-    assert await act.database.read(lambda connection: queries.contents_by_md5(connection, "alice", [])) == []
+    assert await act.database.read(lambda connection: queries.contents_by_md5(connection, owner("alice"), [])) == []
 
 
 async def test_what_was_promised_is_known_without_a_look_at_each_upload(database: Database) -> None:

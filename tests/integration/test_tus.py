@@ -19,6 +19,7 @@ from tests.support.sockets import serving_stack
 from tests.support.stack import Stack, without_database
 from tests.support.streams import Sending
 from tests.support.waiting import eventually
+from uploader.domain.links import owner
 from uploader.http.resumable import request
 from uploader.http.resumable.request import name_of, parse_metadata
 from uploader.service.results import Target
@@ -278,7 +279,7 @@ async def test_checksum_bodies_are_bounded(make_stack: MakeStack, monkeypatch: p
     async with make_stack(chunk_size_bytes=64 * KIB, max_chunk_size_bytes=64 * KIB, max_concurrent_chunks=1) as stack:
         tus, content = Tus(stack.client), CONTENT.data[:1000]
         path = await tus.created(CONTENT.size)
-        target, sending = Target("alice", upload_id=id_of(path)), Sending(stack, 1000)
+        target, sending = Target(owner("alice"), upload_id=id_of(path)), Sending(stack, 1000)
         right = tus.digest(content)
         source = request.CheckedBody(sending.source, request.parse_checksum(right["Upload_Checksum"]).check)
         hanging = asyncio.create_task(stack.services.appends.append_whole(target, 0, source))

@@ -23,6 +23,7 @@ from tests.support.twins import twins
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
+from uploader.domain.links import owner
 from uploader.domain.upload import File, Upload
 from uploader.service.ids import new_id
 from uploader.service.reconcile import Drift, Kind
@@ -179,7 +180,7 @@ async def test_it_is_computed_in_the_background_from_when_it_is_told(stack: Stac
     path = await opened(tus, first_bytes)
 
     async def row() -> Upload:
-        (found,) = await stack.services.uploads.list_open("alice")
+        (found,) = await stack.services.uploads.list_open(owner("alice"))
         return found.upload
 
     async def is_digested() -> bool:

@@ -23,6 +23,7 @@ from tests.support.waiting import eventually
 from uploader.database import queries
 from uploader.database.transactions import files
 from uploader.domain.digest import ClaimedDigests
+from uploader.domain.links import Caller, owner
 from uploader.domain.upload import IfExists, State
 from uploader.errors import (
     FileTooLarge,
@@ -49,7 +50,7 @@ class Sent:
         self.declared_bytes = len(data) if declared else None
         self.asked = False
 
-    async def receive_up_to(self, user_id: str, limit_bytes: int) -> Body:
+    async def receive_up_to(self, caller: Caller, limit_bytes: int) -> Body:
         self.asked = True
         return self.body
 
@@ -62,7 +63,7 @@ def new(
     if_exists: IfExists = IfExists.KEEP,
     user_id: str = "alice",
 ) -> NewFile:
-    return NewFile(user_id=user_id, name=name, md5=md5, sha256=sha256, if_exists=if_exists, modified_at=None)
+    return NewFile(caller=owner(user_id), name=name, md5=md5, sha256=sha256, if_exists=if_exists, modified_at=None)
 
 
 async def send(stack: Stack, data: bytes, name: str = "a.bin", **more: object) -> Complete:
@@ -73,7 +74,7 @@ Entries = AsyncIterator[tuple[NewFile, Body] | UploaderError]
 
 
 async def received(stack: Stack, entries: Entries) -> list[Complete | UploaderError]:
-    return [outcome async for outcome in stack.services.whole.receive_many("alice", entries)]
+    return [outcome async for outcome in stack.services.whole.receive_many(owner("alice"), entries)]
 
 
 async def entries_of(
@@ -121,7 +122,7 @@ async def test_an_open_upload_of_the_content_is_closed_by_it(stack: Stack) -> No
     complete = await send(stack, content.data, content.name)
     assert complete.created
     assert await stack.usage("alice") == {"finished": content.size, "unfinished": 0, "reserved": 0}
-    status = await stack.services.uploads.status(Target("alice", upload_id=opened["id"]))
+    status = await stack.services.uploads.status(Target(owner("alice"), upload_id=opened["id"]))
     assert isinstance(status, Complete) and status.file.id == complete.file.id
     assert [path.relative_to(stack.data).parts[0] for path in stack.bytes_on_disk()] == ["blobs"]
 
@@ -397,7 +398,7 @@ async def test_outcomes_are_told_in_their_order_as_soon_as_they_are_known(stack:
                 yield refused
 
     outcomes: list[str] = []
-    async with aclosing(stack.services.whole.receive_many("alice", entries())) as told_of:
+    async with aclosing(stack.services.whole.receive_many(owner("alice"), entries())) as told_of:
         async for outcome in told_of:
             told += 1
             outcomes.append(outcome.file.name if isinstance(outcome, Complete) else outcome.code)

@@ -14,6 +14,7 @@ from tests.support.process import Process, ended
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.database import queries
+from uploader.domain.links import owner
 from uploader.domain.upload import Upload
 from uploader.service.chunk import Stored
 from uploader.service.results import Target
@@ -27,7 +28,7 @@ LAST = CONTENT.chunk_count - 1
 
 async def _upload(stack: Stack) -> Upload:
     found = await stack.services.database.read(
-        lambda connection: queries.open_upload_by_md5(connection, "alice", CONTENT.md5)
+        lambda connection: queries.open_upload_by_md5(connection, owner("alice"), CONTENT.md5)
     )
     assert found is not None
     return found
@@ -105,7 +106,7 @@ async def test_another_process_finds_what_went_bad_after_the_one_that_took_the_l
     async with make_stack_on(claim_lease_seconds=1.0) as stack:
         data = await _sent_but(stack, FINAL)
         _rot(data, 1, LAST)
-        kept = await keep(Worker(stack.services, {}), Target("alice", CONTENT.md5), CONTENT, FINAL)
+        kept = await keep(Worker(stack.services, {}), Target(owner("alice"), CONTENT.md5), CONTENT, FINAL)
         assert isinstance(kept, Stored)
         assert kept.result.settled
         stores = {"DATA": str(stack.data), "DATABASE_URL": database_url, "REDIS_URL": redis_url}

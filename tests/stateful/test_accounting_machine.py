@@ -241,7 +241,7 @@ class AccountingMachine(Machine):
 
     async def _append_from_the_offset(self, transfer: Transfer, length: int, up_to: int) -> object:
         """As a client that lost the answer: it asks first."""
-        target = Target(transfer.upload.user_id, upload_id=transfer.upload.id)
+        target = Target(transfer.upload.caller, upload_id=transfer.upload.id)
         stands = await self.services.appends.status(target)
         told: object = stands
         if isinstance(stands, Appended):
@@ -268,7 +268,7 @@ class AccountingMachine(Machine):
         self.run(self._grow(grown, length, end), dies_at)
 
     async def _grow(self, grown: Grown, length: int, end: str) -> None:
-        target, appends = Target(grown.upload.user_id, upload_id=grown.upload.id), self.services.appends
+        target, appends = Target(grown.upload.caller, upload_id=grown.upload.id), self.services.appends
         with suppress(errors.QuotaExceeded, errors.FileTooLarge, errors.SizeMismatch):
             told = await appends.status(target)
             assert isinstance(told, Appended)
@@ -325,7 +325,7 @@ class AccountingMachine(Machine):
         upload = transfer.upload
         body = InPieces(transfer.content[number * CHUNK : (number + 1) * CHUNK])
         try:
-            target = Target(upload.user_id, upload_id=upload.id)
+            target = Target(upload.caller, upload_id=upload.id)
             stored = await self.services.receiving.store(target, upload, number, body)
         except (errors.UploadGone, AlreadyComplete):
             return None

@@ -22,6 +22,7 @@ from tests.support.servers import PrivateRedis
 from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.domain.digest import ClaimedDigests
+from uploader.domain.links import owner
 from uploader.domain.upload import IfExists
 from uploader.errors import FileNotFound, NameTaken, QuotaExceeded, TooManyFiles, UploaderError
 from uploader.http.bodies.delta import DeltaChunk
@@ -145,7 +146,7 @@ class FilesMachine(Machine):
                 yield _new(user_id, wanted), bodies[-1]
 
         try:
-            return [_said(outcome) async for outcome in self.services.whole.receive_many(user_id, entries())]
+            return [_said(outcome) async for outcome in self.services.whole.receive_many(owner(user_id), entries())]
         finally:
             assert all(body.keepers == 0 for body in bodies), "a body was never given up"
 
@@ -157,7 +158,7 @@ class FilesMachine(Machine):
         taken = if_exists is IfExists.FAIL and name in books.files
         content = CONTENTS[number]
         opening = Opening(
-            user_id=user_id,
+            caller=owner(user_id),
             md5=content.md5,
             sha256=None,
             name=name,
@@ -195,8 +196,8 @@ class FilesMachine(Machine):
             books.uploads.pop(wanted.number, None)
 
     async def _finish(self, user_id: str, content: Content) -> str:
-        target = Target(user_id, content.md5)
-        upload = await self.services.uploads.by_md5(user_id, content.md5)
+        target = Target(owner(user_id), content.md5)
+        upload = await self.services.uploads.by_md5(owner(user_id), content.md5)
         assert upload is not None
         try:
             stored = await self.services.receiving.store(target, upload, 0, InPieces(content.data))
@@ -229,9 +230,9 @@ class FilesMachine(Machine):
 
         services, none = self.services, ClaimedDigests()
         request = Request({"type": "http", "headers": []}, receive)
-        source = DeltaChunk(self.intake, request, none, partial(services.delta_bases.open, user_id, base))
+        source = DeltaChunk(self.intake, request, none, partial(services.delta_bases.open, owner(user_id), base))
         try:
-            return _said(await services.receiving.receive(Target(user_id, content.md5), 0, source, none))
+            return _said(await services.receiving.receive(Target(owner(user_id), content.md5), 0, source, none))
         except UploaderError as error:
             return _said(error)
 
@@ -240,7 +241,7 @@ class FilesMachine(Machine):
         books = self.books[user_id]
         if books.uploads:
             number = list(books.uploads)[which % len(books.uploads)]
-            self.runner.run(self.services.uploads.cancel(Target(user_id, CONTENTS[number].md5)))
+            self.runner.run(self.services.uploads.cancel(Target(owner(user_id), CONTENTS[number].md5)))
             del books.uploads[number]
             self.half_sent.discard((user_id, number))
 
@@ -280,7 +281,7 @@ class FilesMachine(Machine):
 
 def _new(user_id: str, wanted: Wanted) -> NewFile:
     return NewFile(
-        user_id=user_id,
+        caller=owner(user_id),
         name=wanted.name,
         md5=CONTENTS[wanted.number].md5,
         sha256=None,

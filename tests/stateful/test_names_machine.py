@@ -19,6 +19,7 @@ from tests.support.machines import Machine
 from tests.support.servers import PrivateRedis
 from uploader.database import models
 from uploader.database.engine import Connection
+from uploader.domain.links import owner
 from uploader.domain.names import Selection
 from uploader.domain.upload import IfExists
 from uploader.errors import FileNotFound, InvalidRequest, NameTaken, UploaderError
@@ -180,10 +181,10 @@ class NamesMachine(Machine):
     async def _put(self, user_id: str, name: str, number: int, if_exists: IfExists) -> str:
         async def entries() -> AsyncIterator[tuple[NewFile, Body]]:
             md5 = CONTENTS[number].md5
-            new = NewFile(user_id=user_id, name=name, md5=md5, sha256=None, if_exists=if_exists, modified_at=None)
+            new = NewFile(caller=owner(user_id), name=name, md5=md5, sha256=None, if_exists=if_exists, modified_at=None)
             yield new, InPieces(CONTENTS[number].data)
 
-        (outcome,) = [each async for each in self.services.whole.receive_many(user_id, entries())]
+        (outcome,) = [each async for each in self.services.whole.receive_many(owner(user_id), entries())]
         if isinstance(outcome, UploaderError):
             raise outcome
         assert isinstance(outcome, Complete)

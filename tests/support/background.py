@@ -16,6 +16,7 @@ from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models, queries
+from uploader.domain.links import owner
 from uploader.domain.upload import Upload
 from uploader.jobs.maintenance import Cleaner, Collector, Reconciler, TrashKeeper
 from uploader.service.flush import FlushedBatch
@@ -29,7 +30,7 @@ _MONTH_SECONDS = 30 * 86_400.0
 async def upload_of(stack: Stack, content: Content, user_id: str = "alice") -> Upload:
     """The open upload of a content."""
     upload = await stack.services.database.read(
-        lambda connection: queries.open_upload_by_md5(connection, user_id, content.md5)
+        lambda connection: queries.open_upload_by_md5(connection, owner(user_id), content.md5)
     )
     assert upload is not None
     return upload

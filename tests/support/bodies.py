@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from uploader.domain.links import Caller
 from uploader.service.append import Part
 from uploader.storage.base import Body
 
@@ -50,7 +51,7 @@ class Arrived:
         self._data = data
         self.declared_bytes = len(data)
 
-    async def receive_part(self, _user_id: str, limit_bytes: int, _goes_on: Callable[[], bool]) -> Part:
+    async def receive_part(self, _caller: Caller, limit_bytes: int, _goes_on: Callable[[], bool]) -> Part:
         part, self._data = self._data[:limit_bytes], self._data[limit_bytes:]
         return Part(InPieces(part), ended=not self._data)
 

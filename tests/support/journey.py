@@ -16,6 +16,7 @@ from tests.support.faults import OneCall, failing_call
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
+from uploader.domain.links import owner
 from uploader.errors import StorageFull, Unavailable
 from uploader.http.shared.problem import STATUS
 from uploader.service.ids import new_id
@@ -245,7 +246,7 @@ class Journey:
 
     async def _append_up_to(self, end: int, content: Content, upload_id: str) -> None:
         self.call.step = f"append {end}"
-        target, offset = Target("alice", upload_id=upload_id), 0
+        target, offset = Target(owner("alice"), upload_id=upload_id), 0
         for _ in range(self.attempts):
             try:
                 match await self.stack.services.appends.status(target):

@@ -27,6 +27,7 @@ def upload_row(user_id: str = "alice", size: int = 1000, seed: str | None = None
     values: dict[str, Any] = {
         "id": upload_id,
         "user_id": user_id,
+        "session": "",
         "md5": digests(seed or upload_id)["md5"],
         "sha256": None,
         "name": "file.bin",
@@ -52,6 +53,7 @@ def file_row(user_id: str = "alice", size: int = 1000, seed: str = "content", **
     values: dict[str, Any] = {
         "id": new_id(),
         "user_id": user_id,
+        "session": "",
         **digests(seed),
         "name": "file.bin",
         "size": size,

@@ -39,6 +39,7 @@ from uploader.domain.archive import (
     Member,
     head_of_member,
 )
+from uploader.domain.links import owner
 from uploader.errors import BodyTimeout, FileTooLarge, InvalidArchive, InvalidRequest, UploaderError
 from uploader.http.bodies import archive as archive_module
 from uploader.http.bodies.archive import Unpacking
@@ -518,7 +519,7 @@ def admit(member: Member) -> str:
 
 
 def unpacking_of(intake: Intake, *pieces: bytes, then: str = "end") -> Unpacking[str]:
-    return Unpacking(intake, MessageBody(Messages(*pieces, then=then).receive), "alice", admit)
+    return Unpacking(intake, MessageBody(Messages(*pieces, then=then).receive), owner("alice"), admit)
 
 
 async def unpacked(unpacking: Unpacking[str]) -> list[tuple[str, bytes] | str]:
@@ -619,7 +620,7 @@ async def test_what_is_refused_is_never_held(place: Place) -> None:
 
     data = archive(Entry("large", bytes(LIMIT_BYTES + 1)), Entry("good", b"1"))
     receive = Watched(*in_pieces(data, range(0, len(data), 50_000))).receive
-    unpacking = Unpacking(intake, MessageBody(receive), "alice", admit)
+    unpacking = Unpacking(intake, MessageBody(receive), owner("alice"), admit)
     assert await unpacked(unpacking) == ["file-too-large", ("good", b"1")]
     assert all(left_empty)
 

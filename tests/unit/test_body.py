@@ -17,6 +17,7 @@ from starlette.types import Message
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
 from tests.support.waiting import PATIENCE_SECONDS
+from uploader.domain.links import owner
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, StorageFull
 from uploader.http.bodies import intake as intake_module
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments
@@ -38,7 +39,7 @@ def received(
     spool: Spool, size: int, *, budget: BodyBudget | None = None, segments: Segments | None = None
 ) -> ReceivedBody:
     """A body of alice's, of which nothing has come; without a budget it has no memory."""
-    return ReceivedBody(budget or BodyBudget(0), segments or Segments(4 * MIB), spool, "alice", size)
+    return ReceivedBody(budget or BodyBudget(0), segments or Segments(4 * MIB), spool, owner("alice"), size)
 
 
 def content_of(body: Body) -> bytes:
@@ -53,10 +54,10 @@ def charged(budget: BodyBudget) -> int:
 def is_whole(budget: BodyBudget, total_bytes: int) -> bool:
     """Whether nothing is charged: four users can have a quarter each, and then nobody a byte more."""
     users = [f"user {number}" for number in range(4)]
-    taken = [budget.charge(user, total_bytes // 4) for user in users]
-    more = budget.charge("one more", 1)
+    taken = [budget.charge(owner(user), total_bytes // 4) for user in users]
+    more = budget.charge(owner("one more"), 1)
     for user in users:
-        budget.release(user, total_bytes // 4)
+        budget.release(owner(user), total_bytes // 4)
     return all(taken) and not more
 
 
@@ -78,22 +79,22 @@ async def append(body: ReceivedBody, piece: bytes, *, slow: bool = False) -> Non
 
 def test_a_user_gets_a_quarter_of_the_budget_and_all_together_no_more_than_it() -> None:
     budget = BodyBudget(400)
-    assert budget.charge("alice", 100)
-    assert not budget.charge("alice", 1)
-    assert all(budget.charge(user, 99) for user in ("b", "c", "d"))
-    assert budget.charge("e", 3)
-    assert not budget.charge("e", 1)
-    budget.release("b", 99)
-    assert budget.charge("e", 97)
+    assert budget.charge(owner("alice"), 100)
+    assert not budget.charge(owner("alice"), 1)
+    assert all(budget.charge(owner(user), 99) for user in ("b", "c", "d"))
+    assert budget.charge(owner("e"), 3)
+    assert not budget.charge(owner("e"), 1)
+    budget.release(owner("b"), 99)
+    assert budget.charge(owner("e"), 97)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 120)), max_size=50))
 def test_what_is_charged_and_given_back_leaves_the_budget_whole(charges: list[tuple[str, int]]) -> None:
     budget = BodyBudget(400)
-    held = [(user, length) for user, length in charges if budget.charge(user, length)]
+    held = [(user, length) for user, length in charges if budget.charge(owner(user), length)]
     assert sum(length for _, length in held) <= 400
     for user, length in held:
-        budget.release(user, length)
+        budget.release(owner(user), length)
     assert is_whole(budget, 400)
 
 
@@ -164,8 +165,8 @@ async def test_closing_twice_gives_back_once(spool: Spool) -> None:
     await append(other, bytes(50))
     body.close()
     body.close()
-    assert budget.charge("alice", segments.small_bytes)
-    assert not budget.charge("alice", 1)
+    assert budget.charge(owner("alice"), segments.small_bytes)
+    assert not budget.charge(owner("alice"), 1)
     taken = [segments.take(segments.small_bytes).obj for _ in range(2)]
     assert taken[0] is not taken[1], "one body, one segment given back once"
     other.close()
@@ -246,7 +247,7 @@ async def test_a_body_is_received_whole(spool: Spool, told: bool) -> None:
     sender = Sender(b"ab", b"", b"cd")
     request = Request({"type": "http", "headers": [(b"content-length", b"4")]}, sender.receive)
     receiving = an_intake(spool).body_of(request).receive_up_to if told else incoming(spool, sender).receive
-    body = await receiving("alice", 4)
+    body = await receiving(owner("alice"), 4)
     assert (body.length, content_of(body)) == (4, b"abcd")
     body.close()
 
@@ -257,7 +258,7 @@ async def test_another_length_is_refused(
 ) -> None:
     sender = Sender(*pieces)
     with pytest.raises(ChunkLengthMismatch) as caught:
-        await incoming(spool, sender).receive("alice", 4)
+        await incoming(spool, sender).receive(owner("alice"), 4)
     assert caught.value.fields == {"expected": 4, "received": received_bytes}
     assert sender.asked == asked
 
@@ -270,7 +271,7 @@ IN_EACH = pytest.mark.parametrize("budget_bytes", [4, 512 * MIB], ids=["spooled"
 async def test_a_body_without_a_length_may_have_any_up_to_the_limit(spool: Spool, size: int, budget_bytes: int) -> None:
     data = Content(size).data
     sender = Sender(data[:3], b"", data[3:], b"")
-    body = await incoming(spool, sender, body_budget_bytes=budget_bytes).receive_up_to("alice", max(size, 4))
+    body = await incoming(spool, sender, body_budget_bytes=budget_bytes).receive_up_to(owner("alice"), max(size, 4))
     assert all(len(piece) for piece in body.pieces()), "also where it ends where its memory does"
     assert (body.length, content_of(body)) == (size, data)
     body.close()
@@ -293,7 +294,7 @@ async def test_a_body_is_cut_off_at_the_limit(
     headers = [] if told is None else [(b"content-length", told)]
     with pytest.raises(error) as caught:
         await intake.body_of(Request({"type": "http", "headers": headers}, sender.receive)).receive_up_to(
-            "alice", limit
+            owner("alice"), limit
         )
     assert caught.value.fields == ({"limit": 4} if error is FileTooLarge else {"expected": 5, "received": 4})
     assert sender.asked == asked
@@ -307,7 +308,7 @@ async def test_a_client_that_goes_away_or_stands_still_leaves_nothing(spool: Spo
     sender.messages[1:] = [{"type": "http.disconnect"}] if gone else []
     settings = {"body_budget_bytes": 4, "body_idle_timeout_seconds": 60.0 if gone else 0.02}
     with pytest.raises(ClientDisconnect if gone else BodyTimeout):
-        await incoming(spool, sender, **settings).receive("alice", 4)
+        await incoming(spool, sender, **settings).receive(owner("alice"), 4)
     assert open_files_under(tmp_path) == []
 
 
@@ -316,7 +317,7 @@ async def test_a_client_is_not_to_blame_for_a_still_disk(spool: Spool, monkeypat
     now = loop.time
     receiving = incoming(spool, Sender(b"a" * 256 * KIB, b"b" * 8), body_idle_timeout_seconds=60.0, body_budget_bytes=4)
     with paused_call("pwrite") as pause:
-        task = asyncio.create_task(receiving.receive("alice", 256 * KIB + 8))
+        task = asyncio.create_task(receiving.receive(owner("alice"), 256 * KIB + 8))
         assert await asyncio.to_thread(pause.reached.wait, PATIENCE_SECONDS)
         monkeypatch.setattr(loop, "time", lambda: now() + 70)
         pause.go_on.set()
@@ -328,7 +329,7 @@ async def test_a_client_is_not_to_blame_for_a_still_disk(spool: Spool, monkeypat
 async def test_a_body_that_takes_long_is_spooled(spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "GRACE_SECONDS", 0.02)
     sender = Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05)
-    body = await incoming(spool, sender, min_body_rate_bytes=1).receive("alice", 64)
+    body = await incoming(spool, sender, min_body_rate_bytes=1).receive(owner("alice"), 64)
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert content_of(body) == b"x" * 60 + b"y" * 4
     body.close()
@@ -346,7 +347,7 @@ class Waiting(MessageBody):
 
 async def test_a_body_that_is_there_is_charged_until_the_last_who_keeps_it_closes_it(spool: Spool) -> None:
     intake = an_intake(spool, body_budget_bytes=16)
-    body = await Incoming(intake, Waiting(b"abcd")).receive("alice", 4)
+    body = await Incoming(intake, Waiting(b"abcd")).receive(owner("alice"), 4)
     body.keep()
     assert (body.length, content_of(body), content_of(body)) == (4, b"abcd", b"abcd")
     body.close()
@@ -356,7 +357,7 @@ async def test_a_body_that_is_there_is_charged_until_the_last_who_keeps_it_close
 
 
 async def test_a_body_that_is_there_moves_to_a_file_where_there_is_no_budget(spool: Spool, tmp_path: Path) -> None:
-    body = await Incoming(an_intake(spool, body_budget_bytes=4), Waiting(b"abcd")).receive("alice", 4)
+    body = await Incoming(an_intake(spool, body_budget_bytes=4), Waiting(b"abcd")).receive(owner("alice"), 4)
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert content_of(body) == b"abcd"
     body.close()
@@ -366,7 +367,7 @@ async def test_a_body_that_is_there_moves_to_a_file_where_there_is_no_budget(spo
 async def test_a_body_that_is_there_in_another_length_is_refused(spool: Spool, content: bytes) -> None:
     intake = an_intake(spool, body_budget_bytes=32)
     with pytest.raises(ChunkLengthMismatch) as caught:
-        await Incoming(intake, Waiting(content)).receive("alice", 4)
+        await Incoming(intake, Waiting(content)).receive(owner("alice"), 4)
     assert caught.value.fields == {"expected": 4, "received": len(content)}
     assert charged(intake._budget) == 0
 
@@ -377,12 +378,12 @@ async def test_a_part_of_a_stream_waits_for_memory_that_others_give_back_but_not
 ) -> None:
     monkeypatch.setattr(intake_module, "_PATIENCE_SECONDS", 60.0 if given_back else 0.01)
     receiving = incoming(spool, Sender(b"abcd"), body_budget_bytes=64)
-    assert receiving.intake._budget.charge("alice", 16)
-    task = asyncio.create_task(receiving.receive_part("alice", 4, lambda: True))
+    assert receiving.intake._budget.charge(owner("alice"), 16)
+    task = asyncio.create_task(receiving.receive_part(owner("alice"), 4, lambda: True))
     if given_back:
         await asyncio.sleep(0.01)
         assert not task.done()
-        receiving.intake._budget.release("alice", 16)
+        receiving.intake._budget.release(owner("alice"), 16)
     part = await task
     assert (content_of(part.body), part.error) == (b"abcd", None)
     assert len(open_files_under(tmp_path / "spool")) == (not given_back)

@@ -36,6 +36,7 @@ from tests.support.jwts import (
     settings_for,
 )
 from tests.support.waiting import PATIENCE_SECONDS
+from uploader.domain.links import owner
 from uploader.errors import ConfigurationError, Unauthenticated, Unavailable
 from uploader.http.auth.jwt import KeySet, Verified, Verifier, keys_in_force, keys_of_set
 from uploader.service.access import Identity
@@ -265,7 +266,7 @@ async def test_what_a_token_is_good_for(
 ) -> None:
     token = hmac_signer().token(claims_at(clock, scope=scope, sub="auth0|5f7c", total_space=0))
     verified = await verifier_of(clock, hmac_signer()).verify(token)
-    assert verified.identity == Identity("auth0|5f7c", admin, scope=of_token)
+    assert verified.identity == Identity(owner("auth0|5f7c"), admin, scope=of_token)
     assert verified.total_space == 0
 
 

@@ -26,6 +26,7 @@ from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.queries import Token
 from uploader.database.transactions import users
+from uploader.domain.links import owner
 from uploader.domain.upload import File, Reason, State
 from uploader.errors import DatabaseDamaged, QuotaExceeded, Unavailable
 
@@ -238,13 +239,13 @@ async def test_a_file_comes_and_goes_as_by_sqlalchemy(compared: list[Executable]
 
     await act.create_user(name, LARGEST)
     assert [usage.total_space for usage in await found(lambda c: queries.usage(c, name))] == [LARGEST]
-    assert await found(lambda c: queries.open_upload_by_md5(c, name, md5)) == [None]
+    assert await found(lambda c: queries.open_upload_by_md5(c, owner(name), md5)) == [None]
     await act.open(opened)
     assert await found(
-        lambda c: queries.open_upload_by_md5(c, name, md5),
+        lambda c: queries.open_upload_by_md5(c, owner(name), md5),
         lambda c: queries.upload_by_id(c, opened.id, lock=True),
-        lambda c: queries.upload_by_idempotency_key(c, name, name),
-        lambda c: queries.open_uploads(c, name),
+        lambda c: queries.upload_by_idempotency_key(c, owner(name), name),
+        lambda c: queries.open_uploads(c, owner(name)),
     ) == [opened, opened, opened, [opened]]
     with pytest.raises(Duplicate):
         await act.open(opened)
@@ -255,7 +256,7 @@ async def test_a_file_comes_and_goes_as_by_sqlalchemy(compared: list[Executable]
     assert (file.name, file.size, file.instant) == (name, LARGEST - 5, False)
     *files, blob, blobs = await found(
         lambda c: queries.file_by_id(c, name, file.id),
-        lambda c: queries.newest_file(c, name, md5, size=file.size, name=name, sound=True),
+        lambda c: queries.newest_file(c, owner(name), md5, size=file.size, name=name, sound=True),
         lambda c: queries.blob_by_sha256(c, file.sha256),
         lambda c: queries.blobs_by_md5(c, md5, file.size),
     )
@@ -275,7 +276,7 @@ async def test_an_upload_ends_as_by_sqlalchemy(compared: list[Executable], act: 
     assert (told.md5, told.sha256) == (digests("a")["md5"], None)
     closed = await act.close(told, Reason.CANCELLED)
     found = await act.database.read(
-        lambda c: queries.newest_closed_upload(c, "alice", closed.md5 or "", NOW - timedelta(microseconds=1))
+        lambda c: queries.newest_closed_upload(c, owner("alice"), closed.md5 or "", NOW - timedelta(microseconds=1))
     )
     assert found is not None
     assert (found.id, found.state, found.closed_at) == (by_id.id, State.CANCELLED, NOW)

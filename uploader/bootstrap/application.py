@@ -28,9 +28,10 @@ from uploader.embedded import end_with_parent
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.admin import AdminHandlers, AuditLogHandlers, EventHandlers, TokenHandlers
 from uploader.http.app import Application, Lifespan
-from uploader.http.auth.authenticator import Authenticator, Origins
+from uploader.http.auth.authenticator import Authenticator, Origins, WrongTokens
 from uploader.http.bodies.intake import Intake
 from uploader.http.native.files import FileHandlers
+from uploader.http.native.links import AdminLinkHandlers, ShareHandlers, VisitorHandlers
 from uploader.http.native.trash import TrashHandlers
 from uploader.http.native.uploads import UploadHandlers
 from uploader.http.native.whole_file import WholeFileHandlers
@@ -50,6 +51,7 @@ from uploader.jobs.maintenance import (
     Cleaner,
     Collector,
     CopyKeeper,
+    LinkKeeper,
     Reconciler,
     Scrubber,
     Snapshot,
@@ -206,6 +208,7 @@ def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
     removing = [
         Job("collector", collector.run_once),
         Job("expirer", Expirer(services.expiry, clock).run_once),
+        Job("link keeper", LinkKeeper(services.link_keeping).run_once),
         Cleaner(services.cleanup, lease("cleanup"), clock).as_job(),
         Job("scrubber", Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).run_once),
         Job("copies", CopyKeeper(services.copy_keeping).run_once, first_delay_seconds=COPY_GRACE_SECONDS),
@@ -272,7 +275,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     settings = services.settings
     origins = Origins(settings.cors_origins)
     verifier = create_verifier(settings, services.clock)
-    authenticator = Authenticator(settings, services.accounts, services.links, origins, verifier)
+    authenticator = Authenticator(settings, services.accounts, services.links, services.visitors, origins, verifier)
     intake = Intake(settings, services.spool)
     proxies = Proxies(settings.trusted_proxies)
     resumable = ResumableHandlers(
@@ -286,6 +289,23 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
             expiry_seconds=settings.upload_expiry_seconds,
         ),
     )
+    link_handlers = (
+        (
+            ShareHandlers(services.sharing),
+            VisitorHandlers(
+                services.visitors,
+                services.shared,
+                services.files,
+                services.folders,
+                services.links,
+                WrongTokens(settings.max_wrong_tokens),
+                proxies,
+            ),
+            AdminLinkHandlers(services.sharing),
+        )
+        if settings.links == "on"
+        else ()
+    )
     handlers = (
         UploadHandlers(services.openings, services.receiving, services.uploads, services.instant, services.delta_bases),
         WholeFileHandlers(services.whole),
@@ -298,6 +318,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
             sends_on=settings.s3_presigned_downloads,
         ),
         TrashHandlers(services.deleted_files, services.links),
+        *link_handlers,
         AdminHandlers(
             services.files,
             services.reports,
@@ -324,6 +345,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         intake=intake,
         proxies=proxies,
         meter=services.meter,
+        visitors=services.visitors,
         pre_creates=services.pre_create_hook.is_on,
         dialect=resumable,
     )

@@ -38,6 +38,7 @@ from uploader.service.health import Gauges, Health, Integrity
 from uploader.service.ids import new_id
 from uploader.service.installation import Installation
 from uploader.service.instant import Instant
+from uploader.service.links import LinkKeeping, Shared, Sharing, Visitors
 from uploader.service.maintenance import Maintenance
 from uploader.service.merge import Merging
 from uploader.service.open import Admission, Openings
@@ -159,16 +160,17 @@ class Services:
         )
         checks = (database.check_answers, pending.check_answers, storage.check_answers)
         concurrency = ConcurrentBodies(settings.max_concurrent_chunks, checks)
+        self.visitors = visitors = Visitors(database, clock)
         self.receiving = receiving = Receiving(database, storage, pending, closers, uploads, concurrency=concurrency)
         max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
         self.openings = openings = Openings(
-            settings, database, storage, instant, uploads, receiving, admission, pre_create_hook, clock
+            *(settings, database, storage, instant, uploads, receiving, admission, pre_create_hook, visitors, clock)
         )
         deferred_length = DeferredLength(
             database, closers, admission, clock, max_file_size_bytes=openings.max_file_size_bytes
         )
         storing = Storing(
-            *(database, storage, closers, uploads, admission, pre_create_hook, clock),
+            *(database, storage, closers, uploads, admission, pre_create_hook, visitors, clock),
             max_bytes=max_bytes,
             max_files=settings.max_files,
         )
@@ -179,6 +181,7 @@ class Services:
             Joining(settings, database, storage, closers, admission, clock),
             Filling(database, storage, closers, receiving, merging),
             pre_create_hook,
+            visitors,
             clock,
             max_file_size_bytes=openings.max_file_size_bytes,
         )
@@ -213,7 +216,14 @@ class Services:
         )
         self.whole = WholeFiles(storing, concurrency)
         self.delta_bases = DeltaBases(files, storage, healing)
-        self.folders = Folders(database, clock, max_files=settings.max_files)
+        self.folders = folders = Folders(database, clock, max_files=settings.max_files)
+        self.shared = Shared(database, files, folders)
+        self.sharing = Sharing(
+            *(database, folders, clock),
+            max_lifetime_seconds=settings.share_lifetime_seconds,
+            max_links=settings.max_links,
+        )
+        self.link_keeping = LinkKeeping(database, closers, clock, retention_seconds=settings.closed_retention_seconds)
         self.reports = Reports(database, files, clock)
         self.overview = Overview(database, storage, admission, clock)
         self.queues = Queues(database, pending, clock)
@@ -246,6 +256,7 @@ class Services:
             bell.ring()
 
     async def close(self) -> None:
+        await self.visitors.close()
         await self.appends.close()
         await self.concatenations.filling.close()
         await self.merging.close()

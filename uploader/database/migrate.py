@@ -287,14 +287,39 @@ def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bo
 def _make_anew(table: str, column: str, *, nullable: bool) -> None:
     """SQLite changes no column (https://sqlite.org/lang_altertable.html, section 7). So the table is made anew, by the very
     text that made it, because its unnamed checks are told nowhere else."""
-    indexes = _texts(table, "index")
     (made_by,) = _texts(table, "table")
-    renamed = re.sub(rf'^CREATE TABLE "?{table}"?', f"CREATE TABLE {table}_new", made_by)
     rule = "" if nullable else " NOT NULL"
-    made_anew = re.sub(rf"(\b{column} \w+(\(\d+\))?)( NOT NULL)?", rf"\1{rule}", renamed, count=1)
+    _make_of(table, re.sub(rf"(\b{column} \w+(\(\d+\))?)( NOT NULL)?", rf"\1{rule}", made_by, count=1))
+
+
+def _make_of(table: str, text_of_table: str) -> None:
+    indexes = _texts(table, "index")
+    made_anew = re.sub(rf'^CREATE TABLE "?{table}"?', f"CREATE TABLE {table}_new", text_of_table)
     copy = f"INSERT INTO {table}_new SELECT * FROM {table}"  # noqa: S608 (a migration's own word)
     for statement in (made_anew, copy, f"DROP TABLE {table}", f"ALTER TABLE {table}_new RENAME TO {table}", *indexes):
         _operations().execute(text(statement))
+
+
+def drop_unique(table: str, name: str) -> None:
+    """Drop a rule of a table by its name, unless it has gone. SQLite has its table made anew, by its text without it."""
+    if _operations().get_bind().dialect.name != "sqlite":
+        drop_index(name, table)
+        return
+    made_by = _texts(table, "table")
+    without = [re.sub(rf",\s*CONSTRAINT {name} UNIQUE \([^)]*\)", "", text) for text in made_by]
+    if without != made_by:
+        _change(_make_of, table, *without)
+
+
+def add_unique(table: str, name: str, *column_names: str) -> None:
+    """Have a rule again that `drop_unique` dropped, as it was: the last of its table's text."""
+    if _operations().get_bind().dialect.name != "sqlite":
+        create_index(name, table, *column_names, unique=True)
+        return
+    rule = f"CONSTRAINT {name} UNIQUE ({', '.join(column_names)})"
+    for made_by in _texts(table, "table"):
+        if rule not in made_by:
+            _change(_make_of, table, f"{made_by.rstrip().removesuffix(')').rstrip()}, {rule})")
 
 
 def change_rows(statement: Any, values: list[dict[str, Any]]) -> None:

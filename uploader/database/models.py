@@ -142,6 +142,15 @@ class Integer64(TypeDecorator[int]):
             return 0
 
 
+def _session() -> Column[str]:
+    """The visitor of a link who sent it; empty of the user's own."""
+    return Column("session", Bytewise(64), nullable=False, server_default=text("X''"))
+
+
+def _limit(name: str) -> Column[int]:
+    return Column(name, Integer64, CheckConstraint(f"{name} >= 0"))
+
+
 def _figure(name: str) -> Column[int]:
     return Column(name, Integer64, CheckConstraint(f"{name} >= 0"), nullable=False, server_default=text("0"))
 
@@ -184,7 +193,7 @@ upload = _table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("closed_at", UtcDateTime),
-    # 1 while open, NULL after: NULLs repeat freely in a unique key, so a user has one open upload of an MD5.
+    # 1 while open, NULL after: NULLs repeat freely in a unique key, so a caller has one open upload of an MD5.
     Column("open_flag", SmallInteger),
     Column("if_exists", Bytewise(16)),
     Column("modified_at", UtcDateTime),
@@ -192,10 +201,11 @@ upload = _table(
     Column("length_known", Boolean, nullable=False, server_default=text("1")),
     Column("computes_md5", Boolean, nullable=False, server_default=text("1")),
     Column("kind", Bytewise(8)),
-    UniqueConstraint("user_id", "md5", "open_flag", name="uq_upload_open"),
-    UniqueConstraint("user_id", "idempotency_key", name="uq_upload_idempotency"),
-    # For the open ones of a user, and for the closed ones by their ends.
-    Index("ix_upload_user", "user_id", "open_flag", "closed_at"),
+    _session(),
+    Index("uq_upload_open_md5", "user_id", "session", "md5", "open_flag", unique=True),
+    Index("uq_upload_key", "user_id", "session", "idempotency_key", unique=True),
+    # For the open ones of a caller, and for the closed ones by their ends.
+    Index("ix_upload_caller", "user_id", "session", "open_flag", "closed_at"),
     Index("ix_upload_open_updated", "open_flag", "updated_at"),
     Index("ix_upload_closed", "closed_at"),
 )
@@ -214,7 +224,8 @@ concatenation = _table(
     Column("created_at", UtcDateTime, nullable=False),
     # 1 until its upload is closed, NULL after.
     Column("open_flag", SmallInteger),
-    UniqueConstraint("user_id", "parts_sha256", name="uq_concatenation_parts"),
+    _session(),
+    Index("uq_concatenation", "user_id", "session", "parts_sha256", unique=True),
     Index("ix_concatenation_open", "open_flag", "id"),
 )
 
@@ -261,6 +272,9 @@ file = _table(
     Column("created_at", UtcDateTime, nullable=False),
     # Of the person's own file, as its client told.
     Column("modified_at", UtcDateTime),
+    _session(),
+    # By that visitor, below the folder of the link.
+    Column("asked_name", Bytewise(MAX_NAME_BYTES)),
     Index("ix_file_user_md5", "user_id", "md5", "id"),
     Index("uq_file_name", "user_id", "name", unique=True),
     UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
@@ -285,6 +299,8 @@ trashed_file = _table(
     Column("modified_at", UtcDateTime),
     Column("deleted_at", UtcDateTime, nullable=False),
     Column("reason", Bytewise(16), nullable=False),
+    _session(),
+    Column("asked_name", Bytewise(MAX_NAME_BYTES)),
     Index("ix_trashed_file_user", "user_id", "deleted_at", "id"),
     Index("ix_trashed_file_name", "user_id", "name", "deleted_at"),
     Index("ix_trashed_file_deleted", "deleted_at"),
@@ -300,6 +316,54 @@ folder = _table(
     # By its user; one that was left when its last file went gives way where the user may have no more files.
     Column("made", Boolean, nullable=False),
     Index("ix_folder_made", "user_id", "made", "created_at"),
+)
+
+# By which strangers get a user's files, or give some.
+link = _table(
+    "link",
+    Column("id", Bytewise(32), primary_key=True),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
+    # What its URL ends in, for its owner to see again; and by what it is found.
+    Column("slug", Bytewise(64), nullable=False),
+    Column("slug_sha256", Bytewise(64), nullable=False),
+    Column("kind", Bytewise(8), nullable=False),
+    # A folder, with a slash at its end; or the name that a file had when it was made, which has the other ones by its id.
+    Column("name", Bytewise(MAX_NAME_BYTES + 1), nullable=False),
+    Column("file_id", Bytewise(32)),
+    Column("label", Bytewise(1024), nullable=False),
+    # A hash of it, with its salt.
+    Column("password", Bytewise(255)),
+    *(_limit(name) for name in ("max_downloads", "max_files", "max_bytes")),
+    # What came by it; and of those of its uploads that are open, in full.
+    *(_figure(name) for name in ("downloads", "files", "bytes", "reserved_files", "reserved_bytes")),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    # Before its time, and why.
+    Column("ended_at", UtcDateTime),
+    Column("end_reason", Bytewise(16)),
+    # In the minute that began then.
+    _figure("wrong_passwords"),
+    Column("wrong_since", UtcDateTime),
+    Index("uq_link_slug", "slug_sha256", unique=True),
+    Index("ix_link_user", "user_id", "id"),
+    Index("ix_link_file", "file_id"),
+    Index("ix_link_expires", "expires_at"),
+    Index("ix_link_ended", "ended_at"),
+)
+
+# A visitor of a link.
+link_session = _table(
+    "link_session",
+    Column("id", Bytewise(32), primary_key=True),
+    Column("link_id", Bytewise(32), nullable=False),
+    Column("token_sha256", Bytewise(64), nullable=False),
+    # It has sent something, or its first download has counted.
+    Column("used", Boolean, nullable=False, server_default=text("0")),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Index("uq_link_session_token", "token_sha256", unique=True),
+    Index("ix_link_session_link", "link_id", "used", "id"),
+    Index("ix_link_session_expires", "expires_at"),
 )
 
 token = _table(

@@ -16,6 +16,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
+from uploader.domain.links import Caller
 from uploader.domain.upload import Concatenation, File, Upload, Usage, if_exists_of, kind_of, state_of
 
 T = TypeVar("T")
@@ -44,6 +45,14 @@ def _are_given(table: Columns, *columns: str) -> list[sa.ColumnElement[bool]]:
     return [table[column] == sa.bindparam(column) for column in columns]
 
 
+def _is(table: Columns, caller: Caller) -> list[sa.ColumnElement[bool]]:
+    return [table.user_id == caller.user_id, table.session == caller.session]
+
+
+def _key(caller: Caller) -> dict[str, Any]:
+    return {"user_id": caller.user_id, "session": caller.session}
+
+
 _UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
 _FOLDERS = models.folder.c
 _USERS, _TOKENS = models.user_info.c, models.token.c
@@ -65,10 +74,10 @@ FILE = sa.select(
 ).outerjoin_from(models.file, models.blob, _FILES.sha256 == _BLOBS.sha256)
 _UPLOAD_BY_ID = _UPLOAD.where(_UPLOADS.id == sa.bindparam("upload_id")).limit(1)
 _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
-_OPEN_UPLOADS_OF_USER = (_UPLOADS.user_id == sa.bindparam("user_id"), _UPLOADS.open_flag == 1)
-_OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, _UPLOADS.md5 == sa.bindparam("md5")).limit(1)
+_OPEN_UPLOADS_OF_CALLER = (*_are_given(_UPLOADS, "user_id", "session"), _UPLOADS.open_flag == 1)
+_OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_CALLER, _UPLOADS.md5 == sa.bindparam("md5")).limit(1)
 _NEWEST_CLOSED_UPLOAD = (
-    _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "md5"))
+    _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "session", "md5"))
     .where(_UPLOADS.closed_at > sa.bindparam("closed_after"))
     .order_by(_UPLOADS.closed_at.desc(), _UPLOADS.id.desc())
     .limit(1)
@@ -80,25 +89,25 @@ def _along(index: str, table: sa.Table = models.upload) -> tuple[sa.Table, str, 
     return table, f"FORCE INDEX ({index})", "mysql"
 
 
-_CLOSED_OF_USER = (_UPLOADS.user_id == sa.bindparam("user_id"), _UPLOADS.open_flag.is_(None))
+_CLOSED_OF_CALLER = (*_are_given(_UPLOADS, "user_id", "session"), _UPLOADS.open_flag.is_(None))
 # Of those that are remembered, the oldest; NULL where they are fewer.
 _OLDEST_OF_NEWEST = (
     sa.select(_UPLOADS.closed_at)
-    .with_hint(*_along("ix_upload_user"))
-    .where(*_CLOSED_OF_USER)
+    .with_hint(*_along("ix_upload_caller"))
+    .where(*_CLOSED_OF_CALLER)
     .order_by(_UPLOADS.closed_at.desc())
     .limit(1)
     .offset(sa.bindparam("newest", type_=sa.Integer))
     .scalar_subquery()
 )
 _CLOSED_BEFORE_NEWEST = (
-    _UPLOAD.with_hint(*_along("ix_upload_user"))
-    .where(*_CLOSED_OF_USER, _UPLOADS.closed_at < _OLDEST_OF_NEWEST)
+    _UPLOAD.with_hint(*_along("ix_upload_caller"))
+    .where(*_CLOSED_OF_CALLER, _UPLOADS.closed_at < _OLDEST_OF_NEWEST)
     .limit(sa.bindparam("most", type_=sa.Integer))
 )
-_UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "idempotency_key")).limit(1)
-_OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER).order_by(_UPLOADS.id.desc())
-_COUNT_OF_OPEN_UPLOADS = sa.select(sa.func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
+_UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(*_are_given(_UPLOADS, "user_id", "session", "idempotency_key")).limit(1)
+_OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_CALLER).order_by(_UPLOADS.id.desc())
+_COUNT_OF_OPEN_UPLOADS = sa.select(sa.func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_CALLER)
 _FILES_OF_USER = FILE.where(_FILES.user_id == sa.bindparam("user_id"))
 _FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(sa.bindparam("names", expanding=True)))
 _FILE_BY_ID = FILE.where(*_are_given(_FILES, "id", "user_id")).limit(1)
@@ -165,58 +174,64 @@ async def uploads_closed_between(
 
 async def ends_of_uploads(
     connection: AsyncConnection, after: datetime, until: datetime, limit: int
-) -> list[tuple[datetime, str]]:
+) -> list[tuple[datetime, Caller]]:
     """Return when uploads were closed, and whose they were: the earliest after a moment first."""
-    query = sa.select(_UPLOADS.closed_at, _UPLOADS.user_id).with_hint(*_along("ix_upload_closed"))
+    query = sa.select(_UPLOADS.closed_at, _UPLOADS.user_id, _UPLOADS.session).with_hint(*_along("ix_upload_closed"))
     query = query.where(_UPLOADS.closed_at > after, _UPLOADS.closed_at <= until)
     query = query.order_by(_UPLOADS.closed_at).limit(limit)
-    return [(closed_at, user_id) for closed_at, user_id in await connection.execute(query)]
+    return [(closed_at, Caller(*of)) for closed_at, *of in await connection.execute(query)]
 
 
 async def closed_before_newest(
-    connection: AsyncConnection, user_ids: Sequence[str], newest: int, limit: int
+    connection: AsyncConnection, callers: Sequence[Caller], newest: int, limit: int
 ) -> list[Upload]:
-    """Closed uploads of users that are older than so many others of theirs; in all at most `limit`."""
+    """Closed uploads of callers that are older than so many others of theirs; in all at most `limit`."""
     found: list[Upload] = []
-    for user_id in user_ids:
+    for caller in callers:
         if len(found) < limit:
-            asked = {"user_id": user_id, "newest": newest - 1, "most": limit - len(found)}
+            asked = {**_key(caller), "newest": newest - 1, "most": limit - len(found)}
             found += await all_of(connection, upload_of, _CLOSED_BEFORE_NEWEST, **asked)
     return found
 
 
-async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str) -> Upload | None:
-    return await first_of(connection, upload_of, _OPEN_UPLOAD_BY_MD5, user_id=user_id, md5=md5)
+async def open_upload_by_md5(connection: AsyncConnection, caller: Caller, md5: str) -> Upload | None:
+    return await first_of(connection, upload_of, _OPEN_UPLOAD_BY_MD5, **_key(caller), md5=md5)
 
 
 async def newest_closed_upload(
-    connection: AsyncConnection, user_id: str, md5: str, closed_after: datetime
+    connection: AsyncConnection, caller: Caller, md5: str, closed_after: datetime
 ) -> Upload | None:
-    asked = {"user_id": user_id, "md5": md5, "closed_after": closed_after}
+    asked = {**_key(caller), "md5": md5, "closed_after": closed_after}
     return await first_of(connection, upload_of, _NEWEST_CLOSED_UPLOAD, **asked)
 
 
-async def upload_by_idempotency_key(connection: AsyncConnection, user_id: str, key: str) -> Upload | None:
-    return await first_of(connection, upload_of, _UPLOAD_BY_IDEMPOTENCY_KEY, user_id=user_id, idempotency_key=key)
+async def upload_by_idempotency_key(connection: AsyncConnection, caller: Caller, key: str) -> Upload | None:
+    return await first_of(connection, upload_of, _UPLOAD_BY_IDEMPOTENCY_KEY, **_key(caller), idempotency_key=key)
 
 
-async def open_uploads(connection: AsyncConnection, user_id: str) -> list[Upload]:
+async def open_uploads(connection: AsyncConnection, caller: Caller) -> list[Upload]:
     """Newest first."""
-    return await all_of(connection, upload_of, _OPEN_UPLOADS, user_id=user_id)
+    return await all_of(connection, upload_of, _OPEN_UPLOADS, **_key(caller))
 
 
-async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
-    return int((await connection.execute(_COUNT_OF_OPEN_UPLOADS, {"user_id": user_id})).scalar_one())
+async def open_uploads_of_user(connection: AsyncConnection, user_id: str) -> list[Upload]:
+    """Newest first, with those of visitors."""
+    query = _UPLOAD.where(_UPLOADS.user_id == user_id, _UPLOADS.open_flag == 1).order_by(_UPLOADS.id.desc())
+    return await all_of(connection, upload_of, query)
+
+
+async def count_open_uploads(connection: AsyncConnection, caller: Caller) -> int:
+    return int((await connection.execute(_COUNT_OF_OPEN_UPLOADS, _key(caller))).scalar_one())
 
 
 async def count_all_open_uploads(connection: AsyncConnection) -> int:
     return await count(connection, _UPLOADS.open_flag == 1)
 
 
-async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> dict[str, Upload]:
-    """Return the open uploads of a user by those of `md5s` that they have."""
-    query = _UPLOAD.where(_UPLOADS.user_id == user_id, _UPLOADS.md5.in_(md5s), _UPLOADS.open_flag == 1)
-    uploads = await all_of(connection, upload_of, query)
+async def open_md5s(connection: AsyncConnection, caller: Caller, md5s: list[str]) -> dict[str, Upload]:
+    """Return the open uploads of a caller by those of `md5s` that they have."""
+    query = _UPLOAD.where(*_OPEN_UPLOADS_OF_CALLER, _UPLOADS.md5.in_(md5s))
+    uploads = await all_of(connection, upload_of, query, **_key(caller))
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
 
 
@@ -245,7 +260,7 @@ def _newest_file(sound: bool, *facts: str) -> "sa.Select[Any]":
 
 async def newest_file(
     connection: AsyncConnection,
-    user_id: str,
+    caller: Caller,
     md5: str,
     *,
     size: int | None = None,
@@ -253,8 +268,10 @@ async def newest_file(
     name: str | None = None,
     sound: bool = False,
 ) -> File | None:
-    """Return the newest file of a user with these facts. `sound`: not of content that is damaged, or could not be read."""
-    asked = {"user_id": user_id, "md5": md5, "size": size, "sha256": sha256, "name": name}
+    """Return the newest file of a caller with these facts. `sound`: not of content that is damaged, or could not be read."""
+    asked = {"user_id": caller.user_id, "md5": md5, "size": size, "sha256": sha256}
+    # What visitors sent is their owner's, too.
+    asked |= {"session": caller.session, "asked_name": name} if caller.session else {"name": name}
     given = {fact: value for fact, value in asked.items() if value is not None}
     return await first_of(connection, File, _newest_file(sound, *given), **given)
 
@@ -355,34 +372,37 @@ _BLOBS_BY_MD5 = _BLOB.where(*_are_given(_BLOBS, "md5", "size")).order_by(_BLOBS.
 # A list of MD5s is a table, as in `transactions/rows.py`: asked with IN, MariaDB walks over all files of the user.
 _OF_USER_SQLITE = """
 SELECT DISTINCT {columns} FROM json_each(:md5s) AS asked
-CROSS JOIN file ON file.user_id = :user_id AND file.md5 = CAST(asked.value AS BLOB)
+CROSS JOIN file ON file.user_id = :user_id AND file.md5 = CAST(asked.value AS BLOB){also}
 CROSS JOIN `blob` ON `blob`.sha256 = file.sha256
 """
 _OF_USER_MYSQL = """
 SELECT DISTINCT {columns} FROM JSON_TABLE(:md5s, '$[*]' COLUMNS (
   md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$'
 )) AS asked
-STRAIGHT_JOIN file FORCE INDEX (ix_file_user_md5) ON file.user_id = :user_id AND file.md5 = CAST(asked.md5 AS BINARY)
+STRAIGHT_JOIN file FORCE INDEX (ix_file_user_md5) ON file.user_id = :user_id AND file.md5 = CAST(asked.md5 AS BINARY){also}
 STRAIGHT_JOIN `blob` ON `blob`.sha256 = file.sha256
 """
 
 
-def _of_user(statement: str) -> sa.TextualSelect:
-    columns = ", ".join(f"`blob`.{column.name}" for column in _BLOB_COLUMNS)
-    bound = sa.text(statement.format(columns=columns)).bindparams(sa.bindparam("user_id", type_=_FILES.user_id.type))
-    return bound.columns(*_BLOB_COLUMNS)
+def _of_user(statement: str, *columns: str) -> sa.TextualSelect:
+    selected = ", ".join(f"`blob`.{column.name}" for column in _BLOB_COLUMNS)
+    also = "".join(f" AND file.{column} = :{column}" for column in columns)
+    bound = [sa.bindparam(column, type_=_FILES[column].type) for column in ("user_id", *columns)]
+    return sa.text(statement.format(columns=selected, also=also)).bindparams(*bound).columns(*_BLOB_COLUMNS)
 
 
 _OF_USER = {"sqlite": _of_user(_OF_USER_SQLITE), "mysql": _of_user(_OF_USER_MYSQL)}
+_OF_SESSION = {"sqlite": _of_user(_OF_USER_SQLITE, "session"), "mysql": _of_user(_OF_USER_MYSQL, "session")}
 _BLOB_BY_SHA256 = _BLOB.where(_BLOBS.sha256 == sa.bindparam("sha256")).limit(1)
 _MD5_OF_BLOB = sa.select(_BLOBS.md5).where(_BLOBS.sha256 == sa.bindparam("of_blob"))
 _LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
-async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
-    """Return the contents of a user's files with one of `md5s`, as far as they are known to be sound."""
-    query = _OF_USER[connection.dialect.name]
-    found = await all_of(connection, Blob, query, user_id=user_id, md5s=json.dumps(md5s))
+async def contents_by_md5(connection: AsyncConnection, caller: Caller, md5s: list[str]) -> list[Blob]:
+    """Return the contents of a caller's files with one of `md5s`, as far as they are known to be sound."""
+    query = (_OF_SESSION if caller.session else _OF_USER)[connection.dialect.name]
+    asked = _key(caller) if caller.session else {"user_id": caller.user_id}
+    found = await all_of(connection, Blob, query, **asked, md5s=json.dumps(md5s))
     return [blob for blob in found if blob.is_sound]
 
 
@@ -481,7 +501,7 @@ async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool
     return await first_of(connection, Blob, query, sha256=sha256)
 
 
-_COLUMNS = [_PLANS[name] for name in ("id", "user_id", "name", "metadata", "ordered", "created_at")]
+_COLUMNS = [_PLANS[name] for name in ("id", "user_id", "session", "name", "metadata", "ordered", "created_at")]
 
 
 async def concatenation_by_id(
@@ -490,10 +510,10 @@ async def concatenation_by_id(
     return await _first_concatenation(connection, _PLANS.id == concatenation_id, lock=lock)
 
 
-async def concatenation_by_parts(connection: AsyncConnection, user_id: str, parts_sha256: str) -> Concatenation | None:
-    return await _first_concatenation(
-        connection, sa.and_(_PLANS.user_id == user_id, _PLANS.parts_sha256 == parts_sha256)
-    )
+async def concatenation_by_parts(
+    connection: AsyncConnection, caller: Caller, parts_sha256: str
+) -> Concatenation | None:
+    return await _first_concatenation(connection, sa.and_(*_is(_PLANS, caller), _PLANS.parts_sha256 == parts_sha256))
 
 
 async def _first_concatenation(
@@ -507,9 +527,9 @@ async def _first_concatenation(
     return Concatenation(**row, part_ids=tuple((await connection.execute(parts)).scalars()))
 
 
-async def is_concatenation(connection: AsyncConnection, user_id: str, concatenation_id: str) -> bool:
-    """Return whether there is, or was, such a concatenation of a user."""
-    query = sa.select(_PLANS.id).where(_PLANS.id == concatenation_id, _PLANS.user_id == user_id)
+async def is_concatenation(connection: AsyncConnection, caller: Caller, concatenation_id: str) -> bool:
+    """Return whether there is, or was, such a concatenation of a caller."""
+    query = sa.select(_PLANS.id).where(_PLANS.id == concatenation_id, *_is(_PLANS, caller))
     return (await connection.execute(query)).first() is not None
 
 
@@ -542,9 +562,9 @@ async def due_concatenations(connection: AsyncConnection, after: str, limit: int
     return list((await connection.execute(_after(query, _PLANS.id, after, limit))).scalars())
 
 
-async def count_waiting_concatenations(connection: AsyncConnection, user_id: str) -> int:
+async def count_waiting_concatenations(connection: AsyncConnection, caller: Caller) -> int:
     is_joined = sa.exists().where(_UPLOADS.id == _PLANS.id)
-    return await count(connection, _PLANS.user_id == user_id, _PLANS.open_flag == 1, ~is_joined)
+    return await count(connection, *_is(_PLANS, caller), _PLANS.open_flag == 1, ~is_joined)
 
 
 async def files(

@@ -12,6 +12,9 @@ class Action(StrEnum):
     QUOTA_CHANGED = "quota.changed"
     TOKEN_CREATED = "token.created"  # noqa: S105 (a word)
     TOKEN_REVOKED = "token.revoked"  # noqa: S105 (a word)
+    LINK_CREATED = "link.created"
+    LINK_CHANGED = "link.changed"
+    LINK_REVOKED = "link.revoked"
     # By a job, an administrator or a command; what users do with their own uploads is not told.
     UPLOAD_EXPIRED = "upload.expired"
     UPLOAD_CANCELLED = "upload.cancelled"

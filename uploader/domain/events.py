@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from uploader.domain.links import Caller
 from uploader.domain.upload import STATE_OF_REASON, File, Reason, State, Upload, chunk_count
 
 
@@ -103,15 +104,16 @@ def _of_file(kind: EventType, file: File, reason: str | None = None) -> News:
     }
     if file.damaged:
         data["damaged"] = True
-    return News(kind, file.id, file.user_id, _data(file.user_id, reason, file=data))
+    return News(kind, file.id, file.user_id, _data(file.caller, reason, file=data))
 
 
 def _of_upload(kind: EventType, upload: Upload, data: Mapping[str, Any], reason: str | None = None) -> News:
-    return News(kind, upload.id, upload.user_id, _data(upload.user_id, reason, upload=data))
+    return News(kind, upload.id, upload.user_id, _data(upload.caller, reason, upload=data))
 
 
-def _data(user_id: str, reason: str | None, **what: Mapping[str, Any]) -> dict[str, Any]:
-    return {"user_id": user_id, **what} | ({"reason": reason} if reason else {})
+def _data(caller: Caller, reason: str | None, **what: Mapping[str, Any]) -> dict[str, Any]:
+    by = {} if caller.link_id is None else {"link_id": caller.link_id}
+    return {"user_id": caller.user_id, **by, **what} | ({"reason": reason} if reason else {})
 
 
 def _upload(upload: Upload, state: str) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from uploader.domain.links import Caller
+
 MAX_CHUNK_COUNT = 10_000
 # Of an upload whose length is not known: one more than it may ever have, so that none of its chunks is the last.
 UNBOUNDED_CHUNK_COUNT = MAX_CHUNK_COUNT + 1
@@ -200,6 +202,8 @@ REDIS_WORDS: dict[State, str] = {state: state.value.lower() for state in State i
 class Upload:
     id: str
     user_id: str
+    # Of a visitor of a link; empty of the user's own. `name` is below the folder of the link then, wherever that is.
+    session: str
     md5: str | None = None
     sha256: str | None = None
     name: str
@@ -227,6 +231,10 @@ class Upload:
     # Whether its MD5 is computed as its bytes come, though nobody told one.
     computes_md5: bool = True
     kind: UploadKind | None = None
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.user_id, self.session)
 
     def may_be(self, sha256: str, size: int) -> bool:
         """Tell whether it may be of this content, and is no twin: other content with the same MD5."""
@@ -259,6 +267,9 @@ class File:
 
     id: str
     user_id: str
+    # Of the visitor of a link who sent it, and the name that they asked for; it says nothing to others.
+    session: str
+    asked_name: str | None = None
     # None: nobody has computed it so far.
     md5: str | None
     sha256: str
@@ -269,6 +280,16 @@ class File:
     # When the person's own file was changed, as its client told.
     modified_at: datetime | None = None
     damaged: bool = False
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.user_id, self.session)
+
+    def name_for(self, caller: Caller) -> str:
+        """Return the name that a caller sees: a visitor the one that they asked for."""
+        if not caller.session:
+            return self.name
+        return self.asked_name or self.name.rpartition("/")[2]
 
     def may_be(self, md5: str | None, sha256: str | None, size: int) -> bool:
         """Tell whether its content may be of this MD5; where its own is not known, a claimed SHA-256 tells."""
@@ -299,15 +320,20 @@ class TrashedFile(File):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewConcatenation:
-    """An order: which parts of the user's, by their ids, and what is said of the file that they become."""
+    """An order: which parts of the caller's, by their ids, and what is said of the file that they become."""
 
     id: str
     user_id: str
+    session: str
     name: str
     metadata: str | None
     # As its client ordered it, byte by byte.
     ordered: str
     part_ids: tuple[str, ...]
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.user_id, self.session)
 
     @property
     def parts_sha256(self) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
+from uploader.domain.links import Visit
 from uploader.errors import (
     BadRequest,
     MethodNotAllowed,
@@ -28,12 +29,13 @@ from uploader.http.resumable.request import PREFIX
 from uploader.http.shared.exchange import ABORTED, ConcurrencyLimit, Exchange
 from uploader.http.shared.openapi import document
 from uploader.http.shared.operation import Call, Operation, Routing, operations_of
-from uploader.http.shared.problem import problem_response
+from uploader.http.shared.problem import as_told, problem_response
 from uploader.http.shared.proxies import Proxies
 from uploader.http.shared.responses import Json
 from uploader.meter import Cost, Meter, NotYourTurn, cost_of_request
 from uploader.service.access import Identity
 from uploader.service.audit_log import Actor, Via, actor_of_context
+from uploader.service.links import Visitors
 from uploader.service.precreate import Asker, asker_of_request
 from uploader.wait_budget import WaitBudget, wait_budget_of_request
 
@@ -57,6 +59,7 @@ class Application:
     intake: Intake
     proxies: Proxies
     meter: Meter
+    visitors: Visitors
     dialect: ResumableHandlers
     # Whether a pre-create hook is asked, and told from where.
     pre_creates: bool = False
@@ -79,7 +82,8 @@ class Application:
         wait_budget_of_request.set(WaitBudget())
         try:
             response = await self._respond(Request(scope, exchange.receive, exchange.send), exchange)
-            await response(scope, exchange.receive, exchange.send)
+            async with self._for_as_long(exchange.visit):
+                await response(scope, exchange.receive, exchange.send)
         except UploaderError as error:
             # The status is sent. That the answer ends too early its client sees by the length, or the end of the connection.
             exchange.outcome, exchange.reason = ABORTED, error.reason
@@ -111,12 +115,14 @@ class Application:
                 self.concurrency_limit.admit_address(request, exchange)
                 actor_of_context.set(partial(self._actor, came_by, None))
                 identity = await self.authenticator.identify(operation.access, request)
-                self.concurrency_limit.admit_user(identity.user_id, exchange)
+                exchange.visit = identity.visit
+                self.concurrency_limit.admit_caller(identity.caller, exchange)
                 actor_of_context.set(partial(self._actor, came_by, identity))
-                cost = self._charge(identity.user_id, operation, exchange)
+                cost = self._charge(identity.party, operation, exchange)
                 if cost is not None and operation.takes is None:
                     await cost.begin(pauses=operation.takes_bytes)
-                response = await operation.handler(Call(request, identity, self.intake, cost))
+                async with self._for_as_long(exchange.visit):
+                    response = await operation.handler(Call(request, identity, self.intake, cost))
                 if cost is not None:
                     cost.answered(len(response.body) if isinstance(response, Json) else 0)
             except Exception as error:
@@ -127,11 +133,15 @@ class Application:
             self.origins.mark(request, response)
         return response
 
-    def _charge(self, user_id: str, operation: Operation, exchange: Exchange) -> Cost | None:
+    def _for_as_long(self, visit: Visit | None) -> AbstractAsyncContextManager[None]:
+        """Return a context that ends with the link of a visitor, if it is one who asks."""
+        return nullcontext() if visit is None else self.visitors.within(visit)
+
+    def _charge(self, party: str, operation: Operation, exchange: Exchange) -> Cost | None:
         """Begin to charge a request to its user; None: it has none."""
-        if not user_id:
+        if not party:
             return None
-        cost = exchange.cost = self.meter.open(user_id, operation.route)
+        cost = exchange.cost = self.meter.open(party, operation.route)
         cost_of_request.set(cost)
         return cost
 
@@ -139,7 +149,8 @@ class Application:
         address = self.proxies.client_address(Request(came_by))
         if identity is None:
             return Actor(Via.REQUEST, None, address=address)
-        return Actor(Via.REQUEST, identity.user_id or None, identity.token_id, address, identity.token_made_by)
+        user_id = None if identity.visit is not None else identity.user_id
+        return Actor(Via.REQUEST, user_id or None, identity.token_id, address, identity.token_made_by)
 
     def _dialect_of(self, request: Request) -> ResumableHandlers | None:
         return self.dialect if request.scope["path"].startswith(PREFIX) else None
@@ -164,6 +175,8 @@ class Application:
                 later = refusal(_NOT_YOUR_TURN, retry_after_seconds=error.retry_after_seconds)
                 return self._problem(request, exchange, later)
             case UploaderError():
+                if exchange.visit is not None:
+                    error = as_told(error, exchange.visit.caller)
                 exchange.outcome, exchange.reason = error.code, error.inside
                 dialect = self._dialect_of(request)
                 headers = self._headers_of(error, request)

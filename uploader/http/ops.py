@@ -84,6 +84,7 @@ class ClientConfig(Struct):
     instant: str
     upload_expiry_seconds: float
     link_lifetime_seconds: float
+    links: bool
     auth: str | UnsetType = UNSET
     trash: bool | UnsetType = UNSET
 
@@ -201,6 +202,7 @@ class OpsHandlers:
                 instant=self.settings.instant,
                 upload_expiry_seconds=self.settings.upload_expiry_seconds,
                 link_lifetime_seconds=self.settings.link_lifetime_seconds,
+                links=self.settings.links == "on",
                 auth=UNSET if self.settings.auth == "token" else self.settings.auth,
                 trash=UNSET if self.settings.trash_retention_seconds else False,
             )

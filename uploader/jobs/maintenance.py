@@ -18,6 +18,7 @@ from uploader.service.deleted import DeletedFiles
 from uploader.service.files import Files
 from uploader.service.installation import Installation
 from uploader.service.leases import Lease
+from uploader.service.links import LinkKeeping
 from uploader.service.open import Admission
 from uploader.service.reconcile import Kind, Reconciling
 from uploader.service.reports import Overview
@@ -110,6 +111,22 @@ class Collector:
         forgotten = await self.audit_log.forget_old(_BATCH)
         await self.closers.tidy_left()
         return 0.0 if more or _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
+
+
+_LINK_INTERVAL_SECONDS = 10.0
+
+
+@dataclass(eq=False, repr=False)
+class LinkKeeper:
+    """Cancels what links that have ended have open, and forgets them, and visitors whose time is over. Several at once are
+    safe."""
+
+    keeping: LinkKeeping
+
+    async def run_once(self) -> float:
+        closed = await self.keeping.close_ended(_BATCH)
+        forgotten = await self.keeping.forget(_BATCH)
+        return 0.0 if _BATCH in (closed, forgotten) else _LINK_INTERVAL_SECONDS
 
 
 # Of a short retention, and of none where the store keeps things all the same.

@@ -26,6 +26,7 @@ from uploader.database import meta, queries
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import users
 from uploader.domain.audit_log import Action, Actor
+from uploader.domain.links import Caller, Visit, owner
 from uploader.domain.names import check_user_id
 from uploader.domain.upload import Usage
 from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
@@ -46,13 +47,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    user_id: str
+    caller: Caller
     admin: bool
     # Of the token that was shown; None where it is not one of ours.
     token_id: str | None = None
     token_made_by: str | None = None
     # All that the token is good for, as words; None: for whatever the user may do.
     scope: str | None = None
+    # Of a visitor of a link.
+    visit: Visit | None = None
+
+    @property
+    def user_id(self) -> str:
+        return self.caller.user_id
+
+    @property
+    def party(self) -> str:
+        """Return who pays: what comes by the links of a user has a share beside the user's own (no id has a slash)."""
+        return self.user_id if self.visit is None else f"{self.user_id}/links"
 
     @property
     def may_read_metrics(self) -> bool:
@@ -109,7 +121,7 @@ class Accounts:
             self._believed.drop(token_sha256)
             raise Unauthenticated()
         await self.ensure_user(row.user_id)
-        identity = Identity(row.user_id, row.admin, row.token_id, row.made_by, row.scope)
+        identity = Identity(owner(row.user_id), row.admin, row.token_id, row.made_by, row.scope)
         self._believed.put(token_sha256, identity)
         return identity
 
@@ -266,6 +278,13 @@ class Links:
         signature = await self._sign(user_id, subject, str(end))
         query = urlencode({"user": user_id, "expires": end, "signature": signature})
         return query, datetime.fromtimestamp(end, UTC)
+
+    async def make_for(self, visit: Visit, subject: str, lifetime_seconds: int) -> str:
+        """Make the query of a signed link for the browser of a visitor, in which its owner is not named. Raises
+        Unavailable."""
+        end = str(int((self.clock.now() + timedelta(seconds=lifetime_seconds)).timestamp()))
+        signature = await self._sign(visit.link.user_id, subject, end)
+        return urlencode({"visitor": visit.session_id, "expires": end, "signature": signature})
 
     async def check(self, user_id: str, subject: str, expires: str, signature: str) -> None:
         """Raises Unauthenticated for a link that was not made here, for something else, or that has expired."""

@@ -20,6 +20,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions.rows import NotOpen
 from uploader.database.transactions.uploads import LengthTold
+from uploader.domain.links import Caller
 from uploader.domain.upload import MAX_CHUNK_COUNT, Tail, Upload, chunk_length
 from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS
 from uploader.service.chunk import COUNTED, ConcurrentBodies, Receiving, Stored
@@ -145,7 +146,7 @@ class AppendSource(Protocol):
     def declared_bytes(self) -> int | None:
         """Its length, if the client has told it."""
 
-    def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
+    def receive_part(self, caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
         """Receive the next bytes, at most so many: fewer only at the end of the stream. Raises StorageFull."""
 
     def stored(self, offset: int) -> None:
@@ -168,7 +169,7 @@ class CheckedSource(Protocol):
     @property
     def declared_bytes(self) -> int | None: ...
 
-    async def receive_whole(self, user_id: str, limit_bytes: int, hashing: Hashing) -> WholeAppend:
+    async def receive_whole(self, caller: Caller, limit_bytes: int, hashing: Hashing) -> WholeAppend:
         """Receive and check it. Raises DigestMismatch, FileTooLarge, BodyTimeout, StorageFull."""
 
 
@@ -222,7 +223,7 @@ class AppendedStream:
         return not part.ended
 
     def _receive(self, limit: int) -> Awaitable[Part]:
-        return self.source.receive_part(self.upload.user_id, limit, lambda: not self.appender.is_claimed)
+        return self.source.receive_part(self.upload.caller, limit, lambda: not self.appender.is_claimed)
 
     async def _look_beyond(self) -> BaseException | None:
         """Look, before the last bytes that may be stored make a file, how the stream ended. Raises FileTooLarge."""
@@ -365,13 +366,13 @@ class Appends:
                 found = await self._heed(found, offset, said)
             except (Gone, NotOpen):
                 found = await self._complete(target)
-        async with self.concurrency.counted(target.user_id), taking as source:
+        async with self.concurrency.counted(target.caller), taking as source:
             if isinstance(found, Upload):
                 taken = await self._take_or_complete(found, target, offset, said, source)
             else:
                 taken = found
             if isinstance(taken, Complete):
-                return await _append_nothing(taken, target.user_id, offset, said, source)
+                return await _append_nothing(taken, target.caller, offset, said, source)
         # The merge may take a while: nobody is kept from asking meanwhile.
         return await self._answer(taken)
 
@@ -426,7 +427,7 @@ class Appends:
         try:
             self._check_lengths(upload, said, offset)
         except (errors.SizeMismatch, errors.FileTooLarge):
-            target = Target(upload.user_id, upload_id=upload.id)
+            target = Target(upload.caller, upload_id=upload.id)
             await self._room(target, offset)  # which offset it is about goes first
             raise
         if upload.length_known:
@@ -464,7 +465,7 @@ class Appends:
         limit = min(room, self.max_whole_bytes)
         await self.admission.check(limit if declared is None else min(declared, limit))
         try:
-            received = await source.receive_whole(target.user_id, limit, self.storage.threads.long_hashing.run)
+            received = await source.receive_whole(target.caller, limit, self.storage.threads.long_hashing.run)
         except errors.FileTooLarge as error:
             raise (excess if limit == room else error) from error
         try:
@@ -551,13 +552,15 @@ async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, fl
         )  # with this stream it was whole, and is merged by now: the merge says what became of it
 
 
-async def _append_nothing(complete: Complete, user_id: str, offset: int, said: Said, source: AppendSource) -> Complete:
+async def _append_nothing(
+    complete: Complete, caller: Caller, offset: int, said: Said, source: AppendSource
+) -> Complete:
     """Raises OffsetMismatch, SizeMismatch, FileTooLarge, and what ended the stream before its end."""
     size = complete.file.size
     if offset != size:
         raise errors.OffsetMismatch(offset=size)
     if said.stream_bytes is None:
-        part = await source.receive_part(user_id, 1, lambda: True)
+        part = await source.receive_part(caller, 1, lambda: True)
         part.body.close()
         if part.body.length:
             raise errors.LengthExceeded(limit=size)

@@ -19,6 +19,7 @@ from uploader.crashpoints import crash_point
 from uploader.database.engine import Database
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.digest import ClaimedDigests
+from uploader.domain.links import Caller
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.observability import BYTES_RECEIVED, CHUNK_SECONDS, CHUNKS
 from uploader.service.close import Closers
@@ -81,7 +82,7 @@ class ChunkSource(Protocol):
     def declared_bytes(self) -> int | None:
         """The length that the client has told; None if it has not."""
 
-    async def receive(self, user_id: str, expected_bytes: int) -> Body:
+    async def receive(self, caller: Caller, expected_bytes: int) -> Body:
         """Receive it whole. Raises ChunkLengthMismatch, BodyTimeout, StorageFull; and of a chunk that is made from a base,
         InvalidDelta, DigestMismatch, FileNotFound, BaseUnusable."""
 
@@ -111,24 +112,24 @@ class ConcurrentBodies:
         """`checks`: raise Unavailable if what would have to store or to count a body is known to be silent."""
         self._limit = limit
         self._checks = checks
-        self._counts: dict[str, int] = {}
+        self._counts: dict[Caller, int] = {}
 
     @asynccontextmanager
-    async def counted(self, user_id: str) -> AsyncIterator[None]:
+    async def counted(self, caller: Caller) -> AsyncIterator[None]:
         """Raises TooManyRequests, Unavailable."""
         if breaker.OPEN:
             for check in self._checks:
                 await check()
-        count = self._counts.get(user_id, 0)
+        count = self._counts.get(caller, 0)
         if count >= self._limit:
             raise errors.TooManyRequests(limit=self._limit)
-        self._counts[user_id] = count + 1
+        self._counts[caller] = count + 1
         try:
             yield
         finally:
-            self._counts[user_id] -= 1
-            if not self._counts[user_id]:
-                del self._counts[user_id]
+            self._counts[caller] -= 1
+            if not self._counts[caller]:
+                del self._counts[caller]
 
 
 @dataclass(eq=False, repr=False)
@@ -151,7 +152,7 @@ class Receiving:
                 upload = await self.admit(target, number, source.declared_bytes)
             except errors.InvalidRequest as error:
                 return await self._refuse(target, self._remembered.get(target), number, error)
-            async with self.concurrency.counted(target.user_id):
+            async with self.concurrency.counted(target.caller):
                 try:
                     body = await _receive_checked(source, upload, number, claims)
                 except _BAD_BODIES as error:
@@ -169,9 +170,9 @@ class Receiving:
         """Chunks of this open upload will come, under either of its names; if its length is known, which never changes."""
         if not upload.length_known:
             return
-        self._remember(Target(upload.user_id, upload_id=upload.id), upload)
+        self._remember(Target(upload.caller, upload_id=upload.id), upload)
         if upload.md5 is not None:
-            self._remember(Target(upload.user_id, upload.md5), upload)
+            self._remember(Target(upload.caller, upload.md5), upload)
 
     # Finding the upload
 
@@ -343,7 +344,7 @@ def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> errors.I
 async def _receive_checked(source: ChunkSource, upload: Upload, number: int, claims: ClaimedDigests) -> Body:
     """Receive a body of the right length, with the digests that were sent with it. Raises ChunkLengthMismatch,
     DigestMismatch."""
-    body = await source.receive(upload.user_id, chunk_length(number, upload.size, upload.chunk_size))
+    body = await source.receive(upload.caller, chunk_length(number, upload.size, upload.chunk_size))
     try:
         await check_digests(body, claims)
     except BaseException:

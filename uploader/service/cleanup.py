@@ -8,7 +8,7 @@ again before each removal, and leaves alone what changed lately.
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, astuple, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -249,8 +249,8 @@ class Cleanup:
         ends = await self.database.read(queries.ends_of_uploads, min(since, now), now, limit)
         if not ends:
             return False
-        user_ids = sorted({user_id for _, user_id in ends})
-        ask = partial(self.database.read, queries.closed_before_newest, user_ids, _REMEMBERED, limit)
+        callers = sorted({caller for _, caller in ends}, key=astuple)
+        ask = partial(self.database.read, queries.closed_before_newest, callers, _REMEMBERED, limit)
         while (closed := await ask()) and await self._purge(closed):
             pass
         await self.database.transact(meta.replace_fact, _PURGED_UNTIL, ends[-1][0].isoformat())

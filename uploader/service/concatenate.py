@@ -16,11 +16,13 @@ from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import NotOpen
+from uploader.domain.links import Caller
 from uploader.domain.upload import Concatenation, NewConcatenation, Reason, State, Upload, UploadKind, chunk_length
 from uploader.meter import Kind, charged_apart, go_on
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
+from uploader.service.links import Visitors
 from uploader.service.merge import Merging
 from uploader.service.open import Admission, chunk_sizes_of
 from uploader.service.precreate import PreCreateHook, Question
@@ -68,6 +70,7 @@ class Joining:
         return Upload(
             id=ordered.id,
             user_id=ordered.user_id,
+            session=ordered.session,
             name=ordered.name,
             size=size,
             chunk_size=self._chunk_sizes.choose(None, size),
@@ -200,6 +203,7 @@ class Concatenations:
     joining: Joining
     filling: Filling
     pre_create_hook: PreCreateHook
+    visitors: Visitors
     clock: Clock
     _: KW_ONLY
     max_file_size_bytes: int
@@ -213,14 +217,14 @@ class Concatenations:
         for _ in range(ATTEMPTS):
             known = await self._known(new)
             if known is not None:  # what became of it is raised, if that is no file
-                await self._size_of(Target(known.user_id, upload_id=known.id), known)
+                await self._size_of(Target(known.caller, upload_id=known.id), known)
                 await self._advance_and_wait(known)
                 return known.id
             try:
                 ordered = await self._order_once(new)
             except (Duplicate, NotOpen, errors.UploadGone):
                 if await self._known(new) is None:
-                    await self._check_parts(new.user_id, new.part_ids)
+                    await self._check_parts(new.caller, new.part_ids)
                 await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
                 continue
             try:
@@ -232,12 +236,14 @@ class Concatenations:
         raise errors.Unavailable("These parts are changing too fast; try again.")
 
     async def _known(self, new: NewConcatenation) -> Concatenation | None:
-        return await self.database.read(queries.concatenation_by_parts, new.user_id, new.parts_sha256, brief=True)
+        return await self.database.read(queries.concatenation_by_parts, new.caller, new.parts_sha256, brief=True)
 
     async def _order_once(self, new: NewConcatenation) -> Concatenation:
-        size = await self._check_parts(new.user_id, new.part_ids)
+        size = await self._check_parts(new.caller, new.part_ids)
         self._check_size(size or 0)
-        await self.pre_create_hook.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
+        await self.visitors.refuse_early(new.caller, new.name, 0)
+        name = await self.visitors.full_name(new.caller, new.name)
+        await self.pre_create_hook.ask(Question(new.user_id, name, size, md5=None, sha256=None))
         ordered = Concatenation(**asdict(new), created_at=self.clock.now())
         await self.database.transact(transactions.uploads.order_concatenation, ordered, self.settings.max_open_uploads)
         crash_point("order.after_commit")
@@ -252,7 +258,7 @@ class Concatenations:
 
     async def is_whole(self, target: Target) -> bool:
         """Return whether this is a whole, finished or not: nobody appends to it."""
-        return await self.database.read(queries.is_concatenation, target.user_id, target.upload_id or "", brief=True)
+        return await self.database.read(queries.is_concatenation, target.caller, target.upload_id or "", brief=True)
 
     async def status(self, target: Target) -> WholeStatus:
         """Raises UploadNotFound, UploadGone."""
@@ -263,7 +269,7 @@ class Concatenations:
     async def _size_of(self, target: Target, ordered: Concatenation) -> tuple[int | None, bool]:
         if await self._upload(ordered.id) is None:
             try:
-                return await self._check_parts(target.user_id, ordered.part_ids), False
+                return await self._check_parts(target.caller, ordered.part_ids), False
             except errors.UploadGone:
                 if await self._upload(ordered.id) is None:  # else they were joined at this moment
                     raise
@@ -287,7 +293,7 @@ class Concatenations:
     async def _own(self, target: Target) -> Concatenation:
         concatenation_id = target.upload_id or ""
         ordered = await self.database.read(queries.concatenation_by_id, concatenation_id, brief=True)
-        if ordered is None or ordered.user_id != target.user_id:
+        if ordered is None or ordered.caller != target.caller:
             raise errors.UploadNotFound()
         return ordered
 
@@ -354,12 +360,12 @@ class Concatenations:
         ids = sorted(set(part_ids))
         return await self.database.read(queries.uploads_by_id, ids)
 
-    async def _check_parts(self, user_id: str, part_ids: tuple[str, ...]) -> int | None:
+    async def _check_parts(self, caller: Caller, part_ids: tuple[str, ...]) -> int | None:
         """Return their bytes; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
         parts = await self._parts_of(part_ids)
         for part_id in part_ids:
             part = parts.get(part_id)
-            if part is None or part.user_id != user_id:
+            if part is None or part.caller != caller:
                 raise errors.UploadNotFound("You have no such part.")
             if not part.is_part:
                 raise errors.InvalidRequest.field("Upload-Concat", "names an upload that is no part")

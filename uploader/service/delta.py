@@ -8,6 +8,7 @@ from itertools import chain
 
 from uploader import errors
 from uploader.domain.delta import Pieces, cuts_for
+from uploader.domain.links import Caller
 from uploader.domain.upload import File
 from uploader.service.files import Files
 from uploader.service.heal import Healing
@@ -129,9 +130,12 @@ class DeltaBases:
     storage: Store
     healing: Healing
 
-    async def open(self, user_id: str, file_id: str, chunk_bytes: int) -> DeltaBase:
-        """Open a base; the caller closes its content. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
-        file = await self._find(user_id, file_id)
+    async def open(self, caller: Caller, file_id: str, chunk_bytes: int) -> DeltaBase:
+        """Open a base; the caller closes its content. A visitor has none. Raises FileNotFound, BaseUnusable, StorageFull,
+        Unavailable."""
+        if caller.session:
+            raise errors.FileNotFound()
+        file = await self._find(caller.user_id, file_id)
         try:
             content = await self.files.open(file)
         except errors.StorageAway:

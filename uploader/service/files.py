@@ -252,6 +252,8 @@ class Folders:
         """Delete files, and the folders below prefixes; return how many files those were."""
         deleted = 0
         delete = partial(transactions.files.delete_files, now=self.clock.now())
+        for prefix in selection.prefixes:
+            await self.database.transact(transactions.links.end_below, user_id, prefix, self.clock.now())
         for prefix in await self._in_use(user_id, selection):
             async for files in self._below(user_id, prefix):
                 deleted += await self.database.transact(partial(delete, left=prefix), files)
@@ -283,6 +285,7 @@ class Folders:
         if new_prefix.startswith(prefix):
             raise errors.InvalidRequest.field("prefix", "lies below the one that is to be replaced")
         await self._check_move(user_id, prefix, new_prefix, if_exists)
+        await self.database.transact(transactions.links.move_below, user_id, prefix, new_prefix, self.clock.now())
         moved, waiting = 0, list[File]()
         move = partial(self._move, if_exists=if_exists, prefix=prefix)
         try:

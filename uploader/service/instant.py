@@ -18,6 +18,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import Challenge, draw_ranges, proof_of
+from uploader.domain.links import owner
 from uploader.domain.upload import File, IfExists, Upload
 from uploader.errors import ProofFailed, Unavailable
 from uploader.observability import INSTANT_UPLOADS
@@ -73,12 +74,13 @@ class Instant:
 
     async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
         """Find a content to finish from, one that is not damaged."""
-        mode = self.settings.instant
-        ask = partial(queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256)
+        # A visitor may not see that the content is there already.
+        mode = "off" if opening.caller.session else self.settings.instant
+        ask = partial(queries.newest_file, connection, opening.caller, md5, size=opening.size, sha256=opening.sha256)
         ask = partial(ask, sound=True)
         own = await ask()
         if own is not None:
-            same = own if own.name == opening.name else await ask(name=opening.name)
+            same = own if own.name_for(opening.caller) == opening.name else await ask(name=opening.name)
             return same, own.sha256 if same is None and mode != "off" else None
         if mode != "trust":
             return NO_SOURCE
@@ -93,13 +95,14 @@ class Instant:
         and the same script run whether the content is there or not, and whether it is offered or a budget is spent."""
         sha256 = opening.sha256
         eligible = self.settings.instant == "proof" and opening.instant and sha256 is not None
+        eligible = eligible and not opening.caller.session
         if not eligible or sha256 is None or opening.size < self.settings.proof_min_size_bytes:
             return None
         blobs = await self.database.read(queries.blobs_by_md5, md5, opening.size, brief=True)
         challenge = Challenge(
             id=secrets.token_hex(16),
             nonce=secrets.token_bytes(_NONCE_BYTES),
-            user_id=opening.user_id,
+            user_id=opening.caller.user_id,
             md5=md5,
             sha256=sha256,
             size=opening.size,
@@ -126,7 +129,9 @@ class Instant:
                     meant = upload
                 case complete:
                     return complete
-        challenge = await self.challenges.take(target.user_id, challenge_id)
+        if target.caller.session:
+            raise ProofFailed()
+        challenge = await self.challenges.take(target.caller.user_id, challenge_id)
         md5 = target.md5 if meant is None else meant.md5
         if challenge is None or challenge.md5 != md5 or not await self._is_proven(challenge, proof):
             raise ProofFailed()
@@ -151,7 +156,7 @@ class Instant:
 
     async def _finish_proven(self, challenge: Challenge, name: str, meant: Upload | None) -> Complete:
         opening = Opening(
-            user_id=challenge.user_id,
+            caller=owner(challenge.user_id),
             md5=challenge.md5,
             sha256=challenge.sha256,
             name=name,
@@ -160,7 +165,7 @@ class Instant:
             modified_at=challenge.modified_at,
         )
         for _ in range(ATTEMPTS):
-            replaced = meant or await self.uploads.by_md5(challenge.user_id, challenge.md5)
+            replaced = meant or await self.uploads.by_md5(opening.caller, challenge.md5)
             if replaced is not None and not replaced.may_be(challenge.sha256, challenge.size):
                 replaced = None
             try:
@@ -177,11 +182,12 @@ class Instant:
     async def _add_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
         if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
             await self.pre_create_hook.ask(
-                Question(opening.user_id, opening.name, opening.size, md5=md5, sha256=sha256)
+                Question(opening.caller.user_id, opening.name, opening.size, md5=md5, sha256=sha256)
             )
         file = File(
             id=new_id(),
-            user_id=opening.user_id,
+            user_id=opening.caller.user_id,
+            session=opening.caller.session,
             md5=md5,
             sha256=sha256,
             name=opening.name,

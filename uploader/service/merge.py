@@ -39,7 +39,7 @@ _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.1
 _LOST_ATTEMPTS = 20
 # The close of an upload is kept for so long: the sender of its last bytes asks only once they are acknowledged.
-_FINAL = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken)
+_FINAL = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken, errors.LinkGone)
 _TOLD_SECONDS = 10.0
 
 
@@ -144,6 +144,9 @@ class Merging:
             return await uninterrupted(self._commit(upload, digests))
         except errors.NameTaken:
             await self._fail(upload, Reason.NAME_TAKEN)
+            raise
+        except errors.LinkGone:
+            await self._fail(upload, Reason.CANCELLED)
             raise
 
     async def _digest(self, upload: Upload) -> Digests:

@@ -21,6 +21,7 @@ from uploader.observability import QUOTA_REFUSALS
 from uploader.service.chunk import Receiving
 from uploader.service.ids import new_id
 from uploader.service.instant import NO_SOURCE, Instant, Source
+from uploader.service.links import Visitors
 from uploader.service.precreate import PreCreateHook, Question
 from uploader.service.results import Complete, Opening, StillMerging, Target, UploadStatus
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
@@ -97,7 +98,7 @@ class Admission:
 
 
 # Raised by the transaction of an opening before its commit.
-_ROLLED_BACK = (Duplicate, BlobLost, errors.Refused)
+_ROLLED_BACK = (Duplicate, BlobLost, errors.Refused, errors.LinkGone)
 _TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
 
 
@@ -126,6 +127,7 @@ class Openings:
     receiving: Receiving
     admission: Admission
     pre_create_hook: PreCreateHook
+    visitors: Visitors
     clock: Clock
 
     def __post_init__(self) -> None:
@@ -160,18 +162,20 @@ class Openings:
             return await self.uploads.ended(existing)
         if existing is not None:
             return await self._resume(existing, opening)
+        await self.visitors.refuse_early(opening.caller, opening.name, opening.size)
         self._refuse_early(opening, found)
         await self.admission.check(opening.size)
         if self.pre_create_hook.is_on and opening.kind is not UploadKind.PART:  # it has no name: asked is for its whole
             size = opening.size if opening.length_known else None
-            question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
+            name = await self.visitors.full_name(opening.caller, opening.name)
+            question = Question(opening.caller.user_id, name, size, md5=opening.md5, sha256=opening.sha256)
             await self.pre_create_hook.ask(question)
         return await self._open_new(opening)
 
     async def _look(self, connection: Connection, opening: Opening) -> _Found:
         existing, source = None, NO_SOURCE
         if opening.md5 is not None:
-            existing = await queries.open_upload_by_md5(connection, opening.user_id, opening.md5)
+            existing = await queries.open_upload_by_md5(connection, opening.caller, opening.md5)
             source = await self.instant.source(connection, _completed(opening, existing), opening.md5)
         elif opening.idempotency_key is not None:
             existing = await self._by_idempotency_key(connection, opening, opening.idempotency_key)
@@ -179,12 +183,12 @@ class Openings:
             await self._refuse_taken(connection, _completed(opening, existing), existing)
         if existing is not None or (opening.instant and source != NO_SOURCE):
             return _Found(existing, source)
-        usage = await queries.usage(connection, opening.user_id)
+        usage = await queries.usage(connection, opening.caller.user_id)
         if usage is not None:
             usage = await trash.without_spare(connection, usage, 1, self.settings.max_files)
         has_room = usage is None or usage.takes_files(1, self.settings.max_files)
-        has_room = has_room or bool(await queries.left_folders(connection, opening.user_id, 1))
-        opened = await queries.count_open_uploads(connection, opening.user_id)
+        has_room = has_room or bool(await queries.left_folders(connection, opening.caller.user_id, 1))
+        opened = await queries.count_open_uploads(connection, opening.caller)
         return _Found(None, source, usage, opened, has_room=has_room)
 
     async def _refuse_taken(self, connection: Connection, opening: Opening, existing: Upload | None) -> None:
@@ -192,13 +196,13 @@ class Openings:
         if opening.if_exists in (None, IfExists.KEEP):
             return
         name = opening.name if existing is None else existing.name
-        names = transactions.names.Names(connection, opening.user_id)
+        names = transactions.names.Names(connection, opening.caller.user_id)
         await names.read([name])
         if not any(file.may_be(opening.md5, opening.sha256, opening.size) for file in names.standing([name])):
             await names.find(name, opening.if_exists)
 
     async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
-        upload = await queries.upload_by_idempotency_key(connection, opening.user_id, key)
+        upload = await queries.upload_by_idempotency_key(connection, opening.caller, key)
         if upload is not None and (upload.name, upload.size) != (opening.name, opening.size):
             raise errors.InvalidRequest.field("Idempotency-Key", "was used with another name or size")
         return upload
@@ -229,7 +233,8 @@ class Openings:
         upload_id = opening.id or new_id()
         upload = Upload(
             id=upload_id,
-            user_id=opening.user_id,
+            user_id=opening.caller.user_id,
+            session=opening.caller.session,
             md5=opening.md5,
             sha256=opening.sha256,
             name=opening.name,
@@ -322,11 +327,11 @@ class Openings:
             raise errors.Md5Conflict()
         if sha256 is not None and upload.sha256 not in (None, sha256):
             raise errors.Sha256Conflict()
-        other = await self.uploads.by_md5(upload.user_id, md5)
+        other = await self.uploads.by_md5(upload.caller, md5)
         if other is not None and other.id != upload.id:
             raise errors.UploadExists(id=other.id)
         opening = Opening(
-            user_id=upload.user_id,
+            caller=upload.caller,
             md5=md5,
             sha256=sha256,
             name=upload.name,

@@ -336,7 +336,7 @@ async def _uploads_of(connection: Connection, user_id: str | None, upload_id: st
     assert user_id is not None
     if await queries.usage(connection, user_id) is None:
         raise NotFound("There is no such user.")
-    return await queries.open_uploads(connection, user_id)
+    return await queries.open_uploads_of_user(connection, user_id)
 
 
 def _report_of(queues: dict[str, Measured], as_of: datetime) -> QueueReport:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from uploader.domain.digest import Challenge
+from uploader.domain.links import Caller
 from uploader.domain.upload import File, IfExists, Upload, UploadKind
 
 
@@ -14,7 +15,7 @@ from uploader.domain.upload import File, IfExists, Upload, UploadKind
 class Target:
     """Which upload a caller means: the open one of an MD5, one by id, or both (then they must agree)."""
 
-    user_id: str
+    caller: Caller
     md5: str | None = None
     upload_id: str | None = None
 
@@ -24,7 +25,7 @@ class Opening:
     """A request to upload; `name` is normalised, `md5` is None where it is not known yet. Without `length_known`, which
     is told later (`Appends.append`), `md5` is None, and `size` is 0: nothing is reserved."""
 
-    user_id: str
+    caller: Caller
     md5: str | None
     sha256: str | None
     name: str
@@ -49,7 +50,7 @@ class Opening:
 class NewFile:
     """The claims about a file that is sent whole; a digest is None where none is claimed."""
 
-    user_id: str
+    caller: Caller
     name: str
     md5: str | None
     sha256: str | None

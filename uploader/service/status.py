@@ -11,6 +11,7 @@ from uploader.clock import Clock
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions.rows import NotOpen
+from uploader.domain.links import Caller
 from uploader.domain.upload import Reason, State, Upload, chunk_count, missing_ranges
 from uploader.errors import Forbidden, Unavailable, UploadActive, UploadGone, UploadNotFound
 from uploader.service.close import Closers
@@ -45,18 +46,18 @@ class Uploads:
             upload = await self.known(target)
             return upload if upload.state is State.OPEN else await self.ended(upload)
         if target.upload_id is None:
-            return await self._find_by_md5(target.user_id, target.md5)
+            return await self._find_by_md5(target.caller, target.md5)
         row = await self._by_id(target)
         if row is not None and row.md5 == target.md5:
             return row if row.state is State.OPEN else await self.ended(row)
-        await self._find_by_md5(target.user_id, target.md5)
+        await self._find_by_md5(target.caller, target.md5)
         raise UploadGone("This MD5 has another upload now.", reason="unknown")
 
-    async def by_md5(self, user_id: str, md5: str | None) -> Upload | None:
+    async def by_md5(self, caller: Caller, md5: str | None) -> Upload | None:
         """Return the open upload of which this was told; None also where there is no MD5 to ask for."""
         if md5 is None:
             return None
-        return await self.database.read(queries.open_upload_by_md5, user_id, md5, brief=True)
+        return await self.database.read(queries.open_upload_by_md5, caller, md5, brief=True)
 
     async def known(self, target: Target) -> Upload:
         """Return an upload as its row has it, also one that is closed. Raises UploadNotFound."""
@@ -76,17 +77,17 @@ class Uploads:
 
     async def _by_id(self, target: Target) -> Upload | None:
         upload = await self.database.read(queries.upload_by_id, target.upload_id or "", brief=True)
-        return upload if upload is not None and upload.user_id == target.user_id else None
+        return upload if upload is not None and upload.caller == target.caller else None
 
-    async def _find_by_md5(self, user_id: str, md5: str) -> Upload | Complete:
+    async def _find_by_md5(self, caller: Caller, md5: str) -> Upload | Complete:
         async def look(connection: Connection) -> Upload | Complete | None:
-            upload = await queries.open_upload_by_md5(connection, user_id, md5)
+            upload = await queries.open_upload_by_md5(connection, caller, md5)
             if upload is not None:
                 return upload
-            file = await queries.newest_file(connection, user_id, md5)
+            file = await queries.newest_file(connection, caller, md5)
             if file is not None:
                 return Complete(file=file, created=False)
-            return await queries.newest_closed_upload(connection, user_id, md5, self._closed_uploads_are_known_since())
+            return await queries.newest_closed_upload(connection, caller, md5, self._closed_uploads_are_known_since())
 
         match await self.database.read(look, brief=True):
             case None:
@@ -175,10 +176,10 @@ class Uploads:
         except Unavailable:
             return
 
-    async def list_open(self, user_id: str) -> list[UploadStatus]:
+    async def list_open(self, caller: Caller) -> list[UploadStatus]:
         """Return open uploads, the newest first, without those whose own bytes can't be asked for now. Raises
         Unavailable."""
-        uploads = await self.database.read(queries.open_uploads, user_id)
+        uploads = await self.database.read(queries.open_uploads, caller)
         statuses = []
         for upload in uploads:
             try:
@@ -190,12 +191,12 @@ class Uploads:
                 logger.warning("an upload is not listed", extra={"upload_id": upload.id, "reason": error.reason})
         return statuses
 
-    async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
+    async def states(self, caller: Caller, md5s: list[str]) -> dict[str, str]:
         """Return for each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
 
         async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload]]:
-            blobs = await queries.contents_by_md5(connection, user_id, md5s)
-            return blobs, await queries.open_md5s(connection, user_id, md5s)
+            blobs = await queries.contents_by_md5(connection, caller, md5s)
+            return blobs, await queries.open_md5s(connection, caller, md5s)
 
         blobs, open_uploads = await self.database.read(look)
         sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
@@ -247,7 +248,7 @@ class Uploads:
     async def cancel(self, target: Target, reason: Reason = Reason.CANCELLED) -> None:
         """End an open upload without a file, also while it merges. Raises UploadNotFound, UploadGone."""
         if target.upload_id is None:
-            upload = await self.by_md5(target.user_id, target.md5)
+            upload = await self.by_md5(target.caller, target.md5)
             if upload is None:
                 raise UploadNotFound()
         else:
@@ -279,5 +280,5 @@ class Uploads:
                     return
                 if await self.closers.expire(upload, idle_seconds):
                     return
-        await self._find_open(Target(upload.user_id, upload_id=upload_id))
+        await self._find_open(Target(upload.caller, upload_id=upload_id))
         raise UploadActive()

@@ -16,6 +16,7 @@ from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.files import Added, Room
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import ClaimedDigests
+from uploader.domain.links import Caller
 from uploader.domain.upload import File, IfExists, Usage
 from uploader.errors import (
     FileTooLarge,
@@ -32,6 +33,7 @@ from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS, WHOLE_FILES
 from uploader.service.chunk import ConcurrentBodies, check_digests
 from uploader.service.close import Closers
 from uploader.service.ids import new_id
+from uploader.service.links import Visitors
 from uploader.service.open import Admission
 from uploader.service.precreate import PreCreateHook, Question
 from uploader.service.results import Complete, NewFile
@@ -54,6 +56,7 @@ class Storing:
     uploads: Uploads
     admission: Admission
     pre_create_hook: PreCreateHook
+    visitors: Visitors
     clock: Clock
     _: KW_ONLY
     max_bytes: int
@@ -66,7 +69,8 @@ class Storing:
         NameTaken, QuotaExceeded, TooManyFiles, StorageFull."""
         if size > self.max_bytes:
             raise FileTooLarge(limit=self.max_bytes)
-        if new.if_exists is IfExists.FAIL or not await self._fit(new.user_id, 1, size):
+        await self.visitors.refuse_early(new.caller, new.name, size)
+        if new.if_exists is IfExists.FAIL or not await self._fit(new.caller.user_id, 1, size):
             await self.database.read(_refuse, new, size, self.max_files)
         await self.admission.check(size)
 
@@ -100,7 +104,10 @@ class Storing:
 
     async def _refusal(self, new: NewFile, body: Body) -> NotAllowed | None:
         try:
-            await self.pre_create_hook.ask(Question(new.user_id, new.name, body.length, md5=new.md5, sha256=new.sha256))
+            name = await self.visitors.full_name(new.caller, new.name)
+            await self.pre_create_hook.ask(
+                Question(new.caller.user_id, name, body.length, md5=new.md5, sha256=new.sha256)
+            )
         except NotAllowed as error:
             return error
         return None
@@ -148,7 +155,7 @@ class Storing:
         place = self.database.in_thread(lambda: self.storage.place_arrivals([arrival]).get(sha256))
         for _ in range(ATTEMPTS):
             file = self._file(new, arrival)
-            existing = await self.uploads.by_md5(new.user_id, file.md5)
+            existing = await self.uploads.by_md5(new.caller, file.md5)
             if existing is not None and not existing.may_be(file.sha256, file.size):
                 existing = None
             replaced_id = None if existing is None else existing.id
@@ -166,7 +173,8 @@ class Storing:
         assert arrival.digests is not None
         return File(
             id=new_id(),
-            user_id=new.user_id,
+            user_id=new.caller.user_id,
+            session=new.caller.session,
             md5=arrival.digests.md5,
             sha256=arrival.digests.sha256,
             name=new.name,
@@ -186,34 +194,45 @@ async def _usage(connection: Connection, user_id: str, more_files: int, max_file
 async def _refuse(connection: Connection, new: NewFile, size: int, max_files: int) -> None:
     """Raises NameTaken, QuotaExceeded, TooManyFiles, unless this may be a file that is there already, or takes the place
     of others."""
-    names = transactions.names.Names(connection, new.user_id)
-    await names.read([new.name])
-    of_name = names.standing([new.name])
+    names = transactions.names.Names(connection, new.caller.user_id)
+    of_name = []
+    if not new.caller.session:  # whose names are below their link's folder, and never refused
+        await names.read([new.name])
+        of_name = names.standing([new.name])
+    elif await _may_have_been_sent(connection, new, size):
+        return
     if any((file.size == size and new.md5 is None) or file.may_be(new.md5, new.sha256, size) for file in of_name):
         return
     if new.if_exists is not IfExists.KEEP:
         await names.find(new.name, new.if_exists)
     elif of_name and await _may_have_a_number(connection, new, size):
         return
-    usage = await _usage(connection, new.user_id, 1, max_files)
+    usage = await _usage(connection, new.caller.user_id, 1, max_files)
     replaced = of_name if new.if_exists is IfExists.REPLACE else []
-    existing = None if new.md5 is None else await queries.open_upload_by_md5(connection, new.user_id, new.md5)
+    existing = None if new.md5 is None else await queries.open_upload_by_md5(connection, new.caller, new.md5)
     room = Room(max_files, existing if existing is not None and existing.size == size else None)
     more_bytes, more_files = size - sum(file.size for file in replaced), 1 - len(replaced)
     refusal = None if usage is None else room.refusal(usage, more_bytes, more_files, size)
     if isinstance(refusal, QuotaExceeded):
         QUOTA_REFUSALS.inc()
-    if isinstance(refusal, TooManyFiles) and await queries.left_folders(connection, new.user_id, 1):
+    if isinstance(refusal, TooManyFiles) and await queries.left_folders(connection, new.caller.user_id, 1):
         return
     if refusal is not None:
         raise refusal
+
+
+async def _may_have_been_sent(connection: Connection, new: NewFile, size: int) -> bool:
+    """Tell whether the same visitor has sent this before."""
+    if new.md5 is None:
+        return False
+    return await queries.newest_file(connection, new.caller, new.md5, size=size, name=new.name) is not None
 
 
 async def _may_have_a_number(connection: Connection, new: NewFile, size: int) -> bool:
     """Tell whether the same content may be there already, under a number of the name."""
     if new.md5 is None:
         return True
-    return await queries.newest_file(connection, new.user_id, new.md5, size=size) is not None
+    return await queries.newest_file(connection, new.caller, new.md5, size=size) is not None
 
 
 def _outcome(verdict: transactions.files.Verdict) -> Outcome:
@@ -247,7 +266,7 @@ class WholeSource(Protocol):
     def declared_bytes(self) -> int | None:
         """The length that the client has told; None if it has not."""
 
-    async def receive_up_to(self, user_id: str, limit_bytes: int) -> Body:
+    async def receive_up_to(self, caller: Caller, limit_bytes: int) -> Body:
         """Receive it whole. Raises FileTooLarge, ChunkLengthMismatch, BodyTimeout, StorageFull."""
 
 
@@ -379,8 +398,8 @@ class WholeFiles:
         declared = source.declared_bytes
         if declared is not None:
             await self.storing.refuse_early(new, declared)
-        async with self.concurrency.counted(new.user_id):
-            body = await source.receive_up_to(new.user_id, self.storing.max_bytes)
+        async with self.concurrency.counted(new.caller):
+            body = await source.receive_up_to(new.caller, self.storing.max_bytes)
             try:
                 await check_digests(body, claims)
                 if declared is None:
@@ -392,11 +411,11 @@ class WholeFiles:
             raise outcome
         return outcome
 
-    async def receive_many(self, user_id: str, entries: AsyncIterator[Entry]) -> AsyncGenerator[Outcome, None]:
+    async def receive_many(self, caller: Caller, entries: AsyncIterator[Entry]) -> AsyncGenerator[Outcome, None]:
         """Take many files of one user, and their bodies over; yields what became of each, in their order, as soon as it
         is known. To be closed (`aclosing`), if not read to its end. What was received is stored also where `entries`
         breaks off. Raises what that raises, TooManyRequests, Unavailable."""
-        async with self.concurrency.counted(user_id):
+        async with self.concurrency.counted(caller):
             groups = _Groups(self._store_group)
             try:
                 async for entry in entries:
@@ -412,7 +431,7 @@ class WholeFiles:
                 yield outcome
 
     async def _store_group(self, group: _Group) -> list[Outcome]:
-        if await self.storing.has_room(group.files[0].user_id, len(group.files), group.bytes):
+        if await self.storing.has_room(group.files[0].caller.user_id, len(group.files), group.bytes):
             return await self.storing.store(group.files, group.bodies)
         return [await self._store_refusable(new, body) for new, body in zip(group.files, group.bodies, strict=True)]
 

@@ -10,6 +10,7 @@ from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.layout import blob_path
 from uploader.bootstrap import Services
+from uploader.domain.links import owner
 from uploader.errors import Unavailable, UploaderError
 from uploader.service.chunk import AlreadyComplete, Stored
 from uploader.service.results import Acknowledged, Complete, Opening, Result, Target
@@ -82,7 +83,7 @@ async def word_of(act: Act, worker: Worker, round_: Round) -> str:
 
 def opening_of(content: Content, user_id: str, *, instant: bool = False) -> Opening:
     return Opening(
-        user_id=user_id,
+        caller=owner(user_id),
         md5=content.md5,
         sha256=None,
         name=content.name,
@@ -118,14 +119,18 @@ def sends(number: int, *, user_id: str = ALICE, upload: str | None = None, lie: 
     """Sends a chunk by the MD5, or to the `upload` of that name."""
 
     async def act(worker: Worker, round_: Round) -> str:
-        target = Target(user_id, round_.content.md5) if upload is None else Target(user_id, None, round_.ids[upload])
+        target = (
+            Target(owner(user_id), round_.content.md5)
+            if upload is None
+            else Target(owner(user_id), None, round_.ids[upload])
+        )
         return _word(await store(worker, target, round_.lie if lie else round_.content, number))
 
     return act
 
 
 async def cancels(worker: Worker, round_: Round) -> str:
-    await worker.services.uploads.cancel(Target(ALICE, round_.content.md5))
+    await worker.services.uploads.cancel(Target(owner(ALICE), round_.content.md5))
     return "cancelled"
 
 
@@ -142,7 +147,7 @@ async def opens_instantly(worker: Worker, round_: Round) -> str:
 
 
 async def expires(worker: Worker, round_: Round) -> str:
-    upload = await worker.services.uploads.by_md5(ALICE, round_.content.md5)
+    upload = await worker.services.uploads.by_md5(owner(ALICE), round_.content.md5)
     if upload is None:
         return "left"
     return "expired" if await worker.services.closers.expire(upload, IDLE_SECONDS) else "left"
@@ -150,12 +155,12 @@ async def expires(worker: Worker, round_: Round) -> str:
 
 async def asks(worker: Worker, round_: Round) -> str:
     """Where Redis does not know what the disk does, this hydrates."""
-    await worker.services.uploads.status(Target(ALICE, round_.content.md5))
+    await worker.services.uploads.status(Target(owner(ALICE), round_.content.md5))
     return "told"
 
 
 async def merges(worker: Worker, round_: Round) -> str:
-    return _word(await worker.services.uploads.merge(Target(ALICE, round_.content.md5)))
+    return _word(await worker.services.uploads.merge(Target(owner(ALICE), round_.content.md5)))
 
 
 async def deletes(worker: Worker, round_: Round) -> str:
@@ -180,7 +185,7 @@ async def uploads_and_deletes(worker: Worker, round_: Round) -> str:
     user_id, content = CROWD[round_.number % len(CROWD)], round_.content
     answer: Result = await worker.services.openings.open(opening_of(content, user_id, instant=True))
     if not isinstance(answer, Complete):
-        answer = await store(worker, Target(user_id, content.md5), content, 0)
+        answer = await store(worker, Target(owner(user_id), content.md5), content, 0)
     if not isinstance(answer, Complete):
         return _word(answer)
     if blob_path(worker.services.settings.data, answer.file.sha256).read_bytes() != content.data:

@@ -14,19 +14,22 @@ from typing import TypeVar
 from sqlalchemy import delete, insert, update
 
 from uploader.crashpoints import crash_point
+from uploader.database import links as link_rows
 from uploader.database import models, queries
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Duplicate
 from uploader.database.outbox import listens, tell, tell_all
-from uploader.database.transactions import rows
+from uploader.database.transactions import links, rows
 from uploader.database.transactions.names import Found, Names, fill, leave
 from uploader.database.trash import excess, take_out, throw_away, without_spare
 from uploader.domain import events
 from uploader.domain.audit_log import Act
 from uploader.domain.events import EventType
+from uploader.domain.links import Link
+from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import SUPERSEDED, File, IfExists, State, TrashReason, Upload, Usage
-from uploader.errors import NameTaken, QuotaExceeded, TooManyFiles
+from uploader.errors import LinkExhausted, NameTaken, QuotaExceeded, TooManyFiles
 
 T = TypeVar("T")
 # Makes bytes the blob while its row is locked, and returns where they are now, if the store has locations.
@@ -151,7 +154,7 @@ class Added:
 
 
 # What became of a file that was to be made.
-Refusal = NameTaken | QuotaExceeded | TooManyFiles
+Refusal = NameTaken | QuotaExceeded | TooManyFiles | LinkExhausted
 Verdict = Added | Refusal
 
 
@@ -184,6 +187,8 @@ class Changes:
     room: Room | None
     # Whether they are in the trash: what has their content is another file then.
     are_in_trash: bool = False
+    # By which they come.
+    link: Link | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     # To be added to `use_space_finished`.
     finished_bytes: int = 0
@@ -206,8 +211,14 @@ class Changes:
         raise verdict
 
     async def decide(self, file: File) -> None:
+        if self.link is not None and (same := await self._sent_before(file)) is not None:
+            self.dropped[file.sha256] += 1
+            self.verdicts.append(Added(same, is_new=False))
+            return
         try:
-            sha256 = None if self.are_in_trash else file.sha256
+            sha256 = None if self.are_in_trash or self.link is not None else file.sha256
+            if len(file.name.encode()) > MAX_NAME_BYTES:  # below the folder of a link
+                raise NameTaken(taken=file.name)
             found = await self.names.find(file.name, self.if_exists, sha256)
         except NameTaken as error:
             self._refuse(file, error)
@@ -234,6 +245,12 @@ class Changes:
         self.finished_bytes += more
         self.verdicts.append(Added(made, is_new=True))
 
+    async def _sent_before(self, file: File) -> File | None:
+        """Find the file that the same visitor has sent under the name that is asked for: nobody else's is theirs."""
+        connection, asked_name = self.names.connection, file.asked_name or ""
+        file_id = await link_rows.file_of_visitor(connection, file.caller, file.sha256, asked_name)
+        return None if file_id is None else await queries.file_by_id(connection, file.user_id, file_id)
+
     async def _give_way(self, user_id: str) -> list[str]:
         return await rows.give_way(self.names.connection, user_id, 1, self.names.filled)
 
@@ -241,9 +258,14 @@ class Changes:
         self.dropped[file.sha256] += 1
         self.verdicts.append(refusal)
 
-    def _refusal(self, more: int, more_files: int, size: int) -> QuotaExceeded | TooManyFiles | None:
+    def _refusal(self, more: int, more_files: int, size: int) -> QuotaExceeded | TooManyFiles | LinkExhausted | None:
         if self.room is None:
             return None
+        if self.link is not None:
+            closed = 0 if self.room.closed is None else self.room.closed.size
+            files = len(self.made) + more_files - (self.room.closed is not None)
+            if not self.link.takes(self.finished_bytes + more - closed, files):
+                return LinkExhausted()
         finished, files = self.usage.use_space_finished + self.finished_bytes, self.usage.files + self.more_files
         usage = replace(self.usage, use_space_finished=finished, files=files)
         return self.room.refusal(usage, more, more_files, size)
@@ -294,13 +316,16 @@ async def add_files(
 ) -> Changes:
     """Make files of one user and of different names, after `lock_contents`; the caller accounts for `finished_bytes` and
     `more_files`. `room`: None if all that is needed was reserved. `are_in_trash`: they leave it. Raises NamesChanged,
-    BlobLost if the user's row has gone.
+    LinkGone, BlobLost if the user's row has gone. What comes by a link has its name below the folder of that.
     """
     user_id = files[0].user_id
+    link = None if are_in_trash else await links.lock_for(connection, files[0].caller, files[0].created_at)
+    if link is not None:
+        files = [replace(file, name=link.name + file.name, asked_name=file.name) for file in files]
     usage, names = await rows.lock_user(connection, user_id), Names(connection, user_id)
     await names.read(file.name for file in files)
     spared = usage if room is None else await without_spare(connection, usage, len(files), room.max_files)
-    changes = Changes(names, if_exists, spared, room, are_in_trash)
+    changes = Changes(names, if_exists, spared, room, are_in_trash, link)
     for file in files:
         await changes.decide(file)
     if not {file.sha256 for file in changes.removed} <= locked:
@@ -362,9 +387,11 @@ async def add_file(
     changes = await add_files(connection, [file], if_exists, locked, room=Room(max_files, replaced))
     added = changes.only()
     if replaced is None:
+        await links.add(connection, file.caller, changes.made)
         await rows.add_finished(connection, file.user_id, changes.finished_bytes, changes.more_files)
     else:
         await close_by(connection, replaced, added, file.created_at, is_superseded=True)
+        await links.give_back(connection, replaced, changes.made)
         await rows.settle_user(connection, replaced, finished=changes.finished_bytes, files=changes.more_files)
     return added
 
@@ -383,12 +410,12 @@ async def add_whole_files(
     `place_blobs` is given SHA-256s whose rows are locked, and returns by SHA-256 where the bytes are now, if the store
     has locations. Those that are refused leave a blob without refs, for the collector. Raises Duplicate, BlobLost.
     """
-    user_id, md5s = files[0].user_id, sorted({file.md5 for file in files if file.md5 is not None})
+    caller, md5s = files[0].caller, sorted({file.md5 for file in files if file.md5 is not None})
     uploads: Collection[str]
     if len(md5s) > 1:
-        uploads = await queries.open_md5s(connection, user_id, md5s)
+        uploads = await queries.open_md5s(connection, caller, md5s)
     else:
-        uploads = [] if await queries.open_upload_by_md5(connection, user_id, md5s[0]) is None else md5s
+        uploads = [] if await queries.open_upload_by_md5(connection, caller, md5s[0]) is None else md5s
     taken = [file for file in files if file.md5 not in uploads]
     room = Room(max_files)
     verdicts = iter(await _add_files(connection, taken, if_exists, place_blobs, room) if taken else ())
@@ -408,6 +435,7 @@ async def _add_files(
         return [error]
     await relocate(connection, await place_blobs({file.sha256 for file in files}), files[0].created_at)
     changes = await add_files(connection, files, if_exists, locked, room=room)
+    await links.add(connection, files[0].caller, changes.made)
     await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
     return changes.verdicts
 

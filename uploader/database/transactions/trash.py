@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
-from uploader.database.transactions import rows
+from uploader.database.transactions import links, rows
 from uploader.database.transactions.files import Added, PlaceBlob, Room, Verdict, add_files, lock_contents, relocate
 from uploader.database.trash import forget_oldest, take_out
 from uploader.domain.upload import File, IfExists, TrashedFile
@@ -53,7 +53,7 @@ async def restore_files(
     if revived:
         fewer = [{"dropped": sha256, "fewer": 1} for sha256 in revived]
         await connection.execute(rows.DROP_REFS, fewer)
-    verdicts = await _restore(connection, files, if_exists, locked)
+    verdicts = await _restore(connection, files, if_exists, locked, now)
     return {file.id: verdict for file, verdict in zip(files, verdicts, strict=True)}
 
 
@@ -65,18 +65,19 @@ async def restore_placed(
     locked = await lock_contents(connection, [file], if_exists, now)
     if (location := await place_blob()) is not None:
         await relocate(connection, {file.sha256: location}, now)
-    (verdict,) = await _restore(connection, [file], if_exists, locked)
+    (verdict,) = await _restore(connection, [file], if_exists, locked, now)
     if isinstance(verdict, Added):
         return verdict
     raise verdict
 
 
 async def _restore(
-    connection: AsyncConnection, files: Sequence[File], if_exists: IfExists, locked: set[str]
+    connection: AsyncConnection, files: Sequence[File], if_exists: IfExists, locked: set[str], now: datetime
 ) -> list[Verdict]:
     known = await queries.blobs_by_sha256(connection, sorted({file.sha256 for file in files}))
     # Somebody may have computed it since.
     files = [replace(file, md5=known[file.sha256].md5) for file in files]
+    await links.end_of_files(connection, [file.id for file in files], now)
     changes = await add_files(connection, files, if_exists, locked, room=_ANY_NUMBER, are_in_trash=True)
     await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
     return changes.verdicts

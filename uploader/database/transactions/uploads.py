@@ -12,7 +12,7 @@ from uploader.database import models, queries
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.outbox import tell
-from uploader.database.transactions import rows
+from uploader.database.transactions import links, rows
 from uploader.database.transactions.files import PlaceBlob, add_files, close_by, lock_contents, relocate
 from uploader.domain import events
 from uploader.domain.audit_log import Act
@@ -26,9 +26,9 @@ async def order_concatenation(connection: AsyncConnection, ordered: Concatenatio
     """Let parts become a whole once they are complete. Raises Duplicate (from the engine), NotOpen, TooManyUploads."""
     await _lock_parts(connection, ordered)
     await queries.usage(connection, ordered.user_id, lock=True)  # so racing callers count one after the other
-    if await queries.count_waiting_concatenations(connection, ordered.user_id) >= max_waiting:
+    if await queries.count_waiting_concatenations(connection, ordered.caller) >= max_waiting:
         raise TooManyUploads(limit=max_waiting)
-    names = ("id", "user_id", "name", "metadata", "ordered", "parts_sha256", "created_at")
+    names = ("id", "user_id", "session", "name", "metadata", "ordered", "parts_sha256", "created_at")
     row = {name: getattr(ordered, name) for name in names} | {"open_flag": 1}
     await connection.execute(insert(models.concatenation).values(**row))
     places = [
@@ -47,13 +47,14 @@ async def join_concatenation(
     """Make a whole of parts, which are closed; it holds what they held of the quota, and more only for a part that is
     named more than once. `make_room` makes the directory of the whole while their rows are locked.
 
-    Raises NotOpen, QuotaExceeded, Duplicate if it was joined before.
+    Raises NotOpen, QuotaExceeded, LinkGone, LinkExhausted, Duplicate if it was joined before.
     """
     ordered = await queries.concatenation_by_id(connection, whole.id, lock=True)
     if ordered is None:
         raise rows.NotOpen(whole.id)
     parts = await _lock_parts(connection, ordered)
     held = sum(part.size for part in parts.values())
+    more = whole.size - held
     if sum(parts[part_id].size for part_id in ordered.part_ids) != whole.size:
         raise rows.NotOpen(whole.id)  # the length of one was told after the caller looked
     await connection.execute(rows.INSERT_UPLOAD, rows.row_of(whole))
@@ -61,7 +62,8 @@ async def join_concatenation(
         await rows.close_row(
             connection, part, State.CONSUMED, whole.created_at, close_reason=REDIS_WORDS[State.CONSUMED]
         )
-    if more := whole.size - held:
+    await links.exchange(connection, whole, len(parts), more, whole.created_at)
+    if more:
         await rows.reserve(connection, whole.user_id, more, requested=more)
     flushed = sum(part.flushed_bytes for part in parts.values())
     # It takes their place, so it needs no room among the files.
@@ -72,11 +74,11 @@ async def join_concatenation(
 
 
 async def _lock_parts(connection: AsyncConnection, ordered: Concatenation) -> dict[str, Upload]:
-    """Raises NotOpen unless all are parts of the user and open."""
+    """Raises NotOpen unless all are parts of the caller and open."""
     parts = {}
     for part_id in sorted(set(ordered.part_ids)):
         part = parts[part_id] = await rows.lock_open(connection, part_id)
-        if not part.is_part or part.user_id != ordered.user_id:
+        if not part.is_part or part.caller != ordered.caller:
             raise rows.NotOpen(part_id)
     return parts
 
@@ -129,14 +131,15 @@ async def open_upload(
     connection: AsyncConnection, upload: Upload, *, max_open_uploads: int, max_files: int, expires_at: datetime
 ) -> None:
     """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyFiles,
-    TooManyUploads."""
+    TooManyUploads, LinkGone, LinkExhausted."""
     await connection.execute(rows.INSERT_UPLOAD, rows.row_of(upload))
+    told = await links.promise(connection, upload, upload.created_at, more=upload.size, files=1)
     await rows.reserve(connection, upload.user_id, upload.size, requested=upload.size, max_files=max_files)
     # The user's row is locked by now, so racing callers count one after the other.
-    if await queries.count_open_uploads(connection, upload.user_id) > max_open_uploads:
+    if await queries.count_open_uploads(connection, upload.caller) > max_open_uploads:
         raise TooManyUploads(limit=max_open_uploads)
     if not upload.is_part:  # of which nobody is told: their whole is an upload
-        await tell(connection, events.upload_created, upload, expires_at)
+        await tell(connection, events.upload_created, told, expires_at)
 
 
 async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | None, sha256: str | None) -> Upload:
@@ -170,8 +173,10 @@ async def grow(connection: AsyncConnection, upload_id: str, end: int, step: int,
     wanted = end - upload.size
     if wanted <= 0:
         return upload
-    usage = await queries.usage(connection, upload.user_id, lock=True)
-    spare = 0 if usage is None else usage.available // 2
+    spare = 0
+    if not upload.session:  # which would see what its owner has left
+        usage = await queries.usage(connection, upload.user_id, lock=True)
+        spare = 0 if usage is None else usage.available // 2
     return await _reserve(connection, upload, max(wanted, min(step, spare, limit - upload.size)), wanted, now)
 
 
@@ -190,10 +195,12 @@ async def tell_length(connection: AsyncConnection, upload_id: str, length: int, 
 
 
 async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wanted: int, now: datetime) -> Upload:
-    """Raises QuotaExceeded."""
+    """Raises QuotaExceeded, LinkGone, LinkExhausted."""
     if more > 0:
+        await links.promise(connection, upload, now, more=more, files=0)
         await rows.reserve(connection, upload.user_id, more, requested=wanted)
     if more < 0:
+        await links.give_back_bytes(connection, upload, -more)
         await rows.changed(connection, rows.RELEASE, of_user=upload.user_id, less=-more)
     grown = replace(upload, size=upload.size + more, updated_at=now)
     values = {"new_size": grown.size, "new_length_known": grown.length_known, "new_updated_at": now}
@@ -231,6 +238,7 @@ async def close_upload(
     """
     upload = await rows.lock_open(connection, upload_id)
     await rows.close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
+    upload = await links.give_back(connection, upload)
     await rows.settle_user(connection, upload, finished=0, files=0)
     if not upload.is_part:
         await tell(connection, events.upload_closed, upload, reason)
@@ -267,7 +275,8 @@ async def merge(
     """Turn an upload into a file. `md5`: None where it was not computed; that of the blob is the file's then. `came_at`:
     since when its bytes are there, if they did not come just now.
 
-    Raises NotOpen, NameTaken, Duplicate, and ClaimsChanged if other digests were claimed while these were computed.
+    Raises NotOpen, NameTaken, LinkGone, Duplicate, and ClaimsChanged if other digests were claimed while these were
+    computed.
     """
     upload = await rows.lock_open(connection, upload_id)
     if upload.md5 not in (None, md5) or upload.sha256 not in (None, sha256):
@@ -275,6 +284,7 @@ async def merge(
     file = File(
         id=file_id,
         user_id=upload.user_id,
+        session=upload.session,
         md5=md5,
         sha256=sha256,
         name=upload.name,
@@ -291,6 +301,7 @@ async def merge(
     changes = await add_files(connection, [file], upload.if_exists, locked, room=None)
     added = changes.only()
     await close_by(connection, upload, added, now)
+    await links.give_back(connection, upload, changes.made)
     await rows.settle_user(connection, upload, finished=changes.finished_bytes, files=changes.more_files)
     return added.file
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
+from uploader.domain.links import LinkKind, owner
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
 from uploader.http.shared.operation import READERS, Access
 from uploader.http.shared.proxies import Proxies
 from uploader.observability import user_id as user_of_log
 from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, deleted_subject, selection_subject
+from uploader.service.links import TOKEN_PREFIX, Visitors
 from uploader.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _ROUNDING_SECONDS = 1e-6
 # Of a flood from more than these, those that were wrong longest ago are forgotten.
 _MAX_PARTIES = 10_000
 
-_NOBODY = Identity("", admin=False)
+_NOBODY = Identity(owner(""), admin=False)
 
 
 class Origins:
@@ -144,9 +146,16 @@ class WrongTokens:
 
 class Authenticator:
     def __init__(
-        self, settings: Settings, accounts: Accounts, links: Links, origins: Origins, verifier: "Verifier | None"
+        self,
+        settings: Settings,
+        accounts: Accounts,
+        links: Links,
+        visitors: Visitors,
+        origins: Origins,
+        verifier: "Verifier | None",
     ) -> None:
         """`verifier`: where tokens are JWTs."""
+        self._visitors = visitors if settings.links == "on" else None
         self._mode = settings.auth
         self._host = settings.host
         self._trusted_header = settings.trusted_header
@@ -163,9 +172,14 @@ class Authenticator:
             return _NOBODY
         if access in READERS and "signature" in request.query_params:
             return await self._by_link(request, of_deleted=access == "reader of deleted")
-        identity = await self._identity(request)
+        if access == "visitor" and "signature" in request.query_params:
+            identity = await self._by_link_of_visitor(request)
+        else:
+            identity = await self._identity(request)
         user_of_log.set(identity.user_id)
-        if access == "metrics":
+        if identity.visit is not None or access == "visitor":
+            _check_visit(identity, access, request)
+        elif access == "metrics":
             if not identity.may_read_metrics:
                 raise Forbidden()
         elif identity.scope is not None:
@@ -179,29 +193,54 @@ class Authenticator:
         values = [query.getlist(name) for name in ("user", "expires", "signature")]
         if any(len(given) != 1 for given in values):
             raise Unauthenticated("The link is not valid.")
-        owner, expires, signature = (given[0] for given in values)
+        user_id, expires, signature = (given[0] for given in values)
         # The file of the path, or the selection whose digest the query tells: whether that is the digest of what is asked
         # for shows with the body.
         file_id = request.path_params.get("id")
         subject = selection_subject(query.get("selection", "")) if file_id is None else str(file_id)
         if of_deleted:
             subject = deleted_subject(subject)
-        await self._links.check(owner, subject, expires, signature)
-        user_of_log.set(owner)
-        return Identity(owner, admin=False)
+        await self._links.check(user_id, subject, expires, signature)
+        user_of_log.set(user_id)
+        return Identity(owner(user_id), admin=False)
+
+    async def _by_link_of_visitor(self, request: Request) -> Identity:
+        """Raises Unauthenticated, LinkGone."""
+        query = request.query_params
+        values = [query.getlist(name) for name in ("visitor", "expires", "signature")]
+        if self._visitors is None or any(len(given) != 1 for given in values):
+            raise Unauthenticated("The link is not valid.")
+        session_id, expires, signature = (given[0] for given in values)
+        visit = await self._visitors.by_id(session_id)
+        subject = visit_subject(session_id, request.path_params.get("id"), query.get("format", "zip"))
+        await self._links.check(visit.link.user_id, subject, expires, signature)
+        return Identity(visit.caller, admin=False, visit=visit)
+
+    async def _by_token_of_visitor(self, visitors: Visitors, token: str, request: Request) -> Identity:
+        if not visitors.knows(token):
+            await self._wrong_tokens.slow_down(self._proxies.party(request))
+        try:
+            visit = await visitors.authenticate(token)
+        except Unauthenticated:
+            self._wrong_tokens.count(self._proxies.party(request))
+            raise
+        return Identity(visit.caller, admin=False, visit=visit)
 
     async def _identity(self, request: Request) -> Identity:
+        # Before all else: it says that whoever shows it wants to be a visitor, also where callers need no token.
+        if self._visitors is not None and (shown := _token_of_visitor(request)) is not None:
+            return await self._by_token_of_visitor(self._visitors, shown, request)
         named = self._named_by_proxy(request)
         if named is not None:
             self._refuse_foreign_pages(request)
             await self._accounts.admit(named)
-            return Identity(named, admin=False)
+            return Identity(owner(named), admin=False)
         if self._mode == "none":
             if not is_local_host(request.headers.get("host", ""), self._host):
                 raise Unauthenticated("Without authentication the server answers requests to a local host name alone.")
             self._refuse_foreign_pages(request)
             await self._accounts.admit(LOCAL_USER)
-            return Identity(LOCAL_USER, admin=True)
+            return Identity(owner(LOCAL_USER), admin=True)
         token = _bearer_token(request)
         # One that was right here before is let in at once though its neighbours guess; any other one is a question to the
         # database. A JWT is checked without, and only its refusal waits.
@@ -236,6 +275,28 @@ class Authenticator:
         """Refuse foreign web pages: a caller without a token could be made to call by any page that their browser shows."""
         if self._origins.is_foreign_page(request):
             raise Unauthenticated("Pages of other origins can't call without a token.")
+
+
+def visit_subject(session_id: str, file_id: str | None, kind: str) -> str:
+    """Return the subject of a signed link that a visitor makes: to a file, or to an archive of this kind."""
+    return f"visit/{session_id}/{f'file/{file_id}' if file_id is not None else f'archive/{kind}'}"
+
+
+def _check_visit(identity: Identity, access: Access, request: Request) -> None:
+    """Raises Forbidden for a visitor's token where it is not for, and for any other where only that is."""
+    visit = identity.visit
+    if visit is None:
+        raise Forbidden("This is for those who came by the link: begin a session.")
+    kind, slug = visit.link.kind, request.path_params.get("slug")
+    is_theirs = access == "visitor" and kind is LinkKind.DOWNLOAD and slug == visit.link.slug
+    if not is_theirs and not (access == "uploader" and kind is LinkKind.UPLOAD):
+        raise Forbidden("The link that you came by is not for this.")
+
+
+def _token_of_visitor(request: Request) -> str | None:
+    values = request.headers.getlist("authorization")
+    token = values[0].partition(" ")[2].strip() if len(values) == 1 else ""
+    return token if token.startswith(TOKEN_PREFIX) else None
 
 
 def _bearer_token(request: Request) -> str:

@@ -30,6 +30,7 @@ from jwt.exceptions import PyJWTError
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.clock import Clock
+from uploader.domain.links import owner
 from uploader.domain.names import check_user_id
 from uploader.errors import ConfigurationError, InvalidRequest, Unauthenticated, Unavailable
 from uploader.http.shared.operation import Size, decode_json, or_none
@@ -353,7 +354,9 @@ class Verifier:
         scopes = [] if payload.scope is UNSET else payload.scope.split(" ")
         admin = _ADMIN_SCOPE in scopes
         scope = METRICS_SCOPE if METRICS_SCOPE in scopes and not admin else None
-        return Verified(Identity(user_id, admin, scope=scope), or_none(payload.total_space), payload.exp + leeway, key)
+        return Verified(
+            Identity(owner(user_id), admin, scope=scope), or_none(payload.total_space), payload.exp + leeway, key
+        )
 
     def _now(self) -> float:
         return self._clock.now().timestamp()

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from starlette.requests import ClientDisconnect
 
 from uploader.domain.archive import ArchiveReader, MalformedArchive, Member
+from uploader.domain.links import Caller
 from uploader.errors import BodyTimeout, InvalidArchive, UploaderError
 from uploader.http.bodies.body import ReceivedBody
 from uploader.http.bodies.intake import GRACE_SECONDS, BodySource, Intake, PieceReader
@@ -23,11 +24,11 @@ _MEMBER_SECONDS = 1e-4
 
 
 class Unpacking(Generic[T]):
-    def __init__(self, intake: Intake, source: BodySource, user_id: str, admit: Callable[[Member], T]) -> None:
+    def __init__(self, intake: Intake, source: BodySource, caller: Caller, admit: Callable[[Member], T]) -> None:
         """`admit` says what each file is to be, in order, or raises why there will be none: then its bytes are skipped."""
         self._intake = intake
         self._source = PieceReader(source, intake.pace(), _TOO_SLOW)
-        self._user_id = user_id
+        self._caller = caller
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         self._looked_at = 0
@@ -80,7 +81,7 @@ class Unpacking(Generic[T]):
         if self._file is None:
             return None
         if self._body is None and len(content) == self._size:
-            whole = self._intake.whole(self._user_id, content)
+            whole = self._intake.whole(self._caller, content)
             if whole is not None:
                 return self._file, whole
         try:
@@ -97,7 +98,7 @@ class Unpacking(Generic[T]):
     async def _gather(self, content: memoryview) -> ReceivedBody:
         """Raises StorageFull."""
         if self._body is None:
-            self._body = self._intake.gathering(self._user_id, self._size)
+            self._body = self._intake.gathering(self._caller, self._size)
             self._slow_at = self._loop.time() + GRACE_SECONDS
         body = self._body
         await body.append(content, slow=self._loop.time() >= self._slow_at)

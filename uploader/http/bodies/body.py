@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from uploader.domain.links import Caller
 from uploader.service.append import Part, a_newer_one
 from uploader.storage.store import Spool, SpooledBytes
 from uploader.tasks import uninterrupted
@@ -33,23 +34,23 @@ class BodyBudget:
     def __init__(self, total_bytes: int) -> None:
         self._total = self._free = total_bytes
         self._user_share = total_bytes // _USER_SHARE
-        self._charged: dict[str, int] = {}
+        self._charged: dict[Caller, int] = {}
         self._released = asyncio.Event()
 
-    def charge(self, user_id: str, length_bytes: int) -> bool:
+    def charge(self, caller: Caller, length_bytes: int) -> bool:
         """Return False if there is none left for this user."""
-        charged = self._charged.get(user_id, 0) + length_bytes
+        charged = self._charged.get(caller, 0) + length_bytes
         if length_bytes > self._free or charged > self._user_share:
             return False
         self._free -= length_bytes
-        self._charged[user_id] = charged
+        self._charged[caller] = charged
         return True
 
-    def release(self, user_id: str, length_bytes: int) -> None:
+    def release(self, caller: Caller, length_bytes: int) -> None:
         self._free += length_bytes
-        left = self._charged.pop(user_id, 0) - length_bytes
+        left = self._charged.pop(caller, 0) - length_bytes
         if left > 0:
-            self._charged[user_id] = left
+            self._charged[caller] = left
         self._released.set()
 
     async def wait_for_release(self, own_bytes: int, until: float) -> bool:
@@ -94,11 +95,13 @@ class Segments:
 class ReceivedBody:
     """A body while it gathers and after: in memory, or in an unlinked file. Close it, once for each that keeps it."""
 
-    def __init__(self, budget: BodyBudget, segments: Segments, spool: Spool, user_id: str, expected_bytes: int) -> None:
+    def __init__(
+        self, budget: BodyBudget, segments: Segments, spool: Spool, caller: Caller, expected_bytes: int
+    ) -> None:
         self._budget = budget
         self._pool = segments
         self._spool = spool
-        self._user_id = user_id
+        self._caller = caller
         self._segments: list[memoryview] = []
         self._segment_bytes = segments.small_bytes
         self._spooled: SpooledBytes | None = None
@@ -197,18 +200,18 @@ class ReceivedBody:
         return True
 
     def _take(self, size_bytes: int) -> bool:
-        if not self._budget.charge(self._user_id, size_bytes):
+        if not self._budget.charge(self._caller, size_bytes):
             return False
         try:
             self._segments.append(self._pool.take(size_bytes))
         except OSError:
-            self._budget.release(self._user_id, size_bytes)
+            self._budget.release(self._caller, size_bytes)
             return False
         return True
 
     def _give_back(self, segment: memoryview) -> None:
         self._pool.give_back(segment)
-        self._budget.release(self._user_id, len(segment))
+        self._budget.release(self._caller, len(segment))
 
     def _release_segments(self) -> None:
         for segment in self._segments:
@@ -237,10 +240,10 @@ class ReceivedBody:
 class WholeBody:
     """A body that was there before anybody asked: it stays where the parser left it. Close it, as one that gathers."""
 
-    def __init__(self, budget: BodyBudget, user_id: str, content: bytes) -> None:
+    def __init__(self, budget: BodyBudget, caller: Caller, content: bytes) -> None:
         """Its length is charged to the budget already."""
         self._budget = budget
-        self._user_id = user_id
+        self._caller = caller
         self._content = content
         self._keepers = 1
         self.length = len(content)
@@ -258,7 +261,7 @@ class WholeBody:
         self._keepers -= 1
         if not self._keepers:
             self._content = b""
-            self._budget.release(self._user_id, self.length)
+            self._budget.release(self._caller, self.length)
 
 
 def _cut(pieces: Iterable[memoryview], start: int, length: int) -> list[memoryview]:
@@ -296,7 +299,7 @@ class Reread:
         self._position = 0
         self.declared_bytes = body.length
 
-    async def receive_part(self, _user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+    async def receive_part(self, _caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
         if not goes_on():
             return Part(BodySlice(self._body, self._position, 0), ended=False, error=a_newer_one())
         length = min(limit_bytes, self.declared_bytes - self._position)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from uploader.domain.delta import COPY, COPY_KIND, LITERAL, LITERAL_KIND, MAX_INSTRUCTIONS, Copy
 from uploader.domain.digest import ClaimedDigests
+from uploader.domain.links import Caller
 from uploader.errors import BaseUnusable, ChunkLengthMismatch, InvalidDelta
 from uploader.http.bodies.body import ReceivedBody
 from uploader.http.bodies.intake import PIECE_BYTES, Intake, Pace, PieceReader, source_of
@@ -102,12 +103,12 @@ class DeltaChunk:
     claims: ClaimedDigests
     open_base: Callable[[int], Awaitable[DeltaBase]]
 
-    async def receive(self, user_id: str, expected_bytes: int) -> Body:
+    async def receive(self, caller: Caller, expected_bytes: int) -> Body:
         """Receive as `ChunkSource.receive`. The base is opened before the body is asked for."""
         comparing = Comparing(self.claims)
         base = await self.open_base(expected_bytes)
         try:
-            body = self.intake.gathering(user_id, expected_bytes)
+            body = self.intake.gathering(caller, expected_bytes)
             try:
                 await self._carry_out(comparing, base, body, expected_bytes)
             except BaseException:

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from uploader import errors
+from uploader.domain.links import Caller
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments, WholeBody
 from uploader.meter import BYTE_SECONDS, JSON_BYTE_SECONDS, Kind, charge, go_on, pause
 from uploader.service.append import Part, a_newer_one
@@ -233,23 +234,23 @@ class Incoming:
     declared_bytes: int | None = None
 
     # No coroutines of their own: a body that is waited for resumes all of them each time.
-    def receive(self, user_id: str, expected_bytes: int) -> _Receiving:
+    def receive(self, caller: Caller, expected_bytes: int) -> _Receiving:
         """Receive exactly `expected_bytes`; what is longer is cut off there. Raises ChunkLengthMismatch, BodyTimeout,
         StorageFull, and ClientDisconnect if the client went away."""
-        return self._gather(user_id, expected_bytes, exactly=True)
+        return self._gather(caller, expected_bytes, exactly=True)
 
-    def receive_up_to(self, user_id: str, limit_bytes: int) -> _Receiving:
+    def receive_up_to(self, caller: Caller, limit_bytes: int) -> _Receiving:
         """Receive the length that was told, if one was. Raises FileTooLarge, and as `receive`."""
         if self.declared_bytes is None:
-            return self._gather(user_id, limit_bytes, exactly=False)
+            return self._gather(caller, limit_bytes, exactly=False)
         if self.declared_bytes > limit_bytes:
             raise errors.FileTooLarge(limit=limit_bytes)
-        return self._gather(user_id, self.declared_bytes, exactly=True)
+        return self._gather(caller, self.declared_bytes, exactly=True)
 
-    async def _gather(self, user_id: str, most_bytes: int, *, exactly: bool) -> ReceivedBody | WholeBody:
+    async def _gather(self, caller: Caller, most_bytes: int, *, exactly: bool) -> ReceivedBody | WholeBody:
         source, budget = self.source, self.intake._budget
-        if source.is_whole and budget.charge(user_id, source.waiting_bytes):
-            whole = WholeBody(budget, user_id, source.take())
+        if source.is_whole and budget.charge(caller, source.waiting_bytes):
+            whole = WholeBody(budget, caller, source.take())
             charge(Kind.RECEIVED, whole.length * BYTE_SECONDS)
             try:
                 _check_length(whole.length, most_bytes, exactly=exactly)
@@ -257,7 +258,7 @@ class Incoming:
                 whole.close()
                 raise
             return whole
-        body = self.intake.gathering(user_id, most_bytes)
+        body = self.intake.gathering(caller, most_bytes)
         try:
             _check_length(await self._fill(body, most_bytes), most_bytes, exactly=exactly)
             await body.end()
@@ -283,14 +284,14 @@ class Incoming:
                 raise errors.BodyTimeout()
         return body.length
 
-    async def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+    async def receive_part(self, caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
         """Receive what comes of a body up to the limit, and say why no more came: whatever ends it, the bytes stay, and the
         next part goes on there. `goes_on` is asked again and again whether anybody wants more. Raises StorageFull."""
         source, budget = self.source, self.intake._budget
         is_here = source.is_whole and source.waiting_bytes <= limit_bytes
-        if is_here and budget.charge(user_id, source.waiting_bytes):
-            return Part(WholeBody(budget, user_id, source.take()), ended=True)
-        body = self.intake.gathering(user_id, limit_bytes)
+        if is_here and budget.charge(caller, source.waiting_bytes):
+            return Part(WholeBody(budget, caller, source.take()), ended=True)
+        body = self.intake.gathering(caller, limit_bytes)
         try:
             error = await self._fill_part(body, limit_bytes, goes_on)
             if not body.in_memory:
@@ -354,7 +355,7 @@ class Intake:
             raise errors.BadRequest("Content-Length is not a number.")
         return Incoming(self, source_of(request), None if length is None else int(length))
 
-    async def receive_json(self, receive: Receive, user_id: str, most_bytes: int = MAX_JSON_BYTES) -> bytes:
+    async def receive_json(self, receive: Receive, caller: Caller, most_bytes: int = MAX_JSON_BYTES) -> bytes:
         """Receive a small body, within the idle time-out as a whole. Raises InvalidRequest if it is not small,
         TooManyRequests, BodyTimeout, and ClientDisconnect."""
         content, more = bytearray(), True
@@ -367,24 +368,24 @@ class Intake:
                     piece, more = message.get("body", b""), message.get("more_body", False)
                     if len(content) + len(piece) > most_bytes:
                         raise errors.InvalidRequest.field("body", f"is longer than {most_bytes} bytes")
-                    if not self._json_budget.charge(user_id, len(piece)):
+                    if not self._json_budget.charge(caller, len(piece)):
                         raise errors.TooManyRequests()
                     content += piece
         except TimeoutError as error:
             raise errors.BodyTimeout() from error
         finally:
-            self._json_budget.release(user_id, len(content))
+            self._json_budget.release(caller, len(content))
             charge(Kind.JSON, len(content) * JSON_BYTE_SECONDS)
         return bytes(content)
 
-    def whole(self, user_id: str, content: memoryview) -> WholeBody | None:
+    def whole(self, caller: Caller, content: memoryview) -> WholeBody | None:
         """Return None where there is no budget for a copy."""
-        if not self._budget.charge(user_id, len(content)):
+        if not self._budget.charge(caller, len(content)):
             return None
-        return WholeBody(self._budget, user_id, bytes(content))
+        return WholeBody(self._budget, caller, bytes(content))
 
-    def gathering(self, user_id: str, limit_bytes: int) -> ReceivedBody:
-        return ReceivedBody(self._budget, self._segments, self._spool, user_id, limit_bytes)
+    def gathering(self, caller: Caller, limit_bytes: int) -> ReceivedBody:
+        return ReceivedBody(self._budget, self._segments, self._spool, caller, limit_bytes)
 
     def pace(self) -> Pace:
         now = asyncio.get_running_loop().time()

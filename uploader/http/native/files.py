@@ -29,16 +29,14 @@ FORM_FIELD = "selection"
 _MAX_ARCHIVE_JSON_BYTES = 512 << 10
 
 _SELECTION = Parameter("selection", "Of a signed link: the digest of what it is to.")
-_SHOW = Parameter(
+SHOW = Parameter(
     "show",
     "To be shown, not saved: images, sound, films and PDF have their type then. All else stays a download.",
     {"enum": ["inline"]},
 )
-_DELIMITER = Parameter(
-    "delimiter", "One level, by name: its files, and what lies deeper as `folders`.", {"enum": ["/"]}
-)
+DELIMITER = Parameter("delimiter", "One level, by name: its files, and what lies deeper as `folders`.", {"enum": ["/"]})
 _SOME = Parameter("prefix", "Files whose names start with this.", required=True)
-_FORMAT = Parameter("format", "What is made of it.", {"enum": ["zip", "tar"], "default": "zip"})
+FORMAT = Parameter("format", "What is made of it.", {"enum": ["zip", "tar"], "default": "zip"})
 
 _files = partial(Operation, tag="files")
 
@@ -59,11 +57,11 @@ class FileHandlers:
         "GET /me/files",
         "Your files, newest first",
         responses={200: schemas.FileList},
-        parameters=(LIMIT, AFTER, PREFIX, SEARCH, _DELIMITER),
+        parameters=(LIMIT, AFTER, PREFIX, SEARCH, DELIMITER),
     )
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int(LIMIT)
-        prefix, part = _part_of_name(call, "prefix"), _part_of_name(call, "q")
+        prefix, part = part_of_name(call, "prefix"), part_of_name(call, "q")
         if call.query_word("delimiter", "", ("", "/")):
             if part:
                 raise InvalidRequest.field("q", "searches all levels: ask without a delimiter")
@@ -74,11 +72,11 @@ class FileHandlers:
         return Json(schemas.FileList([schemas.file_of(file) for file in files], cursor))
 
     async def _list_level(self, call: Call, prefix: str, limit: int) -> Response:
-        after = _place_of(call.query("after"))
+        after = place_of(call.query("after"))
         page, place = await self.folders.level(call.user_id, prefix, limit=limit, after=after)
         files = [schemas.file_of(found) for found in page if isinstance(found, File)]
         folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
-        cursor = None if place is None else base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+        cursor = None if place is None else cursor_of(place)
         return Json(schemas.FileList(files, cursor, folders))
 
     @_files("GET /me/files/{id}", "One file", responses={200: schemas.FileSchema}, problems=("file-not-found",))
@@ -108,11 +106,12 @@ class FileHandlers:
         access="reader",
         responses={200: None, 206: None, 304: None, 307: None},
         problems=("file-not-found", "range-not-satisfiable", "content-damaged"),
-        parameters=(*link_parameters("POST /me/files/{id}/link"), _SHOW),
+        parameters=(*link_parameters("POST /me/files/{id}/link"), SHOW),
     )
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, call.in_path("id"))
-        inline = call.query_word("show", "", ("", "inline")) == "inline"
+        # What strangers sent is never shown.
+        inline = call.query_word("show", "", ("", "inline")) == "inline" and not file.session
         return await download(call.request, file, self.files, inline=inline, sends_on=self.sends_on)
 
     @_files(
@@ -153,7 +152,7 @@ class FileHandlers:
     @_files(
         "GET /me/archive",
         "Download a folder as one zip or tar",
-        parameters=(PREFIX, _FORMAT),
+        parameters=(PREFIX, FORMAT),
     )
     async def get_archive(self, call: Call) -> Response:
         kind = call.query_word("format", "zip", ("zip", "tar"))
@@ -244,7 +243,7 @@ class FileHandlers:
     )
     async def list_folders(self, call: Call) -> Response:
         """List what no list of files has: those that are not empty are in the names of files."""
-        limit, prefix = call.query_int(LIMIT), _part_of_name(call, "prefix")
+        limit, prefix = call.query_int(LIMIT), part_of_name(call, "prefix")
         names = await self.folders.list_empty(call.user_id, prefix or "", limit=limit, after=call.query("after") or "")
         cursor = names[-1] if len(names) == limit else None
         return Json(schemas.EmptyFolders([schemas.MadeFolder(name) for name in names], cursor))
@@ -267,13 +266,17 @@ class FileHandlers:
         return archive(files, names, kind, self.files, tells_ids=bool(selection.ids))
 
 
-def _part_of_name(call: Call, parameter: str) -> str | None:
+def part_of_name(call: Call, parameter: str) -> str | None:
     """Return a part of a name in the form that names have."""
     part = call.query(parameter)
     return None if part is None else unicodedata.normalize("NFC", part)
 
 
-def _place_of(cursor: str | None) -> Place | None:
+def cursor_of(place: Place) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def place_of(cursor: str | None) -> Place | None:
     if cursor is None:
         return None
     try:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from uploader.domain.digest import ALGORITHM, Challenge
+from uploader.domain.links import Caller as Calling
+from uploader.domain.links import Link as SharingLink
 from uploader.domain.names import MAX_NAME_BYTES, Folder, Selection
 from uploader.domain.upload import File, IfExists, TrashedFile, chunk_count
 from uploader.errors import InvalidRequest
@@ -39,6 +41,10 @@ Moment = Annotated[
     datetime, Meta(tz=True, description="When the person's own file was changed, as RFC 3339 has it, with its offset.")
 ]
 
+
+Label = Annotated[str, Meta(max_length=250, description="What those who come by it see first.")]
+Password = Annotated[str, Meta(min_length=1, max_length=250)]
+Limit = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
 
 # Of one request: an archive is only read.
 _MAX_SELECTED, _MAX_ARCHIVED = 5000, 10_000
@@ -131,6 +137,93 @@ class MakeLink(Struct, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=1, le=2592000, description="Seconds, 300 if not said; the server may give less.")]
         | UnsetType
     ) = UNSET
+
+
+class BeginSession(Struct, forbid_unknown_fields=True):
+    """The password of a link, if it has one."""
+
+    password: Password | UnsetType = UNSET
+
+
+class SessionSchema(Struct):
+    """A token that is good for this link alone."""
+
+    token: str
+    expires_at: datetime
+
+
+class ShareWith(Struct, forbid_unknown_fields=True):
+    """A link by which strangers get a file or a folder, or give files into one, whose name has a slash at its end."""
+
+    kind: Literal["download", "upload"]
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES + 1)]
+    label: Label | UnsetType = UNSET
+    expires_at: Moment | UnsetType = UNSET
+    password: Password | UnsetType = UNSET
+    max_downloads: Limit | UnsetType = UNSET
+    max_files: Limit | UnsetType = UNSET
+    max_bytes: Limit | UnsetType = UNSET
+
+
+class ChangeShare(Struct, forbid_unknown_fields=True):
+    """What is to be otherwise; `null` takes a password or a limit away."""
+
+    label: Label | UnsetType = UNSET
+    expires_at: Moment | UnsetType = UNSET
+    password: Password | UnsetType | None = UNSET
+    max_downloads: Limit | UnsetType | None = UNSET
+    max_files: Limit | UnsetType | None = UNSET
+    max_bytes: Limit | UnsetType | None = UNSET
+
+
+class ShareSchema(Struct):
+    """A link: `downloads`, `files` and `bytes` are what came by it so far."""
+
+    id: str
+    kind: Literal["download", "upload"]
+    url: str
+    name: str
+    label: str
+    has_password: bool
+    created_at: datetime
+    expires_at: datetime
+    downloads: int
+    files: int
+    bytes: int
+    max_downloads: int | None
+    max_files: int | None
+    max_bytes: int | None
+
+
+class ShareList(Struct):
+    """Your links, newest first."""
+
+    links: list[ShareSchema]
+
+
+class SharedSchema(Struct):
+    """What is said of a link to those who come by it: more, where it has no password."""
+
+    kind: Literal["download", "upload"]
+    label: str
+    has_password: bool
+    expires_at: datetime
+    name: str | UnsetType = UNSET
+    max_files: int | UnsetType | None = UNSET
+    max_bytes: int | UnsetType | None = UNSET
+
+
+class AskForUrl(Struct, forbid_unknown_fields=True):
+    """A file, or else all of them as one archive."""
+
+    id: FileId | UnsetType = UNSET
+    format: Literal["zip", "tar"] | UnsetType = UNSET
+
+
+class SignedUrl(Struct):
+    """A URL that works for a minute without a token."""
+
+    url: str
 
 
 class AskStates(Struct, forbid_unknown_fields=True):
@@ -359,10 +452,12 @@ def upload_of(status: UploadStatus) -> UploadSchema:
     )
 
 
-def file_of(file: File) -> FileSchema:
+def file_of(file: File, caller: Calling | None = None) -> FileSchema:
+    """`caller`: a visitor sees the name that they asked for."""
+    name = file.name if caller is None else file.name_for(caller)
     damaged = True if file.damaged else UNSET
     times = file.created_at, file.modified_at
-    return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
+    return FileSchema(file.id, name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
 
 
 def trashed_of(file: TrashedFile, expires_at: datetime) -> TrashedFileSchema:
@@ -371,17 +466,37 @@ def trashed_of(file: TrashedFile, expires_at: datetime) -> TrashedFileSchema:
     return TrashedFileSchema(**told, deleted_at=file.deleted_at, expires_at=expires_at, reason=reason)
 
 
+def share_of(link: SharingLink) -> ShareSchema:
+    counts = link.downloads, link.files, link.bytes
+    limits = link.max_downloads, link.max_files, link.max_bytes
+    times = link.created_at, link.expires_at
+    has_password = link.password is not None
+    return ShareSchema(
+        link.id, link.kind.value, f"/s/{link.slug}", link.name, link.label, has_password, *times, *counts, *limits
+    )
+
+
+def shared_of(link: SharingLink) -> SharedSchema:
+    told = SharedSchema(link.kind.value, link.label, link.password is not None, link.expires_at)
+    if link.password is None:
+        told.name = link.name.rstrip("/").rpartition("/")[2]
+        told.max_files, told.max_bytes = link.max_files, link.max_bytes
+    return told
+
+
 def folder_of(folder: Folder) -> FolderSchema:
     return FolderSchema(folder.name, folder.files, folder.bytes, folder.at_least)
 
 
-def state_of(result: UploadStatus | StillMerging | Complete | Challenge) -> UploadState | FileState | ChallengeState:
+def state_of(
+    result: UploadStatus | StillMerging | Complete | Challenge, caller: Calling
+) -> UploadState | FileState | ChallengeState:
     match result:
         case (UploadStatus() as status) | StillMerging(status):
             upload = upload_of(status)
             return UploadState(upload.state, upload)
         case Complete(file=file):
-            return FileState("complete", file_of(file))
+            return FileState("complete", file_of(file, caller))
         case Challenge(id=id_, nonce=nonce, user_id=user_id, ranges=ranges, expires_at=end):
             return ChallengeState("challenge", ChallengeSchema(id_, nonce, user_id, ranges, ALGORITHM, end))
 

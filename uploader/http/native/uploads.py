@@ -50,7 +50,7 @@ _MAX_DIGITS = 18
 _RETRY_AFTER_MERGING_SECONDS = "1"
 
 
-uploading = partial(Operation, tag="uploading")
+uploading = partial(Operation, tag="uploading", access="uploader")
 
 
 def _of_upload(route: str, summary: str, **declared: Any) -> Callable[[H], H]:
@@ -110,12 +110,12 @@ class UploadHandlers:
         if base is None:
             body = call.intake.body_of(call.request)
             return answer(call, await self.receiving.receive(target, number, body, claims))
-        made = DeltaChunk(call.intake, call.request, claims, partial(self.delta_bases.open, call.user_id, base))
+        made = DeltaChunk(call.intake, call.request, claims, partial(self.delta_bases.open, call.caller, base))
         return answer(call, await self.receiving.receive(target, number, made, ClaimedDigests()))
 
     @_of_upload("GET /uploads/{id}", "Where it stands", responses=_STATUS, problems=_FINDING)
     async def get_upload(self, call: Call) -> Response:
-        return Json(schemas.state_of(await self.uploads.status(_target(call))))
+        return Json(schemas.state_of(await self.uploads.status(_target(call)), call.caller))
 
     @_of_upload(
         "POST /uploads/{id}/merge",
@@ -166,7 +166,7 @@ class UploadHandlers:
 
     @uploading("GET /uploads", "Your open uploads", responses={200: schemas.UploadList})
     async def list_uploads(self, call: Call) -> Response:
-        statuses = await self.uploads.list_open(call.user_id)
+        statuses = await self.uploads.list_open(call.caller)
         return Json(schemas.UploadList([schemas.upload_of(status) for status in statuses]))
 
     @uploading(
@@ -178,14 +178,14 @@ class UploadHandlers:
     async def ask_states(self, call: Call) -> Response:
         body = await call.json(schemas.AskStates)
         md5s = list(dict.fromkeys(md5.lower() for md5 in body.md5s))
-        states = await self.uploads.states(call.user_id, md5s)
+        states = await self.uploads.states(call.caller, md5s)
         return Json({md5: {"state": state} for md5, state in states.items()})
 
 
 def _opening(call: Call, md5: str | None, body: schemas.OpenUpload) -> Opening:
     told = body if isinstance(body, schemas.OpenFile) else None
     return Opening(
-        user_id=call.user_id,
+        caller=call.caller,
         md5=md5,
         sha256=None if told is None else _lower(or_none(told.sha256)),
         name=checked_name(body.name),
@@ -193,21 +193,22 @@ def _opening(call: Call, md5: str | None, body: schemas.OpenUpload) -> Opening:
         chunk_size=or_none(body.chunk_size),
         instant=told is not None and told.instant,
         idempotency_key=_idempotency_key(call.request) if told is None else None,
-        if_exists=or_none(body.if_exists),
+        # What there is, a visitor does not hear of.
+        if_exists=None if call.caller.session else or_none(body.if_exists),
         modified_at=schemas.moment_of(body.modified_at),
     )
 
 
 def _target(call: Call) -> Target:
-    parameters, user_id = call.request.path_params, call.identity.user_id
+    parameters, caller = call.request.path_params, call.caller
     if "md5" not in parameters:
         if not ID.fullmatch(parameters["id"]):
             raise UploadNotFound()
-        return Target(user_id, upload_id=parameters["id"])
+        return Target(caller, upload_id=parameters["id"])
     md5, upload_id = call.md5(), call.query("id")
     if upload_id is not None and len(upload_id) > MAX_ID_LENGTH:
         raise InvalidRequest.field("id", "is not the id of an upload")
-    return Target(user_id, md5, upload_id)
+    return Target(caller, md5, upload_id)
 
 
 def _chunk_number(call: Call) -> int:
@@ -226,15 +227,15 @@ def answer(call: Call, result: Result) -> Response:
             return Json(schemas.ChunkState("uploading", *figures))
         case Complete(file=file, created=created):
             headers = {"Location": f"/me/files/{file.id}"} if created else {}
-            return Json(schemas.state_of(result), 201 if created else 200, headers)
+            return Json(schemas.state_of(result, call.caller), 201 if created else 200, headers)
         case UploadStatus(created=created):
             headers = {"Location": _place(call, result)} if created else {}
-            return Json(schemas.state_of(result), 201 if created else 200, headers)
+            return Json(schemas.state_of(result, call.caller), 201 if created else 200, headers)
         case StillMerging(status):
             headers = {"Location": _place(call, status), "Retry-After": _RETRY_AFTER_MERGING_SECONDS}
-            return Json(schemas.state_of(result), 202, headers)
+            return Json(schemas.state_of(result, call.caller), 202, headers)
         case Challenge():
-            return Json(schemas.state_of(result))
+            return Json(schemas.state_of(result, call.caller))
 
 
 def _place(call: Call, status: UploadStatus) -> str:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from uploader.domain.archive import Member
 from uploader.domain.digest import parse_hex
+from uploader.domain.links import Caller
 from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import IfExists
 from uploader.errors import FileTooLarge, InvalidMd5, InvalidRequest, UploaderError
@@ -21,7 +22,7 @@ from uploader.http.bodies.intake import source_of
 from uploader.http.native import schemas
 from uploader.http.native.uploads import BEGINNING, DIGEST_HEADERS, FILE, FINISHING, answer, uploading
 from uploader.http.shared.operation import SHA256_PATTERN, Call, Parameter, checked_name
-from uploader.http.shared.problem import STATUS, problem_of
+from uploader.http.shared.problem import STATUS, as_told, problem_of
 from uploader.http.shared.responses import Json, Results
 from uploader.service.results import Complete, NewFile
 from uploader.service.whole import WholeFiles
@@ -73,7 +74,7 @@ class WholeFileHandlers:
         if name is None:
             raise InvalidRequest.field("name", "is missing")
         new = NewFile(
-            user_id=call.user_id,
+            caller=call.caller,
             name=checked_name(name),
             md5=md5,
             sha256=_sha256_of("sha256", call.query("sha256")),
@@ -92,17 +93,17 @@ class WholeFileHandlers:
         parameters=(_TO, _IF_EXISTS),
     )
     async def post_batch(self, call: Call) -> Response:
-        batch = _Batch(call.user_id, _folder(call), _if_exists(call), self.whole.storing.max_bytes)
+        batch = _Batch(call.caller, _folder(call), _if_exists(call), self.whole.storing.max_bytes)
         call.claims()
-        unpacking = Unpacking(call.intake, source_of(call.request), call.user_id, batch.admit)
-        results = Results(call.intake, call.user_id)
+        unpacking = Unpacking(call.intake, source_of(call.request), call.caller, batch.admit)
+        results = Results(call.intake, call.caller)
         try:
             async with (
                 aclosing(unpacking.entries()) as entries,
-                aclosing(self.whole.receive_many(call.user_id, entries)) as outcomes,
+                aclosing(self.whole.receive_many(call.caller, entries)) as outcomes,
             ):
                 async for outcome in outcomes:
-                    await results.add(_line(batch.names.popleft(), outcome))
+                    await results.add(_line(batch.names.popleft(), outcome, call.caller))
             await results.end()
             if isinstance(unpacking.failure, ClientDisconnect):
                 raise unpacking.failure
@@ -119,7 +120,7 @@ class WholeFileHandlers:
 class _Batch:
     """The common part of all members of an archive, and the names of those that were not answered yet."""
 
-    user_id: str
+    caller: Caller
     folder: str
     if_exists: IfExists
     max_file_bytes: int
@@ -136,7 +137,7 @@ class _Batch:
         except UnicodeDecodeError as error:
             raise InvalidRequest.field("name", "is not valid UTF-8") from error
         new = NewFile(
-            user_id=self.user_id,
+            caller=self.caller,
             name=checked_name(self.folder + name.removeprefix("./")),
             md5=_md5_of(member.md5),
             sha256=_sha256_of("uploader.sha256", member.sha256),
@@ -148,11 +149,12 @@ class _Batch:
         return new
 
 
-def _line(name: str, result: Complete | UploaderError) -> dict[str, Any]:
+def _line(name: str, result: Complete | UploaderError, caller: Caller) -> dict[str, Any]:
     match result:
         case Complete(file=file, created=created):
-            return {"name": name, "status": 201 if created else 200, "file": schemas.file_of(file)}
+            return {"name": name, "status": 201 if created else 200, "file": schemas.file_of(file, caller)}
         case error:
+            error = as_told(error, caller)
             return {"name": name, "status": STATUS[error.code], "problem": problem_of(error)}
 
 
@@ -163,7 +165,9 @@ def _folder(call: Call) -> str:
 
 
 def _if_exists(call: Call) -> IfExists:
-    return IfExists(call.query_word("if_exists", IfExists.KEEP, tuple(IfExists)))
+    told = IfExists(call.query_word("if_exists", IfExists.KEEP, tuple(IfExists)))
+    # What there is, a visitor does not hear of.
+    return IfExists.KEEP if call.caller.session else told
 
 
 def _modified_at(call: Call) -> datetime | None:

@@ -17,6 +17,7 @@ from functools import partial
 
 from starlette.requests import Request
 
+from uploader.domain.links import Caller
 from uploader.domain.names import CONTROL, MAX_SEGMENT_BYTES, normalise_name
 from uploader.errors import BadRequest, DigestMismatch, InvalidRequest, UploadNotFound
 from uploader.http.bodies.body import Reread
@@ -47,7 +48,7 @@ def target_of(call: Call) -> Target:
     upload_id = call.in_path("id")
     if not ID.fullmatch(upload_id):
         raise UploadNotFound()
-    return Target(call.user_id, upload_id=upload_id)
+    return Target(call.caller, upload_id=upload_id)
 
 
 async def end_upload(uploads: Uploads, appends: Appends, target: Target) -> None:
@@ -115,9 +116,9 @@ class CheckedBody:
     def declared_bytes(self) -> int | None:
         return self.body.declared_bytes
 
-    async def receive_whole(self, user_id: str, limit_bytes: int, hashing: Hashing) -> Reread:
+    async def receive_whole(self, caller: Caller, limit_bytes: int, hashing: Hashing) -> Reread:
         """Raises DigestMismatch, BadRequest, FileTooLarge, BodyTimeout, StorageFull, ClientDisconnect."""
-        received = await self.body.receive_up_to(user_id, limit_bytes)
+        received = await self.body.receive_up_to(caller, limit_bytes)
         try:
             await self.check(received, hashing)
         except BaseException:

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from uploader import errors
 from uploader.clock import Clock
 from uploader.domain.digest import parse_content_digest
+from uploader.domain.links import Caller
 from uploader.domain.upload import File, Reason, Upload
 from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import PREFIX, CheckedBody, end_upload, name_of, parse_metadata, target_of
@@ -176,7 +177,7 @@ def opening_of(call: Call, complete: bool) -> Opening:
             "Repr-Digest", "has an MD5 without Upload-Length: add Upload-Length, or send SHA-256"
         )
     return Opening(
-        user_id=call.user_id,
+        caller=call.caller,
         md5=md5,
         sha256=digests.get("sha-256"),
         name=name_of(told, upload_id),
@@ -222,7 +223,7 @@ async def has_content(call: Call) -> bool:
     if content is not None:
         return content > 0
     try:
-        body = await call.intake.body_of(call.request).receive_up_to(call.user_id, 0)
+        body = await call.intake.body_of(call.request).receive_up_to(call.caller, 0)
     except errors.FileTooLarge:
         return True
     body.close()
@@ -255,8 +256,8 @@ class ToldBody:
     def declared_bytes(self) -> int | None:
         return self.body.declared_bytes
 
-    def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
-        return self.body.receive_part(user_id, limit_bytes, goes_on)
+    def receive_part(self, caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
+        return self.body.receive_part(caller, limit_bytes, goes_on)
 
     def stored(self, offset: int) -> None:
         now = asyncio.get_running_loop().time()
@@ -309,7 +310,7 @@ class RufhHandlers:
         draft = draft_of(call.request.headers)
         complete = draft.completes(call.request.headers) is not False  # any POST is an upload, and all of it
         opening = opening_of(call, complete)
-        target, place = Target(call.user_id, upload_id=opening.id), f"{PREFIX}/{opening.id}"
+        target, place = Target(call.caller, upload_id=opening.id), f"{PREFIX}/{opening.id}"
         match await self.openings.open(opening):
             case UploadStatus(upload=upload) as opened if upload.id == opening.id:
                 facts = {"Location": place} | self._limits(draft, opened.expires_at)

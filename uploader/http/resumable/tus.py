@@ -145,7 +145,7 @@ class TusHandlers:
         checksum = None if body is None else checksum_of(call.request)
         text, upload_id = headers.get("upload-metadata"), new_id()
         opening = Opening(
-            user_id=call.user_id,
+            caller=call.caller,
             md5=None,
             sha256=None,
             name=name_of({} if text is None else parse_metadata(text), upload_id),
@@ -161,7 +161,7 @@ class TusHandlers:
         opened = await self.openings.open(opening)
         facts |= {"Upload-Expires": _moment(opened.expires_at)} if isinstance(opened, UploadStatus) else {}
         if body is not None:
-            target = Target(call.user_id, upload_id=upload_id)
+            target = Target(call.caller, upload_id=upload_id)
             try:
                 told = await self._append(target, 0, body, checksum)
             except BaseException as error:
@@ -178,7 +178,8 @@ class TusHandlers:
         made = await self.concatenations.order(
             NewConcatenation(
                 id=upload_id,
-                user_id=call.user_id,
+                user_id=call.caller.user_id,
+                session=call.caller.session,
                 name=name_of({} if text is None else parse_metadata(text), upload_id),
                 metadata=text,
                 ordered=ordered,

@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
@@ -16,6 +16,7 @@ from http import HTTPStatus
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
+from uploader.domain.links import Caller, Visit
 from uploader.errors import TooManyRequests, UploaderError
 from uploader.http.bodies.intake import DIRECT_BODY, DirectSource, Drain, MessageBody
 from uploader.http.shared.problem import problem_response
@@ -60,6 +61,8 @@ class Exchange:
         # Which host or file stands behind the outcome, where one does.
         self.reason: str | None = None
         self.at_end: list[Callable[[], None]] = []
+        # Who came by a link, if that is who asks.
+        self.visit: Visit | None = None
         # What it costs its user, where it has one.
         self.cost: Cost | None = None
         headers = dict(reversed(scope["headers"]))  # the first of several
@@ -178,7 +181,7 @@ class ConcurrencyLimit:
     def __init__(self, settings: Settings, proxies: Proxies) -> None:
         self._proxies = proxies
         self._by_address = _Limit(settings.max_connections_per_address, "your address")
-        self._by_user = _Limit(settings.max_connections_per_user, "you")
+        self._by_caller = _Limit(settings.max_connections_per_user, "you")
 
     def admit_address(self, request: Request, exchange: Exchange) -> None:
         """Count a request by where it comes from, if that is behind a proxy: else its connection counts. Raises
@@ -187,25 +190,25 @@ class ConcurrencyLimit:
         if party is not None and exchange.route not in PROBES:
             self._by_address.admit(party, exchange)
 
-    def admit_user(self, user_id: str, exchange: Exchange) -> None:
-        """Count a request of a user, without exceptions. Raises TooManyRequests."""
-        if user_id:
-            self._by_user.admit(user_id, exchange)
+    def admit_caller(self, caller: Caller, exchange: Exchange) -> None:
+        """Count a request of a user, or of a visitor, without exceptions. Raises TooManyRequests."""
+        if caller.user_id:
+            self._by_caller.admit(caller, exchange)
 
 
 class _Limit:
     def __init__(self, most: int, whose: str) -> None:
         self._most = most
         self._whose = whose
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[Hashable] = Counter()
 
-    def admit(self, party: str, exchange: Exchange) -> None:
+    def admit(self, party: Hashable, exchange: Exchange) -> None:
         if self._counts[party] >= self._most:
             raise TooManyRequests(f"Too many requests of {self._whose} at once: wait for an answer.")
         self._counts[party] += 1
         exchange.at_end.append(partial(self._release, party))
 
-    def _release(self, party: str) -> None:
+    def _release(self, party: Hashable) -> None:
         self._counts[party] -= 1
         if not self._counts[party]:
             del self._counts[party]

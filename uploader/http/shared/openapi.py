@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from uploader import __version__
-from uploader.http.shared.operation import FORM, MD5_PATTERN, READERS, Operation, Parameter
+from uploader.http.shared.operation import FORM, MD5_PATTERN, SIGNED, Operation, Parameter
 from uploader.http.shared.problem import STATUS, Problem, title_of
 
 _REF = "#/components/schemas/{name}"
@@ -16,6 +16,7 @@ _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "n": {"schema": {"type": "integer", "minimum": 0}, "description": "Chunk number, from 0."},
     "id": {"schema": {"type": "string"}, "description": "The id."},
     "user_id": {"schema": {"type": "string"}, "description": "A user."},
+    "slug": {"schema": {"type": "string"}, "description": "What the URL of a link ends in."},
     "upload_id": {"schema": {"type": "string"}, "description": "An upload."},
     "code": {"schema": {"type": "string", "enum": sorted(STATUS)}, "description": "The code of an error."},
 }
@@ -93,7 +94,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         "responses": _responses(operation, schema_of),
     }
     if operation.access != "open":
-        described["security"] = [{"bearer": []}, *([{"link": []}] if operation.access in READERS else [])]
+        described["security"] = [{"bearer": []}, *([{"link": []}] if operation.access in SIGNED else [])]
     parameters = [
         {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS.get(name, {"schema": {"type": "string"}})}
         for name in re.findall(r"\{(\w+)", operation.route)

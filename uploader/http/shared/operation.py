@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from uploader.domain.digest import ClaimedDigests, parse_hex
+from uploader.domain.links import Caller
 from uploader.domain.names import normalise_name
 from uploader.errors import InvalidMd5, InvalidRequest, UnsupportedMediaType
 from uploader.http.bodies.intake import MAX_JSON_BYTES, Intake
@@ -46,8 +47,12 @@ _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
 
 # "reader": the user, or the holder of a signed link, which is another for a deleted file; "metrics": an administrator, or a
 # token that is good for that alone.
-Access = Literal["open", "user", "reader", "reader of deleted", "admin", "metrics"]
+# "uploader": the user, or a visitor of a link that collects; "visitor": one of a link that shares, or the holder of a link
+# that is signed for them.
+Access = Literal["open", "user", "uploader", "visitor", "reader", "reader of deleted", "admin", "metrics"]
 READERS = ("reader", "reader of deleted")
+# Who may show a signature in place of a token.
+SIGNED = (*READERS, "visitor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,10 @@ class Call:
     def user_id(self) -> str:
         return self.identity.user_id
 
+    @property
+    def caller(self) -> Caller:
+        return self.identity.caller
+
     def in_path(self, name: str) -> str:
         value: str = self.request.path_params[name]
         return value
@@ -177,7 +186,7 @@ class Call:
     async def json(self, kind: type[T], *, optional: bool = False, most_bytes: int = MAX_JSON_BYTES) -> T:
         """Decode strictly; with `optional`, an empty body stands for `{}`. Raises InvalidRequest, BodyTimeout,
         TooManyRequests."""
-        content = await self.intake.receive_json(self.request.receive, self.user_id, most_bytes)
+        content = await self.intake.receive_json(self.request.receive, self.caller, most_bytes)
         await self._begin()
         if len(content) > _MAX_BYTES_ON_LOOP:
             return await in_thread(decode_json, content, kind)
@@ -188,7 +197,7 @@ class Call:
         if not self.request.headers.get("content-type", "").startswith(FORM):
             return await self.json(kind, most_bytes=most_bytes)
         # A form has three bytes for most of JSON's.
-        content = await self.intake.receive_json(self.request.receive, self.user_id, 3 * most_bytes)
+        content = await self.intake.receive_json(self.request.receive, self.caller, 3 * most_bytes)
         await self._begin()
         # A large one takes a tenth of a second.
         return await in_thread(_decode_form, content, field, kind)

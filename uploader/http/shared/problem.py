@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from uploader import errors
+from uploader.domain.links import Caller
 from uploader.errors import UploaderError, message_of
 from uploader.http.shared.responses import Results
 from uploader.observability import request_id
@@ -20,6 +21,7 @@ _STATUS: dict[type[UploaderError], int] = {
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.ProofFailed: 403,
+    errors.WrongPassword: 403,
     errors.NotAllowed: 403,
     errors.NotFound: 404,
     errors.MethodNotAllowed: 405,
@@ -27,8 +29,11 @@ _STATUS: dict[type[UploaderError], int] = {
     errors.Conflict: 409,
     errors.UploadGone: 410,
     errors.ContentGone: 410,
+    errors.LinkGone: 410,
     errors.QuotaExceeded: 413,
     errors.TooManyFiles: 413,
+    errors.LinkExhausted: 413,
+    errors.TooManyLinks: 413,
     errors.FileTooLarge: 413,
     errors.TargetTooLong: 414,
     errors.UnsupportedMediaType: 415,
@@ -84,6 +89,18 @@ STATUS: dict[str, int] = {
 def title_of(code: str) -> str:
     words = code.replace("-", " ").replace("md5", "MD5").replace("sha256", "SHA-256")
     return words[0].upper() + words[1:]
+
+
+def as_told(error: UploaderError, caller: Caller) -> UploaderError:
+    """Return the error that a caller is told of. A visitor does not hear what the owner of their link, or the disk, has
+    no room for, nor what is there."""
+    match error:
+        case errors.QuotaExceeded() | errors.TooManyFiles() | errors.StorageFull() if caller.session:
+            return errors.LinkExhausted()
+        case errors.NameTaken() if caller.session:
+            return errors.InvalidRequest.field("name", "is too long for this link")
+        case _:
+            return error
 
 
 def problem_of(error: UploaderError, status: int | None = None) -> dict[str, Any]:

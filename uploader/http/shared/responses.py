@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from uploader.domain.links import Caller
 from uploader.http.bodies.intake import Intake
 
 # The message of the ASGI extension by which a part of a file is sent
@@ -30,8 +31,8 @@ class Results:
     """One line for each of many things, encoded as soon as it is known: all but the last 64 KiB are in memory within
     the budget, or in the spool. To be answered, or closed."""
 
-    def __init__(self, intake: Intake, user_id: str) -> None:
-        self._body = intake.gathering(user_id, sys.maxsize)  # how many lines there may be is for others to say
+    def __init__(self, intake: Intake, caller: Caller) -> None:
+        self._body = intake.gathering(caller, sys.maxsize)  # how many lines there may be is for others to say
         self._pace = intake.pace()
         self._tail = bytearray()
 

@@ -1,0 +1,123 @@
+"""Reads links and their visitors: each function is one question, asked on a connection that the caller holds.
+
+What a link to a file is called is what that is called now; where the file has gone, the link has ended.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from uploader.database import models, queries
+from uploader.database.connection import AsyncConnection
+from uploader.domain.links import Caller, Link, LinkEnd, LinkKind, Visit, end_of
+from uploader.domain.upload import State
+
+LINKS, SESSIONS = models.link.c, models.link_session.c
+_FILES, _UPLOADS = models.file.c, models.upload.c
+COLUMNS = [field.name for field in fields(Link) if field.name != "ended"]
+_LINK_COLUMNS = [*(LINKS[name] for name in COLUMNS), LINKS.end_reason]
+_TARGETS = models.link.outerjoin(models.file, _FILES.id == LINKS.file_id)
+_LINK = sa.select(*_LINK_COLUMNS, _FILES.name.label("file_name")).select_from(_TARGETS)
+_LOCKED_LINK = sa.select(*_LINK_COLUMNS).where(LINKS.id == sa.bindparam("link_id")).with_for_update()
+_VISIT = sa.select(
+    *_LINK_COLUMNS,
+    _FILES.name.label("file_name"),
+    *(SESSIONS[name].label(f"session_{name}") for name in ("id", "token_sha256", "used", "created_at", "expires_at")),
+).select_from(_TARGETS.join(models.link_session, SESSIONS.link_id == LINKS.id))
+
+
+def link_of(**row: Any) -> Link:
+    ended, file_name = end_of(row.pop("end_reason")), row.pop("file_name", row["name"])
+    if row["file_id"] is not None:
+        ended = ended or (LinkEnd.DELETED if file_name is None else None)
+        row["name"] = file_name or row["name"]
+    kind = LinkKind.UPLOAD if row["kind"] == LinkKind.UPLOAD else LinkKind.DOWNLOAD
+    return Link(**{**row, "kind": kind, "ended": ended})
+
+
+def _visit_of(**row: Any) -> tuple[str, Visit]:
+    """Return the SHA-256 of its token, too."""
+    session = {name: row.pop(f"session_{name}") for name in ("id", "token_sha256", "used", "created_at", "expires_at")}
+    times = {name: session[name] for name in ("created_at", "expires_at")}
+    visit = Visit(session_id=session["id"], link=link_of(**row), is_used=session["used"], **times)
+    return session["token_sha256"], visit
+
+
+async def by_slug(connection: AsyncConnection, slug_sha256: str) -> Link | None:
+    return await queries.first_of(connection, link_of, _LINK.where(LINKS.slug_sha256 == slug_sha256))
+
+
+async def by_id(connection: AsyncConnection, link_id: str) -> Link | None:
+    return await queries.first_of(connection, link_of, _LINK.where(LINKS.id == link_id))
+
+
+async def locked(connection: AsyncConnection, link_id: str) -> Link | None:
+    """Return one to a folder, or one to a file by the name that this had at first, and keep its row."""
+    return await queries.first_of(connection, link_of, _LOCKED_LINK, link_id=link_id)
+
+
+async def of_user(connection: AsyncConnection, user_id: str) -> list[Link]:
+    """Return those that their owner has not revoked, and of which the target is there: the newest first."""
+    query = _LINK.where(LINKS.user_id == user_id, LINKS.end_reason.is_(None)).order_by(LINKS.id.desc())
+    return [link for link in await queries.all_of(connection, link_of, query) if link.ended is None]
+
+
+async def count_of_user(connection: AsyncConnection, user_id: str, now: datetime) -> int:
+    """Count the links of a user that somebody may still come by."""
+    return await queries.count(connection, LINKS.user_id == user_id, LINKS.end_reason.is_(None), LINKS.expires_at > now)
+
+
+async def visit_by_token(connection: AsyncConnection, token_sha256: str) -> tuple[str, Visit] | None:
+    return await queries.first_of(connection, _visit_of, _VISIT.where(SESSIONS.token_sha256 == token_sha256))
+
+
+async def visits(connection: AsyncConnection, session_ids: Collection[str]) -> dict[str, Visit]:
+    """Return visitors by their ids, as far as they are known."""
+    found = await queries.all_of(connection, _visit_of, _VISIT.where(SESSIONS.id.in_(session_ids)))
+    return {visit.session_id: visit for _, visit in found}
+
+
+async def count_sessions(connection: AsyncConnection, link_id: str) -> int:
+    return await queries.count(connection, SESSIONS.link_id == link_id)
+
+
+def of_link(table: sa.Table, user_id: str, link_id: str) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions that rows came by a link: its id begins the word of each session."""
+    column = table.c.session
+    return [table.c.user_id == user_id, column >= link_id, column < f"{link_id}g"]
+
+
+async def open_uploads(connection: AsyncConnection, link: Link, limit: int) -> Sequence[str]:
+    """Return the ids of open uploads that came by a link."""
+    conditions = [*of_link(models.upload, link.user_id, link.id), _UPLOADS.open_flag == 1]
+    return list((await connection.execute(sa.select(_UPLOADS.id).where(*conditions).limit(limit))).scalars())
+
+
+async def ended_with_uploads(connection: AsyncConnection, now: datetime, limit: int) -> list[Link]:
+    """Return links that have ended, and still hold room for open uploads."""
+    has_ended = sa.or_(LINKS.ended_at <= now, LINKS.expires_at <= now)
+    query = _LINK.where(has_ended, LINKS.reserved_files > 0).limit(limit)
+    return await queries.all_of(connection, link_of, query)
+
+
+async def reserved_by(connection: AsyncConnection, user_id: str, link_id: str) -> tuple[int, int]:
+    """Count the open uploads of a link, and add up their sizes."""
+    sums = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_UPLOADS.size), 0))
+    conditions = [*of_link(models.upload, user_id, link_id), _UPLOADS.state == State.OPEN.value]
+    number, size = (await connection.execute(sums.where(*conditions))).one()
+    return int(number), int(size)
+
+
+async def file_of_visitor(connection: AsyncConnection, caller: Caller, sha256: str, asked_name: str) -> str | None:
+    """Return the id of the file that a visitor has sent under a name, of this content."""
+    query = sa.select(_FILES.id).where(
+        _FILES.user_id == caller.user_id,
+        _FILES.sha256 == sha256,
+        _FILES.session == caller.session,
+        _FILES.asked_name == asked_name,
+    )
+    found: str | None = (await connection.execute(query.limit(1))).scalar()
+    return found

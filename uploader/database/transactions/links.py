@@ -1,0 +1,272 @@
+"""The transactions of links: made, changed and ended; visitors, and what they take, send and have open.
+
+What comes by a link is promised by its row, and then by that of its owner: a link is locked after uploads, contents and
+files, and before its user.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from uploader.database import levels, links, models
+from uploader.database.audit_log import note
+from uploader.database.connection import AsyncConnection
+from uploader.database.links import LINKS, SESSIONS
+from uploader.database.transactions import rows
+from uploader.domain.audit_log import Act
+from uploader.domain.links import Caller, Link, LinkEnd, LinkKind, Visit, link_of
+from uploader.domain.upload import File, Upload
+from uploader.errors import LinkExhausted, LinkGone, LinkNotFound, TooManyLinks, TooManyRequests
+
+_OF_LINK = sa.update(models.link).where(LINKS.id == sa.bindparam("of_link"))
+_MORE = {name: sa.bindparam(f"more_{name}", type_=sa.BigInteger) for name in ("files", "bytes")}
+_RESERVED = {name: sa.bindparam(f"more_reserved_{name}", type_=sa.BigInteger) for name in ("files", "bytes")}
+_SETTLE = _OF_LINK.values(
+    files=LINKS.files + _MORE["files"],
+    bytes=LINKS.bytes + _MORE["bytes"],
+    reserved_files=LINKS.reserved_files + _RESERVED["files"],
+    reserved_bytes=LINKS.reserved_bytes + _RESERVED["bytes"],
+)
+_USE = sa.update(models.link_session).where(SESSIONS.id == sa.bindparam("of_session"), SESSIONS.used == sa.false())
+_USE = _USE.values(used=sa.true())
+_GUESSES_A_MINUTE = 10
+_MINUTE = timedelta(minutes=1)
+
+
+async def make_link(
+    connection: AsyncConnection, link: Link, slug_sha256: str, *, max_links: int, act: Act | None
+) -> None:
+    """Raises TooManyLinks."""
+    await rows.lock_user(connection, link.user_id)  # so racing callers count one after the other
+    if await links.count_of_user(connection, link.user_id, link.created_at) >= max_links:
+        raise TooManyLinks(limit=max_links)
+    values = {name: getattr(link, name) for name in links.COLUMNS} | {"kind": link.kind.value}
+    await connection.execute(sa.insert(models.link).values(**values, slug_sha256=slug_sha256))
+    await note(connection, act, kind=link.kind.value, name=link.name)
+
+
+async def change_link(connection: AsyncConnection, link_id: str, changes: Mapping[str, Any], act: Act | None) -> bool:
+    """Return whether there is such a link that has not ended before its time."""
+    change = sa.update(models.link).where(LINKS.id == link_id, LINKS.end_reason.is_(None)).values(**changes)
+    if not await rows.changed(connection, change):
+        return False
+    if "expires_at" in changes:  # visitors of before stay as long as later ones
+        await connection.execute(
+            sa.update(models.link_session).where(SESSIONS.link_id == link_id).values(expires_at=changes["expires_at"])
+        )
+    await note(connection, act, changed=sorted(changes))
+    return True
+
+
+async def end_link(
+    connection: AsyncConnection, link_id: str, end: LinkEnd, now: datetime, act: Act | None = None
+) -> bool:
+    """Return whether it had not ended before its time."""
+    ended = await _end(connection, [LINKS.id == link_id], end, now)
+    if ended:
+        await note(connection, act)
+    return bool(ended)
+
+
+async def end_of_files(connection: AsyncConnection, file_ids: Collection[str], now: datetime) -> None:
+    """End links to files that were deleted: if one comes back its link does not."""
+    await _end(connection, [LINKS.file_id.in_(file_ids)], LinkEnd.DELETED, now)
+
+
+async def end_below(connection: AsyncConnection, user_id: str, prefix: str, now: datetime) -> None:
+    """End links to the folders below a prefix."""
+    found = [link.id for link in await _to_folders_below(connection, user_id, prefix)]
+    if found:
+        await _end(connection, [LINKS.id.in_(found)], LinkEnd.DELETED, now)
+
+
+async def move_below(connection: AsyncConnection, user_id: str, prefix: str, new_prefix: str, now: datetime) -> None:
+    """Let links follow the folders below a prefix. One whose folder becomes part of another one that is there ends: what
+    is in that one was never given away."""
+    following = {
+        link.id: new_prefix + link.name[len(prefix) :] for link in await _to_folders_below(connection, user_id, prefix)
+    }
+    if not following:
+        return
+    names = sorted({name for name in following.values() if name.endswith("/")})
+    taken = set(await levels.prefixes_in_use(connection, user_id, names)) if names else set()
+    taken |= {name for name in names if prefix.startswith(name)}
+    for link_id, name in sorted(following.items()):
+        if name in taken or name not in names:
+            await _end(connection, [LINKS.id == link_id], LinkEnd.DELETED, now)
+        else:
+            await connection.execute(sa.update(models.link).where(LINKS.id == link_id).values(name=name))
+
+
+async def _to_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:
+    """Lock them, by their ids: those of a user are few."""
+    found = [link for link in await links.of_user(connection, user_id) if (link.folder or "").startswith(prefix)]
+    locked = [
+        await links.locked(connection, link.id) for link in sorted(found, key=lambda link: link.id) if link.folder
+    ]
+    return [link for link in locked if link is not None and link.ended is None and link.name.startswith(prefix)]
+
+
+async def _end(
+    connection: AsyncConnection, conditions: Sequence[sa.ColumnElement[bool]], end: LinkEnd, now: datetime
+) -> int:
+    statement = sa.update(models.link).where(*conditions, LINKS.end_reason.is_(None))
+    return await rows.changed(connection, statement.values(ended_at=now, end_reason=end.value))
+
+
+# Visitors
+
+
+async def guess(connection: AsyncConnection, link_id: str, now: datetime) -> None:
+    """Count a password as wrong before it is looked at, so that no more are tried at once. Raises LinkNotFound,
+    TooManyRequests."""
+    query = sa.select(LINKS.wrong_passwords, LINKS.wrong_since).where(LINKS.id == link_id).with_for_update()
+    found = (await connection.execute(query)).first()
+    if found is None:
+        raise LinkNotFound()
+    wrong, since = found
+    if since is None or not timedelta() <= now - since < _MINUTE:
+        wrong, since = 0, now
+    if wrong >= _GUESSES_A_MINUTE:
+        left = (since + _MINUTE - now).total_seconds()
+        raise TooManyRequests("Too many wrong passwords: wait a minute.", retry_after_seconds=max(1, round(left)))
+    change = sa.update(models.link).where(LINKS.id == link_id)
+    await connection.execute(change.values(wrong_passwords=wrong + 1, wrong_since=since))
+
+
+async def was_right(connection: AsyncConnection, link_id: str) -> None:
+    """Take back what `guess` has counted."""
+    change = sa.update(models.link).where(LINKS.id == link_id, LINKS.wrong_passwords > 0)
+    await connection.execute(change.values(wrong_passwords=LINKS.wrong_passwords - 1))
+
+
+async def begin_visit(connection: AsyncConnection, visit: Visit, token_sha256: str, max_sessions: int) -> None:
+    """Let a visitor in. Where a link has too many, the oldest of those that did nothing gives way. Raises
+    TooManyRequests, LinkGone."""
+    link = await links.locked(connection, visit.link.id)
+    if link is None or link.ended is not None:
+        raise LinkGone(reason=((link and link.ended) or LinkEnd.REVOKED).value)
+    if await links.count_sessions(connection, link.id) >= max_sessions:
+        idle = sa.select(SESSIONS.id).where(SESSIONS.link_id == link.id, SESSIONS.used == sa.false())
+        oldest = (await connection.execute(idle.order_by(SESSIONS.id).limit(1))).scalar()
+        if oldest is None:
+            raise TooManyRequests("This link has as many visitors as it may have.", retry_after_seconds=60)
+        await connection.execute(sa.delete(models.link_session).where(SESSIONS.id == oldest))
+    row = {"id": visit.session_id, "link_id": link.id, "token_sha256": token_sha256, "used": visit.is_used}
+    row |= {"created_at": visit.created_at, "expires_at": visit.expires_at}
+    await connection.execute(sa.insert(models.link_session).values(**row))
+
+
+async def count_download(connection: AsyncConnection, visit: Visit) -> None:
+    """Count the first download of a visitor. Raises LinkGone where as many have as may."""
+    link_id = visit.link.id
+    has_room = sa.or_(LINKS.max_downloads.is_(None), LINKS.downloads < LINKS.max_downloads)
+    if await rows.changed(connection, _USE, of_session=visit.session_id) == 0:
+        return
+    more = sa.update(models.link).where(LINKS.id == link_id, LINKS.end_reason.is_(None), has_room)
+    if await rows.changed(connection, more.values(downloads=LINKS.downloads + 1)) == 0:
+        link = await links.by_id(connection, link_id)
+        raise LinkGone(reason=((link and link.ended) or LinkEnd.EXHAUSTED).value)
+
+
+async def forget_sessions(connection: AsyncConnection, now: datetime, limit: int) -> int:
+    """Forget visitors whose time is over, or whose link has gone."""
+    over = sa.select(SESSIONS.id).where(SESSIONS.expires_at <= now).limit(limit)
+    ids = list((await connection.execute(over)).scalars())
+    if len(ids) < limit:
+        ended = sa.select(SESSIONS.id).join_from(models.link_session, models.link, SESSIONS.link_id == LINKS.id)
+        ids += (await connection.execute(ended.where(LINKS.ended_at <= now).limit(limit - len(ids)))).scalars()
+    if ids:
+        await connection.execute(sa.delete(models.link_session).where(SESSIONS.id.in_(ids)))
+    return len(ids)
+
+
+async def forget_links(connection: AsyncConnection, before: datetime, limit: int) -> int:
+    """Forget links that ended before a moment, and have nothing open."""
+    over = sa.or_(LINKS.ended_at < before, LINKS.expires_at < before)
+    query = sa.select(LINKS.id).where(over, LINKS.reserved_files == 0).limit(limit)
+    ids = list((await connection.execute(query)).scalars())
+    if ids:
+        await connection.execute(sa.delete(models.link_session).where(SESSIONS.link_id.in_(ids)))
+        await connection.execute(sa.delete(models.link).where(LINKS.id.in_(ids)))
+    return len(ids)
+
+
+# What they send
+
+
+async def lock_for(connection: AsyncConnection, caller: Caller, now: datetime) -> Link | None:
+    """Lock the link of a visitor who sends; None: it is a user who does. Raises LinkGone."""
+    if caller.link_id is None:
+        return None
+    link = await links.locked(connection, caller.link_id)
+    end = LinkEnd.REVOKED if link is None else link.end(now)
+    if link is None or end is not None or link.kind is not LinkKind.UPLOAD:
+        raise LinkGone(reason=(end or LinkEnd.REVOKED).value)
+    return link
+
+
+async def promise(connection: AsyncConnection, upload: Upload, now: datetime, *, more: int, files: int) -> Upload:
+    """Let an upload of a visitor hold so much more, and return it by the name that its owner sees. Raises LinkGone,
+    LinkExhausted."""
+    link = await lock_for(connection, upload.caller, now)
+    if link is None:
+        return upload
+    if not link.takes(more, files):
+        raise LinkExhausted()
+    await _settle(connection, link.id, reserved_files=files, reserved_bytes=more)
+    await connection.execute(_USE, {"of_session": upload.session[len(link.id) :]})
+    return named(upload, link)
+
+
+async def give_back(connection: AsyncConnection, upload: Upload, made: Sequence[File] = ()) -> Upload:
+    """Take an upload that ends out of what its link has open, and add the files that were made; return it by the name that
+    its owner sees."""
+    link_id = link_of(upload.session)
+    link = None if link_id is None else await links.locked(connection, link_id)
+    if link is None:
+        return upload
+    await _settle(
+        connection,
+        link.id,
+        files=len(made),
+        bytes=sum(file.size for file in made),
+        reserved_files=-1,
+        reserved_bytes=-upload.size,
+    )
+    return named(upload, link)
+
+
+async def give_back_bytes(connection: AsyncConnection, upload: Upload, less: int) -> None:
+    if (link_id := link_of(upload.session)) is not None:
+        await _settle(connection, link_id, reserved_bytes=-less)
+
+
+async def exchange(connection: AsyncConnection, whole: Upload, parts: int, more: int, now: datetime) -> None:
+    """Let a whole take the place of its parts. Raises LinkGone, LinkExhausted."""
+    link = await lock_for(connection, whole.caller, now)
+    if link is None:
+        return
+    if not link.takes(more, 0):
+        raise LinkExhausted()
+    await _settle(connection, link.id, reserved_files=1 - parts, reserved_bytes=more)
+
+
+async def add(connection: AsyncConnection, caller: Caller, made: Sequence[File]) -> None:
+    """Add files that came whole to what came by a link, whose row is locked."""
+    if caller.link_id is not None and made:
+        await _settle(connection, caller.link_id, files=len(made), bytes=sum(file.size for file in made))
+        await connection.execute(_USE, {"of_session": caller.session[len(caller.link_id) :]})
+
+
+def named(upload: Upload, link: Link) -> Upload:
+    return replace(upload, name=link.name + upload.name)
+
+
+async def _settle(connection: AsyncConnection, link_id: str, **more: int) -> None:
+    names = ("files", "bytes", "reserved_files", "reserved_bytes")
+    values = {f"more_{name}": more.get(name, 0) for name in names}
+    await connection.execute(_SETTLE, {"of_link": link_id, **values})

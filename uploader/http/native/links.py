@@ -1,0 +1,273 @@
+"""`/me/links` of owners, `/s/{slug}` of those who come by a link, and the links of all users for administrators; each
+handler turns a request into one call of the service, and what it says into HTTP.
+
+What a visitor sends goes the way of every upload, with the token of their session.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from uploader.domain.links import Limits, LinkKind, Visit
+from uploader.domain.names import CONTROL, Folder, Selection
+from uploader.domain.upload import File
+from uploader.errors import InvalidRequest, LinkNotFound
+from uploader.http.auth.authenticator import WrongTokens, visit_subject
+from uploader.http.native import schemas
+from uploader.http.native.archive import archive
+from uploader.http.native.download import download
+from uploader.http.native.files import DELIMITER, FORMAT, SHOW, cursor_of, part_of_name, place_of
+from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter, checked_name, or_none
+from uploader.http.shared.proxies import Proxies
+from uploader.http.shared.responses import Json
+from uploader.service.access import Links
+from uploader.service.files import Files, Folders
+from uploader.service.links import Shared, Sharing, Visitors
+
+_links = partial(Operation, tag="links")
+_open = partial(_links, access="open", problems=("link-not-found", "link-gone", "too-many-requests"))
+_visiting = partial(_links, access="visitor")
+_admin = partial(Operation, tag="administration", access="admin")
+_SIGNED = tuple(
+    Parameter(name, "Of a signed URL: see `POST /s/{slug}/link`.") for name in ("visitor", "expires", "signature")
+)
+_URL_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ShareHandlers:
+    sharing: Sharing
+
+    @_links(
+        "POST /me/links",
+        "Make a link by which strangers get or give files",
+        takes=schemas.ShareWith,
+        responses={201: schemas.ShareSchema},
+        problems=("file-not-found", "name-taken", "too-many-files", "too-many-links"),
+    )
+    async def make(self, call: Call) -> Response:
+        told = await call.json(schemas.ShareWith)
+        ending = "/" if told.name.endswith("/") else ""
+        link = await self.sharing.make(
+            call.user_id,
+            LinkKind(told.kind),
+            checked_name(told.name.removesuffix("/")) + ending,
+            label=_checked_label(or_none(told.label) or ""),
+            expires_at=schemas.moment_of(told.expires_at),
+            password=or_none(told.password),
+            limits=Limits(
+                max_downloads=or_none(told.max_downloads),
+                max_files=or_none(told.max_files),
+                max_bytes=or_none(told.max_bytes),
+            ),
+        )
+        return Json(schemas.share_of(link), 201, {"Location": f"/me/links/{link.id}"})
+
+    @_links("GET /me/links", "Your links, newest first", responses={200: schemas.ShareList})
+    async def list(self, call: Call) -> Response:
+        return Json(schemas.ShareList([schemas.share_of(link) for link in await self.sharing.list(call.user_id)]))
+
+    @_links("GET /me/links/{id}", "One link", responses={200: schemas.ShareSchema}, problems=("link-not-found",))
+    async def get(self, call: Call) -> Response:
+        return Json(schemas.share_of(await self.sharing.get(call.user_id, call.in_path("id"))))
+
+    @_links(
+        "PATCH /me/links/{id}",
+        "Change a link",
+        takes=schemas.ChangeShare,
+        responses={200: schemas.ShareSchema},
+        problems=("link-not-found",),
+    )
+    async def change(self, call: Call) -> Response:
+        told = await call.json(schemas.ChangeShare)
+        changes = {
+            name: value for name in told.__struct_fields__ if (value := getattr(told, name)) is not msgspec.UNSET
+        }
+        if "label" in changes:
+            changes["label"] = _checked_label(changes["label"])
+        if "expires_at" in changes:
+            changes["expires_at"] = schemas.moment_of(changes["expires_at"])
+        return Json(schemas.share_of(await self.sharing.change(call.user_id, call.in_path("id"), changes)))
+
+    @_links("DELETE /me/links/{id}", "Revoke a link", responses={204: None}, problems=("link-not-found",))
+    async def revoke(self, call: Call) -> Response:
+        await self.sharing.revoke(call.user_id, call.in_path("id"))
+        return Response(status_code=204)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminLinkHandlers:
+    sharing: Sharing
+
+    @_admin("GET /admin/users/{user_id}/links", "The links of a user", responses={200: schemas.ShareList})
+    async def list(self, call: Call) -> Response:
+        found = await self.sharing.list(call.in_path("user_id"))
+        return Json(schemas.ShareList([schemas.share_of(link) for link in found]))
+
+    @_admin(
+        "DELETE /admin/users/{user_id}/links/{id}",
+        "Revoke a link of a user",
+        responses={204: None},
+        problems=("link-not-found",),
+    )
+    async def revoke(self, call: Call) -> Response:
+        await self.sharing.revoke(call.in_path("user_id"), call.in_path("id"))
+        return Response(status_code=204)
+
+
+def _checked_label(label: str) -> str:
+    """Raises InvalidRequest."""
+    if CONTROL.search(label) or not label.isprintable():
+        raise InvalidRequest.field("label", "has control characters")
+    return label
+
+
+# Until a script asks for the rest; the page for people takes its place.
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>A link</title>
+<p>Ask this address for <code>application/json</code>.</p></html>"""
+
+
+@dataclass(frozen=True, slots=True)
+class VisitorHandlers:
+    visitors: Visitors
+    shared: Shared
+    files: Files
+    folders: Folders
+    links: Links
+    wrong_slugs: WrongTokens
+    proxies: Proxies
+
+    @_open(
+        "GET /s/{slug}",
+        "What a link is for: a page, or JSON for those who accept it",
+        responses={200: schemas.SharedSchema},
+        media_types=("text/html",),
+    )
+    async def describe(self, call: Call) -> Response:
+        headers = {"Vary": "Accept"}
+        if "application/json" not in call.request.headers.get("accept", ""):
+            return HTMLResponse(_PAGE, headers=headers)
+        party = await self._admit(call.request)
+        try:
+            link = await self.visitors.find(call.in_path("slug"))
+        except LinkNotFound:
+            self.wrong_slugs.count(party)
+            raise
+        return Json(schemas.shared_of(link), headers=headers)
+
+    @_open(
+        "POST /s/{slug}/session",
+        "Begin a session, whose token all that follows needs",
+        takes=schemas.BeginSession,
+        takes_optional=True,
+        responses={201: schemas.SessionSchema},
+        problems=("link-not-found", "link-gone", "wrong-password", "too-many-requests"),
+    )
+    async def begin(self, call: Call) -> Response:
+        party = await self._admit(call.request)
+        told = await call.json(schemas.BeginSession, optional=True)
+        try:
+            token, expires_at = await self.visitors.begin(call.in_path("slug"), or_none(told.password))
+        except LinkNotFound:
+            self.wrong_slugs.count(party)
+            raise
+        return Json(schemas.SessionSchema(token, expires_at), 201)
+
+    async def _admit(self, request: Request) -> str:
+        """Return whom wrong guesses count for. Raises TooManyRequests."""
+        party = self.proxies.party(request)
+        await self.wrong_slugs.slow_down(party)
+        return party
+
+    @_visiting(
+        "GET /s/{slug}/files",
+        "The files that a link shares, by their names below its folder",
+        responses={200: schemas.FileList},
+        parameters=(LIMIT, AFTER, PREFIX, DELIMITER),
+    )
+    async def list_files(self, call: Call) -> Response:
+        link, limit = _visit(call).link, call.query_int(LIMIT)
+        prefix, after = part_of_name(call, "prefix") or "", call.query("after")
+        is_level = bool(call.query_word("delimiter", "", ("", "/")))
+        if link.file_id is not None:
+            file = await self.shared.get(link, link.file_id)
+            found = [schemas.file_of(file)] if file.name.startswith(prefix) and after is None else []
+            return Json(schemas.FileList(found, None, [] if is_level else msgspec.UNSET))
+        if is_level:
+            return await self._list_level(call, link.name, prefix, limit)
+        page, cursor = await self.files.list(link.user_id, limit=limit, after=after, prefix=link.name + prefix)
+        return Json(schemas.FileList([schemas.file_of(self.shared.seen(link, file)) for file in page], cursor))
+
+    async def _list_level(self, call: Call, above: str, prefix: str, limit: int) -> Response:
+        link, after = _visit(call).link, place_of(call.query("after"))
+        after = None if after is None else (above + after[0], after[1])
+        page, place = await self.folders.level(link.user_id, above + prefix, limit=limit, after=after)
+        files = [schemas.file_of(self.shared.seen(link, found)) for found in page if isinstance(found, File)]
+        folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
+        for folder in folders:
+            folder.name = folder.name[len(above) :]
+        cursor = None if place is None else cursor_of((place[0][len(above) :], place[1]))
+        return Json(schemas.FileList(files, cursor, folders))
+
+    @_visiting(
+        "GET /s/{slug}/files/{id}/content",
+        "Download a shared file, whole or in ranges",
+        responses={200: None, 206: None, 304: None},
+        problems=("file-not-found", "link-gone", "range-not-satisfiable", "content-damaged"),
+        parameters=(*_SIGNED, SHOW),
+    )
+    async def get_content(self, call: Call) -> Response:
+        visit = _visit(call)
+        file = await self.shared.get(visit.link, call.in_path("id"))
+        inline = call.query_word("show", "", ("", "inline")) == "inline" and not file.session
+        if call.request.method != "HEAD":
+            await self.visitors.count_download(visit)
+        return await download(call.request, file, self.files, inline=inline)
+
+    @_visiting(
+        "GET /s/{slug}/archive",
+        "Download all that a link shares as one zip or tar",
+        problems=("file-not-found", "link-gone"),
+        parameters=(FORMAT, *_SIGNED),
+    )
+    async def get_archive(self, call: Call) -> Response:
+        visit, kind = _visit(call), call.query_word("format", "zip", ("zip", "tar"))
+        link = visit.link
+        selection = Selection((link.file_id,)) if link.file_id is not None else Selection((), (link.name,))
+        if link.file_id is not None:
+            await self.shared.get(link, link.file_id)
+        if call.request.method != "HEAD":
+            await self.visitors.count_download(visit)
+        files = self.folders.read(link.user_id, selection)
+        return archive(files, [link.name], kind, self.files, tells_ids=False)
+
+    @_visiting(
+        "POST /s/{slug}/link",
+        "Make a URL of a file, or of the archive, that a browser can follow within a minute",
+        takes=schemas.AskForUrl,
+        takes_optional=True,
+        responses={200: schemas.SignedUrl},
+        problems=("file-not-found", "link-gone"),
+    )
+    async def make_url(self, call: Call) -> Response:
+        visit, told = _visit(call), await call.json(schemas.AskForUrl, optional=True)
+        file_id, kind = or_none(told.id), or_none(told.format)
+        if file_id is not None and kind is not None:
+            raise InvalidRequest.field("format", "is not for a single file")
+        if file_id is not None:
+            await self.shared.get(visit.link, file_id)
+        kind = kind or "zip"
+        query = await self.links.make_for(visit, visit_subject(visit.session_id, file_id, kind), _URL_SECONDS)
+        path = f"/s/{visit.link.slug}"
+        if file_id is None:
+            return Json(schemas.SignedUrl(f"{path}/archive?format={kind}&{query}"))
+        return Json(schemas.SignedUrl(f"{path}/files/{file_id}/content?{query}"))
+
+
+def _visit(call: Call) -> Visit:
+    visit = call.identity.visit
+    assert visit is not None  # by the access of the operation
+    return visit

@@ -1,0 +1,436 @@
+"""The use cases of links: owners make, change and revoke them; visitors come, each with a session of their own.
+
+A session's token is good for its link alone, and ends with it: what a process believes of a visitor it asks again within
+half a second, and who is in the middle of a request is looked after each second.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from uploader import errors
+from uploader.clock import Clock
+from uploader.database import levels, links, queries, transactions
+from uploader.database.engine import Connection, Database
+from uploader.domain.audit_log import Action
+from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit
+from uploader.domain.names import MAX_NAME_BYTES
+from uploader.domain.upload import File, Reason
+from uploader.observability import LINK_SESSIONS
+from uploader.service.audit_log import act
+from uploader.service.close import Closers
+from uploader.service.files import Files, Folders
+from uploader.service.ids import ID, new_id
+from uploader.tasks import ended, in_thread
+
+TOKEN_PREFIX = "upls_"  # noqa: S105 (what tokens of visitors begin with)
+# For its maker's clock, which may be ahead.
+_SLACK = timedelta(minutes=1)
+# Of a link, who do not come to send: a page that was left open for a day asks anew.
+_DOWNLOAD_SECONDS = 86400.0
+_MAX_SESSIONS = 10_000
+_BELIEVED_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
+_MAX_BELIEVED = 10_000
+_BATCH = 200
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+# A guess takes 50 ms and 16 MiB (RFC 7914, section 2).
+_COST, _BLOCKS, _LANES = 2**14, 8, 1
+_SALT_BYTES = 16
+
+
+def hash_password(password: str) -> str:
+    salt = secrets.token_bytes(_SALT_BYTES)
+    return f"scrypt${base64.b64encode(salt).decode()}${base64.b64encode(_scrypt(password, salt)).decode()}"
+
+
+def is_password(password: str, stored: str) -> bool:
+    """Tell in constant time; nothing is the password of a damaged row."""
+    kind, _, rest = stored.partition("$")
+    salt, _, wanted = rest.partition("$")
+    try:
+        found = _scrypt(password, base64.b64decode(salt, validate=True))
+        return kind == "scrypt" and hmac.compare_digest(found, base64.b64decode(wanted, validate=True))
+    except ValueError:
+        return False
+
+
+def _scrypt(password: str, salt: bytes) -> bytes:
+    raw = password.encode(errors="surrogatepass")
+    return hashlib.scrypt(raw, salt=salt, n=_COST, r=_BLOCKS, p=_LANES, dklen=32)
+
+
+@dataclass(eq=False, repr=False)
+class Sharing:
+    """What owners do with their links."""
+
+    database: Database
+    folders: Folders
+    clock: Clock
+    _: KW_ONLY
+    max_lifetime_seconds: float
+    max_links: int
+
+    async def make(
+        self,
+        user_id: str,
+        kind: LinkKind,
+        name: str,
+        *,
+        label: str = "",
+        expires_at: datetime | None = None,
+        password: str | None = None,
+        limits: Limits,
+    ) -> Link:
+        """Make a link to a file, or to a folder whose name has a slash at its end; one to collect makes its folder. Raises
+        InvalidRequest, FileNotFound, NameTaken, TooManyFiles, TooManyLinks."""
+        now = self.clock.now()
+        _check_limits(kind, limits)
+        expires_at = self._checked_end(expires_at, now)
+        file_id = await self._target(user_id, kind, name)
+        link = Link(
+            id=new_id(),
+            user_id=user_id,
+            slug=secrets.token_urlsafe(18),
+            kind=kind,
+            name=name,
+            file_id=file_id,
+            label=label,
+            password=await in_thread(hash_password, password) if password else None,
+            created_at=now,
+            expires_at=expires_at,
+            ended=None,
+            **dict.fromkeys(("downloads", "files", "bytes", "reserved_files", "reserved_bytes"), 0),
+            max_downloads=limits.max_downloads,
+            max_files=limits.max_files,
+            max_bytes=limits.max_bytes,
+        )
+        told = act(Action.LINK_CREATED, now, subject=link.id, user_id=user_id)
+        make = partial(transactions.links.make_link, max_links=self.max_links, act=told)
+        await self.database.transact(make, link, _sha256(link.slug))
+        return link
+
+    def _checked_end(self, expires_at: datetime | None, now: datetime) -> datetime:
+        """Raises InvalidRequest."""
+        latest = now + timedelta(seconds=self.max_lifetime_seconds)
+        if expires_at is None:
+            return latest
+        if expires_at <= now:
+            raise errors.InvalidRequest.field("expires_at", "is not in the future")
+        if expires_at > latest + _SLACK:
+            raise errors.InvalidRequest.field("expires_at", f"is later than {latest:%Y-%m-%dT%H:%M:%SZ}, the latest")
+        return min(expires_at, latest)
+
+    async def _target(self, user_id: str, kind: LinkKind, name: str) -> str | None:
+        """Find the file that is meant; None: a folder is. Raises InvalidRequest, FileNotFound, NameTaken, TooManyFiles."""
+        if kind is LinkKind.UPLOAD:
+            if not name.endswith("/"):
+                raise errors.InvalidRequest.field("name", "is no folder: one that collects has `/` at its end")
+            await self.folders.make(user_id, name[:-1])
+            return None
+        if name.endswith("/"):
+            if not await self.database.read(levels.prefixes_in_use, user_id, [name]):
+                raise errors.FileNotFound("You have no such folder.")
+            return None
+        found = await self.database.read(queries.files_of_names, user_id, [name])
+        if not found:
+            raise errors.FileNotFound()
+        return found[0].id
+
+    async def list(self, user_id: str) -> list[Link]:
+        return await self.database.read(links.of_user, user_id)
+
+    async def get(self, user_id: str, link_id: str) -> Link:
+        """Raises LinkNotFound."""
+        link = await self.database.read(links.by_id, link_id) if ID.fullmatch(link_id) else None
+        if link is None or link.user_id != user_id or link.ended is not None:
+            raise errors.LinkNotFound()
+        return link
+
+    async def change(self, user_id: str, link_id: str, changes: Mapping[str, Any]) -> Link:
+        """Change label, expires_at, password or limits, by their names. Raises LinkNotFound, InvalidRequest."""
+        link, values = await self.get(user_id, link_id), dict(changes)
+        _check_limits(link.kind, Limits(**{name: values[name] for name in _LIMITS if name in values}))
+        if "expires_at" in values:
+            values["expires_at"] = self._checked_end(values["expires_at"], self.clock.now())
+        if values.get("password") is not None:
+            values["password"] = await in_thread(hash_password, values["password"])
+        if values:
+            told = act(Action.LINK_CHANGED, self.clock.now(), subject=link.id, user_id=user_id)
+            if not await self.database.transact(transactions.links.change_link, link.id, values, told):
+                raise errors.LinkNotFound()
+        return await self.get(user_id, link_id)
+
+    async def revoke(self, user_id: str, link_id: str) -> None:
+        """Raises LinkNotFound."""
+        link, now = await self.get(user_id, link_id), self.clock.now()
+        told = act(Action.LINK_REVOKED, now, subject=link.id, user_id=user_id)
+        await self.database.transact(transactions.links.end_link, link.id, LinkEnd.REVOKED, now, told)
+
+
+_LIMITS = ("max_downloads", "max_files", "max_bytes")
+
+
+def _check_limits(kind: LinkKind, limits: Limits) -> None:
+    """Raises InvalidRequest for a limit of the other kind."""
+    others = ("max_files", "max_bytes") if kind is LinkKind.DOWNLOAD else ("max_downloads",)
+    for name in others:
+        if getattr(limits, name) is not None:
+            raise errors.InvalidRequest.field(name, f"is not for a link of the kind {kind.value}")
+
+
+class _Believed:
+    """Visitors as they were a moment ago, by the SHA-256 of their tokens."""
+
+    def __init__(self) -> None:
+        self._visits: OrderedDict[str, tuple[float, Visit]] = OrderedDict()
+
+    def get(self, token_sha256: str) -> Visit | None:
+        until, visit = self._visits.get(token_sha256, (0.0, None))
+        return visit if until > time.monotonic() else None
+
+    def put(self, token_sha256: str, visit: Visit) -> None:
+        self._visits[token_sha256] = (time.monotonic() + _BELIEVED_SECONDS, visit)
+        self._visits.move_to_end(token_sha256)
+        if len(self._visits) > _MAX_BELIEVED:
+            self._visits.popitem(last=False)
+
+    def remembers(self, token_sha256: str) -> bool:
+        return token_sha256 in self._visits
+
+    def drop(self, token_sha256: str) -> None:
+        self._visits.pop(token_sha256, None)
+
+
+@dataclass(eq=False, repr=False)
+class Visitors:
+    """Strangers who come by links."""
+
+    database: Database
+    clock: Clock
+    _: KW_ONLY
+    _believed: _Believed = field(default_factory=_Believed, init=False)
+    # Requests under way, by the session and then each by its own deadline, which is moved to now when the link ends.
+    _running: dict[str, list[asyncio.Timeout]] = field(default_factory=dict, init=False)
+    _looking: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._guesses = asyncio.Semaphore(2)
+
+    # Coming
+
+    async def find(self, slug: str) -> Link:
+        """Return a link that works. Raises LinkNotFound, LinkGone."""
+        link = await self.database.read(links.by_slug, _sha256(slug), brief=True)
+        if link is None or not hmac.compare_digest(link.slug.encode(), slug.encode(errors="surrogatepass")):
+            raise errors.LinkNotFound()
+        if (end := link.end(self.clock.now())) is not None:
+            raise errors.LinkGone(reason=end.value)
+        return link
+
+    async def begin(self, slug: str, password: str | None) -> tuple[str, datetime]:
+        """Let a visitor in; returns their token, and until when it works. Raises LinkNotFound, LinkGone, WrongPassword,
+        TooManyRequests."""
+        link = await self.find(slug)
+        if link.password is not None:
+            await self._check(link, link.password, password)
+        now = self.clock.now()
+        end = link.expires_at
+        if link.kind is LinkKind.DOWNLOAD:
+            end = min(end, now + timedelta(seconds=_DOWNLOAD_SECONDS))
+        token = f"{TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
+        visit = Visit(session_id=new_id(), link=link, is_used=False, created_at=now, expires_at=end)
+        await self.database.transact(transactions.links.begin_visit, visit, _sha256(token), _MAX_SESSIONS)
+        LINK_SESSIONS.labels(link.kind.value).inc()
+        return token, end
+
+    async def _check(self, link: Link, stored: str, password: str | None) -> None:
+        """Raises WrongPassword, TooManyRequests."""
+        if not password:
+            raise errors.WrongPassword("This link asks for a password.")
+        await self.database.transact(transactions.links.guess, link.id, self.clock.now())
+        async with self._guesses:
+            is_right = await in_thread(is_password, password, stored)
+        if not is_right:
+            raise errors.WrongPassword()
+        await self.database.transact(transactions.links.was_right, link.id)
+
+    # Being there
+
+    async def authenticate(self, token: str) -> Visit:
+        """Return whose token this is. Raises Unauthenticated, LinkGone, Unavailable."""
+        token_sha256 = _sha256(token)
+        visit = self._believed.get(token_sha256)
+        if visit is None:
+            found = await self.database.read(links.visit_by_token, token_sha256, brief=True)
+            if found is None or not hmac.compare_digest(found[0].encode(), token_sha256.encode()):
+                self._believed.drop(token_sha256)
+                raise errors.Unauthenticated()
+            visit = found[1]
+            self._believed.put(token_sha256, visit)
+        return self._checked(visit)
+
+    async def by_id(self, session_id: str) -> Visit:
+        """Return a visitor whom a signature names. Raises Unauthenticated, LinkGone, Unavailable."""
+        found = await self.database.read(links.visits, [session_id], brief=True)
+        if session_id not in found:
+            raise errors.Unauthenticated("The link is not valid.")
+        return self._checked(found[session_id])
+
+    def _checked(self, visit: Visit) -> Visit:
+        """Raises LinkGone."""
+        if (end := visit.end(self.clock.now())) is not None:
+            raise errors.LinkGone(reason=end.value)
+        return visit
+
+    def knows(self, token: str) -> bool:
+        """Return whether this token was right when it was last shown to this process."""
+        return self._believed.remembers(_sha256(token))
+
+    async def count_download(self, visit: Visit) -> None:
+        """Raises LinkGone."""
+        if not visit.is_used:
+            await self.database.transact(transactions.links.count_download, visit)
+
+    @asynccontextmanager
+    async def within(self, visit: Visit) -> AsyncIterator[None]:
+        """Let a visitor go on for as long as their link works. Raises LinkGone where that ends meanwhile."""
+        session = visit.session_id
+        try:
+            async with asyncio.timeout(None) as deadline:
+                self._running.setdefault(session, []).append(deadline)
+                if self._looking is None or self._looking.done():
+                    self._looking = asyncio.create_task(self._look_after(), name="look after visitors")
+                try:
+                    yield
+                finally:
+                    self._running[session].remove(deadline)
+                    if not self._running[session]:
+                        del self._running[session]
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            found = await self.database.read(links.visits, [session], brief=True)
+            end = found[session].end(self.clock.now()) if session in found else None
+            raise errors.LinkGone(reason=(end or LinkEnd.REVOKED).value) from error
+
+    async def _look_after(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not self._running:
+                return
+            try:
+                await self._look()
+            except errors.UploaderError:
+                continue  # the database is away: nothing is acknowledged meanwhile
+
+    async def _look(self) -> None:
+        asked, now, loop = list(self._running), self.clock.now(), asyncio.get_running_loop()
+        for first in range(0, len(asked), _BATCH):
+            some = asked[first : first + _BATCH]
+            found = await self.database.read(links.visits, some, brief=True)
+            for session in some:
+                if session not in found or found[session].end(now) is not None:
+                    for deadline in self._running.get(session, []):
+                        if not deadline.expired():
+                            deadline.reschedule(loop.time())
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            await ended(self._looking)
+
+    # Sending
+
+    async def refuse_early(self, caller: Caller, name: str, size: int) -> None:
+        """Refuse what is sure to be refused before anything is written; the transaction decides. Raises LinkGone,
+        LinkExhausted, InvalidRequest."""
+        if caller.link_id is not None:
+            await self.database.read(_refuse, caller, name, size, self.clock.now())
+
+    async def full_name(self, caller: Caller, name: str) -> str:
+        """Return a name as its owner is to see it."""
+        link = None if caller.link_id is None else await self.database.read(links.by_id, caller.link_id, brief=True)
+        return name if link is None else link.name + name
+
+
+async def _refuse(connection: Connection, caller: Caller, name: str, size: int, now: datetime) -> None:
+    link = await links.by_id(connection, caller.link_id or "")
+    end = LinkEnd.REVOKED if link is None else link.end(now)
+    if link is None or end is not None:
+        raise errors.LinkGone(reason=(end or LinkEnd.REVOKED).value)
+    if len((link.name + name).encode()) > MAX_NAME_BYTES:
+        raise errors.InvalidRequest.field("name", "is too long for this link")
+    if not link.takes(size, 1):
+        raise errors.LinkExhausted()
+
+
+@dataclass(eq=False, repr=False)
+class LinkKeeping:
+    """Ends what links that have ended have open, and forgets them, and visitors whose time is over."""
+
+    database: Database
+    closers: Closers
+    clock: Clock
+    _: KW_ONLY
+    retention_seconds: float
+
+    async def close_ended(self, limit: int) -> int:
+        """Cancel open uploads of links that have ended; return how many those were."""
+        closed = 0
+        for link in await self.database.read(links.ended_with_uploads, self.clock.now(), limit):
+            reason = Reason.EXPIRED if link.end(self.clock.now()) is LinkEnd.EXPIRED else Reason.CANCELLED
+            for upload_id in await self.database.read(links.open_uploads, link, limit):
+                upload = await self.database.read(queries.upload_by_id, upload_id)
+                if upload is not None:
+                    try:
+                        await self.closers.close(upload, reason)
+                    except transactions.rows.NotOpen:
+                        continue  # it ended by itself
+                    closed += 1
+        return closed
+
+    async def forget(self, limit: int) -> int:
+        """Return how many links and visitors were forgotten."""
+        now = self.clock.now()
+        before = now - timedelta(seconds=self.retention_seconds)
+        sessions = await self.database.transact(transactions.links.forget_sessions, now, limit)
+        return sessions + await self.database.transact(transactions.links.forget_links, before, limit)
+
+
+@dataclass(eq=False, repr=False)
+class Shared:
+    """The files that the visitor of a link gets, by the names that they see."""
+
+    database: Database
+    files: Files
+    folders: Folders
+
+    async def get(self, link: Link, file_id: str) -> File:
+        """Raises FileNotFound."""
+        file = await self.files.get(link.user_id, file_id)
+        return self.seen(link, file)
+
+    def seen(self, link: Link, file: File) -> File:
+        """Return a file by the name that a visitor sees. Raises FileNotFound for one that is not given by this link."""
+        if link.file_id is not None:
+            if file.id != link.file_id:
+                raise errors.FileNotFound()
+            return replace(file, name=file.name.rpartition("/")[2])
+        if not file.name.startswith(link.name):
+            raise errors.FileNotFound()
+        return replace(file, name=file.name[len(link.name) :])
