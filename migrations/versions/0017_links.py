@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.mysql import DATETIME
 
-from uploader.database import migrate
+from uploader.database import migrate, models
 
 revision = "0017"
 down_revision = "0016"
@@ -26,8 +26,7 @@ def bytewise(length: int) -> sa.types.TypeEngine[bytes]:
 
 
 def session() -> "sa.Column[bytes]":
-    # A string of SQLite would equal no bytes.
-    return sa.Column("session", bytewise(64), nullable=False, server_default=sa.text("X''"))
+    return sa.Column("session", bytewise(64), nullable=False, server_default=models.NoBytes())
 
 
 def limit(name: str) -> "sa.Column[int]":

@@ -1,51 +1,454 @@
-"""Links: strangers get files, or give some, each a stranger to the others."""
+"""Links: their owners make, change and revoke them; strangers get files by them, or give some. On each kind of database."""
 
+import asyncio
+import io
+import zipfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx2
+import pytest
+from sqlalchemy import select, update
 
+from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
+from tests.support.invariants import checked_accounts
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from tests.support.visiting import make_link, names_of, send, visit
+from uploader.database import models
+from uploader.jobs.maintenance import LinkKeeper
+from uploader.service import links as links_module
 
-CONTENT = Content(200 * KIB)
-
-
-async def make_link(stack: Stack, kind: str = "upload", name: str = "inbox/", **more: Any) -> dict[str, Any]:
-    response = await stack.client.post("/me/links", json={"kind": kind, "name": name, **more})
-    assert response.status_code == 201, response.text
-    made: dict[str, Any] = response.json()
-    return made
+A, B, C = (Content(100 * KIB, seed=seed) for seed in range(3))
+TUS = {"Tus-Resumable": "1.0.0"}
 
 
-async def visit(stack: Stack, link: dict[str, Any], **body: Any) -> httpx2.AsyncClient:
-    response = await stack.anonymous().post(f"{link['url']}/session", json=body)
-    assert response.status_code == 201, response.text
-    client = stack.anonymous()
-    client.headers["authorization"] = f"Bearer {response.json()['token']}"
-    return client
+@pytest.fixture
+async def stack(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[Stack]:
+    async with make_stack_on(clock=clock, max_links=50) as made:
+        yield made
+        await checked_accounts(made.services.database)
+        assert (await made.services.recounting.recount()).drifts == []
 
 
-async def send(client: httpx2.AsyncClient, content: Content, name: str) -> httpx2.Response:
-    return await client.put(f"/files/{content.md5}", params={"name": name}, content=content.data)
+async def gone(stack: Stack, link: dict[str, Any], reason: str) -> None:
+    for method, path in (("GET", ""), ("POST", "/session")):
+        answer = await stack.anonymous().request(method, link["url"] + path, headers={"Accept": "application/json"})
+        assert problem(answer, 410, "link-gone")["reason"] == reason
 
 
-async def test_smoke(stack: Stack) -> None:
-    link = await make_link(stack, label="Your homework")
+# Owners
+
+
+async def test_an_owner_makes_changes_and_revokes_links(stack: Stack, clock: ManualClock) -> None:
+    client, ends = stack.client, (clock.now() + timedelta(days=3)).isoformat()
+    assert (await send(client, A, "docs/a.txt")).status_code == 201
+    made = await make_link(stack, "download", "docs/a.txt", label="For you", expires_at=ends, max_downloads=3)
+    other = await make_link(stack, password="secret", max_files=2, max_bytes=10)
+    assert {name: other[name] for name in ("kind", "name", "label", "has_password", "max_files", "max_bytes")} == {
+        "kind": "upload",
+        "name": "inbox/",
+        "label": "",
+        "has_password": True,
+        "max_files": 2,
+        "max_bytes": 10,
+    }
+    assert (made["downloads"], made["files"], made["bytes"], made["max_downloads"]) == (0, 0, 0, 3)
+    assert datetime.fromisoformat(made["expires_at"]) == datetime.fromisoformat(ends)
+    assert datetime.fromisoformat(other["expires_at"]) == clock.now() + timedelta(days=30)
+    assert len(made["url"].removeprefix("/s/")) >= 22
+    assert (await client.get("/me/links")).json() == {"links": [other, made]}
+    assert (await client.get(f"/me/links/{made['id']}")).json() == made
+    assert (await client.get("/me/files?delimiter=/")).json()["folders"][1]["name"] == "inbox/"
+    changed = await client.patch(f"/me/links/{other['id']}", json={"label": "x", "password": None, "max_files": None})
+    assert changed.json() == other | {"label": "x", "has_password": False, "max_files": None}
+    bob, root = await stack.client_of("bob"), await stack.client_of("root", admin=True)
+    assert (await bob.get("/me/links")).json() == {"links": []}
+    for method in ("GET", "PATCH", "DELETE"):
+        problem(await bob.request(method, f"/me/links/{made['id']}", json={}), 404, "link-not-found")
+    assert (await client.delete(f"/me/links/{made['id']}")).status_code == 204
+    problem(await client.get(f"/me/links/{made['id']}"), 404, "link-not-found")
+    await gone(stack, made, "revoked")
+    listed = (await root.get("/admin/users/alice/links")).json()["links"]
+    assert [link["id"] for link in listed] == [other["id"]]
+    assert (await root.delete(f"/admin/users/alice/links/{other['id']}")).status_code == 204
+    await gone(stack, other, "revoked")
+    told = (await root.get("/admin/audit")).json()["acts"]
+    actions = Counter(entry["action"] for entry in told if entry["action"].startswith("link."))
+    assert actions == {"link.created": 2, "link.changed": 1, "link.revoked": 2}
+    assert (await stack.anonymous().get("/config")).json()["links"] is True
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"kind": "upload", "name": "inbox"}, 422, "invalid-request"),
+        ({"kind": "upload", "name": "/"}, 422, "invalid-request"),
+        ({"kind": "upload", "name": "a/", "max_downloads": 1}, 422, "invalid-request"),
+        ({"kind": "download", "name": "there", "max_bytes": 1}, 422, "invalid-request"),
+        ({"kind": "upload", "name": "a/", "max_files": 0}, 422, "invalid-request"),
+        ({"kind": "upload", "name": "a/", "max_bytes": "1"}, 422, "invalid-request"),
+        ({"kind": "upload", "name": "a/", "label": "a\nb"}, 422, "invalid-request"),
+        ({"kind": "upload", "name": "a/", "password": ""}, 422, "invalid-request"),
+        ({"kind": "upload", "name": "a/", "expires_at": "2020-01-01T00:00:00Z"}, 422, "invalid-request"),
+        ({"kind": "upload", "name": "a/", "expires_at": "2099-01-01T00:00:00Z"}, 422, "invalid-request"),
+        ({"kind": "both", "name": "a/"}, 422, "invalid-request"),
+        ({"kind": "download", "name": "nothing"}, 404, "file-not-found"),
+        ({"kind": "download", "name": "nothing/"}, 404, "file-not-found"),
+        ({"kind": "upload", "name": "there/"}, 409, "name-taken"),
+    ],
+)
+async def test_a_bad_link_is_not_made(make_stack: MakeStack, body: dict[str, Any], status: int, code: str) -> None:
+    async with make_stack() as made:
+        assert (await send(made.client, A, "there")).status_code == 201
+        problem(await made.client.post("/me/links", json=body), status, code)
+        assert (await made.client.get("/me/links")).json() == {"links": []}
+
+
+async def test_a_user_has_so_many_links_that_work(make_stack: MakeStack) -> None:
+    async with make_stack(max_links=2) as made:
+        links = [await make_link(made) for _ in range(2)]
+        body = {"kind": "upload", "name": "inbox/"}
+        assert problem(await made.client.post("/me/links", json=body), 413, "too-many-links")["limit"] == 2
+        assert (await made.client.delete(f"/me/links/{links[0]['id']}")).status_code == 204
+        await make_link(made)
+
+
+async def test_without_links_there_are_none(make_stack: MakeStack) -> None:
+    async with make_stack(links="off") as made:
+        for method, path in (("POST", "/me/links"), ("GET", "/s/x"), ("POST", "/s/x/session")):
+            problem(await made.client.request(method, path, json={}), 404, "not-found")
+        assert (await made.client.get("/config")).json()["links"] is False
+
+
+# Coming
+
+
+async def test_a_link_says_what_it_is_for_and_with_a_password_no_more(stack: Stack) -> None:
+    accepts = {"Accept": "application/json"}
+    for more, told in (({"max_files": 7}, {"name": "box", "max_files": 7, "max_bytes": None}), ({"password": "p"}, {})):
+        link = await make_link(stack, name="in/box/", label="L", **more)
+        said = (await stack.anonymous().get(link["url"], headers=accepts)).json()
+        expected = {
+            "kind": "upload",
+            "label": "L",
+            "has_password": "password" in more,
+            "expires_at": link["expires_at"],
+        }
+        assert said == expected | told
+    page = await stack.anonymous().get(link["url"])
+    assert page.headers["content-type"].startswith("text/html")
+    assert "set-cookie" not in page.headers
+    problem(await stack.anonymous().get("/s/guessed", headers=accepts), 404, "link-not-found")
+    problem(await stack.anonymous().post("/s/guessed/session"), 404, "link-not-found")
+    problem(await stack.anonymous().get(f"{link['url']}/files"), 401, "unauthenticated")
+    problem(await stack.client.get(f"{link['url']}/files"), 403, "forbidden")
+
+
+async def test_ten_wrong_passwords_keep_everybody_out_for_a_minute(stack: Stack, clock: ManualClock) -> None:
+    link = await make_link(stack, password="right")
+    anonymous, path = stack.anonymous(), f"{link['url']}/session"
+    problem(await anonymous.post(path), 403, "wrong-password")
+    guesses = await asyncio.gather(*(anonymous.post(path, json={"password": f"{n}"}) for n in range(14)))
+    assert Counter(answer.status_code for answer in guesses) == {403: 10, 429: 4}
+    problem(await anonymous.post(path, json={"password": "right"}), 429, "too-many-requests")
+    clock.advance(61)
+    for _ in range(12):
+        assert (await anonymous.post(path, json={"password": "right"})).status_code == 201
+
+
+async def test_who_guesses_slugs_is_slowed_down_alone(make_stack: MakeStack) -> None:
+    async with make_stack(max_wrong_tokens=3) as made:
+        link = await make_link(made)
+        answers = await asyncio.gather(*(made.anonymous().post(f"/s/{n}/session") for n in range(20)))
+        assert set(Counter(answer.status_code for answer in answers)) == {404, 429}
+        await visit(made, link)
+
+
+# Getting
+
+
+async def test_a_folder_is_shared_as_it_is_at_the_time(stack: Stack) -> None:
+    for content, name in ((A, "s/a.png"), (B, "s/deep/b"), (C, "elsewhere/c")):
+        assert (await send(stack.client, content, name)).status_code == 201
+    link = await make_link(stack, "download", "s/")
+    visitor, url = await visit(stack, link), link["url"]
+    files = {file["name"]: file for file in (await visitor.get(f"{url}/files")).json()["files"]}
+    assert sorted(files) == ["a.png", "deep/b"]
+    level = (await visitor.get(f"{url}/files", params={"delimiter": "/", "limit": 1})).json()
+    assert ([each["name"] for each in level["files"]], level["folders"]) == (["a.png"], [])
+    level = (await visitor.get(f"{url}/files", params={"delimiter": "/", "after": level["next"]})).json()
+    assert ([each["name"] for each in level["folders"]], level["next"]) == (["deep/"], None)
+    below = (await visitor.get(f"{url}/files", params={"prefix": "deep/"})).json()["files"]
+    assert [file["name"] for file in below] == ["deep/b"]
+    path = f"{url}/files/{files['a.png']['id']}/content"
+    part = await visitor.get(path, headers={"Range": "bytes=1-3"})
+    assert (part.status_code, part.content) == (206, A.data[1:4])
+    assert part.headers["content-disposition"].startswith("attachment")
+    assert (await visitor.get(f"{path}?show=inline")).headers["content-type"] == "image/png"
+    others = (await stack.client.get("/me/files", params={"prefix": "elsewhere/"})).json()["files"][0]
+    problem(await visitor.get(f"{url}/files/{others['id']}/content"), 404, "file-not-found")
+    assert (await send(stack.client, C, "s/late")).status_code == 201
+    archive = await visitor.get(f"{url}/archive")
+    assert sorted(zipfile.ZipFile(io.BytesIO(archive.content)).namelist()) == ["s/a.png", "s/deep/b", "s/late"]
+
+
+async def test_a_browser_follows_a_url_for_a_minute_in_which_nobody_is_named(stack: Stack, clock: ManualClock) -> None:
+    assert (await send(stack.client, A, "s/a")).status_code == 201
+    link = await make_link(stack, "download", "s/a")
+    visitor, browser = await visit(stack, link), stack.anonymous()
+    (file,) = (await visitor.get(f"{link['url']}/files")).json()["files"]
+    assert file["name"] == "a"
+    urls = {}
+    for what in ({"id": file["id"]}, {"format": "tar"}, {}):
+        response = await visitor.post(f"{link['url']}/link", json=what)
+        urls[str(what)] = url = response.json()["url"]
+        assert "alice" not in url
+        assert (await browser.get(url)).status_code == 200
+    problem(await browser.get(urls["{}"].replace("zip", "tar")), 401, "unauthenticated")
+    clock.advance(61)
+    problem(await browser.get(url), 401, "unauthenticated")
+    url = (await visitor.post(f"{link['url']}/link", json={})).json()["url"]
+    assert (await stack.client.delete(f"/me/links/{link['id']}")).status_code == 204
+    assert problem(await browser.get(url), 410, "link-gone")["reason"] == "revoked"
+
+
+async def test_as_many_visitors_download_as_a_link_is_for(stack: Stack) -> None:
+    assert (await send(stack.client, A, "a")).status_code == 201
+    link = await make_link(stack, "download", "a", max_downloads=3)
+    visitors = [await visit(stack, link) for _ in range(20)]
+    (file,) = (await visitors[0].get(f"{link['url']}/files")).json()["files"]
+    path = f"{link['url']}/files/{file['id']}/content"
+    heads = await asyncio.gather(*(visitor.head(path) for visitor in visitors))
+    assert {answer.status_code for answer in heads} == {200}
+    tries = [each.get(path) for each in visitors for _ in range(2)]
+    answers = await asyncio.gather(*tries)
+    by_visitor = [{answers[2 * n].status_code, answers[2 * n + 1].status_code} for n in range(20)]
+    assert Counter(map(str, by_visitor)) == {"{200}": 3, "{410}": 17}
+    await gone(stack, link, "exhausted")
+    assert (await visitors[by_visitor.index({200})].get(path)).status_code == 200
+    assert (await stack.client.get(f"/me/links/{link['id']}")).json()["downloads"] == 3
+
+
+MOVES: list[tuple[str, str, dict[str, Any]]] = [
+    ("PATCH", "/me/files?prefix=s/", {"prefix": "moved/"}),
+    ("PATCH", "/me/files?prefix=s/", {"prefix": "a/b/c/"}),
+    ("POST", "/me/files/move", {"prefixes": ["s/"], "to": "above/"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), MOVES)
+async def test_a_link_follows_its_folder(stack: Stack, method: str, path: str, body: dict[str, Any]) -> None:
+    assert (await send(stack.client, A, "s/deep/a")).status_code == 201
+    shared = [await make_link(stack, "download", name) for name in ("s/", "s/deep/", "s/deep/a")]
+    into = await make_link(stack, name="s/deep/")
+    sender = await visit(stack, into)
+    opened = await stack.open(B, sender, name="b")
+    assert (await stack.client.request(method, path, json=body)).json() == {"files": 1}
+    for number, names in enumerate((["deep/a"], ["a"], ["a"])):
+        reader = await visit(stack, shared[number])
+        files = (await reader.get(f"{shared[number]['url']}/files")).json()["files"]
+        assert [file["name"] for file in files] == names
+    for number in range(2):
+        done = await stack.put(B, number, sender)
+    assert (opened.json()["upload"]["name"], done.json()["file"]["name"]) == ("b", "b")
+    (name,) = [name for name in await names_of(stack.client) if name.endswith("b")]
+    assert name == (await stack.client.get(f"/me/links/{into['id']}")).json()["name"] + "b"
+    assert not name.startswith("s/")
+
+
+async def test_what_is_merged_into_another_folder_is_not_shared_any_more(stack: Stack) -> None:
+    for name in ("s/a", "private/b"):
+        assert (await send(stack.client, A, name)).status_code == 201
+    link = await make_link(stack, "download", "s/")
+    assert (await stack.client.patch("/me/files?prefix=s/", json={"prefix": "private/"})).json() == {"files": 1}
+    await gone(stack, link, "deleted")
+
+
+@pytest.mark.parametrize("name", ["s/a", "s/"])
+async def test_what_was_deleted_is_gone_for_good(stack: Stack, name: str) -> None:
+    file = (await send(stack.client, A, "s/a")).json()["file"]
+    link = await make_link(stack, "download", name)
     visitor = await visit(stack, link)
-    sent = await send(visitor, CONTENT, "a/b.txt")
-    assert (sent.status_code, sent.json()["file"]["name"]) == (201, "a/b.txt")
-    again = await send(visitor, CONTENT, "a/b.txt")
-    assert (again.status_code, again.json()) == (200, sent.json())
-    other = await visit(stack, link)
-    second = await send(other, CONTENT, "a/b.txt")
-    assert (second.status_code, second.json()["file"]["name"]) == (201, "a/b.txt")
-    files = (await stack.client.get("/me/files")).json()["files"]
-    assert sorted(file["name"] for file in files) == ["inbox/a/b (2).txt", "inbox/a/b.txt"]
-    problem(await visitor.get("/me/files"), 403, "forbidden")
-    shared = await make_link(stack, "download", "inbox/")
-    reader = await visit(stack, shared)
-    listed = (await reader.get(f"{shared['url']}/files")).json()["files"]
-    assert sorted(file["name"] for file in listed) == ["a/b (2).txt", "a/b.txt"]
-    got = await reader.get(f"{shared['url']}/files/{listed[0]['id']}/content")
-    assert got.content == CONTENT.data
+    assert (await stack.client.delete("/me/files?prefix=s/")).json() == {"files": 1}
+    await gone(stack, link, "deleted")
+    assert (await stack.client.post(f"/me/trash/{file['id']}/restore", json={})).status_code == 200
+    assert (await send(stack.client, B, "s/b")).status_code == 201
+    await gone(stack, link, "deleted")
+    believe_nothing(stack)
+    assert problem(await visitor.get(f"{link['url']}/files"), 410, "link-gone")["reason"] == "deleted"
+    assert (await stack.client.get("/me/links")).json() == {"links": []}
+
+
+def believe_nothing(stack: Stack) -> None:
+    """As half a second later."""
+    stack.services.visitors._believed._visits.clear()
+
+
+# Giving
+
+
+async def test_what_is_collected_has_a_number_that_only_the_owner_sees(stack: Stack) -> None:
+    link = await make_link(stack)
+    assert (await send(stack.client, A, "inbox/x/a.txt")).status_code == 201
+    one, two = [await visit(stack, link) for _ in range(2)]
+    sent = [await send(each, content, "x/a.txt") for each in (one, two) for content in (A, B, A)]
+    assert [answer.status_code for answer in sent] == [201, 201, 200] * 2
+    assert {answer.json()["file"]["name"] for answer in sent} == {"x/a.txt"}
+    assert not any(answer.json()["file"]["instant"] for answer in sent)
+    numbered = ["inbox/x/a (2).txt", "inbox/x/a (3).txt", "inbox/x/a (4).txt", "inbox/x/a (5).txt", "inbox/x/a.txt"]
+    assert await names_of(stack.client) == numbered
+    told = (await stack.client.get(f"/me/links/{link['id']}")).json()
+    assert (told["files"], told["bytes"]) == (4, 2 * (A.size + B.size))
+    assert await stack.usage("alice") == {"finished": 3 * A.size + 2 * B.size, "unfinished": 0, "reserved": 0}
+    for file in (await stack.client.get("/me/files")).json()["files"]:
+        assert (await stack.client.patch(f"/me/files/{file['id']}", json={"name": file["id"]})).status_code == 200
+    mine = (await one.get(f"/files/{A.md5}")).json()["file"]
+    assert mine["name"] == "x/a.txt"
+    shown = await stack.client.get(f"/me/files/{mine['id']}/content?show=inline")
+    assert shown.headers["content-disposition"].startswith("attachment")
+
+
+async def _whole(client: httpx2.AsyncClient, content: Content, name: str) -> httpx2.Response:
+    return await send(client, content, name)
+
+
+async def _opened(client: httpx2.AsyncClient, content: Content, name: str) -> httpx2.Response:
+    return await client.post("/uploads", json={"name": name, "size": content.size})
+
+
+async def _appended(client: httpx2.AsyncClient, content: Content, name: str) -> httpx2.Response:
+    headers = {**TUS, "Upload-Defer-Length": "1", "Content-Type": "application/offset+octet-stream"}
+    return await client.post("/resumable", headers=headers, content=content.data)
+
+
+@pytest.mark.parametrize("limit", ["max_files", "max_bytes", "quota"])
+@pytest.mark.parametrize("give", [_whole, _opened, _appended])
+async def test_many_race_at_the_edge_of_a_link_and_none_comes_too_much(
+    stack: Stack, limit: str, give: Callable[[httpx2.AsyncClient, Content, str], Awaitable[httpx2.Response]]
+) -> None:
+    """Each of another content and session; what has no room hears no figures, whose room ever it lacks."""
+    most = {"max_files": {"max_files": 4}, "max_bytes": {"max_bytes": 4 * 10 * KIB}, "quota": {}}[limit]
+    if limit == "quota":
+        await stack.services.accounts.set_total_space("alice", 4 * 10 * KIB)
+    link = await make_link(stack, **most)
+    contents = [Content(10 * KIB, seed=seed) for seed in range(30)]
+    visitors = [await visit(stack, link) for _ in range(10)]
+    answers = await asyncio.gather(
+        *(give(visitors[number % 10], content, f"{number}") for number, content in enumerate(contents))
+    )
+    assert Counter(answer.status_code for answer in answers) == {201: 4, 413: 26}
+    for answer in answers:
+        if answer.status_code == 413:
+            assert problem(answer, 413, "link-exhausted").keys() == {
+                *("type", "title", "status", "detail", "code", "retryable", "request_id")
+            }
+    ended = 0
+    for visitor in visitors:
+        for upload in (await visitor.get("/uploads")).json()["uploads"]:
+            assert (await visitor.delete(f"/uploads/{upload['id']}")).status_code == 204
+            ended += 1
+    again = await asyncio.gather(*(_whole(visitors[0], each, "again") for each in contents[:6]))
+    assert [each.status_code for each in again].count(201) == min(ended, 4)
+
+
+async def test_three_send_the_same_at_one_time_and_nobody_learns_of_another(stack: Stack) -> None:
+    link = await make_link(stack)
+    senders = [stack.client, await visit(stack, link), await visit(stack, link)]
+    opened = await asyncio.gather(*(stack.open(A, each, name="same", sha256=A.sha256) for each in senders))
+    assert [answer.status_code for answer in opened] == [201] * 3
+    assert len({answer.json()["upload"]["id"] for answer in opened}) == 3
+    for number in range(A.chunk_count):
+        last = await asyncio.gather(*(stack.put(A, number, each) for each in senders))
+    assert [answer.status_code for answer in last] == [201] * 3
+    assert len({answer.json()["file"]["id"] for answer in last}) == 3
+    assert await names_of(stack.client) == ["inbox/same", "inbox/same (2)", "same"]
+    async with stack.services.database.engine.connect() as connection:
+        assert (await connection.execute(select(models.blob.c.refs))).scalars().all() == [3]
+
+
+async def test_a_session_ends_with_its_link_in_the_middle_of_a_chunk(make_stack: MakeStack) -> None:
+    async with make_stack() as made:
+        link = await make_link(made)
+        visitor = await visit(made, link)
+        assert (await made.open(A, visitor)).status_code == 201
+        begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield A.data[:KIB]
+            begun.set()
+            await asyncio.sleep(30)
+
+        chunk = asyncio.create_task(visitor.put(f"/files/{A.md5}/chunks/0", content=body()))
+        await begun.wait()
+        assert (await made.client.delete(f"/me/links/{link['id']}")).status_code == 204
+        since = loop.time()
+        assert problem(await chunk, 410, "link-gone")["reason"] == "revoked"
+        assert loop.time() - since < 10  # two seconds, if the machine is not busy
+        problem(await visitor.get("/uploads"), 410, "link-gone")
+
+
+async def test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten(stack: Stack, clock: ManualClock) -> None:
+    links = [await make_link(stack, name=f"{n}/") for n in range(2)]
+    for link in links:
+        await stack.open(A, await visit(stack, link))
+    keeper = LinkKeeper(stack.services.link_keeping)
+    await keeper.run_once()
+    assert (await stack.usage("alice"))["reserved"] == 2 * A.size
+    assert (await stack.client.delete(f"/me/links/{links[0]['id']}")).status_code == 204
+    await keeper.run_once()
+    assert (await stack.usage("alice"))["reserved"] == A.size
+    clock.advance(30 * 86400 + 1)
+    await keeper.run_once()
+    assert (await stack.usage("alice"))["reserved"] == 0
+    async with stack.services.database.engine.connect() as connection:
+        states = (await connection.execute(select(models.upload.c.state).order_by(models.upload.c.id))).scalars().all()
+        assert states == ["CANCELLED", "EXPIRED"]
+        assert (await connection.execute(select(models.link_session.c.id))).all() == []
+    await gone(stack, links[1], "expired")
+    clock.advance(30 * 86400 + 1)
+    await keeper.run_once()
+    async with stack.services.database.engine.connect() as connection:
+        assert (await connection.execute(select(models.link.c.id))).all() == []
+
+
+async def test_a_merge_after_the_end_of_the_link_makes_no_file(stack: Stack) -> None:
+    link = await make_link(stack)
+    visitor = await visit(stack, link)
+    await stack.open(A, visitor)
+    await stack.put(A, 0, visitor)
+    assert (await stack.client.delete("/me/files?prefix=inbox/")).status_code == 200
+    assert problem(await stack.put(A, 1, visitor), 410, "link-gone")["reason"] == "deleted"
+    assert await names_of(stack.client) == []
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+
+
+async def test_the_oldest_idle_visitor_gives_way(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "_MAX_SESSIONS", 2)
+    link = await make_link(stack)
+    busy, idle = [await visit(stack, link) for _ in range(2)]
+    assert (await send(busy, A, "a")).status_code == 201
+    newer = await visit(stack, link)
+    believe_nothing(stack)
+    problem(await idle.get("/uploads"), 401, "unauthenticated")
+    assert (await send(newer, A, "a")).status_code == 201
+    problem(await stack.anonymous().post(f"{link['url']}/session"), 429, "too-many-requests")
+
+
+async def test_what_a_link_has_open_is_recounted_and_repaired(stack: Stack) -> None:
+    link = await make_link(stack)
+    visitor = await visit(stack, link)
+    await stack.open(A, visitor)
+    async with stack.services.database.engine.begin() as connection:
+        await connection.execute(update(models.link).values(reserved_files=5, reserved_bytes=7))
+    found = await stack.services.recounting.recount()
+    assert [str(drift) for drift in found.drifts] == [
+        f"link-files of {link['id']}: expected 1, actual 5",
+        f"link-bytes of {link['id']}: expected {A.size}, actual 7",
+    ]
+    assert [await repair() for repair in found.repairs] == [True, True]
+    assert (await visitor.delete(f"/files/{A.md5}")).status_code == 204

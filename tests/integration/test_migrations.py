@@ -145,6 +145,7 @@ async def test_twins_get_numbers_and_a_folder_keeps_its_name(empty: Database) ->
     async def insert_all(connection: AsyncConnection) -> None:
         for file in files:
             values = {column.name: getattr(file, column.name) for column in models.file.c}
+            del values["session"], values["asked_name"]
             await connection.execute(insert(models.file).values(values))
             blob = {"sha256": file.sha256, "md5": file.md5, "size": 1, "refs": 1, "created_at": NOW}
             await connection.execute(insert(models.blob).values(blob))
@@ -197,7 +198,7 @@ async def test_the_unique_keys_and_indexes_are_there(empty: Database) -> None:
 
 async def test_no_figure_becomes_negative(database: Database) -> None:
     assert ("user_info", "reserved") in BYTE_COLUMNS
-    assert len(BYTE_COLUMNS) == 23
+    assert len(BYTE_COLUMNS) == 32
     rows: dict[str, dict[str, Any]] = {
         "user_info": {"user_id": "u"},
         "upload": {"id": "i", "user_id": "u", "name": "n", "state": "OPEN", "temp_path": "t"},
@@ -214,6 +215,10 @@ async def test_no_figure_becomes_negative(database: Database) -> None:
             "reason": "deleted",
         },
         "usage_daily": {"day": NOW.date(), "taken_at": NOW},
+        "link": {
+            **dict.fromkeys(("id", "user_id", "slug", "slug_sha256", "kind", "name", "label"), "l"),
+            **dict.fromkeys(("created_at", "expires_at"), NOW),
+        },
     }
     for name, column in BYTE_COLUMNS:
         table = models.metadata.tables[name]

@@ -193,7 +193,7 @@ async def test_a_system_at_rest_has_no_drift_and_looking_changes_nothing(scene: 
     for repair in (False, True):
         found = await scene.reconcile(repair=repair)
         assert (found.drifts, found.notes, found.repaired) == ([], [], 0)
-        assert found.checked == {"uploads": 2, "tasks": 1, "users": 1, "blobs": 1}
+        assert found.checked == {"uploads": 2, "tasks": 1, "users": 1, "links": 0, "blobs": 1}
     assert await _state_of_everything(scene.stack) == before
 
 
@@ -736,7 +736,7 @@ async def test_the_command_tells_and_mends_while_the_server_runs(
         said = json.loads(mended.stdout)
         assert said["drifts"] == [{"kind": "reserved", "subject": "owner", "expected": 0, "actual": 5}]
         assert said["repaired"] == 1
-        assert said["checked"] == {"uploads": 0, "tasks": 0, "users": 1, "blobs": 0}
+        assert said["checked"] == {"uploads": 0, "tasks": 0, "users": 1, "links": 0, "blobs": 0}
 
         again = run_cli(settings, "reconcile", "--json")
         assert (again.returncode, json.loads(again.stdout)["drifts"]) == (0, [])

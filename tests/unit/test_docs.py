@@ -151,6 +151,8 @@ ENDS = {
     "open uploads": "test_idle_uploads_expire_in_one_round_and_give_everything_back",
     "closed uploads": "test_the_collector_forgets_uploads_that_were_closed_long_ago",
     "concatenations": "test_what_is_written_down_of_an_order_goes_with_its_upload",
+    "links": "test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten",
+    "visitors of links": "test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten",
     "empty folders": "test_each_way_out_gives_one_place_back",
     "contents": "test_a_deletion_that_died_after_its_commit_is_ended_by_the_collector",
     "directories of contents": "test_a_directory_of_blobs_goes_an_hour_after_its_last_blob",
@@ -359,7 +361,7 @@ def test_git_keeps_nothing_that_it_is_told_to_ignore() -> None:
 PAGE = (ROOT / "docs" / "events.md").read_text()
 VALIDATOR = Draft202012Validator(json.loads((ROOT / "docs" / "cloudevents.schema.json").read_text()))
 
-FILE, UPLOAD = file_row(modified_at=NOW), upload_row()
+FILE, UPLOAD = file_row(modified_at=NOW, session="0" * 64), upload_row()
 NEWS = [
     events.upload_created(UPLOAD, NOW),
     events.upload_created(replace(UPLOAD, md5=None, size=0), NOW),

@@ -32,7 +32,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.mysql import DATETIME
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from uploader.domain.names import MAX_NAME_BYTES, MAX_USER_ID_BYTES
@@ -142,9 +145,20 @@ class Integer64(TypeDecorator[int]):
             return 0
 
 
+class NoBytes(FunctionElement[str]):
+    """The default of a text that is empty: a string of SQLite equals no bytes."""
+
+    inherit_cache = True
+
+
+@compiles(NoBytes)
+def _no_bytes(_element: NoBytes, compiler: SQLCompiler, **_options: Any) -> str:
+    return "X''" if compiler.dialect.name == "sqlite" else "''"
+
+
 def _session() -> Column[str]:
     """The visitor of a link who sent it; empty of the user's own."""
-    return Column("session", Bytewise(64), nullable=False, server_default=text("X''"))
+    return Column("session", Bytewise(64), nullable=False, server_default=NoBytes())
 
 
 def _limit(name: str) -> Column[int]:

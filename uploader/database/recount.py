@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
-from uploader.database import models, queries
+from uploader.database import links, models, queries
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.models import Bytewise, Integer64, Octets, UtcDateTime, metadata, upload
@@ -39,6 +39,15 @@ class RecountedUser(NamedTuple):
     user_id: str
     stored: Usage | None
     counted: Sums
+
+
+class RecountedLink(NamedTuple):
+    """What a link has open, files and bytes, as it is stored, and as its uploads make it."""
+
+    link_id: str
+    user_id: str
+    stored: tuple[int, int]
+    counted: tuple[int, int]
 
 
 class RecountedRefs(NamedTuple):
@@ -77,6 +86,11 @@ async def users_after(connection: AsyncConnection, after: str, count: int) -> Sl
 async def refs_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedRefs]:
     """Wrong are refs that are not the number of files."""
     return await _slice(connection, models.blob.c.sha256, after, count, _recounted_refs)
+
+
+async def links_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedLink]:
+    """Wrong are figures of what is open that are not what the open uploads make them."""
+    return await _slice(connection, models.link.c.id, after, count, _recounted_links)
 
 
 async def recounted_user(connection: AsyncConnection, user_id: str) -> RecountedUser:
@@ -183,6 +197,40 @@ async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[R
     ]
 
 
+async def _recounted_links(connection: AsyncConnection, within: _Range) -> list[RecountedLink]:
+    rows, uploads = models.link.c, models.upload.c
+    link_id = sa.func.substr(uploads.session, 1, 32, type_=rows.id.type)
+    kept = {"there": sa.literal(1), "files": rows.reserved_files, "bytes": rows.reserved_bytes}
+    counted = {"counted_files": sa.func.count(), "counted_bytes": sa.func.sum(uploads.size)}
+    is_open = (uploads.state == State.OPEN.value, uploads.session > "")
+    names = ("there", "files", "bytes", "counted_files", "counted_bytes")
+    table = _added_up(within, "id", names, _Part(rows.id, kept, is_counted=False), _Part(link_id, counted, is_open)).c
+    is_wrong = sa.or_(table.files != table.counted_files, table.bytes != table.counted_bytes)
+    query = sa.select(table.id, rows.user_id, *(table[name] for name in names[1:]))
+    query = query.join_from(table.id.table, models.link, rows.id == table.id).where(table.there == 1, is_wrong)
+    return [
+        RecountedLink(link_id, user_id, (int(files), int(size)), (int(counted_files), int(counted_size)))
+        for link_id, user_id, files, size, counted_files, counted_size in await connection.execute(
+            query.order_by(table.id)
+        )
+    ]
+
+
+async def repair_link(connection: AsyncConnection, link_id: str, act: Act | None = None) -> bool:
+    """Set what a link has open to what its uploads make it, which lock its row when they begin and end; False without a
+    link."""
+    link = await links.locked(connection, link_id)
+    if link is None:
+        return False
+    files, size = await links.reserved_by(connection, link.user_id, link_id)
+    change = sa.update(models.link).where(models.link.c.id == link_id)
+    await connection.execute(change.values(reserved_files=files, reserved_bytes=size))
+    differing = {"files": _change(link.reserved_files, files), "bytes": _change(link.reserved_bytes, size)}
+    if any(differing.values()):
+        await note(connection, act, **{name: change for name, change in differing.items() if change})
+    return True
+
+
 async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str | None) -> list[tuple[str, str, str]]:
     """Find files that have another size or MD5 than their blobs, with what the blob and the file say."""
     blobs, files = models.blob.c, models.file.c
@@ -255,14 +303,14 @@ async def repair_flushed(
 _MAX_TOLD = 100
 _MAX_SHOWN = 100
 _HEX_DIGITS = {
-    **dict.fromkeys(("id", "md5", "file_id", "upload_id", "digest_md5"), 32),
-    **dict.fromkeys(("sha256", "token_sha256", "digest_sha256"), 64),
+    **dict.fromkeys(("id", "md5", "file_id", "upload_id", "link_id", "digest_md5"), 32),
+    **dict.fromkeys(("sha256", "token_sha256", "digest_sha256", "slug_sha256"), 64),
 }
 # Those texts that neither an index repeats nor a pattern tells.
 _TEXTS = [
     *(("upload", "name"), ("upload", "temp_path"), ("meta", "value"), ("token", "scope"), ("token", "made_by")),
     *(("concatenation", "name"), ("concatenation", "ordered")),
-    ("trashed_file", "reason"),
+    *(("trashed_file", "reason"), ("link", "label"), ("link", "name"), ("link", "password")),
     *(("multipart", "multipart_id"), ("multipart", "appender"), ("chunk", "etag")),
 ]
 _SECOND = "substr({column}, 1, 19)"

@@ -22,6 +22,7 @@ class Action(StrEnum):
     FILE_DELETED = "file.deleted"
     # A drift that `reconcile --repair` mended.
     USER_REPAIRED = "user.repaired"
+    LINK_REPAIRED = "link.repaired"
     UPLOAD_REPAIRED = "upload.repaired"
     CONTENT_REPAIRED = "content.repaired"
     QUEUE_REPAIRED = "queue.repaired"

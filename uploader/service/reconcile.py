@@ -46,6 +46,9 @@ class Kind(StrEnum):
     FILES = "files"
     OVER_RESERVED = "over-reserved"
     OVER_TOTAL_SPACE = "over-total-space"
+    # Of a link: how many uploads that came by it are open, and their bytes.
+    LINK_FILES = "link-files"
+    LINK_BYTES = "link-bytes"
     # Of a blob: the number of its files; its size; whether it has a row.
     REFS = "refs"
     BLOB_BYTES = "blob-bytes"
@@ -237,9 +240,9 @@ class Recounting:
         return found
 
     async def check(self, found: Findings) -> None:
-        """Recount all users, then the refs of all contents, whose files have their sizes and MD5s."""
-        found.checked |= {"users": 0, "blobs": 0}
-        for check_slice in (self._check_users, self._check_refs):
+        """Recount all users, what links have open, then the refs of all contents, whose files have their sizes and MD5s."""
+        found.checked |= {"users": 0, "links": 0, "blobs": 0}
+        for check_slice in (self._check_users, self._check_links, self._check_refs):
             after: str | None = ""
             while after is not None:
                 after = await check_slice(found, after)
@@ -262,6 +265,22 @@ class Recounting:
     async def _repair_user(self, user_id: str) -> bool:
         told = act(Action.USER_REPAIRED, self.clock.now(), subject=user_id, user_id=user_id)
         return await self.database.transact(recount.repair_user, user_id, told)
+
+    async def _check_links(self, found: Findings, after: str) -> str | None:
+        """Recount the links after `after`; returns the last one, or None where no more follow."""
+        links = await self.database.read(recount.links_after, after, _SLICE, snapshot=True)
+        found.checked["links"] += links.count
+        for link in links.rows:
+            figures = zip((Kind.LINK_FILES, Kind.LINK_BYTES), link.counted, link.stored, strict=True)
+            drifts = [
+                Drift(kind, link.link_id, counted, stored) for kind, counted, stored in figures if counted != stored
+            ]
+            found.add(drifts, partial(self._repair_link, link.link_id, link.user_id))
+        return links.until
+
+    async def _repair_link(self, link_id: str, user_id: str) -> bool:
+        told = act(Action.LINK_REPAIRED, self.clock.now(), subject=link_id, user_id=user_id)
+        return await self.database.transact(recount.repair_link, link_id, told)
 
     async def _check_refs(self, found: Findings, after: str) -> str | None:
         """Recount the contents after `after`, and their files; returns the last one, or None where no more follow."""
@@ -297,7 +316,7 @@ _BATCH = 200
 _LOOKS = 10
 _PAUSE_SECONDS = 0.5
 # Whose repair is a transaction, which notes it.
-_OF_ROWS = frozenset({*_SUMS, Kind.OVER_RESERVED, Kind.REFS, Kind.FLUSHED_BYTES})
+_OF_ROWS = frozenset({*_SUMS, Kind.OVER_RESERVED, Kind.LINK_FILES, Kind.LINK_BYTES, Kind.REFS, Kind.FLUSHED_BYTES})
 _OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
 
 

@@ -211,15 +211,10 @@ class Changes:
         raise verdict
 
     async def decide(self, file: File) -> None:
-        if self.link is not None and (same := await self._sent_before(file)) is not None:
-            self.dropped[file.sha256] += 1
-            self.verdicts.append(Added(same, is_new=False))
-            return
         try:
             sha256 = None if self.are_in_trash or self.link is not None else file.sha256
-            if len(file.name.encode()) > MAX_NAME_BYTES:  # below the folder of a link
-                raise NameTaken(taken=file.name)
-            found = await self.names.find(file.name, self.if_exists, sha256)
+            same = await self._sent_before(file)
+            found = same or await self.names.find(file.name, self.if_exists, sha256)
         except NameTaken as error:
             self._refuse(file, error)
             return
@@ -245,11 +240,17 @@ class Changes:
         self.finished_bytes += more
         self.verdicts.append(Added(made, is_new=True))
 
-    async def _sent_before(self, file: File) -> File | None:
-        """Find the file that the same visitor has sent under the name that is asked for: nobody else's is theirs."""
+    async def _sent_before(self, file: File) -> Found | None:
+        """Find the file that the same visitor has sent under the name that is asked for: nobody else's is theirs. Raises
+        NameTaken for a name that is too long below the folder of their link."""
+        if self.link is None:
+            return None
+        if len(file.name.encode()) > MAX_NAME_BYTES:
+            raise NameTaken(taken=file.name)
         connection, asked_name = self.names.connection, file.asked_name or ""
         file_id = await link_rows.file_of_visitor(connection, file.caller, file.sha256, asked_name)
-        return None if file_id is None else await queries.file_by_id(connection, file.user_id, file_id)
+        same = None if file_id is None else await queries.file_by_id(connection, file.user_id, file_id)
+        return None if same is None else Found(same.name, same=same)
 
     async def _give_way(self, user_id: str) -> list[str]:
         return await rows.give_way(self.names.connection, user_id, 1, self.names.filled)

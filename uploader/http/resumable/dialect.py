@@ -73,7 +73,7 @@ _APPEND = ("chunks-missing", "file-too-large", "md5-mismatch", "name-taken", "si
 _OF_ANY = {412: None, 423: None}
 _OF_BYTES = {**_OF_ANY, 460: None}
 
-_resumable = partial(Operation, tag="resumable")
+_resumable = partial(Operation, tag="resumable", access="uploader")
 _asking = partial(_resumable, responses={200: None, 204: None, **_OF_ANY}, problems=_FINDING, parameters=_VERSIONS)
 
 
