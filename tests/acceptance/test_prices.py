@@ -9,6 +9,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -85,6 +86,22 @@ class Place:
 
     def uploaded(self) -> str:
         return str(self.client.post("/me/files", params={"name": self.name()}, content=b"a").json()["file"]["id"])
+
+    def link(self, kind: str = "upload", name: str = "box/", **more: str) -> dict[str, Any]:
+        made: dict[str, Any] = self.client.post("/me/links", json={"kind": kind, "name": name, **more}).json()
+        return made
+
+    @cached_property
+    def shared(self) -> str:
+        files = self.client.get("/me/files", params={"prefix": "folder-01/", "limit": 1}).json()["files"]
+        return str(files[0]["id"])
+
+    @cached_property
+    def visitor(self) -> tuple[str, dict[str, str]]:
+        """The address of a link to 50 files, and the headers of one who came by it."""
+        url = self.link("download", "folder-01/")["url"]
+        token = self.client.post(f"{url}/session").json()["token"]
+        return url, {"Authorization": f"Bearer {token}"}
 
     def archive(self, members: int, name: str = "{:02}{:090}") -> bytes:
         written = io.BytesIO()
@@ -216,6 +233,16 @@ def at(path: str, json: Any = None, **headers: str) -> "Worst":
     return lambda place, _: Ask(path.format(place=place), json, headers=headers)
 
 
+def visiting(path: str, json: Any = None) -> "Worst":
+    """Below the address of a link, as one who came by it."""
+    return lambda place, _: Ask(place.visitor[0] + path.format(place=place), json, headers=place.visitor[1])
+
+
+def of_link(path: str, json: Any = None) -> "Worst":
+    """At a new link."""
+    return lambda place, _: Ask(path.format(**place.link(password="p")), json)
+
+
 def folders(count: int) -> list[str]:
     return [f"folder-{number:02}/" for number in range(count)]
 
@@ -341,6 +368,21 @@ PRICES: dict[str, list[tuple[str, int, Worst]]] = {
     ],
     "DELETE /me/trash/{id}": [("one", SMALL, lambda place, _: Ask(f"/me/trash/{deleted(place)}"))],
     "DELETE /me/trash": [("100 files", SMALL, at("/me/trash"))],
+    "POST /me/links": [
+        ("one with a password", SMALL, at("/me/links", {"kind": "upload", "name": "b/", "password": "p"}))
+    ],
+    "GET /me/links": [("all", SMALL, at("/me/links"))],
+    "GET /me/links/{id}": [("one", SMALL, of_link("/me/links/{id}"))],
+    "PATCH /me/links/{id}": [("another password", SMALL, of_link("/me/links/{id}", {"password": "q"}))],
+    "DELETE /me/links/{id}": [("one", SMALL, of_link("/me/links/{id}"))],
+    "GET /s/{slug}": [("one", SMALL, lambda place, _: Ask(place.visitor[0], headers={"Accept": "application/json"}))],
+    "POST /s/{slug}/session": [("with a password", SMALL, of_link("{url}/session", {"password": "p"}))],
+    "GET /s/{slug}/files": [("50 files", SMALL, visiting("/files?limit=1000"))],
+    "GET /s/{slug}/files/{id}/content": [("one", SMALL, visiting("/files/{place.shared}/content"))],
+    "GET /s/{slug}/archive": [("a zip of 50 files", SMALL, visiting("/archive"))],
+    "POST /s/{slug}/link": [("of the archive", SMALL, visiting("/link", {}))],
+    "GET /admin/users/{user_id}/links": [("all", SMALL, at("/admin/users/owner/links"))],
+    "DELETE /admin/users/{user_id}/links/{id}": [("one", SMALL, of_link("/admin/users/owner/links/{id}"))],
     "DELETE /admin/files/{id}": [("one", SMALL, lambda place, _: Ask(f"/admin/files/{place.uploaded()}?reason=no"))],
     "GET /admin/usage": [("1,000 users", SMALL, at("/admin/usage?limit=1000"))],
     "GET /admin/usage/summary": [("–", SMALL, at("/admin/usage/summary"))],

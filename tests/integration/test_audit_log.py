@@ -19,6 +19,7 @@ from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.rows import NOW
 from tests.support.stack import GIB, Stack
+from tests.support.visiting import make_link
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models
 from uploader.database.engine import Database, Duplicate
@@ -79,6 +80,11 @@ async def replay(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
     return await root.post("/admin/events/replay", json={})
 
 
+async def revoke_link(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
+    (link,) = await stack.services.sharing.list("alice")
+    return await root.delete(f"/admin/users/alice/links/{link.id}")
+
+
 # Every route that may change something, what calls it, and what the audit log has to say then; None: it changes nothing.
 ROUTES: dict[tuple[str, str], tuple[Callable[[httpx2.AsyncClient, Stack], Awaitable[httpx2.Response]], Action] | None]
 ROUTES = {
@@ -86,6 +92,7 @@ ROUTES = {
     ("PUT", "/admin/users/{user_id}"): (put_quota, Action.QUOTA_CHANGED),
     ("POST", "/admin/users/{user_id}/tokens"): (make_token, Action.TOKEN_CREATED),
     ("DELETE", "/admin/tokens/{token_id}"): (revoke_token, Action.TOKEN_REVOKED),
+    ("DELETE", "/admin/users/{user_id}/links/{id}"): (revoke_link, Action.LINK_REVOKED),
     ("DELETE", "/admin/uploads/{upload_id}"): (expire_upload, Action.UPLOAD_EXPIRED),
     ("DELETE", "/admin/files/{id}"): (delete_file, Action.FILE_DELETED),
     ("POST", "/admin/events/replay"): (replay, Action.EVENTS_REPLAYED),
@@ -106,6 +113,7 @@ async def test_every_administrative_route_says_who_called_it(make_stack_on: Make
         root = await stack.client_of("root", admin=True)
         secrets.append(root.headers["authorization"])
         root_id = (await stack.services.accounts.tokens_of("root"))[0].token_id
+        await make_link(stack)
         for call, action in filter(None, ROUTES.values()):
             before = {each.id for each in await acts(stack)}
             response = await call(root, stack)
