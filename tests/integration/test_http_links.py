@@ -48,6 +48,10 @@ async def test_a_link_downloads_without_a_token_whole_or_in_part(stack: Stack, f
     assert (part.status_code, part.content) == (206, CONTENT.data[10:20])
     assert (await anonymous.head(url)).headers["content-length"] == str(CONTENT.size)
     assert stack.client.headers["authorization"].split()[1] not in url
+    assert "alice" not in url
+    assert (await anonymous.get(altered(url, user="alice"))).status_code == 200  # as earlier versions made them
+    for garbage in ("~", "~alice", f"~{'é' * 64}", f"~{'A' * 64}"):
+        problem(await anonymous.get(altered(url, user=garbage)), 401, "unauthenticated")
     assert (await stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
     problem(await anonymous.get(url), 404, "file-not-found")
 

@@ -84,6 +84,13 @@ async def count_sessions(connection: AsyncConnection, link_id: str) -> int:
     return await queries.count(connection, SESSIONS.link_id == link_id)
 
 
+async def is_folder(connection: AsyncConnection, user_id: str, name: str) -> bool:
+    """Return whether there is such a folder, with a slash at the end of its name."""
+    if await queries.files_below(connection, user_id, name, limit=1, after=None):
+        return True
+    return bool(await queries.folder_rows_below(connection, user_id, name, "", 1))
+
+
 def of_link(table: sa.Table, user_id: str, link_id: str) -> list[sa.ColumnElement[bool]]:
     """Return the conditions that rows came by a link: its id begins the word of each session."""
     column = table.c.session

@@ -4,6 +4,7 @@ A token is stored only as its SHA-256. Nothing is kept of a link but the secret 
 the installation or given by its settings. Refuses to know how a request carries either.
 """
 
+import base64
 import hashlib
 import hmac
 import os
@@ -249,6 +250,8 @@ def _hash(token: str) -> str:
 _FACT = "link_secret"
 # Of a link whose maker does not say: it is followed at once.
 _ORDINARY_LIFETIME_SECONDS = 300.0
+# Of a user's id in a query: what it begins with, and of how many bytes it is made a multiple.
+_SEALED, _NONCE_BYTES, _PADDED_BYTES = "~", 16, 32
 
 
 def selection_subject(digest: str) -> str:
@@ -276,8 +279,30 @@ class Links:
         lifetime = min(self.lifetime_seconds, asked)
         end = int((self.clock.now() + timedelta(seconds=lifetime)).timestamp())
         signature = await self._sign(user_id, subject, str(end))
-        query = urlencode({"user": user_id, "expires": end, "signature": signature})
+        query = urlencode({"user": await self._seal(user_id), "expires": end, "signature": signature})
         return query, datetime.fromtimestamp(end, UTC)
+
+    async def user_in(self, told: str) -> str:
+        """Return the user whom a query tells: whoever has a link is not told who made it. Those of earlier versions have the
+        id itself. Raises Unavailable."""
+        if not told.startswith(_SEALED):
+            return told
+        try:
+            sealed = base64.b64decode(told[len(_SEALED) :], altchars=b"-_", validate=True)
+            nonce, covered = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+            return (await self._cover(nonce, covered)).rstrip(b"\0").decode()
+        except ValueError:
+            return told
+
+    async def _seal(self, user_id: str) -> str:
+        nonce, raw = secrets.token_bytes(_NONCE_BYTES), user_id.encode()
+        padded = raw.ljust(-(-len(raw) // _PADDED_BYTES) * _PADDED_BYTES, b"\0")  # which no id has
+        return _SEALED + base64.b64encode(nonce + await self._cover(nonce, padded), altchars=b"-_").decode()
+
+    async def _cover(self, nonce: bytes, text: bytes) -> bytes:
+        """Cover a text, or uncover it. That nobody has changed it, the signature tells."""
+        stream = hashlib.shake_256(b"uploader/owner/1" + (await self._key()).encode() + nonce).digest(len(text))
+        return bytes(one ^ other for one, other in zip(text, stream, strict=True))
 
     async def make_for(self, visit: Visit, subject: str, lifetime_seconds: int) -> str:
         """Make the query of a signed link for the browser of a visitor, in which its owner is not named. Raises
@@ -297,10 +322,13 @@ class Links:
     async def _sign(self, user_id: str, subject: str, expires: str) -> str:
         # No part can hold a line feed: user ids have no white space, and the rest is compared with what was made here.
         message = f"uploader/link/1\n{user_id}\n{subject}\n{expires}"
+        signed = hmac.new((await self._key()).encode(), message.encode(errors="surrogatepass"), hashlib.sha256)
+        return signed.hexdigest()
+
+    async def _key(self) -> str:
         if self.secret is None:
             self.secret = await meta.remember(self.database, _FACT, secrets.token_hex(32))
-        signed = hmac.new(self.secret.encode(), message.encode(errors="surrogatepass"), hashlib.sha256)
-        return signed.hexdigest()
+        return self.secret
 
 
 OWNER = "owner"

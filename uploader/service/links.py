@@ -20,7 +20,7 @@ from typing import Any
 
 from uploader import errors
 from uploader.clock import Clock
-from uploader.database import levels, links, queries, transactions
+from uploader.database import links, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
 from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit
@@ -144,7 +144,7 @@ class Sharing:
             await self.folders.make(user_id, name[:-1])
             return None
         if name.endswith("/"):
-            if not await self.database.read(levels.prefixes_in_use, user_id, [name]):
+            if not await self.database.read(links.is_folder, user_id, name):
                 raise errors.FileNotFound("You have no such folder.")
             return None
         found = await self.database.read(queries.files_of_names, user_id, [name])

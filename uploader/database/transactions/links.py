@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from uploader.database import levels, links, models
+from uploader.database import links, models
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.links import LINKS, SESSIONS
@@ -86,19 +86,12 @@ async def end_below(connection: AsyncConnection, user_id: str, prefix: str, now:
 async def move_below(connection: AsyncConnection, user_id: str, prefix: str, new_prefix: str, now: datetime) -> None:
     """Let links follow the folders below a prefix. One whose folder becomes part of another one that is there ends: what
     is in that one was never given away."""
-    following = {
-        link.id: new_prefix + link.name[len(prefix) :] for link in await _to_folders_below(connection, user_id, prefix)
-    }
-    if not following:
-        return
-    names = sorted({name for name in following.values() if name.endswith("/")})
-    taken = set(await levels.prefixes_in_use(connection, user_id, names)) if names else set()
-    taken |= {name for name in names if prefix.startswith(name)}
-    for link_id, name in sorted(following.items()):
-        if name in taken or name not in names:
-            await _end(connection, [LINKS.id == link_id], LinkEnd.DELETED, now)
+    for link in await _to_folders_below(connection, user_id, prefix):
+        name = new_prefix + link.name[len(prefix) :]
+        if not name.endswith("/") or prefix.startswith(name) or await links.is_folder(connection, user_id, name):
+            await _end(connection, [LINKS.id == link.id], LinkEnd.DELETED, now)
         else:
-            await connection.execute(sa.update(models.link).where(LINKS.id == link_id).values(name=name))
+            await connection.execute(sa.update(models.link).where(LINKS.id == link.id).values(name=name))
 
 
 async def _to_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:

@@ -193,7 +193,8 @@ class Authenticator:
         values = [query.getlist(name) for name in ("user", "expires", "signature")]
         if any(len(given) != 1 for given in values):
             raise Unauthenticated("The link is not valid.")
-        user_id, expires, signature = (given[0] for given in values)
+        told, expires, signature = (given[0] for given in values)
+        user_id = await self._links.user_in(told)
         # The file of the path, or the selection whose digest the query tells: whether that is the digest of what is asked
         # for shows with the body.
         file_id = request.path_params.get("id")
