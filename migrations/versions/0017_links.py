@@ -76,6 +76,7 @@ def upgrade() -> None:
     migrate.create_index("ix_link_file", "link", "file_id")
     migrate.create_index("ix_link_expires", "link", "expires_at")
     migrate.create_index("ix_link_ended", "link", "ended_at")
+    migrate.create_index("ix_link_reserved", "link", "reserved_files")
     migrate.create_table(
         "link_session",
         sa.Column("id", bytewise(32), primary_key=True),

@@ -2,10 +2,12 @@
 
 import asyncio
 import io
+import json
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,6 +16,7 @@ from sqlalchemy import select, update
 
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
+from tests.support.consumer import consuming, events_file, webhook
 from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
 from tests.support.problems import problem
@@ -374,7 +377,8 @@ async def test_three_send_the_same_at_one_time_and_nobody_learns_of_another(stac
 
 
 async def test_a_session_ends_with_its_link_in_the_middle_of_a_chunk(make_stack: MakeStack) -> None:
-    async with make_stack() as made:
+    """Also where another process is told that it has ended."""
+    async with make_stack() as made, make_stack() as another:
         link = await make_link(made)
         visitor = await visit(made, link)
         assert (await made.open(A, visitor)).status_code == 201
@@ -387,7 +391,7 @@ async def test_a_session_ends_with_its_link_in_the_middle_of_a_chunk(make_stack:
 
         chunk = asyncio.create_task(visitor.put(f"/files/{A.md5}/chunks/0", content=body()))
         await begun.wait()
-        assert (await made.client.delete(f"/me/links/{link['id']}")).status_code == 204
+        assert (await another.client.delete(f"/me/links/{link['id']}")).status_code == 204
         since = loop.time()
         assert problem(await chunk, 410, "link-gone")["reason"] == "revoked"
         assert loop.time() - since < 10  # two seconds, if the machine is not busy
@@ -454,3 +458,25 @@ async def test_what_a_link_has_open_is_recounted_and_repaired(stack: Stack) -> N
     ]
     assert [await repair() for repair in found.repairs] == [True, True]
     assert (await visitor.delete(f"/files/{A.md5}")).status_code == 204
+
+
+async def test_who_is_told_or_asked_hears_the_link_and_the_name_that_its_owner_sees(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    async with consuming() as consumer:
+        asks = f'[pre_create]\nurl = "{consumer.url}"\nsecret_file = "new.secret"\n'
+        events = events_file(tmp_path / "events", asks + webhook("hook", "http://127.0.0.1:9/"))
+        async with make_stack(events=events) as made:
+            link = await make_link(made)
+            visitor = await visit(made, link)
+            assert (await send(visitor, A, "a")).status_code == 201
+            assert (await made.open(B, visitor, name="b")).status_code == 201
+            assert (await visitor.delete(f"/files/{B.md5}")).status_code == 204
+            asked = [event["name"] for event in consumer.events]
+            async with made.services.database.engine.connect() as connection:
+                rows = (await connection.execute(select(models.outbox.c.type, models.outbox.c.data))).all()
+    told = [(kind, json.loads(data)) for kind, data in rows]
+    assert asked == ["inbox/a", "inbox/b"]
+    assert [kind for kind, _ in told] == ["file.finished", "upload.created", "upload.cancelled"]
+    assert {data["link_id"] for _, data in told} == {link["id"]}
+    assert [(data.get("file") or data["upload"])["name"] for _, data in told] == ["inbox/a", "inbox/b", "inbox/b"]

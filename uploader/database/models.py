@@ -363,6 +363,7 @@ link = _table(
     Index("ix_link_file", "file_id"),
     Index("ix_link_expires", "expires_at"),
     Index("ix_link_ended", "ended_at"),
+    Index("ix_link_reserved", "reserved_files"),
 )
 
 # A visitor of a link.

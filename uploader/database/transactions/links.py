@@ -166,12 +166,9 @@ async def count_download(connection: AsyncConnection, visit: Visit) -> None:
 
 
 async def forget_sessions(connection: AsyncConnection, now: datetime, limit: int) -> int:
-    """Forget visitors whose time is over, or whose link has gone."""
+    """Forget visitors whose time is over. Those of a link that was revoked hear of that until then."""
     over = sa.select(SESSIONS.id).where(SESSIONS.expires_at <= now).limit(limit)
     ids = list((await connection.execute(over)).scalars())
-    if len(ids) < limit:
-        ended = sa.select(SESSIONS.id).join_from(models.link_session, models.link, SESSIONS.link_id == LINKS.id)
-        ids += (await connection.execute(ended.where(LINKS.ended_at <= now).limit(limit - len(ids)))).scalars()
     if ids:
         await connection.execute(sa.delete(models.link_session).where(SESSIONS.id.in_(ids)))
     return len(ids)
