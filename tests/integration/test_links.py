@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import select, update
 
 from tests.conftest import MakeStack
+from tests.support.archives import Entry, archive
 from tests.support.clock import ManualClock
 from tests.support.consumer import consuming, events_file, webhook
 from tests.support.content import KIB, Content
@@ -314,6 +315,9 @@ async def test_what_is_collected_has_a_number_that_only_the_owner_sees(stack: St
         assert (await stack.client.patch(f"/me/files/{file['id']}", json={"name": file["id"]})).status_code == 200
     mine = (await one.get(f"/files/{A.md5}")).json()["file"]
     assert mine["name"] == "x/a.txt"
+    assert (await stack.client.delete(f"/me/files/{mine['id']}")).status_code == 204
+    assert (await stack.client.post(f"/me/trash/{mine['id']}/restore", json={})).status_code == 200
+    assert (await one.get(f"/files/{A.md5}")).json()["file"] == mine
     shown = await stack.client.get(f"/me/files/{mine['id']}/content?show=inline")
     assert shown.headers["content-disposition"].startswith("attachment")
 
@@ -359,6 +363,24 @@ async def test_many_race_at_the_edge_of_a_link_and_none_comes_too_much(
             ended += 1
     again = await asyncio.gather(*(_whole(visitors[0], each, "again") for each in contents[:6]))
     assert [each.status_code for each in again].count(201) == min(ended, 4)
+
+
+async def test_who_sends_again_what_is_there_needs_no_room(stack: Stack) -> None:
+    link = await make_link(stack, max_files=2)
+    visitor, path = await visit(stack, link), "/me/files?name=b"
+    await stack.services.accounts.set_total_space("alice", A.size + B.size)
+    assert (await stack.open(A, visitor, name="a")).status_code == 201
+    assert (await visitor.post(path, content=B.data)).status_code == 201
+    problem(await send(visitor, C, "c"), 413, "link-exhausted")
+    problem(await visitor.post("/me/files?name=c", content=C.data), 413, "link-exhausted")
+    assert (await send(visitor, A, "a")).status_code == 201  # it closes the one that is open
+    for answer in (await send(visitor, A, "a"), await send(visitor, B, "b"), await visitor.post(path, content=B.data)):
+        assert answer.status_code == 200
+    batch = await visitor.post("/files/batch", content=archive(Entry("a", A.data), Entry("c", C.data)))
+    lines = batch.json()["results"]
+    assert [line["status"] for line in lines] == [200, 413]
+    assert lines[1]["problem"]["code"] == "link-exhausted"
+    assert "total_space" not in lines[1]["problem"]
 
 
 async def test_three_send_the_same_at_one_time_and_nobody_learns_of_another(stack: Stack) -> None:

@@ -202,6 +202,13 @@ async def test_what_a_request_begins_is_charged_to_its_user_and_leaves_no_turn(m
     assert metered.take().by_user == {"alice": pytest.approx(meter.BYTE_SECONDS * (1 << 30))}
 
 
+async def test_what_comes_by_links_has_a_share_and_is_paid_for_by_their_owner(metered: Meter) -> None:
+    for party in ("alice", "alice/links", "alice/links"):
+        spend(await begin(metered, party), 1.0)
+    assert metered.take().by_user == {"alice": pytest.approx(3.0, abs=0.1)}
+    assert (await at_once(begin(metered, "bob"))) is not None
+
+
 async def test_in_thread_raises_what_the_thread_raises() -> None:
     def fail() -> None:
         raise ValueError("no")

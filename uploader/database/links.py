@@ -13,7 +13,9 @@ import sqlalchemy as sa
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.domain.links import Caller, Link, LinkEnd, LinkKind, Visit, end_of
+from uploader.domain.names import begin_of_numbered
 from uploader.domain.upload import State
+from uploader.errors import LinkGone
 
 LINKS, SESSIONS = models.link.c, models.link_session.c
 _FILES, _UPLOADS = models.file.c, models.upload.c
@@ -44,6 +46,11 @@ def _visit_of(**row: Any) -> tuple[str, Visit]:
     times = {name: session[name] for name in ("created_at", "expires_at")}
     visit = Visit(session_id=session["id"], link=link_of(**row), is_used=session["used"], **times)
     return session["token_sha256"], visit
+
+
+def gone(end: LinkEnd | None) -> LinkGone:
+    """`end`: None where there is no row of the link, or of its visitor, any more."""
+    return LinkGone(reason=(end or LinkEnd.REVOKED).value)
 
 
 async def by_slug(connection: AsyncConnection, slug_sha256: str) -> Link | None:
@@ -116,6 +123,26 @@ async def reserved_by(connection: AsyncConnection, user_id: str, link_id: str) -
     conditions = [*of_link(models.upload, user_id, link_id), _UPLOADS.state == State.OPEN.value]
     number, size = (await connection.execute(sums.where(*conditions))).one()
     return int(number), int(size)
+
+
+async def may_have_sent(connection: AsyncConnection, caller: Caller, name: str, size: int, md5: str | None) -> bool:
+    """Tell whether a visitor may have sent a file of this size under a name before, or has it open: then it needs no room.
+    Without its MD5, by the names that it may have now."""
+    if md5 is not None:
+        sent = await queries.newest_file(connection, caller, md5, size=size, name=name)
+        opened = None if sent is not None else await queries.open_upload_by_md5(connection, caller, md5)
+        return sent is not None or (opened is not None and opened.size == size)
+    link = await by_id(connection, caller.link_id or "")
+    if link is None:
+        return False
+    full = link.name + name
+    begin = begin_of_numbered(full)
+    query = sa.select(_FILES.id).where(
+        *(_FILES.user_id == caller.user_id, _FILES.session == caller.session),
+        *(_FILES.asked_name == name, _FILES.size == size),
+        sa.or_(_FILES.name == full, sa.and_(_FILES.name >= begin, _FILES.name < f"{begin}\U0010ffff")),
+    )
+    return (await connection.execute(query.limit(1))).first() is not None
 
 
 async def file_of_visitor(connection: AsyncConnection, caller: Caller, sha256: str, asked_name: str) -> str | None:

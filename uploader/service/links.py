@@ -240,7 +240,7 @@ class Visitors:
         if link is None or not hmac.compare_digest(link.slug.encode(), slug.encode(errors="surrogatepass")):
             raise errors.LinkNotFound()
         if (end := link.end(self.clock.now())) is not None:
-            raise errors.LinkGone(reason=end.value)
+            raise links.gone(end)
         return link
 
     async def begin(self, slug: str, password: str | None) -> tuple[str, datetime]:
@@ -295,7 +295,7 @@ class Visitors:
     def _checked(self, visit: Visit) -> Visit:
         """Raises LinkGone."""
         if (end := visit.end(self.clock.now())) is not None:
-            raise errors.LinkGone(reason=end.value)
+            raise links.gone(end)
         return visit
 
     def knows(self, token: str) -> bool:
@@ -327,7 +327,7 @@ class Visitors:
                 raise
             found = await self.database.read(links.visits, [session], brief=True)
             end = found[session].end(self.clock.now()) if session in found else None
-            raise errors.LinkGone(reason=(end or LinkEnd.REVOKED).value) from error
+            raise links.gone(end) from error
 
     async def _look_after(self) -> None:
         while True:
@@ -356,11 +356,11 @@ class Visitors:
 
     # Sending
 
-    async def refuse_early(self, caller: Caller, name: str, size: int) -> None:
+    async def refuse_early(self, caller: Caller, name: str, size: int, md5: str | None = None) -> None:
         """Refuse what is sure to be refused before anything is written; the transaction decides. Raises LinkGone,
         LinkExhausted, InvalidRequest."""
         if caller.link_id is not None:
-            await self.database.read(_refuse, caller, name, size, self.clock.now())
+            await self.database.read(_refuse, caller, name, size, md5, self.clock.now())
 
     async def full_name(self, caller: Caller, name: str) -> str:
         """Return a name as its owner is to see it."""
@@ -368,14 +368,14 @@ class Visitors:
         return name if link is None else link.name + name
 
 
-async def _refuse(connection: Connection, caller: Caller, name: str, size: int, now: datetime) -> None:
+async def _refuse(connection: Connection, caller: Caller, name: str, size: int, md5: str | None, now: datetime) -> None:
     link = await links.by_id(connection, caller.link_id or "")
-    end = LinkEnd.REVOKED if link is None else link.end(now)
+    end = None if link is None else link.end(now)
     if link is None or end is not None:
-        raise errors.LinkGone(reason=(end or LinkEnd.REVOKED).value)
+        raise links.gone(end)
     if len((link.name + name).encode()) > MAX_NAME_BYTES:
         raise errors.InvalidRequest.field("name", "is too long for this link")
-    if not link.takes(size, 1):
+    if not link.takes(size, 1) and not await links.may_have_sent(connection, caller, name, size, md5):
         raise errors.LinkExhausted()
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions, trash
+from uploader.database import links, queries, transactions, trash
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.files import Added, Room
 from uploader.database.transactions.rows import BlobLost, NotOpen
@@ -69,7 +69,7 @@ class Storing:
         NameTaken, QuotaExceeded, TooManyFiles, StorageFull."""
         if size > self.max_bytes:
             raise FileTooLarge(limit=self.max_bytes)
-        await self.visitors.refuse_early(new.caller, new.name, size)
+        await self.visitors.refuse_early(new.caller, new.name, size, new.md5)
         if new.if_exists is IfExists.FAIL or not await self._fit(new.caller.user_id, 1, size):
             await self.database.read(_refuse, new, size, self.max_files)
         await self.admission.check(size)
@@ -199,7 +199,7 @@ async def _refuse(connection: Connection, new: NewFile, size: int, max_files: in
     if not new.caller.session:  # whose names are below their link's folder, and never refused
         await names.read([new.name])
         of_name = names.standing([new.name])
-    elif await _may_have_been_sent(connection, new, size):
+    elif await links.may_have_sent(connection, new.caller, new.name, size, new.md5):
         return
     if any((file.size == size and new.md5 is None) or file.may_be(new.md5, new.sha256, size) for file in of_name):
         return
@@ -219,13 +219,6 @@ async def _refuse(connection: Connection, new: NewFile, size: int, max_files: in
         return
     if refusal is not None:
         raise refusal
-
-
-async def _may_have_been_sent(connection: Connection, new: NewFile, size: int) -> bool:
-    """Tell whether the same visitor has sent this before."""
-    if new.md5 is None:
-        return False
-    return await queries.newest_file(connection, new.caller, new.md5, size=size, name=new.name) is not None
 
 
 async def _may_have_a_number(connection: Connection, new: NewFile, size: int) -> bool:

@@ -1,7 +1,7 @@
 """The transactions of links: made, changed and ended; visitors, and what they take, send and have open.
 
 What comes by a link is promised by its row, and then by that of its owner: a link is locked after uploads, contents and
-files, and before its user.
+files, and before its sessions and its user.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,9 +17,9 @@ from uploader.database.connection import AsyncConnection
 from uploader.database.links import LINKS, SESSIONS
 from uploader.database.transactions import rows
 from uploader.domain.audit_log import Act
-from uploader.domain.links import Caller, Link, LinkEnd, LinkKind, Visit, link_of
+from uploader.domain.links import Caller, Link, LinkEnd, Visit, link_of
 from uploader.domain.upload import File, Upload
-from uploader.errors import LinkExhausted, LinkGone, LinkNotFound, TooManyLinks, TooManyRequests
+from uploader.errors import LinkExhausted, LinkNotFound, TooManyLinks, TooManyRequests
 
 _OF_LINK = sa.update(models.link).where(LINKS.id == sa.bindparam("of_link"))
 _MORE = {name: sa.bindparam(f"more_{name}", type_=sa.BigInteger) for name in ("files", "bytes")}
@@ -141,7 +141,7 @@ async def begin_visit(connection: AsyncConnection, visit: Visit, token_sha256: s
     TooManyRequests, LinkGone."""
     link = await links.locked(connection, visit.link.id)
     if link is None or link.ended is not None:
-        raise LinkGone(reason=((link and link.ended) or LinkEnd.REVOKED).value)
+        raise links.gone(None if link is None else link.ended)
     if await links.count_sessions(connection, link.id) >= max_sessions:
         idle = sa.select(SESSIONS.id).where(SESSIONS.link_id == link.id, SESSIONS.used == sa.false())
         oldest = (await connection.execute(idle.order_by(SESSIONS.id).limit(1))).scalar()
@@ -155,14 +155,15 @@ async def begin_visit(connection: AsyncConnection, visit: Visit, token_sha256: s
 
 async def count_download(connection: AsyncConnection, visit: Visit) -> None:
     """Count the first download of a visitor. Raises LinkGone where as many have as may."""
-    link_id = visit.link.id
-    has_room = sa.or_(LINKS.max_downloads.is_(None), LINKS.downloads < LINKS.max_downloads)
+    link = await links.locked(connection, visit.link.id)
+    if link is None or link.ended is not None:
+        raise links.gone(None if link is None else link.ended)
     if await rows.changed(connection, _USE, of_session=visit.session_id) == 0:
         return
-    more = sa.update(models.link).where(LINKS.id == link_id, LINKS.end_reason.is_(None), has_room)
-    if await rows.changed(connection, more.values(downloads=LINKS.downloads + 1)) == 0:
-        link = await links.by_id(connection, link_id)
-        raise LinkGone(reason=((link and link.ended) or LinkEnd.EXHAUSTED).value)
+    if link.max_downloads is not None and link.downloads >= link.max_downloads:
+        raise links.gone(LinkEnd.EXHAUSTED)
+    more = sa.update(models.link).where(LINKS.id == link.id)
+    await connection.execute(more.values(downloads=LINKS.downloads + 1))
 
 
 async def forget_sessions(connection: AsyncConnection, now: datetime, limit: int) -> int:
@@ -180,8 +181,8 @@ async def forget_links(connection: AsyncConnection, before: datetime, limit: int
     query = sa.select(LINKS.id).where(over, LINKS.reserved_files == 0).limit(limit)
     ids = list((await connection.execute(query)).scalars())
     if ids:
-        await connection.execute(sa.delete(models.link_session).where(SESSIONS.link_id.in_(ids)))
         await connection.execute(sa.delete(models.link).where(LINKS.id.in_(ids)))
+        await connection.execute(sa.delete(models.link_session).where(SESSIONS.link_id.in_(ids)))
     return len(ids)
 
 
@@ -193,9 +194,9 @@ async def lock_for(connection: AsyncConnection, caller: Caller, now: datetime) -
     if caller.link_id is None:
         return None
     link = await links.locked(connection, caller.link_id)
-    end = LinkEnd.REVOKED if link is None else link.end(now)
-    if link is None or end is not None or link.kind is not LinkKind.UPLOAD:
-        raise LinkGone(reason=(end or LinkEnd.REVOKED).value)
+    end = None if link is None else link.end(now)
+    if link is None or end is not None:
+        raise links.gone(end)
     return link
 
 
