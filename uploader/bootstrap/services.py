@@ -217,7 +217,7 @@ class Services:
         self.whole = WholeFiles(storing, concurrency)
         self.delta_bases = DeltaBases(files, storage, healing)
         self.folders = folders = Folders(database, clock, max_files=settings.max_files)
-        self.shared = Shared(database, files, folders)
+        self.shared = Shared(files)
         self.sharing = Sharing(
             *(database, folders, clock),
             max_lifetime_seconds=settings.share_lifetime_seconds,

@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 
 _ID_LENGTH = 32
+_VISITORS = "visitors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Caller:
     @property
     def link_id(self) -> str | None:
         return link_of(self.session)
+
+    @property
+    def crowd(self) -> "Caller":
+        """Return with whom a share is had of what strangers could use up for all: visitors of one user are one."""
+        return Caller(self.user_id, _VISITORS) if self.session else self
 
 
 def owner(user_id: str) -> Caller:

@@ -416,9 +416,7 @@ class LinkKeeping:
 class Shared:
     """The files that the visitor of a link gets, by the names that they see."""
 
-    database: Database
     files: Files
-    folders: Folders
 
     async def get(self, link: Link, file_id: str) -> File:
         """Raises FileNotFound."""

@@ -186,7 +186,7 @@ class Call:
     async def json(self, kind: type[T], *, optional: bool = False, most_bytes: int = MAX_JSON_BYTES) -> T:
         """Decode strictly; with `optional`, an empty body stands for `{}`. Raises InvalidRequest, BodyTimeout,
         TooManyRequests."""
-        content = await self.intake.receive_json(self.request.receive, self.caller, most_bytes)
+        content = await self.intake.receive_json(self.request.receive, self.caller.crowd, most_bytes)
         await self._begin()
         if len(content) > _MAX_BYTES_ON_LOOP:
             return await in_thread(decode_json, content, kind)
@@ -197,7 +197,7 @@ class Call:
         if not self.request.headers.get("content-type", "").startswith(FORM):
             return await self.json(kind, most_bytes=most_bytes)
         # A form has three bytes for most of JSON's.
-        content = await self.intake.receive_json(self.request.receive, self.caller, 3 * most_bytes)
+        content = await self.intake.receive_json(self.request.receive, self.caller.crowd, 3 * most_bytes)
         await self._begin()
         # A large one takes a tenth of a second.
         return await in_thread(_decode_form, content, field, kind)
