@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import time
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -295,9 +296,11 @@ def _check_visit(identity: Identity, access: Access, request: Request) -> None:
 
 
 def _token_of_visitor(request: Request) -> str | None:
-    values = request.headers.getlist("authorization")
-    token = values[0].partition(" ")[2].strip() if len(values) == 1 else ""
-    return token if token.startswith(TOKEN_PREFIX) else None
+    """Return None for whatever is no token of a visitor."""
+    with suppress(Unauthenticated):
+        token = _bearer_token(request)
+        return token if token.startswith(TOKEN_PREFIX) else None
+    return None
 
 
 def _bearer_token(request: Request) -> str:
