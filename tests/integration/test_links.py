@@ -24,6 +24,7 @@ from tests.support.problems import problem
 from tests.support.stack import Stack
 from tests.support.visiting import make_link, names_of, send, visit
 from uploader.database import models
+from uploader.domain.links import Limits, LinkKind
 from uploader.jobs.maintenance import LinkKeeper
 from uploader.service import links as links_module
 
@@ -173,6 +174,18 @@ async def test_who_guesses_slugs_is_slowed_down_alone(make_stack: MakeStack) -> 
         answers = await asyncio.gather(*(made.anonymous().post(f"/s/{n}/session") for n in range(20)))
         assert Counter(answer.status_code for answer in answers) == {404: 4, 429: 16}
         await visit(made, link)
+
+
+@pytest.mark.parametrize("auth", ["none", "jwt"])
+async def test_a_visitor_is_one_however_users_are_known(make_stack: MakeStack, auth: str) -> None:
+    secret = {"jwt_secret": "a secret that is long enough, surely"} if auth == "jwt" else {}
+    async with make_stack(auth=auth, **secret) as made:
+        link = await made.services.sharing.make("alice", LinkKind.UPLOAD, "in/", limits=Limits())
+        visitor = await visit(made, {"url": f"/s/{link.slug}"})
+        assert (await send(visitor, A, "a")).status_code == 201
+        problem(await visitor.get("/me/files"), 403, "forbidden")
+        files, _ = await made.services.files.list("alice", limit=9, after=None, prefix=None)
+        assert [file.name for file in files] == ["in/a"]
 
 
 # Getting
