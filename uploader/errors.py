@@ -123,6 +123,10 @@ class Conflict(UploaderError, code=UploaderError.code):
     """The request contradicts the present state."""
 
 
+class LeaseLost(Conflict):
+    """You do not hold this task any more: your lease ended and somebody else has it, or it has ended."""
+
+
 class SizeMismatch(Conflict):
     """You have an open upload of this MD5 with another size."""
 

@@ -65,6 +65,9 @@ FLUSH_LAG_SECONDS = Histogram(
     "From when the earliest upload of a flush was due to their commit in the database.",
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
 )
+TASKS = Counter(
+    "uploader_tasks", "Tasks that were claimed, acknowledged, released, and that died.", ["queue", "outcome"]
+)
 EVENT_DELIVERIES = Counter(
     "uploader_event_deliveries", "Attempts to tell a sink of an event, by outcome.", ["sink", "outcome"]
 )
@@ -103,8 +106,12 @@ UNSCRUBBED_SECONDS = Gauge(
 )
 DRIFTS = Gauge("uploader_drifts", "Figures that differed from their definitions when the reconciler last looked.")
 
-WAITING_EVENTS = Gauge("uploader_waiting_events", "Events that a sink is still to be told of.", ["sink"])
-DEAD_EVENTS = Gauge("uploader_dead_events", "Events that a sink was told of in vain until the last attempt.", ["sink"])
+WAITING_EVENTS = Gauge(
+    "uploader_waiting_events", "Events that a sink is still to be told of, and tasks of a queue.", ["sink"]
+)
+DEAD_EVENTS = Gauge(
+    "uploader_dead_events", "Events that a sink, or a worker, had in vain until the last attempt.", ["sink"]
+)
 EVENT_LAG_SECONDS = Gauge(
     "uploader_event_lag_seconds", "How old the oldest event is that a sink is still to be told of.", ["sink"]
 )

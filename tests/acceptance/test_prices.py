@@ -17,6 +17,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 
+from tests.support.consumer import events_file
 from tests.support.process import UPLOADER, Server, client_of_owner, ended
 from tests.support.waiting import wait_for
 
@@ -412,6 +413,18 @@ PRICES: dict[str, list[tuple[str, int, Worst]]] = {
     ],
     "GET /admin/events": [("–", SMALL, at("/admin/events"))],
     "POST /admin/events/replay": [("all", SMALL, at("/admin/events/replay", {}))],
+    "POST /queues/{name}/claim": [("100 tasks", SMALL, lambda place, _: with_tasks(place, 100))],
+    "POST /queues/{name}/tasks/{id}/extend": [
+        ("one", SMALL, lambda place, _: of_task(place, "extend", lease_seconds=600)),
+    ],
+    "POST /queues/{name}/tasks/{id}/ack": [("one", SMALL, lambda place, _: of_task(place, "ack"))],
+    "POST /queues/{name}/tasks/{id}/release": [
+        ("the longest error", SMALL, lambda place, _: of_task(place, "release", error="x" * 1024)),
+    ],
+    "GET /queues/{name}/tasks/{id}/content": [
+        ("of a file that is gone", SMALL, lambda place, _: content_of_task(place))
+    ],
+    "GET /admin/work": [("many that are held", SMALL, at("/admin/work"))],
     "GET /admin/audit": [("1,000 lines", SMALL, at("/admin/audit?limit=1000"))],
     "GET /livez": [("–", SMALL, at("/livez"))],
     "GET /readyz": [("–", SMALL, at("/readyz"))],
@@ -451,11 +464,31 @@ def filled(place: Place) -> str:
     return f"{folder}/"
 
 
+def with_tasks(place: Place, count: int) -> Ask:
+    """Claim tasks, which are there."""
+    for _ in range((count + 49) // 50):
+        place.client.delete("/me/files", params={"prefix": filled(place)})
+    return Ask("/queues/deleted/claim", {"max": count})
+
+
+def of_task(place: Place, verb: str, **told: Any) -> Ask:
+    """Do something with a task that is held."""
+    asked = with_tasks(place, 1)
+    (task,) = place.client.post(asked.path, json=asked.json).json()["tasks"]
+    return Ask(f"/queues/deleted/tasks/{task['id']}/{verb}", {"lease": task["lease"], **told})
+
+
+def content_of_task(place: Place) -> Ask:
+    asked = of_task(place, "content")
+    return Ask(asked.path, headers={"Lease": asked.json["lease"]})
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp("prices")
     settings = {"DATA": str(directory / "data"), "MAX_OPEN_UPLOADS": "1000", "DEFAULT_TOTAL_SPACE": "1TiB"}
     settings |= {"FREE_SPACE_FLOOR": "0", "DURABILITY": "process"}
+    settings["EVENTS"] = str(events_file(directory, '[queues.deleted]\ntypes = ["file.deleted"]\n'))
     server = Server(directory / "log", settings, program=(UPLOADER,))
     with ended(server), client_of_owner(server.url, directory / "data") as client:
         client.timeout = httpx2.Timeout(120)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 
 import pytest
 from redis import Redis as SyncRedis
@@ -10,12 +9,14 @@ from redis.asyncio import Redis
 
 from tests.support.servers import PrivateRedis
 from tests.support.waiting import PATIENCE_SECONDS
+from uploader.accounting.keys import Shards
 from uploader.accounting.queue import DelayQueue, Task
 from uploader.accounting.redis import RedisConnection, connect
 from uploader.errors import Unavailable
 
 START_MS = 1_800_000_000_000
 LEASE = 30
+ONE = Shards(1)
 
 
 def at(seconds: float) -> int:
@@ -31,11 +32,11 @@ async def redis(redis_url: str) -> AsyncIterator[RedisConnection]:
 
 @pytest.fixture
 def queue(redis: RedisConnection) -> DelayQueue:
-    return DelayQueue(redis, "desks", lease_seconds=LEASE)
+    return DelayQueue(redis, ONE, 0, "desks")
 
 
 async def claimed(queue: DelayQueue, seconds: float, limit: int = 300) -> list[str]:
-    return [task.id for task in await queue.claim(limit, now_ms=at(seconds))]
+    return [task.id for task in await queue.claim(limit, lease_seconds=LEASE, now_ms=at(seconds))]
 
 
 async def test_every_task_is_due_after_its_own_delay(queue: DelayQueue) -> None:
@@ -73,11 +74,8 @@ async def test_those_that_were_pushed_back_hide_none_that_is_due(queue: DelayQue
     assert len(await claimed(queue, 70)) == 20
 
 
-async def test_a_new_task_may_be_asked_for_only_if_none_waits_and_a_cancelled_one_is_never_due(
-    queue: DelayQueue,
-) -> None:
-    assert await queue.schedule("desk", 5, only_new=True, now_ms=at(0))
-    assert not await queue.schedule("desk", 50, only_new=True, now_ms=at(1))
+async def test_a_cancelled_task_is_never_due(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
     assert await claimed(queue, 5) == ["desk"]
     assert await queue.cancel("desk")
     assert not await queue.cancel("desk")
@@ -87,11 +85,11 @@ async def test_a_new_task_may_be_asked_for_only_if_none_waits_and_a_cancelled_on
 
 async def test_a_claimed_task_is_nobody_elses_until_its_lease_ends_or_it_is_acknowledged(queue: DelayQueue) -> None:
     await queue.schedule("desk", 5, now_ms=at(0))
-    (stale,) = await queue.claim(now_ms=at(5))
+    (stale,) = await queue.claim(lease_seconds=LEASE, now_ms=at(5))
     assert await claimed(queue, 5 + LEASE - 0.1) == []
-    (fresh,) = await queue.claim(now_ms=at(5 + LEASE))
+    (fresh,) = await queue.claim(lease_seconds=LEASE, now_ms=at(5 + LEASE))
     assert not await queue.ack(stale)
-    (third,) = await queue.claim(now_ms=at(5 + 2 * LEASE))
+    (third,) = await queue.claim(lease_seconds=LEASE, now_ms=at(5 + 2 * LEASE))
     assert not await queue.ack(fresh), "a third worker has it by now"
     assert await queue.ack(third)
     assert not await queue.ack(third)
@@ -103,7 +101,7 @@ async def test_what_was_scheduled_anew_is_not_acknowledged_by_an_older_claim(
     queue: DelayQueue, cancelled: bool
 ) -> None:
     await queue.schedule("desk", 5, now_ms=at(0))
-    (task,) = await queue.claim(now_ms=at(5))
+    (task,) = await queue.claim(lease_seconds=LEASE, now_ms=at(5))
     if cancelled:
         await queue.cancel("desk")
     await queue.schedule("desk", 10, now_ms=at(6))
@@ -112,15 +110,34 @@ async def test_what_was_scheduled_anew_is_not_acknowledged_by_an_older_claim(
     assert not await queue.ack(task)
 
 
+async def test_a_task_is_put_forward_and_never_back_by_who_only_wants_it_sooner(queue: DelayQueue) -> None:
+    assert await queue.schedule("desk", 50, sooner=True, now_ms=at(0))
+    assert not await queue.schedule("desk", 60, sooner=True, now_ms=at(0))
+    assert not await queue.schedule("desk", 50, sooner=True, now_ms=at(0))
+    assert await queue.schedule("desk", 40, sooner=True, now_ms=at(0))
+    assert await claimed(queue, 40) == ["desk"]
+
+
+async def test_a_claim_is_extended_by_its_worker_alone(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 0, now_ms=at(0))
+    (stale,) = await queue.claim(lease_seconds=LEASE, now_ms=at(0))
+    assert await queue.extend(stale, 2 * LEASE, now_ms=at(1))
+    assert await claimed(queue, 2 * LEASE) == []
+    (fresh,) = await queue.claim(lease_seconds=LEASE, now_ms=at(1 + 2 * LEASE))
+    assert not await queue.extend(stale, 9 * LEASE, now_ms=at(2 + 2 * LEASE))
+    assert await queue.extend(fresh, LEASE, now_ms=at(2 + 2 * LEASE))
+    assert await queue.ack(fresh)
+
+
 async def test_competing_workers_never_claim_one_task_twice(redis: RedisConnection, queue: DelayQueue) -> None:
     names = {f"task-{number}" for number in range(500)}
     for name in names:
         await queue.schedule(name, 0)
-    workers = [DelayQueue(redis, "desks", lease_seconds=LEASE) for _ in range(5)]
+    workers = [DelayQueue(redis, ONE, 0, "desks") for _ in range(5)]
 
     async def work(worker: DelayQueue) -> list[Task]:
         mine: list[Task] = []
-        while tasks := await worker.claim(limit=7):
+        while tasks := await worker.claim(lease_seconds=LEASE, limit=7):
             mine += tasks
             for task in tasks:
                 assert await worker.ack(task)
@@ -133,8 +150,8 @@ async def test_competing_workers_never_claim_one_task_twice(redis: RedisConnecti
 
 async def test_queues_and_shards_are_apart(redis: RedisConnection, queue: DelayQueue) -> None:
     await queue.schedule("desk", 0, now_ms=at(0))
-    for other in (DelayQueue(redis, "chairs"), DelayQueue(redis, "desks", shard=1)):
-        assert await other.claim(now_ms=at(100)) == []
+    for other in (DelayQueue(redis, ONE, 0, "chairs"), DelayQueue(redis, ONE, 1, "desks")):
+        assert await other.claim(lease_seconds=LEASE, now_ms=at(100)) == []
         assert not await other.cancel("desk")
     assert await claimed(queue, 0) == ["desk"]
 
@@ -142,17 +159,17 @@ async def test_queues_and_shards_are_apart(redis: RedisConnection, queue: DelayQ
 async def test_an_emptied_queue_leaves_no_key(redis: RedisConnection, queue: DelayQueue) -> None:
     for number in range(5):
         await queue.schedule(f"task-{number}", number * 40, now_ms=at(0))
-    for task in await queue.claim(now_ms=at(500)):
+    for task in await queue.claim(lease_seconds=LEASE, now_ms=at(500)):
         await queue.ack(task)
     assert await redis.keys("*{s00}:desks*") == []
 
 
 async def test_nothing_is_lost_when_the_server_is_killed(own_redis: PrivateRedis) -> None:
     redis = connect(own_redis.url)
-    queue = DelayQueue(redis, "desks", lease_seconds=LEASE)
+    queue = DelayQueue(redis, ONE, 0, "desks")
     await queue.schedule("desk", 5, now_ms=at(0))
     await queue.schedule("chair", 50, now_ms=at(0))
-    (task,) = await queue.claim(now_ms=at(5))
+    (task,) = await queue.claim(lease_seconds=LEASE, now_ms=at(5))
     with SyncRedis.from_url(own_redis.url) as control:
         control.execute_command("WAITAOF", 1, 0, 0)  # however long the disk takes
     own_redis.kill()
@@ -163,21 +180,6 @@ async def test_nothing_is_lost_when_the_server_is_killed(own_redis: PrivateRedis
     assert await queue.ack(task)
     assert await claimed(queue, 50) == ["chair"]
     await redis.aclose()
-
-
-@pytest.mark.parametrize("woken", [True, False])
-async def test_a_sleeping_worker_is_woken_by_others_and_sees_what_is_due_though_nothing_wakes_it(
-    redis_url: str, queue: DelayQueue, woken: bool
-) -> None:
-    await queue.schedule("later", 3600)
-    async with aclosing(queue.due()) as due, aclosing(connect(redis_url)) as elsewhere:
-        waiting = asyncio.ensure_future(anext(due))
-        await asyncio.sleep(0.2)
-        if not woken:
-            await elsewhere.client_kill_filter(_type="pubsub")
-        await DelayQueue(elsewhere, "desks").schedule("now", 0)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            assert (await waiting).id == "now"
 
 
 async def test_the_first_task_of_an_empty_queue_is_announced_and_others_only_if_they_are_due_soon(
@@ -207,23 +209,3 @@ async def test_the_first_task_of_an_empty_queue_is_announced_and_others_only_if_
             assert await queue.cancel(task)
         await queue.schedule("anew", 60, now_ms=at(0))
         assert await announced()
-
-
-async def test_the_example_of_the_documents_holds_a_resource_for_one_worker(redis: RedisConnection) -> None:
-    """docs/architecture.md, `The delay queue alone`: one holder at a time, released after its own time or when done."""
-    holds = DelayQueue(redis, "printers", lease_seconds=5)
-    released: list[str] = []
-
-    assert await holds.schedule("printer-1", 0.2, only_new=True), "free: it is ours, for 0.2 s at the most"
-    assert await holds.schedule("printer-2", 60, only_new=True)
-    assert not await holds.schedule("printer-1", 60, only_new=True), "taken"
-    assert await holds.cancel("printer-2"), "done early"
-
-    async with aclosing(holds.due()) as due:
-        async for task in due:
-            released.append(task.id)
-            await holds.ack(task)
-            break
-
-    assert released == ["printer-1"]
-    assert await holds.schedule("printer-1", 60, only_new=True), "free again"

@@ -433,7 +433,7 @@ async def test_who_asks_how_it_is_makes_nobody_count_twice(telling: MakeStack, m
         assert {answer.status_code for answer in answers} == {200}
         assert asked == 1
         await upload(stack, 1, 5)
-        monkeypatch.setattr(deliveries, "_MOST_COUNTED", 3)
+        monkeypatch.setattr(deliveries, "MOST_COUNTED", 3)
         assert (await stack.services.watching.states())["hook"].waiting == 3
 
 

@@ -25,6 +25,7 @@ COMMANDS: dict[str, Action | None] = {
     "restore-backup": Action.INSTALLATION_RESTORED,
     "report": None,
     "queue": None,
+    "queue tasks": None,
     "audit": None,
     "scrub": Action.CONTENT_HEALED,
     "store-trash list": None,
@@ -47,5 +48,7 @@ def server_commands(group: click.Group = main, prefix: str = "") -> Iterator[str
         words = f"{prefix}{name}"
         if isinstance(command, click.Group):
             yield from server_commands(command, f"{words} ")
-        elif command.callback is not None and command.callback.__module__.startswith("uploader.cli.server."):
+        if isinstance(command, click.Group) and not command.invoke_without_command:
+            continue
+        if command.callback is not None and command.callback.__module__.startswith("uploader.cli.server."):
             yield words

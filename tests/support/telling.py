@@ -32,7 +32,7 @@ class Woken:
 
     times: int = 0
 
-    def __call__(self) -> None:
+    async def __call__(self, _told: object) -> None:
         self.times += 1
 
 

@@ -11,6 +11,7 @@ from uploader.errors import ConfigurationError
 from uploader.sinks.configuration import (
     EventSettings,
     KafkaSettings,
+    QueueSettings,
     StreamSettings,
     WebhookSettings,
     load_events,
@@ -24,6 +25,9 @@ OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 # As docs/events.md has it, but for comments.
 _PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 EXAMPLE = "\n".join(re.findall(r"^```toml\n(.*?)^```$", _PAGE, flags=re.DOTALL | re.MULTILINE))
+
+
+QUEUE = '[queues.scan]\ntypes = ["file.finished"]\n'
 
 
 @pytest.fixture
@@ -77,6 +81,14 @@ def test_a_stream_in_the_redis_of_the_server_is_shorter(directory: Path) -> None
     assert (own.maxlen, other.maxlen) == (20_000, 1_000_000)
 
 
+def test_a_queue_has_a_task_of_each_event_of_its_types(directory: Path) -> None:
+    settings = load(directory, f'{QUEUE}lease = "90s"\nmax_attempts = 3\n[sinks.log]\ntype = "redis"')
+    assert settings.queues == {"scan": QueueSettings((EventType.FILE_FINISHED,), 90.0, 3)}
+    assert load(directory, QUEUE).queues == {"scan": QueueSettings((EventType.FILE_FINISHED,), 600.0, 5)}
+    assert settings.sinks_of(EventType.FILE_FINISHED) == ("log", "scan")
+    assert settings.sinks_of(EventType.FILE_DELETED) == ("log",)
+
+
 def hook(url: str, secret_file: str = "scan.secret") -> str:
     return f'[sinks.a]\ntype = "webhook"\nurl = "{url}"\nsecret_file = "{secret_file}"'
 
@@ -102,6 +114,13 @@ def hook(url: str, secret_file: str = "scan.secret") -> str:
         (hook("http://:p@a"), "[sinks.a] url: is no address"),
         (hook("http://a", "none"), "[sinks.a] secret_file: none: No such file"),
         (hook("http://a", "lake.password"), "[sinks.a] secret_file: lake.password holds no secret"),
+        ("queues = 3", "queues: is no table"),
+        ("[queues.a]", "[queues.a] Object missing required field `types`"),
+        ('[queues."a b"]\ntypes = ["file.finished"]', "[queues.a b] is no name of a queue"),
+        ('[queues.a]\ntypes = ["file.finished"]\nlease = "soon"', "[queues.a] lease: not a duration"),
+        ('[queues.a]\ntypes = ["file.finished"]\nlease = "8d"', "[queues.a] lease: not from 1s to 1d"),
+        ('[queues.a]\ntypes = ["file.finished"]\nmax_attempts = 0', "[queues.a] max_attempts: Expected `int` >= 1"),
+        (f'{QUEUE}[sinks.scan]\ntype = "redis"', "[queues.scan] has the name of a sink"),
         ('[pre_create]\nurl = "http://a"\nsecret_file = "scan.secret"\non_failure = "ask"', "[pre_create] on_failure:"),
     ],
 )

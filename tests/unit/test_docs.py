@@ -217,7 +217,11 @@ def test_the_dashboard_asks_for_metrics_that_exist_by_labels_that_they_have() ->
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document: Path) -> None:
-    names = {variable_of(setting) for setting in fields(Settings)} | SECRET_FILES | {"UPLOADER_URL", "UPLOADER_TOKEN"}
+    names = (
+        {variable_of(setting) for setting in fields(Settings)}
+        | SECRET_FILES
+        | {"UPLOADER_URL", "UPLOADER_TOKEN", "UPLOADER_TASK"}
+    )
     names |= {f"UPLOADER_TEST_{name}" for name in ("", "CRASH_AT", "CLOCK", "SEED", "PLACES")}
     text = document.read_text()
     assert set(re.findall(r"\bUPLOADER_\w+", text)) <= names

@@ -89,7 +89,7 @@ class Shards:
         self._spread_over = self.number
 
     def of(self, identifier: str) -> int:
-        """Return the shard of an upload, or of the challenges of a user."""
+        """Return the shard of an upload, of a task, or of the challenges of a user."""
         return shard_of(identifier, self.number)
 
     def upload(self, upload_id: str) -> UploadKeys:
@@ -97,6 +97,10 @@ class Shards:
 
     def queue(self, shard: int, name: str) -> QueueKeys:
         return upload_queue_keys(shard, name, self._spread_over)
+
+    def tasks(self, shard: int, name: str) -> QueueKeys:
+        """Return the keys of a plain queue, whose tasks are hashes of their own."""
+        return queue_keys(shard, name, self._spread_over)
 
     def sweep(self, shard: int) -> list[str]:
         """Return the keys of the sweep of a shard, in the order the scripts take them."""
@@ -116,9 +120,9 @@ def _keys_of_upload(upload_id: str, shards: int, spread_over: int) -> UploadKeys
     return upload_keys(shard_of(upload_id, shards), upload_id, spread_over)
 
 
-def queue_keys(shard: int, queue: str) -> QueueKeys:
-    """Return the keys of a plain queue, whose tasks are hashes of their own."""
-    tag = tag_of(shard)
+@cache
+def queue_keys(shard: int, queue: str, spread_over: int = 0) -> QueueKeys:
+    tag = tag_of(shard, spread_over)
     return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"task:{tag}:{queue}:", f"wake:{tag}:{queue}")
 
 

@@ -7,7 +7,8 @@ nothing of what a task means. Time is Redis `TIME`; tests pass `now_ms` instead.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +16,7 @@ from typing import NamedTuple, TypeGuard
 
 from redis.asyncio import Redis
 
-from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, Shards, queue_keys
+from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, Shards
 from uploader.accounting.redis import AWAY, RedisConnection, Script, time_argument
 from uploader.bell import Bell
 from uploader.tasks import ended
@@ -27,14 +28,13 @@ _READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would 
 
 
 @asynccontextmanager
-async def wakeups(redis: RedisConnection, channels: Iterable[str]) -> AsyncIterator[Mapping[str, Bell]]:
-    """Wake workers that sleep until a task is due: yield a bell for each channel, rung when a script announces there that
-    an earlier one is scheduled, here or for another process. Pub/sub may lose a message; then a worker is late, by what it
-    sleeps at the most."""
-    bells = {channel: Bell() for channel in channels}
-    listening = asyncio.create_task(_listen(redis, bells), name="waker") if _announces(redis) else None
+async def wakeups(redis: RedisConnection, bells: Mapping[str, Bell]) -> AsyncIterator[None]:
+    """Wake workers that sleep until a task is due: ring the bell of a channel when a script announces there that an earlier
+    one is scheduled, here or for another process. Pub/sub may lose a message; then a worker is late, by what it sleeps at
+    the most."""
+    listening = asyncio.create_task(_listen(redis, bells), name="waker") if bells and _announces(redis) else None
     try:
-        yield bells
+        yield
     finally:
         if listening is not None:
             await ended(listening)
@@ -92,38 +92,66 @@ class Task:
 class DelayQueue:
     """One named queue in one shard. Every verb is one script, and raises Unavailable if Redis is away."""
 
-    def __init__(self, redis: RedisConnection, name: str, *, shard: int = 0, lease_seconds: float = 30.0) -> None:
+    def __init__(self, redis: RedisConnection, shards: Shards, shard: int, name: str) -> None:
         self._redis = redis
-        self._keys = queue_keys(shard, name)
-        self._lease_ms = round(lease_seconds * 1000)
+        self._shards = shards
+        self._shard = shard
+        self._name = name
+
+    @property
+    def _keys(self) -> QueueKeys:
+        return self._shards.tasks(self._shard, self._name)
+
+    @property
+    def wake_channel(self) -> str:
+        return self._keys.wake
 
     async def schedule(
-        self, task_id: str, delay_seconds: float, *, only_new: bool = False, now_ms: int | None = None
+        self, task_id: str, delay_seconds: float, *, sooner: bool = False, now_ms: int | None = None
     ) -> bool:
-        """Let a task become due after a delay, instead of an earlier one unless `only_new`; tell whether it did."""
-        return await self._schedule(task_id, delay_seconds, "absent" if only_new else "always", now_ms)
+        """Let a task become due after a delay, whatever was said before; with `sooner` unless that is as soon. Tell whether
+        it did."""
+        return bool(await self.schedule_all({task_id: delay_seconds}, sooner=sooner, now_ms=now_ms))
+
+    async def schedule_all(
+        self, delays_seconds: Mapping[str, float], *, sooner: bool = False, now_ms: int | None = None
+    ) -> int:
+        """Schedule at most `MAX_CLAIM` tasks; tell how many were."""
+        return await self._schedule(delays_seconds, "sooner" if sooner else "always", now_ms)
 
     async def push_back(self, task_id: str, delay_seconds: float, *, now_ms: int | None = None) -> bool:
         """Let a waiting task become due later (or sooner), counted from now; False if the task does not wait."""
-        return await self._schedule(task_id, delay_seconds, "present", now_ms)
+        return bool(await self._schedule({task_id: delay_seconds}, "present", now_ms))
 
-    async def _schedule(self, task_id: str, delay_seconds: float, when: str, now_ms: int | None) -> bool:
-        arguments = [time_argument(now_ms), task_id, round(delay_seconds * 1000), when]
-        return bool(await _SCHEDULE.run(self._redis, self._task_keys(task_id), arguments))
+    async def extend(self, task: Task, lease_seconds: float, *, now_ms: int | None = None) -> bool:
+        """Let a claim end so much later than now; False if the task is not this claim's any more."""
+        return bool(await self._schedule({task.id: lease_seconds}, "present", now_ms, task.token))
+
+    async def _schedule(
+        self, delays_seconds: Mapping[str, float], mode: str, now_ms: int | None, token: str = ""
+    ) -> int:
+        keys = self._keys
+        each = [(task_id, round(delay * 1000)) for task_id, delay in delays_seconds.items()]
+        tasks = [f"{keys.task_prefix}{task_id}" for task_id, _ in each]
+        arguments = [time_argument(now_ms), mode, token, *chain.from_iterable(each)]
+        return int(await _SCHEDULE.run(self._redis, [keys.due, keys.minutes, *tasks], arguments))
 
     async def cancel(self, task_id: str) -> bool:
         """Take a task out, claimed or not; False if it is not there."""
         return bool(await _CANCEL.run(self._redis, self._task_keys(task_id), [task_id, ""]))
 
-    async def claim(self, limit: int = MAX_CLAIM, *, now_ms: int | None = None) -> list[Task]:
+    async def claim(
+        self, limit: int = MAX_CLAIM, *, lease_seconds: float, token: str | None = None, now_ms: int | None = None
+    ) -> list[Task]:
         """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends, unless it was
         acknowledged before."""
-        token = secrets.token_hex(8)
-        arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix, token]
+        token = token or new_token()
+        keys = self._keys
+        arguments = [time_argument(now_ms), round(lease_seconds * 1000), limit, keys.task_prefix, token]
         while True:
-            looked, ids = await _CLAIM.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+            looked, ids = await _CLAIM.run(self._redis, [keys.due, keys.minutes], arguments)
             if ids or looked < limit:
-                return [Task(task_id.decode(), token) for task_id in ids]
+                return [Task(_text(task_id), token) for task_id in ids]
 
     async def ack(self, task: Task) -> bool:
         """Say that a claimed task is done. False, and nothing happens, if this worker has lost its claim: its lease ended
@@ -133,21 +161,70 @@ class DelayQueue:
     async def next_due(self, *, now_ms: int | None = None) -> float | None:
         return await next_due(self._redis, self._keys, now_ms)
 
-    async def due(self) -> AsyncGenerator[Task, None]:
-        """Yield tasks without end as they become due, claimed for the caller. Close it (`aclosing`) to stop listening."""
-        async with wakeups(self._redis, [self._keys.wake]) as bells:
-            bell = bells[self._keys.wake]
-            while True:
-                rings = bell.rings  # before the claim, so that a task that is scheduled after it wakes this worker
-                tasks = await self.claim()
-                for task in tasks:
-                    yield task
-                if not tasks:
-                    pause_seconds = _pause_seconds(self._redis, await self.next_due())
-                    await bell.listen(rings, asyncio.get_running_loop().time() + pause_seconds)
-
     def _task_keys(self, task_id: str) -> list[str]:
-        return [self._keys.due, self._keys.minutes, f"{self._keys.task_prefix}{task_id}"]
+        keys = self._keys
+        return [keys.due, keys.minutes, f"{keys.task_prefix}{task_id}"]
+
+
+def new_token() -> str:
+    return secrets.token_hex(16)
+
+
+class ShardedQueue:
+    """One named queue over all shards: a task is in that of its id. Raises Unavailable if Redis is away."""
+
+    def __init__(self, redis: RedisConnection, shards: Shards, name: str) -> None:
+        self._redis = redis
+        self._shards = shards
+        self._queues = [DelayQueue(redis, shards, shard, name) for shard in range(shards.number)]
+        self._first = 0
+
+    @property
+    def wake_channels(self) -> list[str]:
+        return [queue.wake_channel for queue in self._queues]
+
+    async def schedule(self, delays_seconds: Mapping[str, float], *, sooner: bool = False) -> int:
+        """Schedule many tasks, each after a delay of its own; return how many were, `sooner` or not."""
+        of_shards: dict[int, list[tuple[str, float]]] = defaultdict(list)
+        for task_id, delay in delays_seconds.items():
+            of_shards[self._shards.of(task_id)].append((task_id, delay))
+        scheduled = 0
+        for shard, tasks in of_shards.items():
+            for first in range(0, len(tasks), MAX_CLAIM):
+                some = dict(tasks[first : first + MAX_CLAIM])
+                scheduled += await self._queues[shard].schedule_all(some, sooner=sooner)
+        return scheduled
+
+    async def claim(self, limit: int, lease_seconds: float) -> tuple[str, list[str]]:
+        """Claim at most `limit` due tasks: the token of the claim, and their ids."""
+        token, found = new_token(), list[str]()
+        self._first = (self._first + 1) % len(self._queues)  # none of them is always the last
+        for queue in self._queues[self._first :] + self._queues[: self._first]:
+            if len(found) < limit:
+                tasks = await queue.claim(limit - len(found), lease_seconds=lease_seconds, token=token)
+                found += [task.id for task in tasks]
+        return token, found
+
+    async def extend(self, task: Task, lease_seconds: float) -> bool:
+        return await self._of(task.id).extend(task, lease_seconds)
+
+    async def push_back(self, task_id: str, delay_seconds: float) -> bool:
+        return await self._of(task_id).push_back(task_id, delay_seconds)
+
+    async def ack(self, task: Task) -> bool:
+        return await self._of(task.id).ack(task)
+
+    async def cancel(self, task_ids: Iterable[str]) -> None:
+        for task_id in task_ids:
+            await self._of(task_id).cancel(task_id)
+
+    async def pause_seconds(self) -> float:
+        """Return how long somebody may sleep for whom nothing is due."""
+        due = [seconds for queue in self._queues if (seconds := await queue.next_due()) is not None]
+        return _pause_seconds(self._redis, min(due, default=None))
+
+    def _of(self, task_id: str) -> DelayQueue:
+        return self._queues[self._shards.of(task_id)]
 
 
 async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:

@@ -35,6 +35,7 @@ from uploader.http.native.links import AdminLinkHandlers, ShareHandlers, Visitor
 from uploader.http.native.trash import TrashHandlers
 from uploader.http.native.uploads import UploadHandlers
 from uploader.http.native.whole_file import WholeFileHandlers
+from uploader.http.native.work import WorkHandlers
 from uploader.http.ops import OpsHandlers, PageHandlers, ops_operations
 from uploader.http.resumable.dialect import ResumableHandlers
 from uploader.http.resumable.rufh import RufhHandlers
@@ -82,9 +83,10 @@ async def running(
         with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
             await services.installation.check_redis()
         await check_shards(services)
-        # What every process relies on is looked after in one without jobs, too.
+        # What every process relies on is looked after in one without jobs, too; and a worker may wait for a task in any.
         async with (
             services.exposition,
+            wakeups(services.redis, services.work.bells),
             _run(_create_watch(services, shared_core)),
             _jobs(services) if jobs else nullcontext(),
         ):
@@ -106,8 +108,8 @@ async def _run(runner: Runner) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _jobs(services: Services) -> AsyncIterator[None]:
     queues = [*services.pending.flush_queues, *services.pending.merge_queues]
-    listening = wakeups(services.redis, [queue.wake_channel for queue in queues])
-    async with listening as announced, _run(_create_runner(services, announced)):
+    announced = {queue.wake_channel: Bell() for queue in queues}
+    async with wakeups(services.redis, announced), _run(_create_runner(services, announced)):
         try:
             yield
         finally:
@@ -219,6 +221,7 @@ def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
     ]
     jobs += [_checked(job, services.installation) for job in removing]
     jobs += [relay_job(relay) for relay in services.relays]
+    jobs += [Job(f"tasks of {name}", queue.keep) for name, queue in services.work.queues.items()]
     jobs += [
         Job("ballast keeper", BallastKeeper(services.ballast_keeping, services.installation, clock).run_once),
         Job("joiner", Joiner(services.concatenations).run_once),
@@ -332,6 +335,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         ),
         TokenHandlers(services.accounts, settings.auth),
         EventHandlers(services.watching, services.reviewing, services.clock),
+        WorkHandlers(services.work),
         AuditLogHandlers(services.audit_log_reports, services.clock),
     )
     ops = OpsHandlers(settings, services.openings, services.health, services.gauges, services.exposition)

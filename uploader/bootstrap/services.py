@@ -1,5 +1,6 @@
 """Settings → stores and sinks → services: everything that a server, a worker or a command needs, made once a process."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -7,12 +8,13 @@ from uploader import embedded
 from uploader.accounting.costs import CostsByHour
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Audit, Challenges, Pending
+from uploader.accounting.queue import ShardedQueue
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.bell import Bell
 from uploader.clock import Clock
 from uploader.database.copies import Copies
 from uploader.database.engine import Database
-from uploader.database.outbox import Outbox
+from uploader.database.outbox import Outbox, Told
 from uploader.database.trash import TrashPolicy
 from uploader.domain.reasons import Check
 from uploader.meter import Meter
@@ -49,6 +51,7 @@ from uploader.service.scrub import Scrubbing
 from uploader.service.status import Uploads
 from uploader.service.trash import TrashKeeping
 from uploader.service.whole import Storing, WholeFiles
+from uploader.service.work import Work, WorkQueue
 from uploader.settings import Settings
 from uploader.sinks import configuration
 from uploader.sinks.base import EventSink
@@ -135,7 +138,7 @@ class Services:
             database_url(settings),
             connections=settings.database_connections,
             timeout_seconds=settings.database_timeout_seconds,
-            outbox=Outbox(events.sinks_of, new_id, clock.now, self._ring) if events.sinks else None,
+            outbox=Outbox(events.sinks_of, new_id, clock.now, self._tell) if events.sinks or events.queues else None,
             trash=TrashPolicy(settings.trash_retention_seconds > 0, settings.max_files, clock.now),
             make_room=ballast.make_room,
         )
@@ -193,11 +196,19 @@ class Services:
         self.scrubbing = scrubbing = Scrubbing(settings, database, healing, clock)
         integrity = Integrity(database, scrubbing)
         aside = partial(list_aside, settings)
-        self.watching = watching = Watching(tuple(events.sinks), database, clock)
+        self.watching = watching = Watching(tuple(events.sinks), tuple(events.queues), database, clock)
+
+        def source() -> str:
+            return f"/uploader/{installation.id}"
+
         self.relays = relays = [
-            Relay(name, create_sink(sink, redis, clock), database, clock, lambda: f"/uploader/{installation.id}")
-            for name, sink in events.sinks.items()
+            Relay(name, create_sink(sink, redis, clock), database, clock, source) for name, sink in events.sinks.items()
         ]
+        queues = {
+            name: WorkQueue(name, queue, ShardedQueue(redis, shards, f"work:{name}"), database, files, clock, source)
+            for name, queue in events.queues.items()
+        }
+        self.work = Work(queues, database, clock)
         self.settings = settings
         self.spool = Spool(settings.data, ballast)
         self.accounts = Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes)
@@ -238,7 +249,7 @@ class Services:
         self.reconciling = Reconciling(
             database, storage, Audit(redis, shards=shards), closers, recounting, audit_log, clock
         )
-        self.reviewing = Reviewing({relay.name: relay for relay in relays}, database, clock)
+        self.reviewing = Reviewing({relay.name: relay for relay in relays}, tuple(queues), database, clock)
         embedded_redis = redis if settings.redis_url is None else None
         self.ballast_keeping = BallastKeeping(ballast, storage, trash, embedded_redis)
         copies = copies_of(settings)
@@ -251,9 +262,10 @@ class Services:
         self.restoring = Restoring(database, storage, pending, RedisMark(redis), settings.data)
         self.audit_log_reports = AuditLogReports(database)
 
-    def _ring(self) -> None:
-        for bell in self.bells.values():
-            bell.ring()
+    async def _tell(self, told: Sequence[Told]) -> None:
+        for name in {sink for _, sink in told} & set(self.bells):
+            self.bells[name].ring()
+        await self.work.propose(told)
 
     async def close(self) -> None:
         await self.visitors.close()
@@ -261,6 +273,7 @@ class Services:
         await self.concatenations.filling.close()
         await self.merging.close()
         await self.deleted_files.close()
+        await self.work.close()
         for relay in self.relays:
             await relay.close()
         self.pre_create_hook.close()

@@ -28,8 +28,8 @@ class Later(click.Command):
         return command
 
 
-class Commands(click.Group):
-    """The commands in two lists: a user who uploads need not know those of the server."""
+class Loading(click.Group):
+    """A group some of whose commands are imported when they are called."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -40,6 +40,10 @@ class Commands(click.Group):
             fail("this needs Linux or macOS; on Windows it runs in WSL: wsl --install", EXIT_CONFIGURATION)
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, Later) else command, rest
+
+
+class Commands(Loading):
+    """The commands in two lists: a user who uploads need not know those of the server."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         limit = formatter.width - 6 - max(map(len, self.commands))
@@ -76,7 +80,7 @@ _COMMANDS = (
     Later("reset-unfinished", "server.maintenance", "Cancel every open upload of every user."),
     Later("reconcile", "server.maintenance", "Recount all figures, and print those that drifted."),
     Later("report", "server.reports", "Report totals, growth, the largest users, idle uploads."),
-    Later("queue", "server.reports", "Show uploads that wait, by minute."),
+    Later("queue", "server.reports", "Show uploads that wait, by minute; show and do tasks."),
     Later("audit", "server.reports", "Print who did what to whom, newest first."),
     Later("scrub", "server.maintenance", "Read all stored contents again, and report damaged ones."),
     Later("backup", "server.backup", "Back up database and contents into DIRECTORY."),

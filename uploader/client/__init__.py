@@ -40,10 +40,12 @@ from uploader.client.model import DeletedFile, File, FilePage, Folder, How, IfEx
 from uploader.client.pace import Patience
 from uploader.client.synchronous import Client, Transfer
 from uploader.client.transfer import AsyncTransfer, Progress
+from uploader.client.worker import AsyncTask, Task, Worker
 
 __all__ = [
     "AmbiguousName",
     "AsyncClient",
+    "AsyncTask",
     "AsyncTransfer",
     "BadAnswer",
     "Cancelled",
@@ -70,6 +72,7 @@ __all__ = [
     "Stopped",
     "TargetBusy",
     "TargetExists",
+    "Task",
     "TooManyFiles",
     "Transfer",
     "Unauthenticated",
@@ -80,4 +83,5 @@ __all__ = [
     "Usage",
     "Wanted",
     "Watcher",
+    "Worker",
 ]

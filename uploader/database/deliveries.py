@@ -33,7 +33,7 @@ _ALL_MESSAGES = select(*(_EVENTS[each.name] for each in fields(Message)))
 _MESSAGES = _ALL_MESSAGES.where(_EVENTS.id.in_(bindparam("ids", expanding=True)))
 _NEXT_DUE = select(func.min(_DELIVERIES.due_at)).where(*_WAITING_FOR)
 # Questions of how many wait, or how long, are answered by as many: to count millions takes seconds.
-_MOST_COUNTED = 10_000
+MOST_COUNTED = 10_000
 _NEXT_SINK = select(func.min(_DELIVERIES.sink)).where(
     _DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink > bindparam("after")
 )
@@ -68,7 +68,7 @@ _PUT_OFF = (
     .where(*_WAITING_FOR, _DELIVERIES.outbox_id == bindparam("of_event"))
     .values(given("attempt", "due_at", "state", "last_error"))
 )
-_MAX_ERROR_BYTES = 1024
+MAX_ERROR_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,15 @@ async def claim(connection: AsyncConnection, sink: str, limit: int, *, now: date
         return []
     attempts: dict[str, int] = dict(map(tuple, found))
     await connection.execute(_LEASE, {"of_sink": sink, "ids": list(attempts), "until": until})
-    messages = {message.id: message for message in await all_of(connection, Message, _MESSAGES, ids=list(attempts))}
+    messages = await messages_of(connection, list(attempts))
     # In a damaged row the id may be one that no event has: it holds up no other.
     return [Due(messages[event_id], attempt) for event_id, attempt in attempts.items() if event_id in messages]
+
+
+async def messages_of(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, Message]:
+    """Return the events with these ids that are there."""
+    found = await all_of(connection, Message, _MESSAGES, ids=ids) if ids else []
+    return {message.id: message for message in found}
 
 
 async def next_due(connection: AsyncConnection, sink: str) -> datetime | None:
@@ -127,7 +133,7 @@ async def settle(
             "new_attempt": failure.attempt,
             "new_due_at": failure.next_at or now,
             "new_state": DEAD if failure.next_at is None else WAITING,
-            "new_last_error": failure.error.encode()[:_MAX_ERROR_BYTES].decode(errors="ignore"),
+            "new_last_error": failure.error.encode()[:MAX_ERROR_BYTES].decode(errors="ignore"),
         }
         await connection.execute(_PUT_OFF, values)
 
@@ -183,8 +189,9 @@ async def renew(
     dead: bool = False,
     limit: int | None = None,
 ) -> int:
-    """Let deliveries of these sinks be due as if they were new; return how many. All given conditions have to hold."""
-    fits: list[ColumnElement[bool]] = [_DELIVERIES.sink.in_(sinks)]
+    """Let deliveries of these sinks and queues be due as if they were new; return how many. All given conditions have to
+    hold. A task that somebody holds stays theirs."""
+    fits: list[ColumnElement[bool]] = [_DELIVERIES.sink.in_(sinks), ~_DELIVERIES.held | (_DELIVERIES.due_at <= now)]
     if event_id is not None:
         fits.append(_DELIVERIES.outbox_id == event_id)
     if since is not None:
@@ -194,14 +201,14 @@ async def renew(
     if limit is not None:
         some = await connection.execute(select(_DELIVERIES.outbox_id).where(*fits).limit(limit))
         fits.append(_DELIVERIES.outbox_id.in_(some.scalars().all()))
-    values = {"state": WAITING, "attempt": 0, "due_at": now, "last_error": None}
+    values = {"state": WAITING, "attempt": 0, "due_at": now, "last_error": None, "held": False, "lease": None}
     return await changed(connection, update(models.delivery).where(*fits).values(**values))
 
 
 async def last_error(connection: AsyncConnection, sink: str) -> str | None:
     """Return the error of what waits, or else of what is dead."""
     for state in (WAITING, DEAD):
-        values = {"of_state": state, "of_sink": sink, "most": _MOST_COUNTED}
+        values = {"of_state": state, "of_sink": sink, "most": MOST_COUNTED}
         error: str | None = (await connection.execute(_LAST_ERROR, values)).scalar()
         if error is not None:
             return error
@@ -237,7 +244,7 @@ async def _sinks(connection: AsyncConnection, state: str) -> list[str]:
 
 async def _counted(connection: AsyncConnection, state: str, sink: str) -> tuple[int, str]:
     """Count them, and find the first event; of very many, of those that are due for longest."""
-    values = {"of_state": state, "of_sink": sink, "most": _MOST_COUNTED}
+    values = {"of_state": state, "of_sink": sink, "most": MOST_COUNTED}
     count, first = (await connection.execute(_COUNTED, values)).one()
     return count, first or ""
 

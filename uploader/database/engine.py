@@ -28,7 +28,7 @@ from uploader.database.mysql import (
     Mysql,
     is_read_only,
 )
-from uploader.database.outbox import Outbox
+from uploader.database.outbox import Outbox, Told, noting
 from uploader.database.sqlite import UNFIT, FileLost, Sqlite, SqliteEngine, code_of, on_the_loop
 from uploader.database.trash import TrashPolicy
 from uploader.errors import DatabaseDamaged, DatabaseFull, Unavailable
@@ -126,8 +126,21 @@ class Database:
         """
         if self.is_lost:
             await self.look()
-        written = self._tried_again(lambda: self._kind.write(lambda connection: work(connection, *of), alone=alone))
-        return await (written if self._outbox is None else self._outbox.waking(written))
+        if self._outbox is None:
+            return await self._tried_again(
+                lambda: self._kind.write(lambda connection: work(connection, *of), alone=alone)
+            )
+        told: list[Told] = []
+
+        async def noted(connection: AsyncConnection) -> T:
+            with noting(connection, told):
+                return await work(connection, *of)
+
+        try:
+            return await self._tried_again(lambda: self._kind.write(noted, alone=alone))
+        finally:
+            if told:
+                await self._outbox.wake(told)
 
     async def read(self, work: "Work[*Ts, T]", *of: *Ts, snapshot: bool = False, brief: bool = False) -> T:
         """Run `work` of these in a transaction that writes nothing. Raises Unavailable, and what `work` raises.

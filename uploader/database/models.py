@@ -417,17 +417,22 @@ outbox = _table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# Who is to be told of each, and whether they were.
+# Who is to be told of each, and whether they were; or the task of a queue, whose name stands for the sink's.
 delivery = _table(
     "delivery",
     Column("outbox_id", Bytewise(32), primary_key=True),
     Column("sink", Bytewise(64), primary_key=True),
-    # How many have failed.
+    # How many have failed; of a task, how often it was claimed.
     Column("attempt", Integer64, nullable=False, server_default=text("0")),
     # When the next one is to be; of one under way, when it is given up; of one that has ended, when that was.
     Column("due_at", UtcDateTime, nullable=False),
     Column("state", Bytewise(16), nullable=False),
     Column("last_error", Bytewise(1024)),
+    # Of a task: the last claim, whose it was and whether it holds the task; and how many there were, ever.
+    Column("lease", Bytewise(32)),
+    Column("worker", Bytewise(MAX_USER_ID_BYTES)),
+    Column("held", Boolean, nullable=False, server_default=text("0")),
+    Column("fence", Integer64, nullable=False, server_default=text("0")),
     Index("ix_delivery_due", "state", "sink", "due_at"),
 )
 

@@ -5,10 +5,11 @@ A transaction says what it did by `tell`. Without sinks that is one look into a 
 for each sink.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import InitVar, dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Engine, event, insert
@@ -17,16 +18,21 @@ from uploader.database import models
 from uploader.database.connection import AsyncConnection
 from uploader.domain.events import EventType, News
 
-T = TypeVar("T")
-
 # Of a delivery: somebody is still to be told, was told, or could not be.
 WAITING, DELIVERED, DEAD = "waiting", "delivered", "dead"
 
 # Of a connection, by its `info`.
-_OUTBOX = "outbox"
+_OUTBOX, _TOLD = "outbox", "told"
 _INSERT_EVENT = insert(models.outbox)
 _INSERT_DELIVERY = insert(models.delivery)
 _encode = msgspec.json.Encoder().encode
+
+
+class Told(NamedTuple):
+    """An event, and the sink or queue that is to be told of it."""
+
+    event_id: str
+    sink: str
 
 
 @dataclass(eq=False, repr=False)
@@ -37,10 +43,8 @@ class Outbox:
     # Growing with time.
     new_id: Callable[[], str]
     now: Callable[[], datetime]
-    # After a commit that wrote any.
-    wake: Callable[[], None]
-    # Events that were written since the start, committed or not.
-    _written: int = field(default=0, init=False)
+    # After a commit that told anybody, and where its outcome is not known.
+    wake: Callable[[Sequence[Told]], Awaitable[None]]
 
     def __post_init__(self, sinks_of: Callable[[EventType], tuple[str, ...]]) -> None:
         self._sinks = {kind: sinks_of(kind) for kind in EventType}
@@ -64,17 +68,20 @@ class Outbox:
         if events:
             await connection.execute(_INSERT_EVENT, _one_or_many(events))
             await connection.execute(_INSERT_DELIVERY, _one_or_many(deliveries))
-            self._written += len(events)
+            told: list[Told] | None = connection.info.get(_TOLD)
+            if told is not None:
+                told += [Told(each["outbox_id"], each["sink"]) for each in deliveries]
 
-    async def waking(self, commit: Awaitable[T]) -> T:
-        """Wake the deliverer if events were written meanwhile, perhaps by another transaction; also if the outcome is
-        not known."""
-        before = self._written
-        try:
-            return await commit
-        finally:
-            if self._written != before:
-                self.wake()
+
+@contextmanager
+def noting(connection: AsyncConnection, told: list[Told]) -> Iterator[None]:
+    """Note what a transaction tells meanwhile: none of what an attempt of it told that was rolled back."""
+    told.clear()
+    before, connection.info[_TOLD] = connection.info.get(_TOLD), told
+    try:
+        yield
+    finally:
+        connection.info[_TOLD] = before
 
 
 def delivery_row(event_id: str, sink: str, due_at: datetime) -> dict[str, Any]:

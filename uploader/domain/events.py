@@ -24,6 +24,8 @@ class EventType(StrEnum):
     CONTENT_HEALED = "content.healed"
 
 
+# Of a task that an event is, for how long a worker may hold it.
+MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 86_400.0
 # Of a file that was deleted, but not by name: another one took its place.
 REPLACED = "replaced"
 

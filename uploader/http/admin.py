@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -93,11 +93,16 @@ class SetTotalSpace(Struct, forbid_unknown_fields=True):
     total_space: Size
 
 
+_SCOPE = "^(metrics|queue:[A-Za-z0-9][A-Za-z0-9._-]{0,47})$"
+
+
 class MakeToken(Struct, forbid_unknown_fields=True):
     """A token to make. `scope`: all that it may do; `total_space`: the quota of a user who is made by this."""
 
     admin: bool = False
-    scope: Literal["metrics"] | UnsetType = UNSET
+    scope: (
+        Annotated[str, Meta(pattern="^(metrics|queue:[A-Za-z0-9][A-Za-z0-9._-]{0,47})$", max_length=54)] | UnsetType
+    ) = UNSET
     total_space: Size | UnsetType = UNSET
 
 

@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -38,8 +39,8 @@ from uploader.service.audit_log import act, actor
 _BELIEVED_SECONDS = 15.0
 _MAX_BELIEVED = 10_000
 LOCAL_USER = "local"
-# A word of a scope: the caller may read /metrics.
-METRICS_SCOPE = "metrics"
+# Words of a scope: the caller may read /metrics; they may take the tasks of the queue whose name follows.
+METRICS_SCOPE, QUEUE_SCOPE = "metrics", "queue:"
 # The name under which the edge knows it.
 Token = queries.Token
 
@@ -69,7 +70,25 @@ class Identity:
 
     @property
     def may_read_metrics(self) -> bool:
-        return self.admin if self.scope is None else METRICS_SCOPE in self.scope.split(" ")
+        return self._may(METRICS_SCOPE)
+
+    def may_work_for(self, queue: str) -> bool:
+        return self._may(f"{QUEUE_SCOPE}{queue}")
+
+    def _may(self, word: str) -> bool:
+        return self.admin if self.scope is None else word in self.scope.split(" ")
+
+
+def narrowed(scopes: Iterable[str]) -> str | None:
+    """Return the words of a scope that make a token good for them alone; None if there are none."""
+    words = [word for word in scopes if word == METRICS_SCOPE or word.startswith(QUEUE_SCOPE)]
+    return " ".join(words) or None
+
+
+def spelled(scope: str) -> str:
+    """Return what a token of this scope is good for, for a person."""
+    queues = [word.removeprefix(QUEUE_SCOPE) for word in scope.split(" ") if word.startswith(QUEUE_SCOPE)]
+    return " and ".join(f"the tasks of {queue}" for queue in queues) or f"/{scope}"
 
 
 class _Believed(Generic[T]):

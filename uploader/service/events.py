@@ -77,15 +77,21 @@ class SinkFigures(Struct):
 @dataclass(eq=False, repr=False)
 class Watching:
     names: tuple[str, ...]
+    # Of queues, whose tasks are no sink's.
+    queues: tuple[str, ...]
     database: Database
     clock: Clock
 
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        return (*self.names, *self.queues)
+
     async def states(self) -> Mapping[str, SinkState]:
-        """Raises Unavailable."""
-        if not self.names:
+        """Return the states of all sinks and queues. Raises Unavailable."""
+        if not self.listeners:
             return {}
         found = await self.database.read(deliveries.states)
-        return {name: found.get(name, _NOTHING) for name in self.names}
+        return {name: found.get(name, _NOTHING) for name in self.listeners}
 
     def lag_seconds(self, state: SinkState) -> float:
         return 0.0 if state.oldest is None else max(0.0, (self.clock.now() - state.oldest).total_seconds())
@@ -96,7 +102,7 @@ class Watching:
 
         async def look(connection: Connection) -> list[SinkFigures]:
             found = await deliveries.states(connection)
-            names = [*self.names, *sorted(set(found) - set(self.names))]
+            names = [*self.names, *sorted(set(found) - set(self.names) - set(self.queues))]
             return [await self._figures(connection, name, found.get(name, _NOTHING)) for name in names]
 
         return await self.database.read(look)
@@ -113,7 +119,10 @@ class Watching:
 
     async def diagnoses(self) -> list[Diagnosis]:
         """Raises Unavailable."""
-        return [said for each in await self.sinks() for said in _said_of(each)]
+        said = [diagnosis for each in await self.sinks() for diagnosis in _said_of(each)]
+        states = await self.states() if self.queues else {}
+        dead = {name: states[name].dead for name in self.queues if states[name].dead}
+        return [*said, *(reasons.EVENTS_DEAD(sink=name, dead=count) for name, count in dead.items())]
 
     async def forget_old(self, limit: int) -> tuple[int, int]:
         """Forget old events; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""
@@ -301,6 +310,8 @@ class Reviewing:
     """Events by hand: what was told to whom, telling it once more, and trying a sink."""
 
     relays: Mapping[str, Relay]
+    # Those whose tasks are handed out once more.
+    queues: tuple[str, ...]
     database: Database
     clock: Clock
 
@@ -317,7 +328,7 @@ class Reviewing:
 
     async def replay(self, *, sink: str | None, event_id: str | None, since: datetime | None, dead: bool) -> int:
         """Let all be told once more that fits; how many deliveries. Raises NotFound, Unavailable."""
-        sinks = list(self.relays) if sink is None else [self._relay(sink).name]
+        sinks = [*self.relays, *self.queues] if sink is None else [self._name(sink)]
         if event_id is not None:
             await self.one(event_id)
         now, by = self.clock.now(), actor()
@@ -359,6 +370,10 @@ class Reviewing:
 
         await self.database.transact(put_in_force)
         return None
+
+    def _name(self, name: str) -> str:
+        """Return the name of a sink or a queue. Raises NotFound."""
+        return name if name in self.queues else self._relay(name).name
 
     def _relay(self, sink: str) -> Relay:
         relay = self.relays.get(sink)

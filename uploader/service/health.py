@@ -135,7 +135,7 @@ class Health:
         be, or a damaged content, is told beside `ok`: it is no reason to send requests elsewhere."""
         until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         found = dict(zip(Check, await asyncio.gather(*(self._find(each, until) for each in Check)), strict=True))
-        always = {*self._checks, Check.CONTENT, *([Check.EVENTS] if self.watching.names else [])}
+        always = {*self._checks, Check.CONTENT, *([Check.EVENTS] if self.watching.listeners else [])}
         return {each.value: finding for each, finding in found.items() if each in always or finding.reason}
 
     async def _find(self, check: Check, until: float) -> Finding:
@@ -294,7 +294,7 @@ class Gauges:
         self._event_gauges = tuple(
             gauge.labels(name)
             for gauge in (observability.WAITING_EVENTS, observability.DEAD_EVENTS, observability.EVENT_LAG_SECONDS)
-            for name in self.watching.names
+            for name in self.watching.listeners
         )
         self._asked_at = float("-inf")
 

@@ -1,4 +1,4 @@
-"""The file that `UPLOADER_EVENTS` names: a table for each sink, and at most one question before an upload.
+"""The file that `UPLOADER_EVENTS` names: a table for each sink and each queue, and at most one question before an upload.
 
 Each mistake is told with the file, the table and the key that it is in; no secret is.
 """
@@ -19,8 +19,9 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.addresses import parse_redis_url
-from uploader.domain.events import EventType
+from uploader.domain.events import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS, EventType
 from uploader.errors import ConfigurationError
+from uploader.units import duration_within
 
 _PREFIX = "whsec_"
 _MIN_BYTES, _MAX_BYTES = 24, 64
@@ -57,6 +58,8 @@ _SETTING = "UPLOADER_EVENTS"
 # What a delivery's row and a label of a metric hold.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _MAX_SECRETS = 2
+# Of a task, how often it is handed out.
+_MAX_ATTEMPTS = 100
 # Entries of a stream. The server's own Redis holds what nobody may lose, and refuses it when its memory is full.
 _MAXLEN, _OWN_MAXLEN = 1_000_000, 20_000
 _ALL_TYPES = tuple(EventType)
@@ -92,6 +95,12 @@ class KafkaTable(_Table, tag="kafka", tag_field="type"):
     options: dict[str, str | int | bool] = {}
     option_files: dict[str, str] = {}
     types: _Types = _ALL_TYPES
+
+
+class QueueTable(_Table):
+    types: _Types
+    lease: _Word = "10m"
+    max_attempts: Annotated[int, Meta(ge=1, le=_MAX_ATTEMPTS)] = 5
 
 
 class PreCreateTable(_Table):
@@ -137,6 +146,16 @@ class PreCreateSettings:
     allows_on_failure: bool
 
 
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """A queue: what makes a task of it, for how long a worker holds one that does not say, and how often one is handed
+    out."""
+
+    types: tuple[EventType, ...]
+    lease_seconds: float
+    max_attempts: int
+
+
 SinkSettings = WebhookSettings | StreamSettings | KafkaSettings
 
 
@@ -144,11 +163,14 @@ SinkSettings = WebhookSettings | StreamSettings | KafkaSettings
 class EventSettings:
     sinks: Mapping[str, SinkSettings] = field(default_factory=dict)
     pre_create: PreCreateSettings | None = None
+    queues: Mapping[str, QueueSettings] = field(default_factory=dict)
     # That secrets were read from.
     files: tuple[Path, ...] = ()
 
     def sinks_of(self, kind: EventType) -> tuple[str, ...]:
-        return tuple(name for name, sink in self.sinks.items() if kind in sink.types)
+        """Return the sinks that are told of a type, and the queues that have a task of each event of it."""
+        listeners: dict[str, SinkSettings | QueueSettings] = {**self.sinks, **self.queues}
+        return tuple(name for name, listener in listeners.items() if kind in listener.types)
 
 
 def load_events(path: Path | None) -> EventSettings:
@@ -179,20 +201,28 @@ class _Reader:
         self.problems: list[str] = []
 
     def read(self, document: Mapping[str, Any]) -> EventSettings:
-        self.problems += [f"{name}: no such table" for name in document if name not in ("sinks", "pre_create")]
+        self.problems += [
+            f"{name}: no such table" for name in document if name not in ("sinks", "queues", "pre_create")
+        ]
         sinks: dict[str, SinkSettings] = {}
-        for name, table in self._tables(document.get("sinks", {})).items():
+        for name, table in self._tables("sinks", document).items():
             sink = self._told(f"[sinks.{name}]", self._sink, name, table)
             if sink is not None:
                 sinks[name] = sink
+        queues: dict[str, QueueSettings] = {}
+        for name, table in self._tables("queues", document).items():
+            queue = self._told(f"[queues.{name}]", self._queue, name, table, sinks)
+            if queue is not None:
+                queues[name] = queue
         question = document.get("pre_create")
         asked = None if question is None else self._told("[pre_create]", self._pre_create, question)
-        return EventSettings(sinks, asked, tuple(self._files))
+        return EventSettings(sinks, asked, queues, tuple(self._files))
 
-    def _tables(self, sinks: object) -> Mapping[str, object]:
-        if isinstance(sinks, dict):
-            return sinks
-        self.problems.append("sinks: is no table")
+    def _tables(self, name: str, document: Mapping[str, Any]) -> Mapping[str, object]:
+        tables = document.get(name, {})
+        if isinstance(tables, dict):
+            return tables
+        self.problems.append(f"{name}: is no table")
         return {}
 
     def _told(self, place: str, read: Any, *arguments: object) -> Any:
@@ -203,8 +233,7 @@ class _Reader:
             return None
 
     def _sink(self, name: str, table: object) -> SinkSettings:
-        if not _NAME.fullmatch(name):
-            raise _Mistake("is no name of a sink: up to 48 letters, digits, `.`, `_` and `-`")
+        _check_name(name, "sink")
         match _converted(table, WebhookTable | RedisTable | KafkaTable):
             case WebhookTable() as webhook:
                 return WebhookSettings(self._signed(webhook.url, webhook.secret_file), webhook.types)
@@ -217,6 +246,17 @@ class _Reader:
                 default = _OWN_MAXLEN if url is None else _MAXLEN
                 return StreamSettings(url, redis.stream, redis.maxlen or default, redis.types)
         raise AssertionError("unreachable")
+
+    def _queue(self, name: str, table: object, sinks: Mapping[str, SinkSettings]) -> QueueSettings:
+        _check_name(name, "queue")
+        if name in sinks:
+            raise _Mistake("has the name of a sink: one name tells whom an event is for")
+        queue = _converted(table, QueueTable)
+        try:
+            lease_seconds = duration_within(MIN_LEASE_SECONDS, MAX_LEASE_SECONDS)(queue.lease)
+        except ValueError as error:
+            raise _Mistake(f"lease: {error}") from error
+        return QueueSettings(queue.types, lease_seconds, queue.max_attempts)
 
     def _redis_url(self, table: RedisTable) -> str | None:
         url = table.url if table.url_file is None else self._file("url_file", table.url_file)
@@ -252,6 +292,11 @@ class _Reader:
             raise _Mistake(f"{key}: {file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise _Mistake(f"{key}: {file}: is no text") from error
+
+
+def _check_name(name: str, kind: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise _Mistake(f"is no name of a {kind}: up to 48 letters, digits, `.`, `_` and `-`")
 
 
 def _is_address(url: str) -> bool:

@@ -1,15 +1,22 @@
--- Schedules a task of a plain queue, or pushes it back.
+-- Schedules tasks of a plain queue, or pushes them back.
 --
--- KEYS  1 due  2 minutes  3 task
--- ARGV  1 now_ms ('' for TIME)  2 task id  3 delay_ms  4 'always', 'absent' (only a new task) or 'present' (only one
---       that waits)
--- Returns 1, or 0 if nothing was done.
+-- KEYS  1 due  2 minutes  3… the task of each
+-- ARGV  1 now_ms ('' for TIME)  2 'always', 'sooner' (only a new task, or one that is due later) or 'present' (only one that
+--       waits)  3 token of the claim that is extended, which keeps its task ('' for none)  4… task id and delay_ms of each
+-- Returns of how many anything was done.
 --
--- One script because another process could schedule the task between a look and the scheduling. A claimant loses its
--- task here: something has happened since its claim, so its ack must not take the task away.
+-- One script because another process could schedule a task between a look and the scheduling. A claimant loses its task
+-- here: something has happened since its claim, so its ack must not take the task away. One that extends its lease keeps
+-- it.
 
-local waits = delay_timer(redis.call('HGET', KEYS[3], 'timer'))
-if ARGV[4] == 'absent' and waits or ARGV[4] == 'present' and not waits then return 0 end
-local now = clock_ms(ARGV[1])
-delay_schedule(KEYS[1], KEYS[2], KEYS[3], ARGV[2], now + tonumber(ARGV[3]), now, '')
-return 1
+local now, mode, token, scheduled = clock_ms(ARGV[1]), ARGV[2], ARGV[3], 0
+for n = 3, #KEYS do
+  local due = now + tonumber(ARGV[2 * n - 1])
+  local waits, due_before, claim = delay_timer(redis.call('HGET', KEYS[n], 'timer'))
+  local is_wanted = mode == 'always' or mode == 'present' and waits or mode == 'sooner' and (not waits or due < due_before)
+  if is_wanted and (token == '' or claim == ' ' .. token) then
+    delay_schedule(KEYS[1], KEYS[2], KEYS[n], ARGV[2 * n - 2], due, now, token == '' and '' or claim)
+    scheduled = scheduled + 1
+  end
+end
+return scheduled

@@ -22,19 +22,22 @@ def token() -> None:
 @click.argument("user")
 @click.option("--admin", is_flag=True, help="Let the token use /admin.")
 @click.option("--metrics", is_flag=True, help="Let the token read /metrics, and nothing else.")
+@click.option("--queue", metavar="NAME", help="Let the token take the tasks of this queue, and nothing else.")
 @click.option("--total-space", type=SIZE, help="Quota of a user seen for the first time, such as 10GiB.")
-def token_create(user: str, admin: bool, metrics: bool, total_space: int | None) -> None:
+def token_create(user: str, admin: bool, metrics: bool, queue: str | None, total_space: int | None) -> None:
     """Make a token for USER, and a missing user; print the token as the last word.
 
     A second call adds a token and keeps the quota. Only the token's SHA-256 is stored: it can't be shown again.
     """
-    if admin and metrics:
-        raise click.UsageError("--admin and --metrics exclude each other")
+    if admin + metrics + (queue is not None) > 1:
+        raise click.UsageError("--admin, --metrics and --queue exclude each other")
 
     async def run(services: "Services") -> str:
-        from uploader.service.access import METRICS_SCOPE
+        from uploader.service.access import METRICS_SCOPE, QUEUE_SCOPE
 
-        scope = METRICS_SCOPE if metrics else None
+        if queue is not None:
+            services.work.queue(queue)  # no token for one that there is not
+        scope = METRICS_SCOPE if metrics else None if queue is None else f"{QUEUE_SCOPE}{queue}"
         return await services.accounts.create_token(user, admin=admin, total_space=total_space, scope=scope)
 
     made = with_services(load_settings(), run)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from uploader.cli import Later, Loading
 from uploader.cli.server.services import load_settings, with_services
 from uploader.cli.terminal import DURATION, WHEN
 from uploader.domain.audit_log import Act, Action
@@ -83,15 +84,23 @@ def _report_costs(top: int, *, as_csv: bool, as_json: bool) -> None:
         print_costs(asked)
 
 
-@click.command()
+@click.group(
+    cls=Loading,
+    invoke_without_command=True,
+    commands=[Later("work", "client.work", "Run COMMAND for each task of QUEUE, until SIGTERM.")],
+)
 @click.option("--user", "user_id", help="Show uploads of this user only.")
 @click.option("--upload", "upload_id", help="Show this upload only.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/queue does.")
-def queue(user_id: str | None, upload_id: str | None, as_json: bool) -> None:
-    """Show uploads that wait, by minute. They wait to be accounted or merged. Works while the server runs.
+@click.pass_context
+def queue(context: click.Context, user_id: str | None, upload_id: str | None, as_json: bool) -> None:
+    """Show uploads that wait, by minute; show and do tasks. They wait to be accounted or merged. Works while the server
+    runs.
 
     Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
     """
+    if context.invoked_subcommand is not None:
+        return
     asked = with_services(
         load_settings(), lambda services: services.queues.report(user_id=user_id, upload_id=upload_id)
     )
@@ -101,6 +110,22 @@ def queue(user_id: str | None, upload_id: str | None, as_json: bool) -> None:
         from uploader.cli.server.tables import print_queue
 
         print_queue(asked)
+
+
+@queue.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/work does.")
+def tasks(as_json: bool) -> None:
+    """Show the queues of tasks: how much waits, who holds what, and what is dead. Works while the server runs.
+
+    `uploader events replay --sink QUEUE --dead` hands dead tasks out once more.
+    """
+    asked = with_services(load_settings(), lambda services: services.work.report())
+    if as_json:
+        click.echo(_json(asked))
+    else:
+        from uploader.cli.server.tables import print_tasks
+
+        print_tasks(asked)
 
 
 @click.command()

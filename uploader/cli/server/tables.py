@@ -12,6 +12,7 @@ from rich.text import Text
 from uploader.cli.terminal import human_bytes, human_seconds
 from uploader.service.costs import CostReport
 from uploader.service.reports import QueueReport, Report
+from uploader.service.work import WorkReport
 
 # Where the output is no terminal: wide enough that no column is cut.
 _WIDTH = 160
@@ -49,6 +50,23 @@ def print_queue(queue: QueueReport) -> None:
         minute = "unreadable" if bucket.minute is None else f"{bucket.minute:%Y-%m-%d %H:%M}"
         _add(table, bucket.queue, minute, str(bucket.tasks), human_bytes(bucket.pending_bytes))
     _print(table)
+
+
+def print_tasks(report: WorkReport) -> None:
+    sys.stdout.write(f"As of {report.as_of:%Y-%m-%d %H:%M:%S} UTC\n")
+    table = _table("Queues", " queue", "waiting", "held", "dead", "oldest")
+    told = _table(
+        "Tasks that are held or dead", " queue", " task", " state", "attempt", " worker", " since or until", " error"
+    )
+    for queue in report.queues:
+        _add(table, queue.queue, str(queue.waiting), str(queue.held), str(queue.dead), human_seconds(queue.lag_seconds))
+        for state, tasks in (("held", queue.holders), ("dead", queue.given_up)):
+            for task in tasks:
+                when = f"{task.due_at:%Y-%m-%d %H:%M:%S}"
+                _add(
+                    told, queue.queue, task.id, state, str(task.attempt), task.worker or "", when, task.last_error or ""
+                )
+    _print(table, told)
 
 
 def print_costs(costs: CostReport) -> None:

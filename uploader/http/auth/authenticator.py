@@ -18,7 +18,7 @@ from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
 from uploader.http.shared.operation import READERS, Access
 from uploader.http.shared.proxies import Proxies
 from uploader.observability import user_id as user_of_log
-from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, deleted_subject, selection_subject
+from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, deleted_subject, selection_subject, spelled
 from uploader.service.links import TOKEN_PREFIX, Visitors
 from uploader.settings import Settings
 
@@ -183,8 +183,11 @@ class Authenticator:
         elif access == "metrics":
             if not identity.may_read_metrics:
                 raise Forbidden()
+        elif access == "worker":
+            if not identity.may_work_for(request.path_params["name"]):
+                raise Forbidden("Only an administrator, or a token of this queue, may take its tasks.")
         elif identity.scope is not None:
-            raise Forbidden(f"This token is valid for /{identity.scope} alone.")
+            raise Forbidden(f"This token is valid for {spelled(identity.scope)} alone.")
         elif access == "admin" and not identity.admin:
             raise Forbidden()
         return identity

@@ -34,7 +34,7 @@ from uploader.domain.links import owner
 from uploader.domain.names import check_user_id
 from uploader.errors import ConfigurationError, InvalidRequest, Unauthenticated, Unavailable
 from uploader.http.shared.operation import Size, decode_json, or_none
-from uploader.service.access import METRICS_SCOPE, Identity
+from uploader.service.access import Identity, narrowed
 from uploader.settings import Settings
 
 T = TypeVar("T")
@@ -353,7 +353,7 @@ class Verifier:
             raise Unauthenticated(f"The token's subject {error}.") from error
         scopes = [] if payload.scope is UNSET else payload.scope.split(" ")
         admin = _ADMIN_SCOPE in scopes
-        scope = METRICS_SCOPE if METRICS_SCOPE in scopes and not admin else None
+        scope = None if admin else narrowed(scopes)
         return Verified(
             Identity(owner(user_id), admin, scope=scope), or_none(payload.total_space), payload.exp + leeway, key
         )

@@ -372,6 +372,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
             return False
         last.keep_alive = False
+        last.message_event.set()  # who has the whole body, and waits for something else, hears that nothing follows
         return True
 
     def _break_off(self) -> RequestResponseCycle | None:

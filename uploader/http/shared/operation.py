@@ -45,11 +45,11 @@ MAX_ID_LENGTH = 64
 MD5_PATTERN, SHA256_PATTERN = "^[0-9a-fA-F]{32}$", "^[0-9a-fA-F]{64}$"
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
 
-# "reader": the user, or the holder of a signed link, which is another for a deleted file; "metrics": an administrator, or a
-# token that is good for that alone.
+# "reader": the user, or the holder of a signed link, which is another for a deleted file; "metrics", and "worker" of the
+# queue in the path: an administrator, or a token that is good for that alone.
 # "uploader": the user, or a visitor of a link that collects; "visitor": one of a link that shares, or the holder of a link
 # that is signed for them.
-Access = Literal["open", "user", "uploader", "visitor", "reader", "reader of deleted", "admin", "metrics"]
+Access = Literal["open", "user", "uploader", "visitor", "reader", "reader of deleted", "admin", "metrics", "worker"]
 READERS = ("reader", "reader of deleted")
 # Who may show a signature in place of a token.
 SIGNED = (*READERS, "visitor")

@@ -1,0 +1,242 @@
+"""Workers of queues, as those run them who write one: a program of Python, and a command for each task."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.support.consumer import events_file
+from tests.support.content import Content
+from tests.support.process import UPLOADER, Server, client_of_owner, ended, run_cli
+from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
+from uploader.client import AsyncTask, ServerProblem, Task, Unauthenticated, Worker
+
+# The shortest that a worker may hold a task for.
+LEASE_SECONDS = 1.0
+
+
+class Place:
+    """A server with a queue, its owner, and a worker's token."""
+
+    def __init__(self, directory: Path) -> None:
+        table = '[queues.scan]\ntypes = ["file.finished"]\nmax_attempts = 9\n'
+        self.data = directory / "data"
+        self.settings = {
+            "DATA": str(self.data),
+            "FREE_SPACE_FLOOR": "0",
+            "EVENTS": str(events_file(directory / "events", table)),
+        }
+        self.server = Server(directory / "log", self.settings)
+        self.owner = client_of_owner(self.server.url, self.data)
+        made = run_cli(self.settings, "token", "create", "worker", "--queue", "scan")
+        assert made.returncode == 0, made.stderr
+        self.token = made.stdout.split()[-1]
+
+    def upload(self, seed: int, name: str | None = None) -> Content:
+        content = Content(100_000, seed=seed, name=name or f"folder/{seed}.bin")
+        response = self.owner.post(f"/me/files?name={content.name}", content=content.data)
+        assert response.status_code == 201, response.text
+        return content
+
+    def figures(self) -> dict[str, object]:
+        (queue,) = self.owner.get("/admin/work").json()["queues"]
+        return dict(queue)
+
+    def is_done(self) -> bool:
+        return self.figures()["waiting"] == 0
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "UPLOADER_URL": self.server.url, "UPLOADER_TOKEN": self.token}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    with ended(made.server), made.owner:
+        yield made
+
+
+async def served(worker: Worker, place: Place) -> None:
+    """Let it work until nothing waits."""
+    serving = asyncio.ensure_future(worker.serve())
+    while not serving.done() and not await asyncio.to_thread(place.is_done):
+        await asyncio.sleep(0.02)
+    worker.stop()
+    await asyncio.wait_for(serving, PATIENCE_SECONDS)
+
+
+async def test_a_program_works_on_tasks_holds_them_and_gives_them_back(place: Place, tmp_path: Path) -> None:
+    contents = {content.name: content for content in map(place.upload, range(5))}
+    worker = Worker(place.server.url, place.token)
+    seen: list[tuple[str, int, int]] = []
+
+    @worker.handles("scan", lease=LEASE_SECONDS, at_once=3)
+    def work(task: Task) -> None:
+        seen.append((task.file.name, task.attempt, task.fence))
+        if task.file.name.endswith("/1.bin") and task.attempt == 1:
+            raise LookupError("no luck")
+        if task.file.name.endswith("/2.bin"):
+            for _ in range(12):  # longer than the lease
+                threading.Event().wait(LEASE_SECONDS / 5)
+        saved = task.save(tmp_path / task.id)
+        assert saved.read_bytes() == contents[task.file.name].data
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("uploader.client.worker._REST_SECONDS", 0.0)
+        await served(worker, place)
+    attempts = Counter(name for name, _, _ in seen)
+    assert attempts == {name: 2 if name.endswith("/1.bin") else 1 for name in contents}
+
+
+async def test_a_coroutine_is_cancelled_when_its_lease_is_lost_and_the_next_holder_does_the_work(place: Place) -> None:
+    place.upload(1)
+    slow, fast = Worker(place.server.url, place.token), Worker(place.server.url, place.token)
+    begun = asyncio.Event()
+    fences: list[int] = []
+
+    @slow.handles("scan", lease=LEASE_SECONDS)
+    async def hang(task: AsyncTask) -> None:
+        fences.append(task.fence)
+        vars(task._queue)["tell_of"] = lost  # it reaches the server no more
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def lost(task_id: str, verb: str, **body: object) -> None:
+        async with httpx2.AsyncClient(base_url=place.server.url) as client:
+            headers = {"Authorization": f"Bearer {place.token}"}
+            path = f"/queues/scan/tasks/{task_id}/{verb}"
+            while fences == [1]:
+                await asyncio.sleep(0.02)
+            assert (await client.post(path, json=body, headers=headers)).json()["code"] == "lease-lost"
+            raise ServerProblem("lost", code="lease-lost", status=409)
+
+    @fast.handles("scan", lease="1m")
+    async def work(task: AsyncTask) -> None:
+        fences.append(task.fence)
+
+    hanging = asyncio.ensure_future(slow.serve())
+    await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
+    slow.stop()
+    await served(fast, place)
+    await asyncio.wait_for(hanging, PATIENCE_SECONDS)
+    assert fences == [1, 2]
+
+
+def test_who_left_while_waiting_takes_no_task_along(place: Place) -> None:
+    body = b'{"wait_seconds": 30}'
+    head = f"POST /queues/scan/claim HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {place.token}\r\n"
+    with httpx2.Client(base_url=place.server.url, headers={"Authorization": f"Bearer {place.token}"}) as client:
+        for seed, reads_on in enumerate((False, True)):
+            with socket.create_connection(("127.0.0.1", place.server.port)) as left:
+                left.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                left.settimeout(0.2)
+                with pytest.raises(TimeoutError):
+                    left.recv(1)
+                if reads_on:
+                    left.shutdown(socket.SHUT_WR)
+                else:
+                    left.close()
+                place.upload(seed)
+                (task,) = client.post("/queues/scan/claim", json={"wait_seconds": 30}).json()["tasks"]
+                assert task["attempt"] == 1
+                if reads_on:
+                    left.settimeout(SERVER_SECONDS)
+                    assert left.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_worker_with_the_wrong_token_ends_and_says_so(place: Place) -> None:
+    user = run_cli(place.settings, "token", "create", "alice").stdout.split()[-1]
+    worker = Worker(place.server.url, user)
+    worker.handles("scan")(print)
+    with pytest.raises(Unauthenticated):
+        await worker.serve()
+    with pytest.raises(ValueError, match="duration"):
+        worker.handles("scan", lease="soon")
+
+
+def test_a_command_runs_for_each_task_and_another_one_goes_on_for_who_was_killed(place: Place, tmp_path: Path) -> None:
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    keep = f'test -e {tmp_path}/goes-on || {{ touch {tmp_path}/hangs; sleep 600; }}; cp "$0" {copies}/"$1"'
+    command = [str(UPLOADER), "queue", "work", "scan", "--lease", "1", "--", "sh", "-c", keep, "{path}", "{name}"]
+
+    def started() -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(command, env=place.environment(), start_new_session=True)
+
+    contents = [place.upload(seed) for seed in range(3)]
+    killed = started()
+    try:
+        wait_for((tmp_path / "hangs").exists)
+        os.killpg(killed.pid, signal.SIGKILL)
+        (tmp_path / "goes-on").touch()
+        going_on = started()
+        try:
+            wait_for(place.is_done)
+            going_on.terminate()
+            assert going_on.wait(SERVER_SECONDS) == 0
+        finally:
+            going_on.kill()
+    finally:
+        killed.kill()
+        killed.wait()
+    for content in contents:
+        assert (copies / content.name.rpartition("/")[2]).read_bytes() == content.data
+
+
+def test_a_command_that_fails_says_why_on_the_task(place: Place) -> None:
+    place.upload(1)
+    code = "import os, sys, json; sys.exit('no ' + str(json.loads(os.environ['UPLOADER_TASK'])['attempt']))"
+    command = [str(UPLOADER), "queue", "work", "scan", "--", sys.executable, "-c", code]
+    worker = subprocess.Popen(command, env=place.environment(), start_new_session=True)
+    try:
+        wait_for(lambda: not place.figures()["held"] and place.figures()["attempts"] == 1)
+        worker.terminate()
+        assert worker.wait(SERVER_SECONDS) == 0
+    finally:
+        worker.kill()
+    shown = json.loads(run_cli(place.settings, "queue", "tasks", "--json").stdout)
+    assert (shown["queues"][0]["waiting"], shown["queues"][0]["held"]) == (1, 0)
+    assert "scan" in run_cli(place.settings, "queue", "tasks").stdout
+
+
+def test_the_examples_of_the_page_make_thumbnails(place: Place, tmp_path: Path) -> None:
+    """docs/work.md, as it stands there; `convert` copies, in place of a program that need not be here."""
+    page = (Path(__file__).parents[2] / "docs" / "work.md").read_text()
+    (python,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    (command,) = re.findall(r"^uploader (queue work .*)$", page, flags=re.MULTILINE)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "convert").write_text('#!/bin/sh\nexec cp "$1" "$4"\n')
+    (programs / "convert").chmod(0o755)
+    (tmp_path / "thumbnails").mkdir()
+    content = place.upload(1, "folder/a.jpg")
+    environment = {**place.environment(), "PATH": f"{programs}:{os.environ['PATH']}"}
+    imports = "import os, subprocess\nfrom uploader.client import Task, Worker\n"
+    for arguments, made in (
+        ([sys.executable, "-c", (imports + python).replace('"thumbnails", lease', '"scan", lease')], "{id}.jpg"),
+        ([str(UPLOADER), *command.replace("work thumbnails", "work scan").split()], "a.jpg.jpg"),
+    ):
+        worker = subprocess.Popen(arguments, env=environment, cwd=tmp_path, start_new_session=True)
+        try:
+            (file,) = place.owner.get("/me/files").json()["files"]
+            target = tmp_path / "thumbnails" / made.format(id=file["id"])
+            wait_for(lambda: place.is_done() and target.exists())  # noqa: B023 (called here)
+            assert target.read_bytes() == content.data
+            worker.terminate()
+            assert worker.wait(SERVER_SECONDS) == 0
+        finally:
+            worker.kill()
+            worker.wait()
+        replayed = run_cli(place.settings, "events", "replay", "--since", "1h", "--sink", "scan")
+        assert replayed.stdout == "events to be sent once more: 1\n", replayed.stderr

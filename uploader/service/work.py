@@ -1,0 +1,351 @@
+"""Work handed out: the events of a queue are tasks, each for one worker at a time, who comes for it.
+
+Rows decide who holds a task (`database/work.py`). The delay queue in Redis proposes: it says which tasks are due, and wakes
+those who wait for one. Whatever it has forgotten or still believes makes nobody a second holder, and a keeper proposes
+again what it does not know.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+
+from uploader.accounting.queue import ShardedQueue, Task
+from uploader.bell import Bell
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import deliveries, work
+from uploader.database.engine import Connection, Database
+from uploader.database.outbox import DEAD, Told
+from uploader.database.work import Claimed, Figures, Holding
+from uploader.domain.events import Message
+from uploader.domain.upload import File
+from uploader.errors import FileNotFound, LeaseLost, NotFound, Unavailable
+from uploader.observability import TASKS
+from uploader.service.files import Files
+from uploader.service.ids import ID
+from uploader.sinks.base import envelope_of
+from uploader.sinks.configuration import QueueSettings
+from uploader.tasks import ended, uninterrupted
+
+logger = logging.getLogger(__name__)
+
+# How often a keeper compares the rows with what Redis proposes, and how many at a time.
+KEEPING_SECONDS = 5.0
+_KEPT = 100
+# For so long a commit waits until its tasks are proposed, so that who is told of it can claim them.
+_PATIENCE_SECONDS = 1.0
+_NO_TASK = "This queue has no such task: events are kept for a week."
+# Of holders and of dead tasks, so many are shown.
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A task in the hands of a worker. `event`: a CloudEvent, as JSON."""
+
+    id: str
+    lease: str
+    fence: int
+    lease_until: datetime
+    attempt: int
+    event: bytes
+
+
+@dataclass(eq=False, repr=False)
+class WorkQueue:
+    """One queue. `source`: who says its events."""
+
+    name: str
+    settings: QueueSettings
+    proposals: ShardedQueue
+    database: Database
+    files: Files
+    clock: Clock
+    source: Callable[[], str]
+    # Rung when a task may be due.
+    bell: Bell = field(default_factory=Bell, init=False)
+    # Who waits for a task, in this process: the first one looks for it.
+    _line: "OrderedDict[asyncio.Future[None], None]" = field(default_factory=OrderedDict, init=False)
+
+    async def claim(
+        self,
+        worker: str,
+        most: int,
+        *,
+        lease_seconds: float | None = None,
+        wait_seconds: float = 0.0,
+        gone: "asyncio.Future[Any] | None" = None,
+    ) -> list[Handed]:
+        """Claim at most so many tasks that are due, the oldest first; wait for one, but no longer than for its client, who
+        is `gone` when that is done. Raises Unavailable."""
+        look = partial(self._claim, worker, most, lease_seconds or self.settings.lease_seconds)
+        if not wait_seconds:
+            return await look()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_seconds
+        gone = gone or loop.create_future()
+        async with self._turn() as turn:
+            await asyncio.wait({turn, gone}, timeout=wait_seconds, return_when=asyncio.FIRST_COMPLETED)
+            while turn.done() and not gone.done():
+                rings = self.bell.rings  # before the look: what is proposed after it ends the sleep
+                handed = await look()
+                if handed or loop.time() >= deadline:
+                    return handed
+                until = min(deadline, loop.time() + await self.proposals.pause_seconds())
+                rung = asyncio.ensure_future(self.bell.listen(rings, until))
+                try:
+                    await asyncio.wait({rung, gone}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await ended(rung)
+        return []
+
+    @asynccontextmanager
+    async def _turn(self) -> "AsyncIterator[asyncio.Future[None]]":
+        """Stand in line; what is yielded is done when nobody stands before."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line[turn] = None
+        self._call_first()
+        try:
+            yield turn
+        finally:
+            del self._line[turn]
+            self._call_first()
+
+    def _call_first(self) -> None:
+        first = next(iter(self._line), None)
+        if first is not None and not first.done():
+            first.set_result(None)
+
+    async def _claim(self, worker: str, most: int, lease_seconds: float) -> list[Handed]:
+        """Look until tasks are claimed, or none is proposed."""
+        while True:
+            lease, ids = await self.proposals.claim(most, lease_seconds)
+            if not ids:
+                return []
+            crash_point("work.after_proposal")
+            try:
+                now, claimed = await uninterrupted(
+                    self.database.transact(self._take, ids, lease, worker, timedelta(seconds=lease_seconds))
+                )
+            except BaseException:
+                with suppress(Unavailable):  # or the keeper does it
+                    await self.proposals.schedule(dict.fromkeys(ids, 0.0))
+                raise
+            await self._correct(claimed, now)
+            if claimed.tasks:
+                TASKS.labels(self.name, "claimed").inc(len(claimed.tasks))
+                return [self._handed(task, message) for task, message in claimed.tasks]
+
+    async def _take(
+        self, connection: Connection, ids: Sequence[str], lease: str, worker: str, lasting: timedelta
+    ) -> tuple[datetime, Claimed]:
+        now = await work.now_of(connection, self.clock)
+        most = self.settings.max_attempts
+        taken = partial(work.claim, lease=lease, worker=worker, now=now, until=now + lasting, max_attempts=most)
+        return now, await taken(connection, self.name, ids)
+
+    async def _correct(self, claimed: Claimed, now: datetime) -> None:
+        """Tell Redis when those are due that it proposed too early, and which are none any more."""
+        with suppress(Unavailable):  # it proposes them again, in vain
+            if claimed.later:
+                delays = {task_id: _seconds(due_at - now) for task_id, due_at in claimed.later.items()}
+                await self.proposals.schedule(delays)
+            if claimed.ended:
+                await self.proposals.cancel(claimed.ended)
+
+    def _handed(self, task: work.Task, message: Message) -> Handed:
+        assert task.lease is not None
+        event = envelope_of(message, self.source()).body
+        return Handed(task.id, task.lease, task.fence, task.due_at, task.attempt, event)
+
+    async def extend(self, task_id: str, lease: str, lease_seconds: float) -> Handed:
+        """Let a lease end so much later than now. Raises LeaseLost, NotFound, Unavailable."""
+
+        async def extend(connection: Connection) -> Handed:
+            until = await work.now_of(connection, self.clock) + timedelta(seconds=lease_seconds)
+            if not await work.extend(connection, self.name, task_id, lease, until):
+                raise await self._loss(connection, task_id)
+            return await self._held(connection, task_id)
+
+        handed = await self.database.transact(extend)
+        with suppress(Unavailable):
+            await self.proposals.extend(Task(task_id, lease), lease_seconds)
+        return handed
+
+    async def ack(self, task_id: str, lease: str) -> None:
+        """End a task: it is done. Raises LeaseLost, NotFound, Unavailable."""
+
+        async def end(connection: Connection) -> None:
+            now = await work.now_of(connection, self.clock)
+            if not await work.ack(connection, self.name, task_id, lease, now):
+                raise await self._loss(connection, task_id)
+
+        await self.database.transact(end)
+        TASKS.labels(self.name, "acknowledged").inc()
+        crash_point("work.after_ack")
+        with suppress(Unavailable):  # it is proposed once more then, in vain
+            await self.proposals.ack(Task(task_id, lease))
+
+    async def release(self, task_id: str, lease: str, delay_seconds: float, error: str | None) -> None:
+        """Give a task back, to be due after a delay. Raises LeaseLost, NotFound, Unavailable."""
+
+        async def give_back(connection: Connection) -> bool:
+            until = await work.now_of(connection, self.clock) + timedelta(seconds=delay_seconds)
+            most = self.settings.max_attempts
+            release = partial(work.release, until=until, error=error, max_attempts=most)
+            task = await release(connection, self.name, task_id, lease)
+            if task is None:
+                raise await self._loss(connection, task_id)
+            return task.state == DEAD
+
+        is_dead = await self.database.transact(give_back)
+        TASKS.labels(self.name, "dead" if is_dead else "released").inc()
+        if is_dead:
+            logger.error("a task is dead", extra={"queue": self.name, "event_id": task_id, "reason": error})
+        with suppress(Unavailable):  # or it is proposed in vain, or by the keeper
+            await (self.proposals.cancel([task_id]) if is_dead else self.proposals.push_back(task_id, delay_seconds))
+
+    async def file_of(self, task_id: str, lease: str) -> File:
+        """Return the file that the event of a held task is about. Raises LeaseLost, NotFound, FileNotFound,
+        Unavailable."""
+        _check_id(task_id)
+
+        async def look(connection: Connection) -> Message:
+            task = await work.task_of(connection, self.name, task_id)
+            if task is None or not task.held or not task.is_of(lease):
+                raise await self._loss(connection, task_id)
+            return await self._message(connection, task_id)
+
+        message = await self.database.read(look)
+        if not ID.fullmatch(message.subject):
+            raise FileNotFound()
+        return await self.files.get(message.user_id, message.subject)
+
+    async def _held(self, connection: Connection, task_id: str) -> Handed:
+        task = await work.task_of(connection, self.name, task_id)
+        assert task is not None
+        return self._handed(task, await self._message(connection, task_id))
+
+    async def _message(self, connection: Connection, task_id: str) -> Message:
+        messages = await deliveries.messages_of(connection, [task_id])
+        if task_id not in messages:
+            raise NotFound(_NO_TASK)
+        return messages[task_id]
+
+    async def _loss(self, connection: Connection, task_id: str) -> LeaseLost | NotFound:
+        task = await work.task_of(connection, self.name, task_id)
+        return NotFound(_NO_TASK) if task is None else LeaseLost()
+
+    async def keep(self) -> float:
+        """Propose what is not proposed, or too late: after a loss of Redis, and what a process left that died between a
+        commit and its proposal; return when to look again, in seconds. Raises Unavailable."""
+        place = work.BEFORE_ALL
+        while True:
+            now, places = await self.database.read(self._after, place)
+            delays = {task_id: _seconds(due_at - now) for due_at, task_id in places}
+            # The first of those that Redis knows are the first ones here, too.
+            if not await self.proposals.schedule(delays, sooner=True) or len(places) < _KEPT:
+                return KEEPING_SECONDS
+            place = places[-1]
+
+    async def _after(self, connection: Connection, place: work.Place) -> tuple[datetime, list[work.Place]]:
+        now = await work.now_of(connection, self.clock)
+        return now, await work.due_after(connection, self.name, place, _KEPT)
+
+
+def _check_id(task_id: str) -> None:
+    if not ID.fullmatch(task_id):
+        raise NotFound(_NO_TASK)
+
+
+def _seconds(delay: timedelta) -> float:
+    return max(0.0, delay.total_seconds())
+
+
+class QueueFigures(Struct):
+    """The figures of a queue: tasks that wait or are held, those that are held, and dead ones, of which 10,000 stand for
+    more; how old the oldest is that waits, and the most claims that one of them had; who holds what, and why others died."""
+
+    queue: str
+    waiting: int
+    held: int
+    dead: int
+    lag_seconds: float
+    attempts: int
+    holders: list[Holding]
+    given_up: list[Holding]
+
+
+class WorkReport(Struct):
+    """All queues, at one moment."""
+
+    queues: list[QueueFigures]
+    as_of: datetime
+
+
+@dataclass(eq=False, repr=False)
+class Work:
+    """All queues."""
+
+    queues: Mapping[str, WorkQueue]
+    database: Database
+    clock: Clock
+    _proposing: "set[asyncio.Task[None]]" = field(default_factory=set, init=False)
+
+    def queue(self, name: str) -> WorkQueue:
+        """Raises NotFound."""
+        queue = self.queues.get(name)
+        if queue is None:
+            raise NotFound("UPLOADER_EVENTS has no queue of this name.")
+        return queue
+
+    @property
+    def bells(self) -> dict[str, Bell]:
+        """Return the bell that each channel of Redis rings."""
+        return {channel: queue.bell for queue in self.queues.values() for channel in queue.proposals.wake_channels}
+
+    async def propose(self, told: Sequence[Told]) -> None:
+        """Propose the tasks among new deliveries; it goes on alone where Redis is slow, and a keeper does what it does
+        not."""
+        by_queue: dict[str, dict[str, float]] = {}
+        for event_id, name in told:
+            if name in self.queues:
+                by_queue.setdefault(name, {})[event_id] = 0.0
+        if by_queue:
+            task = asyncio.get_running_loop().create_task(self._propose(by_queue), name="proposing")
+            self._proposing.add(task)
+            task.add_done_callback(self._proposing.discard)
+            await asyncio.wait({task}, timeout=_PATIENCE_SECONDS)
+
+    async def _propose(self, by_queue: Mapping[str, Mapping[str, float]]) -> None:
+        with suppress(Unavailable):
+            for name, delays in by_queue.items():
+                await self.queues[name].proposals.schedule(delays, sooner=True)
+
+    async def report(self) -> WorkReport:
+        """Raises Unavailable."""
+
+        async def look(connection: Connection) -> WorkReport:
+            now = await work.now_of(connection, self.clock)
+            return WorkReport([await self._figures(connection, name, now) for name in self.queues], now)
+
+        return await self.database.read(look)
+
+    async def _figures(self, connection: Connection, name: str, now: datetime) -> QueueFigures:
+        of: Figures = await work.figures(connection, name, now)
+        lag = 0.0 if of.oldest is None else _seconds(now - of.oldest)
+        holders = await work.held(connection, name, _SHOWN, now) if of.held else []
+        dead = await work.given_up(connection, name, _SHOWN) if of.dead else []
+        return QueueFigures(name, of.waiting, of.held, of.dead, lag, of.attempts, holders, dead)
+
+    async def close(self) -> None:
+        if self._proposing:
+            await asyncio.wait(self._proposing)
