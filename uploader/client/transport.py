@@ -127,6 +127,10 @@ class Transport:
         self._clients: dict[bool, httpx2.AsyncClient] = {}
         self._http = self._client_for(self._url)
 
+    def use_token(self, token: Token | None) -> None:
+        """Show another token from now on."""
+        self._token = token
+
     async def close(self) -> None:
         for client in self._clients.values():
             await client.aclose()
