@@ -502,7 +502,8 @@ class AsyncClient:
         max_bytes: int | None = None,
     ) -> Link:
         """Make a link, to download a file or a folder (with a slash at the end of its name), or to upload into a folder,
-        which is made if it is not there. Without `expires_at` it works for as long as the server allows. Raises ServerTooOld."""
+        which is made if it is not there. Without `expires_at` it works for as long as the server allows. Raises
+        ServerTooOld."""
         facts = {"kind": kind, "name": f"{checked_name(name.rstrip('/'))}{'/' if name.endswith('/') else ''}"}
         limits = {"max_downloads": max_downloads, "max_files": max_files, "max_bytes": max_bytes}
         until = None if expires_at is None else expires_at.isoformat()

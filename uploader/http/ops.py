@@ -4,6 +4,7 @@ everything they load, as static files from the package. Changes nothing, makes n
 
 import gzip
 import hashlib
+import re
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -47,6 +48,8 @@ PAGE_POLICY = f"{_OWN}; form-action 'none'; {_NOWHERE}"
 HOME_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'self'; {_NOWHERE}"
 # That of a link shows the same, and posts nothing.
 LINK_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'none'; {_NOWHERE}"
+# Lines of nothing but a comment, and indentation: a fifth of what a page's scripts are on their way.
+_COMMENTS = re.compile(rb"^[ \t]*(?:/\*.*?\*/[ \t]*\n|//[^\n]*\n)|^[ \t]+", re.MULTILINE | re.DOTALL)
 # A worker has a policy of its own: the one that hashes compiles WebAssembly, and talks to nobody.
 _WORKER = "pages/client/hash-worker.js"
 _WORKER_POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'"
@@ -123,7 +126,11 @@ def _assets() -> dict[str, Path]:
 def _read(name: str) -> Asset:
     path = _assets()[name]
     content = path.read_bytes()
-    return Asset(content, gzip.compress(content, mtime=0), _KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    if name.startswith("pages/") and path.suffix == ".js":
+        content = _COMMENTS.sub(b"", content)
+    return Asset(
+        content, gzip.compress(content, mtime=0), _KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import { LinksView } from "./links/links-view.js";
 import { Quota } from "./quota.js";
 import { Session } from "../session.js";
 import { Transfers } from "../client/transfers.js";
+import { Question } from "./tray/question.js";
 import { TransfersView } from "./tray/transfers-view.js";
 
 const LOOK_EVERY_MS = 2000;
@@ -39,7 +40,7 @@ mountHeader(header, { links: admin ? PAGES : [], signOut: session.hasToken ? () 
 const news = new News($("news"));
 const tell = (text) => news.tell(text);
 const transfers = new Transfers(api);
-new TransfersView(transfers, { choose, tell, hasTrash });
+new TransfersView(transfers, { choose, tell, question: new Question(transfers, hasTrash) });
 const toasts = new Toasts($("toasts"));
 const files = new FilesView(api, { toasts, changed, tell, hasTrash, hasLinks });
 const links = new LinksView(api, { tell });

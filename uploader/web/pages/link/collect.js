@@ -1,12 +1,10 @@
 // Collecting: whoever has the link sends files, sees their own alone, and goes on where they stopped.
 
-import "../home/words.js";
 import "../home/tray/words.js";
-import "./words.js";
-import { setText } from "../dom.js";
+import "./collect-words.js";
+import { icon, setText } from "../dom.js";
 import { formatBytes } from "../format.js";
 import { News } from "../home/news.js";
-import { glyph, picture } from "../home/files/pictures.js";
 import { TransfersView } from "../home/tray/transfers-view.js";
 import { onLanguage, t, translate } from "../i18n.js";
 import { carriesFiles, fromInput, fromTransfer } from "../client/picking.js";
@@ -18,11 +16,11 @@ export async function show(visit, { end }) {
   const news = new News($("news"));
   const transfers = new Transfers(visit.api);
   transfers.lists = false; // nothing of what is there is for who sends
-  new TransfersView(transfers, { choose: (transfer) => choose(transfers, transfer), tell: (text) => news.tell(text), hasTrash: false });
+  new TransfersView(transfers, { choose: (transfer) => choose(transfers, transfer), tell: (text) => news.tell(text) });
   const tally = new Tally(visit);
   const draw = () => drawState(transfers, visit);
   translate($("collect"));
-  document.querySelector(".drop-picture").replaceChildren(picture("folder"), glyph("upload"));
+  document.querySelector(".drop-picture").replaceChildren(icon("upload"));
   for (const type of ["change", "list"]) transfers.addEventListener(type, draw);
   transfers.addEventListener("complete", ({ detail }) => {
     tally.add(detail);

@@ -33,8 +33,9 @@ function draw() {
   }
   if (!facts) return;
   const { kind, label, name, expires_at: expiresAt, max_files: files, max_bytes: bytes } = facts;
-  setText($("title"), label || t(`${kind}.title`));
-  setText($("about"), t(name ? `${kind}.about-name` : `${kind}.about`, { name: name?.replace(/\/$/, "") }));
+  const word = kind === "upload" ? "collect" : "shared";
+  setText($("title"), label || t(`${word}.title`));
+  setText($("about"), t(name ? `${word}.about-name` : `${word}.about`, { name: name?.replace(/\/$/, "") }));
   const limits = [expiresAt && t("link.until", { time: formatTime(expiresAt) })];
   if (files) limits.push(t("link.files", { count: files }));
   if (bytes) limits.push(t("link.bytes", { size: formatBytes(bytes) }));

@@ -1,9 +1,7 @@
 // Sharing: a file, or a folder to walk through; previews where that is safe, downloads by links that work for a minute, so that
 // the browser saves what it gets and nothing of it goes through the page.
 
-import "../home/words.js";
 import "../home/files/words.js";
-import "./words.js";
 import { element, setText } from "../dom.js";
 import { formatBytes, formatTime } from "../format.js";
 import { pictureOf, shownAs } from "../home/files/kinds.js";
