@@ -66,7 +66,6 @@ class SharedView {
     $("download-all").hidden = isEmpty;
     setText($("download-all").querySelector("span"), t(this.isFolder ? "shared.all" : "action.download"));
     $("file-list").hidden = isEmpty;
-    $("file-list").classList.toggle("alone", !this.isFolder);
     setText($("files-note"), isEmpty ? t("shared.empty") : this.isFolder ? this.#note() : "");
     this.#drawPath();
   }
