@@ -312,19 +312,22 @@ class Api:
     async def make_link(self, facts: Mapping[str, Any]) -> model.Link:
         """Raises ServerTooOld."""
         try:
-            return await self._call("POST", "/me/links", _LINK, body=dict(facts))
+            return self._reachable(await self._call("POST", "/me/links", _LINK, body=dict(facts)))
         except (ServerProblem, BadAnswer) as error:
             raise _without_links(error) from error
 
     async def links(self) -> list[model.Link]:
         """Raises ServerTooOld."""
         try:
-            return (await self._call("GET", "/me/links", _LINKS)).links
+            return list(map(self._reachable, (await self._call("GET", "/me/links", _LINKS)).links))
         except (ServerProblem, BadAnswer) as error:
             raise _without_links(error) from error
 
     async def change_link(self, link_id: str, facts: Mapping[str, Any]) -> model.Link:
-        return await self._call("PATCH", f"/me/links/{_segment(link_id)}", _LINK, body=dict(facts))
+        return self._reachable(await self._call("PATCH", f"/me/links/{_segment(link_id)}", _LINK, body=dict(facts)))
+
+    def _reachable(self, link: model.Link) -> model.Link:
+        return msgspec.structs.replace(link, url=self._transport.absolute(link.url))
 
     async def revoke_link(self, link_id: str) -> None:
         await self._delete(f"/me/links/{_segment(link_id)}")

@@ -193,6 +193,7 @@ def _takes_gzip(request: Request) -> bool:
 async def answer_link_page(request: Request, status: int) -> Response:
     """Answer with the page for people of a link: the same one for each, which asks for what it shows."""
     response = await _answer(request, "pages/link/index.html", LINK_POLICY, status)
+    response.headers.add_vary_header("Accept")
     response.headers["Referrer-Policy"] = "no-referrer"
     response.headers["X-Robots-Tag"] = "noindex"
     return response

@@ -128,9 +128,12 @@ async def need(client: AsyncClient, kind: str) -> LinkFacts:
 async def behind(client: AsyncClient) -> Meaning:
     """Return what the client's link leads to: a file, or a folder, whose name is the word."""
     facts = await need(client, "download")
-    name = facts.name or "download/"
-    files = [] if name.endswith("/") else [file async for file in client.files()]
-    return Meaning(name, files, None if files else "")
+    name = (facts.name or "download").rstrip("/")
+    page = await client.page(limit=2)
+    # A folder's name is told without its slash; one that holds nothing but a file of its own name is taken for that.
+    if len(page.files) == 1 and page.next is None and page.files[0].name == facts.name:
+        return Meaning(name, page.files)
+    return Meaning(f"{name}/", folder="")
 
 
 def _refuse_kind(kind: str) -> NoReturn:

@@ -28,7 +28,7 @@ class SharedView {
   #listing = null;
 
   constructor(visit, end) {
-    Object.assign(this, { visit, end, isFolder: visit.facts.name?.endsWith("/") ?? true });
+    Object.assign(this, { visit, end, isFolder: true });
     this.list = new VirtualList($("file-list"), { make: (entry) => this.#row(entry), key: ({ key }) => key, onEnd: () => this.#listing?.isHuge && this.#listing.more() });
     $("download-all").prepend(glyph("download"));
     $("download-all").addEventListener("click", () => this.#save(this.isFolder ? { format: "zip" } : { id: this.#listing.entries[0]?.key }));
@@ -50,8 +50,16 @@ class SharedView {
     $("file-list").setAttribute("aria-busy", "true");
     await listing.load();
     if (listing !== this.#listing) return;
+    this.isFolder = !this.#isFile;
+    this.#draw();
     $("file-list").removeAttribute("aria-busy");
     $("file-list").scrollTop = 0;
+  }
+
+  /** A folder's name is told without its slash; one that holds nothing but a file of its own name is taken for that. */
+  get #isFile() {
+    const { entries, isComplete, place } = this.#listing;
+    return isComplete && entries.length === 1 && !entries[0].isFolder && !place.prefix && entries[0].path === this.visit.facts.name;
   }
 
   #draw() {
