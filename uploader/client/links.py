@@ -3,7 +3,6 @@ token is kept for the next run, because to another session this one's uploads ar
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -95,31 +94,42 @@ async def enter(transport: "Transport", address: LinkAddress, password: Password
     """Open a session of the link, or go on with the one that was kept. Raises WrongPassword, NotFound, ClientError.
 
     A function that gives the password is asked only where one is needed."""
-    api = Api(transport)
-    facts = await api.link_facts(address.path)
-    path = _kept_path(address.url)
+    api, path = Api(transport), _kept_path(address.url)
     kept = _kept(path) if remember else None
-    if kept is not None and await _is_known(transport, address, facts, kept.token):
-        return LinkApi(transport, address, await api.link_facts(address.path))
+    if kept is not None and await _is_known(transport, address, kept):
+        return LinkApi(transport, address, kept.facts)
     transport.use_token(None)
-    if facts.has_password and password is None:
-        raise WrongPassword("the link has a password, and none was given", code="wrong-password", status=403)
-    given = password() if callable(password) else password
-    session = await api.open_session(address.path, given if facts.has_password else None)
-    if remember:
-        _keep(path, session)
+    facts = await api.link_facts(address.path)
+    given = None
+    if facts.has_password:
+        if password is None:
+            raise WrongPassword("the link has a password, and none was given", code="wrong-password", status=403)
+        given = password() if callable(password) else password
+    session = await api.open_session(address.path, given)
     transport.use_token(session.token)
-    return LinkApi(transport, address, await api.link_facts(address.path) if facts.has_password else facts)
+    if facts.has_password:
+        facts = await api.link_facts(address.path)
+    if remember:
+        _keep(path, Kept(session.token, session.expires_at, facts))
+    return LinkApi(transport, address, facts)
 
 
-async def _is_known(transport: "Transport", address: LinkAddress, facts: model.LinkFacts, token: str) -> bool:
+class Kept(Struct, frozen=True):
+    """A session, and what the link was: one that is used up goes on for those who are there."""
+
+    token: str
+    expires_at: model.Moment
+    facts: model.LinkFacts
+
+
+async def _is_known(transport: "Transport", address: LinkAddress, kept: Kept) -> bool:
     """Return whether a session is still one of this link; then the transport has its token."""
-    transport.use_token(token)
+    transport.use_token(kept.token)
     try:
-        if facts.kind == "upload":
+        if kept.facts.kind == "upload":
             await Api(transport).uploads()
         else:
-            await LinkApi(transport, address, facts).page(None, None, 1)
+            await LinkApi(transport, address, kept.facts).page(None, None, 1)
     except (Unauthenticated, NotFound):
         return False
     return True
@@ -138,15 +148,15 @@ def _kept_path(url: str) -> Path:
     return configuration_directory() / "links" / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
 
 
-def _kept(path: Path) -> model.LinkSession | None:
+def _kept(path: Path) -> Kept | None:
     try:
-        session = msgspec.json.decode(path.read_bytes(), type=model.LinkSession)
+        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
     except (OSError, msgspec.MsgspecError):
         return None
-    return session if session.expires_at > datetime.now(UTC) else None
+    return kept if kept.expires_at > datetime.now(UTC) else None
 
 
-def _keep(path: Path, session: model.LinkSession) -> None:
+def _keep(path: Path, kept: Kept) -> None:
     """Keep a session, readable by nobody else; remove those that have expired. Where nothing can be written, the next run
     opens another one."""
     with suppress(OSError):
@@ -154,7 +164,7 @@ def _keep(path: Path, session: model.LinkSession) -> None:
         for other in path.parent.glob("*.json"):
             if _kept(other) is None:
                 other.unlink(missing_ok=True)
-        write_secret(path, json.dumps({"token": session.token, "expires_at": session.expires_at.isoformat()}))
+        write_secret(path, msgspec.json.encode(kept).decode())
 
 
 def write_secret(path: Path, text: str) -> None:

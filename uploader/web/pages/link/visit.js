@@ -43,17 +43,16 @@ export class Visit {
 
   /** Ask what the link is. Throws Problem. */
   async look(options = {}) {
-    const api = new Api();
-    api.token = this.api.token ?? null;
-    const ask = () => api.request("GET", this.path, { ...options, headers: { Accept: "application/json" } });
+    const ask = () => new Api().request("GET", this.path, { ...options, headers: { Accept: "application/json" } });
     try {
       this.facts = await ask();
     } catch (problem) {
-      if (problem.code !== "unauthenticated") throw problem;
-      this.#forget();
-      api.token = null;
-      this.facts = await ask();
+      // What is used up goes on for those who are there.
+      const { facts } = this.#kept;
+      if (problem.fields?.reason !== "exhausted" || !this.isReturn || !facts) throw problem;
+      this.facts = facts;
     }
+    this.#keep({ facts: this.facts });
     return this.facts;
   }
 
