@@ -107,8 +107,8 @@ _COMMANDS = (
     ),
     Later("cancel", "client.files", "Cancel open uploads."),
     Later("share", "client.links", "Make a link to a file or a folder."),
-    Later("links", "client.links", "List your links: kind, when it ends, what came of it, name, URL."),
-    Later("unshare", "client.links", "End links."),
+    Later("links", "client.links", "List your links, newest first."),
+    Later("unshare", "client.links", "End links, and what runs by them."),
     Later("login", "client.connection", "Try a server's URL and your token, and keep them."),
     Later("man", "shell", "Write the manual pages into a directory."),
 )

@@ -66,8 +66,7 @@ def get(
     interruption: it goes on where it stopped, and skips files that are here with the same size and time. A file appears when
     it is complete and its digest was compared, with its time of modification.
 
-    With a LINK (https://…/s/…) that somebody gave you, you need no account. What is in its folder comes into DIRECTORY, or
-    into one of the folder's name.
+    A LINK (https://…/s/…) needs no account. What is in its folder comes into DIRECTORY, or one of the folder's name.
     """
     link = link_of(words[0]) if words else None
     if link is not None:

@@ -28,13 +28,13 @@ _PASSWORD_VARIABLE = "UPLOADER_LINK_PASSWORD"  # noqa: S105
     "lifetime_seconds",
     type=DURATION,
     metavar="DURATION",
-    help="How long it works, such as 7d.  [default: as long as the server allows]",
+    help="How long it works, such as 7d.",
 )
-@click.option("--password", "asks", is_flag=True, help=f"Ask for a password, or take the one in {_PASSWORD_VARIABLE}.")
-@click.option("--label", help="What those who open it are told.")
-@click.option("--max-bytes", type=SIZE, help="Take at most so much, such as 10GiB. With --upload only.")
-@click.option("--max-files", type=click.IntRange(1), help="Take at most so many files. With --upload only.")
-@click.option("--max-downloads", type=click.IntRange(1), help="Let at most so many visitors download.")
+@click.option("--password", "asks", is_flag=True, help="Ask for a password.")
+@click.option("--label", help="What its page says.")
+@click.option("--max-bytes", type=SIZE, help="Most bytes it takes, with --upload.")
+@click.option("--max-files", type=click.IntRange(1), metavar="N", help="Most files it takes, with --upload.")
+@click.option("--max-downloads", type=click.IntRange(1), metavar="N", help="Most visitors that download.")
 @with_client
 async def share(
     client: AsyncClient,
@@ -48,10 +48,8 @@ async def share(
     max_files: int | None,
     max_downloads: int | None,
 ) -> int:
-    """Make a link to a file or a folder. Whoever has its URL, which is the last word that is printed, needs no account. A
-    folder has a `/` at the end of its name.
-
-    With --upload the link collects files: others send theirs into the folder, and see nothing of what is there.
+    """Make a link to a file or a folder. Whoever has its URL, the last word that is printed, needs no account. A folder has
+    a `/` at its end.
     """
     if upload and max_downloads is not None:
         fail("--max-downloads is of a link to download from", EXIT_USAGE)
@@ -74,7 +72,7 @@ async def share(
 @click.command()
 @with_client
 async def links(client: AsyncClient, reporter: Reporter) -> int:
-    """List your links: kind, when it ends, what came of it, name, URL. The newest comes first."""
+    """List your links, newest first."""
     for link in await client.links():
         reporter.show(events.ListedLink(link))
     return EXIT_OK
@@ -84,7 +82,7 @@ async def links(client: AsyncClient, reporter: Reporter) -> int:
 @click.argument("words", metavar="URL_OR_ID...", nargs=-1, required=True)
 @with_client
 async def unshare(client: AsyncClient, reporter: Reporter, words: tuple[str, ...]) -> int:
-    """End links. Whatever runs by them ends, too; what came by them stays."""
+    """End links, and what runs by them."""
     own, codes = await client.links(), set[int]()
     by_word = {word: link for link in own for word in (link.id, _slug_of(link.url))}
     for word in dict.fromkeys(words):

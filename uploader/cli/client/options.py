@@ -23,7 +23,7 @@ patience = click.option(
     type=DURATION,
     default="5m",
     show_default=True,
-    help="Keep trying for so long while the server can't be reached.",
+    help="Keep trying for so long while the server is away.",
 )
 limit_rate = click.option(
     "--limit-rate",
@@ -60,7 +60,7 @@ verbose = click.option("--verbose", "-v", is_flag=True, help="Print a line for e
 def shown_options(command: F) -> F:
     """`--json` and `--quiet`."""
     command = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")(command)
-    return click.option("--json", "as_json", is_flag=True, help="Print events as JSON, one a line.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines.")(command)
 
 
 def filters(command: F) -> F:

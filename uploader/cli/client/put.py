@@ -40,7 +40,7 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
     "folder",
     metavar="FOLDER_OR_LINK",
     shell_complete=complete_names,
-    help="Upload into this folder on the server, or by the link that somebody gave you.",
+    help="Upload into this folder on the server, or by a link (https://…/s/…).",
 )
 @click.option("--name", help="Name on the server of a single file, or of standard input.")
 @options.follow
@@ -97,7 +97,7 @@ def put(
     Run it again after an interruption of any kind, here or on another machine that has the same file: it sends only the
     bytes that have not arrived. It does not read a file whose name, size and time of modification the server has, and
     replaces the server's file if yours has changed. --go-on continues an upload that another client began, in a browser or
-    by another protocol: `uploader uploads` lists them. With a link (--to https://…/s/…) you need no account.
+    by another protocol: `uploader uploads` lists them.
     """
     if not paths and files_from is None:
         fail("name the files to upload, or give --files-from", EXIT_USAGE)

@@ -34,10 +34,11 @@ async def made(site: Site, **facts: Any) -> str:
 
 
 @asynccontextmanager
-async def coming(browser: Browser, site: Site, link: str) -> AsyncIterator[Visitor]:
-    """Somebody without an account, on a phone, who has opened a link."""
+async def coming(browser: Browser, site: Site, link: str, shows: str = "#title") -> AsyncIterator[Visitor]:
+    """Somebody without an account, on a phone, who has opened a link and sees a part of its page."""
     async with visiting(browser, site.url, **PHONE) as visitor:
         await visitor.go(link)
+        await visitor.page.locator(shows).wait_for()
         yield visitor
         assert await visitor.context.cookies() == []
 
@@ -54,10 +55,10 @@ async def test_a_stranger_sends_over_a_reload_and_a_lost_network(browser: Browse
     for name, data in small.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    async with coming(browser, site, link) as other:
+    async with coming(browser, site, link, "#drop") as other:
         await other.choose(tmp_path / "work" / "0.txt")
         await expect(other.page.get_by_text("Sent. Thank you!")).to_be_visible()
-    async with coming(browser, site, link) as visitor:
+    async with coming(browser, site, link, "#drop") as visitor:
         page = visitor.page
         await expect(title(visitor)).to_have_text("Homework")
         await expect(page.get_by_text("It takes 9 files.")).to_be_visible()
@@ -166,7 +167,7 @@ async def test_a_link_that_has_ended_says_how(browser: Browser, site: Site, end:
 async def test_a_link_that_is_ended_while_files_are_sent_says_so(browser: Browser, site: Site, tmp_path: Path) -> None:
     link = await made(site, kind="upload", name="inbox/")
     (tmp_path / "film.bin").write_bytes(Content(70 * MIB).data)
-    async with coming(browser, site, link) as visitor:
+    async with coming(browser, site, link, "#drop") as visitor:
         site.gate.close(but=1)
         await visitor.choose(tmp_path / "film.bin")
         await site.gate.wait_until_ended(1)
