@@ -30,7 +30,7 @@ limit_rate = click.option(
     "most_bytes_per_second",
     type=LIMIT_RATE,
     metavar="RATE",
-    help="Limit the bytes a second of all connections together, such as 10M.",
+    help="Limit the bytes a second of all together, such as 10M.",
 )
 delta = click.option(
     "--no-delta",
@@ -51,7 +51,7 @@ follow = click.option(
     "--follow",
     "follows",
     is_flag=True,
-    help="Follow symbolic links: take what they lead to. Without it they are left out.",
+    help="Follow symbolic links. Without it they are left out.",
 )
 no_empty = click.option("--no-empty", is_flag=True, help="Leave empty folders out.")
 verbose = click.option("--verbose", "-v", is_flag=True, help="Print a line for each file of a folder.")
