@@ -222,6 +222,21 @@ async def test_an_owner_makes_a_link_shows_it_and_ends_it(browser: Browser, site
         assert (await site.stack.client.get("/me/links")).json() == {"links": []}
 
 
+async def test_an_administrator_ends_the_link_of_a_user(browser: Browser, site: Site) -> None:
+    link = await made(site, kind="upload", name="inbox/", label="Homework")
+    async with visiting(browser, site.url) as visitor:
+        await visitor.sign_in(await site.token("root", admin=True), "/admin/")
+        await visitor.press("alice")
+        dialog = visitor.page.get_by_role("dialog", name="alice")
+        await expect(dialog.get_by_role("row").filter(has_text="Homework")).to_contain_text("0 files")
+        assert await visitor.violations(["light"]) == []
+        await dialog.get_by_role("button", name="End the link to inbox/").click()
+        await visitor.press("End the link")
+        await expect(dialog.get_by_text("No links.")).to_be_visible()
+        gone = await site.stack.anonymous().get(link, headers={"Accept": "application/json"})
+        assert gone.json()["reason"] == "revoked"
+
+
 async def test_a_qr_code_holds_its_text(browser: Browser, site: Site) -> None:
     async with visiting(browser, site.url) as visitor:
         await visitor.go()

@@ -3,13 +3,13 @@
 import "./words.js";
 import { confirmed } from "../../dialogs.js";
 import { element, setText } from "../../dom.js";
-import { formatBytes, formatTime } from "../../format.js";
 import { onLanguage, t } from "../../i18n.js";
 import { messageOf } from "../../problems.js";
 import { VirtualList } from "../../virtual-list.js";
 import { drawPath } from "../files/path-view.js";
 import { glyph, picture } from "../files/pictures.js";
 import { folderOf, hashOf } from "../files/place.js";
+import { saidOf } from "./sentences.js";
 import { showLink } from "./share.js";
 
 const $ = (id) => document.getElementById(id);
@@ -80,16 +80,4 @@ export class LinksView {
     await this.show();
     $("links-list").focus({ preventScroll: true });
   }
-}
-
-/** Which kind, what came by it, of how much, and until when. */
-export function saidOf(link) {
-  const { kind, downloads, files, bytes, max_downloads: mostDownloads, max_files: mostFiles, max_bytes: mostBytes } = link;
-  const of = (text, most) => (most ? t("links.of", { text, most }) : text);
-  const came = kind === "upload"
-    ? [of(t("links.files", { count: files }), mostFiles), of(formatBytes(bytes), mostBytes && formatBytes(mostBytes))]
-    : [of(t("links.downloads", { count: downloads }), mostDownloads)];
-  const isOver = Date.parse(link.expires_at) <= Date.now();
-  const until = t(isOver ? "links.expired" : "links.until", { time: formatTime(link.expires_at) });
-  return [t(`links.${kind}`), ...came, link.has_password && t("links.password"), until].filter(Boolean).join(" · ");
 }
