@@ -88,7 +88,7 @@ def test_a_password_is_no_argument(owner: Commands, stranger: Commands) -> None:
     unasked = stranger.run("put", "a", "--to", url)
     assert (unasked.returncode, unasked.stderr) == (
         2,
-        "uploader: the link has a password: put it into UPLOADER_LINK_PASSWORD\n",
+        "uploader: put the password of the link into UPLOADER_LINK_PASSWORD\n",
     )
     stranger.environment["UPLOADER_LINK_PASSWORD"] = "wrong"
     assert stranger.events("put", "a", "--to", url, code=3)[0]["code"] == "wrong-password"

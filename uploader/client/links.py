@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Password = str | Callable[[], str]
 
-_ADDRESS = re.compile(r"(https?://[^?#]+?)?/s/([A-Za-z0-9_-]{16,128})/?")
+_ADDRESS = re.compile(r"(https?://[^?#]+?)/s/([A-Za-z0-9_-]{16,128})/?")
 
 
 class LinkAddress(Struct, frozen=True):
@@ -46,7 +46,7 @@ class LinkAddress(Struct, frozen=True):
 def link_address(url: str) -> LinkAddress | None:
     """Read the URL of a link; None for any other text."""
     found = _ADDRESS.fullmatch(url.strip())
-    return LinkAddress(found[1], found[2]) if found and found[1] else None
+    return LinkAddress(found[1], found[2]) if found else None
 
 
 class LinkApi(Api):

@@ -122,8 +122,7 @@ def run_client(
 ) -> None:
     """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`. By a link no profile is
     needed; `password` is asked for the one of a link that has one."""
-    if link is None:
-        profile = profile or kept_profile() or fail(_NOBODY, EXIT_CONFIGURATION)
+    caller = link or profile or kept_profile() or fail(_NOBODY, EXIT_CONFIGURATION)
 
     async def run(reporter: Reporter) -> int:
         told_at: dict[str, float] = {}
@@ -137,7 +136,7 @@ def run_client(
 
         told = {"patience": Patience(give_up_after_seconds=patience_seconds), "on_retry": tell, **options}
         try:
-            async with await _client(profile, link, password, told) as client:
+            async with await _client(caller, password, told) as client:
                 return await work(client, reporter)
         except ClientError as error:
             reporter.show(events.failed(None, error))
@@ -152,13 +151,13 @@ def run_client(
 
 
 async def _client(
-    profile: Profile | None, link: LinkAddress | None, password: Callable[[], str] | None, options: dict[str, Any]
+    caller: Profile | LinkAddress, password: Callable[[], str] | None, options: dict[str, Any]
 ) -> AsyncClient:
     """Raises ClientError, where a link is not there or has ended."""
-    if link is not None or profile is None:
-        return await AsyncClient.from_link(link.url if link else "", password, **options)
+    if isinstance(caller, LinkAddress):
+        return await AsyncClient.from_link(caller.url, password, **options)
     try:
-        return AsyncClient(profile.url, profile.token, **options)
+        return AsyncClient(caller.url, caller.token, **options)
     except ValueError as error:
         fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_CONFIGURATION)
 

@@ -447,10 +447,10 @@ class ListedLink(Event, tag="link"):
 
     def lines(self) -> Iterable[str]:
         link = self.link
-        limits = f"of {link.max_downloads:,}" if link.max_downloads else ""
-        came = f"{link.downloads:,} {limits} downloads".replace("  ", " ")
         if link.kind == "upload":
             came = f"{count_of_files(link.files)}, {human_bytes(link.bytes)}"
+        else:
+            came = f"{link.downloads:,} {'download' if link.downloads == 1 else 'downloads'}"
         label = f"  ({link.label})" if link.label else ""
         until = f"until {link.expires_at:%Y-%m-%d %H:%M}"
         yield f"{link.id}  {link.kind:<8}  {until}  {came:>20}  {link.name}{label}  {link.url}"

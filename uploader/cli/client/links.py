@@ -128,8 +128,8 @@ async def behind(client: AsyncClient) -> Meaning:
     facts = await need(client, "download")
     name = (facts.name or "download").rstrip("/")
     page = await client.page(limit=2)
-    # A folder's name is told without its slash; one that holds nothing but a file of its own name is taken for that.
-    if len(page.files) == 1 and page.next is None and page.files[0].name == facts.name:
+    # A folder's name is told without its slash, and none where there is a password: one file alone is taken for itself.
+    if len(page.files) == 1 and page.next is None and facts.name in (None, page.files[0].name):
         return Meaning(name, page.files)
     return Meaning(f"{name}/", folder="")
 
@@ -152,7 +152,7 @@ def _asked(*, confirm: bool) -> str:
     if given := os.environ.get(_PASSWORD_VARIABLE):
         return given
     if not sys.stdin.isatty():
-        fail(f"the link has a password: put it into {_PASSWORD_VARIABLE}", EXIT_USAGE)
+        fail(f"put the password of the link into {_PASSWORD_VARIABLE}", EXIT_USAGE)
     try:
         return str(click.prompt("Password of the link", hide_input=True, confirmation_prompt=confirm, err=True))
     except click.Abort:

@@ -56,10 +56,11 @@ class SharedView {
     $("file-list").scrollTop = 0;
   }
 
-  /** A folder's name is told without its slash; one that holds nothing but a file of its own name is taken for that. */
+  /** A folder's name is told without its slash, and none where there is a password: one file alone is taken for itself. */
   get #isFile() {
     const { entries, isComplete, place } = this.#listing;
-    return isComplete && entries.length === 1 && !entries[0].isFolder && !place.prefix && entries[0].path === this.visit.facts.name;
+    const isAlone = isComplete && entries.length === 1 && !entries[0].isFolder && !place.prefix;
+    return isAlone && (this.visit.facts.name ?? entries[0].path) === entries[0].path;
   }
 
   #draw() {
