@@ -23,8 +23,8 @@ def imports_of(source: str) -> list[str]:
 
 
 async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(stack: Stack) -> None:
-    anonymous = stack.anonymous()
-    for page, nowhere in (("/", set[str]()), ("/admin/", {"form-action"})):
+    anonymous, link = stack.anonymous(), await _link(stack)
+    for page, nowhere in (("/", set[str]()), ("/admin/", {"form-action"}), (link, {"form-action"})):
         answer = await anonymous.get(page)
         assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert not re.search(r"<style|\bstyle=|\son\w+=|javascript:|<script(?![^>]*\bsrc=)|https?://", answer.text)
@@ -37,6 +37,66 @@ async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(stack: Sta
         nowhere |= {"default-src", "frame-ancestors", "base-uri"}
         assert {directives.pop(name) for name in nowhere} == {"'none'"}
         assert set(directives.values()) == {"'self'"}
+
+
+async def _link(stack: Stack) -> str:
+    made = await stack.client.post("/me/links", json={"kind": "upload", "name": "inbox/", "label": "secret"})
+    return str(made.json()["url"])
+
+
+async def test_the_page_of_a_link_tells_a_preview_nothing_and_has_the_status_of_the_link(stack: Stack) -> None:
+    link, browser = await _link(stack), {"Accept": "text/html,*/*"}
+    pages = [await stack.anonymous().get(path, headers=browser) for path in (link, f"{link}x")]
+    assert [page.status_code for page in pages] == [200, 404]
+    assert pages[0].content == pages[1].content
+    assert "og:title" in pages[0].text
+    assert not re.search("secret|inbox", pages[0].text)
+    assert {pages[0].headers[name] for name in ("referrer-policy", "x-robots-tag")} == {"no-referrer", "noindex"}
+    problem(await stack.anonymous().get(f"{link}x"), 404, "link-not-found")
+    facts = await stack.anonymous().get(link, headers={"Accept": "application/json"})
+    assert facts.json()["label"] == "secret"
+
+
+async def test_the_scripts_of_a_link_are_small(stack: Stack) -> None:
+    """All that a browser loads to send files, with the worker that hashes, as it is on its way."""
+    left = [
+        f"/static/pages/{name}" for name in ("early.js", "link/main.js", "link/collect.js", "client/hash-worker.js")
+    ]
+    seen: dict[str, int] = {}
+    while left:
+        path = left.pop()
+        answer = await stack.anonymous().get(path, headers={"Accept-Encoding": "gzip"})
+        seen[path] = answer.num_bytes_downloaded
+        left += [part for part in (urljoin(path, each) for each in imports_of(answer.text)) if part not in seen]
+    assert len(seen) > 40
+    assert sum(seen.values()) < 60_000
+
+
+async def test_a_part_is_packed_for_who_takes_that(stack: Stack) -> None:
+    """It has another ETag then, as its bytes are others; and lacks no line of code."""
+    path = "/static/pages/client/transfers.js"
+    taken = {}
+    for accepted in ("gzip, br", "identity", "gzip;q=0", "GZIP; q=0.5"):
+        answer = await stack.anonymous().get(path, headers={"Accept-Encoding": accepted})
+        taken[accepted] = answer.headers.get("content-encoding"), answer.headers["etag"], answer.text
+        assert "Accept-Encoding" in answer.headers["vary"]
+        again = await stack.anonymous().get(
+            path, headers={"Accept-Encoding": accepted, "If-None-Match": taken[accepted][1]}
+        )
+        assert (again.status_code, again.content) == (304, b"")
+    assert [encoding for encoding, _, _ in taken.values()] == ["gzip", None, None, "gzip"]
+    assert len({etag for _, etag, _ in taken.values()}) == 2
+    assert {text for _, _, text in taken.values()} == {taken["identity"][2]}
+    code = [line.strip() for line in (STATIC / "pages/client/transfers.js").read_text().splitlines()]
+    kept = [line for line in code if line and not line.startswith(("//", "/*", "* "))]
+    assert [line for line in taken["identity"][2].splitlines() if line] == kept
+
+
+def test_no_text_of_a_module_goes_over_lines() -> None:
+    """Their indentation is left out, and what begins like a comment."""
+    for name in MODULES:
+        for line in (STATIC / name).read_text().splitlines():
+            assert line.count("`") % 2 == 0, (name, line)
 
 
 async def test_only_the_worker_that_hashes_may_compile_web_assembly(stack: Stack) -> None:

@@ -14,7 +14,7 @@ def test_no_method_is_missing() -> None:
 
 def test_arguments_and_words_are_those_of_the_other() -> None:
     for name in _PUBLIC - {"close"}:
-        ours, theirs = vars(Client)[name], vars(AsyncClient)[name]
+        ours, theirs = getattr(Client, name), getattr(AsyncClient, name)
         assert inspect.signature(ours) == inspect.signature(theirs)
         assert ours.__doc__ == theirs.__doc__
         assert ours.__doc__, name

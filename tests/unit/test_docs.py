@@ -37,7 +37,7 @@ from uploader.domain.reasons import REASONS
 from uploader.domain.upload import Reason
 from uploader.service.events import RETRY_SECONDS
 from uploader.service.ids import new_id
-from uploader.settings import Settings, variable_of
+from uploader.settings import FOREIGN_NAMES, Settings, variable_of
 from uploader.sinks.base import envelope_of
 from uploader.sinks.configuration import parse_secret, signed_headers
 from uploader.units import parse_duration
@@ -217,11 +217,7 @@ def test_the_dashboard_asks_for_metrics_that_exist_by_labels_that_they_have() ->
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document: Path) -> None:
-    names = (
-        {variable_of(setting) for setting in fields(Settings)}
-        | SECRET_FILES
-        | {"UPLOADER_URL", "UPLOADER_TOKEN", "UPLOADER_TASK"}
-    )
+    names = {variable_of(setting) for setting in fields(Settings)} | SECRET_FILES | FOREIGN_NAMES
     names |= {f"UPLOADER_TEST_{name}" for name in ("", "CRASH_AT", "CLOCK", "SEED", "PLACES")}
     text = document.read_text()
     assert set(re.findall(r"\bUPLOADER_\w+", text)) <= names

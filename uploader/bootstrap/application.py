@@ -36,7 +36,7 @@ from uploader.http.native.trash import TrashHandlers
 from uploader.http.native.uploads import UploadHandlers
 from uploader.http.native.whole_file import WholeFileHandlers
 from uploader.http.native.work import WorkHandlers
-from uploader.http.ops import OpsHandlers, PageHandlers, ops_operations
+from uploader.http.ops import OpsHandlers, PageHandlers, answer_link_page, ops_operations
 from uploader.http.resumable.dialect import ResumableHandlers
 from uploader.http.resumable.rufh import RufhHandlers
 from uploader.http.resumable.tus import TusHandlers
@@ -303,6 +303,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
                 services.links,
                 WrongTokens(settings.max_wrong_tokens),
                 proxies,
+                answer_link_page if settings.web_pages else None,
             ),
             AdminLinkHandlers(services.sharing),
         )

@@ -110,6 +110,9 @@ _COMMANDS = (
         "List your open uploads.",
     ),
     Later("cancel", "client.files", "Cancel open uploads."),
+    Later("share", "client.links", "Make a link to a file or a folder."),
+    Later("links", "client.links", "List your links, newest first."),
+    Later("unshare", "client.links", "End links, and what runs by them."),
     Later("login", "client.connection", "Try a server's URL and your token, and keep them."),
     Later("man", "shell", "Write the manual pages into a directory."),
 )

@@ -22,6 +22,8 @@ from uploader.client.errors import (
     FileChanged,
     InvalidName,
     LeadsOutside,
+    LinkExhausted,
+    LinkGone,
     NotFound,
     QuotaExceeded,
     ServerProblem,
@@ -34,9 +36,22 @@ from uploader.client.errors import (
     Unreachable,
     Unreadable,
     Unwritable,
+    WrongPassword,
 )
 from uploader.client.files import LocalFile, Outcome, Wanted, Watcher
-from uploader.client.model import DeletedFile, File, FilePage, Folder, How, IfExists, Upload, Usage
+from uploader.client.model import (
+    DeletedFile,
+    File,
+    FilePage,
+    Folder,
+    How,
+    IfExists,
+    Link,
+    LinkFacts,
+    LinkKind,
+    Upload,
+    Usage,
+)
 from uploader.client.pace import Patience
 from uploader.client.synchronous import Client, Transfer
 from uploader.client.transfer import AsyncTransfer, Progress
@@ -61,6 +76,11 @@ __all__ = [
     "IfExists",
     "InvalidName",
     "LeadsOutside",
+    "Link",
+    "LinkExhausted",
+    "LinkFacts",
+    "LinkGone",
+    "LinkKind",
     "LocalFile",
     "NotFound",
     "Outcome",
@@ -84,4 +104,5 @@ __all__ = [
     "Wanted",
     "Watcher",
     "Worker",
+    "WrongPassword",
 ]

@@ -40,10 +40,17 @@ _USAGE = Decoder(model.Usage)
 _CONFIG = Decoder(model.Config)
 _LINES = Decoder(model.Lines)
 _RESTORE_LINES = Decoder(model.RestoreLines)
+_LINK = Decoder(model.Link)
+_LINKS = Decoder(model.LinkList)
+_LINK_FACTS = Decoder(model.LinkFacts)
+_LINK_SESSION = Decoder(model.LinkSession)
 _STATES = Decoder(dict[str, model.State])
 
 
 class Api:
+    # Whether the caller has a quota that they may ask for.
+    has_account = True
+
     def __init__(self, transport: "Transport") -> None:
         self._transport = transport
 
@@ -161,9 +168,21 @@ class Api:
         self, after: str | None, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
     ) -> model.FilePage:
         """Return a page of a list. An older server gives all levels, and whatever part of a name is asked for."""
+        return await self.page_at("/me/files", after, prefix, limit, part=part, one_level=one_level)
+
+    async def page_at(
+        self,
+        path: str,
+        after: str | None,
+        prefix: str | None,
+        limit: int,
+        *,
+        part: str | None = None,
+        one_level: bool = False,
+    ) -> model.FilePage:
         delimiter = "/" if one_level else None
         params = _without_none(limit=str(limit), after=after, prefix=prefix, q=part, delimiter=delimiter)
-        return await self._call("GET", "/me/files", _PAGE, params=params)
+        return await self._call("GET", path, _PAGE, params=params)
 
     async def pages(
         self, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
@@ -274,7 +293,12 @@ class Api:
         return await self._call("GET", "/me/usage", _USAGE)
 
     def content_once(self, file_id: str, headers: dict[str, str]) -> "AbstractAsyncContextManager[httpx2.Response]":
-        return self._transport.stream(f"/me/files/{_segment(file_id)}/content", headers)
+        return self.content_at("/me/files", file_id, headers)
+
+    def content_at(
+        self, path: str, file_id: str, headers: dict[str, str]
+    ) -> "AbstractAsyncContextManager[httpx2.Response]":
+        return self._transport.stream(f"{path}/{_segment(file_id)}/content", headers)
 
     def archive_once(self, file_ids: Sequence[str]) -> "AbstractAsyncContextManager[httpx2.Response]":
         """Try once to get a tar of files, in this order."""
@@ -282,6 +306,41 @@ class Api:
 
     def blocks(self, response: "httpx2.Response", most_bytes: int) -> AsyncIterator[bytes]:
         return self._transport.blocks(response, most_bytes)
+
+    # Links
+
+    async def make_link(self, facts: Mapping[str, Any]) -> model.Link:
+        """Raises ServerTooOld."""
+        try:
+            return self._reachable(await self._call("POST", "/me/links", _LINK, body=dict(facts)))
+        except (ServerProblem, BadAnswer) as error:
+            raise _without_links(error) from error
+
+    async def links(self) -> list[model.Link]:
+        """Raises ServerTooOld."""
+        try:
+            return list(map(self._reachable, (await self._call("GET", "/me/links", _LINKS)).links))
+        except (ServerProblem, BadAnswer) as error:
+            raise _without_links(error) from error
+
+    async def change_link(self, link_id: str, facts: Mapping[str, Any]) -> model.Link:
+        return self._reachable(await self._call("PATCH", f"/me/links/{_segment(link_id)}", _LINK, body=dict(facts)))
+
+    def _reachable(self, link: model.Link) -> model.Link:
+        return msgspec.structs.replace(link, url=self._transport.absolute(link.url))
+
+    async def revoke_link(self, link_id: str) -> None:
+        await self._delete(f"/me/links/{_segment(link_id)}")
+
+    async def link(self) -> model.LinkFacts | None:
+        """Return the facts of the link that the caller came by; None of one with an account."""
+        return None
+
+    async def link_facts(self, path: str) -> model.LinkFacts:
+        return await self._call("GET", path, _LINK_FACTS, headers={"Accept": "application/json"})
+
+    async def open_session(self, path: str, password: str | None) -> model.LinkSession:
+        return await self._call("POST", f"{path}/session", _LINK_SESSION, body=_without_none(password=password))
 
     # All calls
 
@@ -310,6 +369,12 @@ class Api:
 
 def lacks(error: ServerProblem | BadAnswer) -> bool:
     return isinstance(error, BadAnswer) or error.status in (404, 405, 501)
+
+
+def _without_links(error: ServerProblem | BadAnswer) -> ServerProblem | BadAnswer | ServerTooOld:
+    """Return why there are no links: the path is not there, which says nothing of a file."""
+    is_path = isinstance(error, BadAnswer) or error.code in ("not-found", "method-not-allowed")
+    return ServerTooOld("the server has no links: it is too old, or they are switched off") if is_path else error
 
 
 def _unless_taken(if_exists: model.IfExists) -> dict[str, str]:

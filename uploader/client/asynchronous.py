@@ -6,16 +6,28 @@ HTTP, uploads and downloads are imported by who needs them: a short command take
 import asyncio
 import os
 import unicodedata
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from uploader.client import plan
 from uploader.client.api import Api
 from uploader.client.errors import BadAnswer, InvalidName, ServerProblem, ServerTooOld
 from uploader.client.files import LocalFile, Outcome, Wanted, Watcher
-from uploader.client.model import DeletedFile, File, FilePage, Folder, IfExists, Upload, Usage
+from uploader.client.model import (
+    DeletedFile,
+    File,
+    FilePage,
+    Folder,
+    IfExists,
+    Link,
+    LinkFacts,
+    LinkKind,
+    Upload,
+    Usage,
+)
 from uploader.client.pace import OnRetry, Pace, Patience, error_of
 from uploader.client.plan import checked_name, folder_name
 from uploader.client.source import Source, Uploadable, open_source
@@ -24,6 +36,7 @@ from uploader.client.transfer import AsyncTransfer, Meter, OnProgress, Shared
 if TYPE_CHECKING:
     import httpx2
 
+    from uploader.client.links import Password
     from uploader.client.transport import Token
 
 _RESTORING_SECONDS = 2.0
@@ -65,17 +78,43 @@ class AsyncClient:
         pace = Pace(most_bytes_per_second)
         connections = pace.connections(connections)
         self._shared = Shared(connections, hash_first_bytes, chunk_size, most_bytes_per_second, delta)
-        self._api = Api(
-            Transport(
-                url,
-                token,
-                patience=patience or Patience(),
-                connections=connections,
-                on_retry=on_retry,
-                http_transport=http_transport,
-                pace=pace,
-            )
+        self._transport = Transport(
+            url,
+            token,
+            patience=patience or Patience(),
+            connections=connections,
+            on_retry=on_retry,
+            http_transport=http_transport,
+            pace=pace,
         )
+        self._api = Api(self._transport)
+
+    @classmethod
+    async def from_link(
+        cls, url: str, password: "Password | None" = None, *, remember: bool = True, **options: Any
+    ) -> Self:
+        """Make a client of whoever has a link (`https://…/s/…`), without an account; `options` are those of the constructor.
+
+        By a link to upload into, all ways of uploading work, and a run that was interrupted is gone on with; by one to
+        download from, its files can be listed and downloaded, by names below its folder. Nothing else does. `password` may
+        be a function: it is asked if the link has one. The session is remembered for the next run, in
+        `~/.config/uploader/links/` (or below XDG_CONFIG_HOME), unless `remember` is false: to another session what this one
+        has sent is a stranger's.
+
+        Raises WrongPassword, NotFound and LinkGone; ValueError for a URL that is none of a link.
+        """
+        from uploader.client.links import enter, link_address
+
+        address = link_address(url)
+        if address is None:
+            raise ValueError(f"{url!r} is not the URL of a link such as https://uploads.example.org/s/…")
+        client = cls(address.server, **options)
+        try:
+            client._api = await enter(client._transport, address, password, remember=remember)
+        except BaseException:
+            await client.close()
+            raise
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -443,6 +482,46 @@ class AsyncClient:
     async def empty_trash(self) -> None:
         """Remove all deleted files for good."""
         await self._api.empty_trash()
+
+    # Links
+
+    async def link(self) -> LinkFacts | None:
+        """Return the facts of the link that the client was made from; None of a client with an account."""
+        return await self._api.link()
+
+    async def make_link(
+        self,
+        name: str,
+        kind: LinkKind = "download",
+        *,
+        label: str | None = None,
+        expires_at: datetime | None = None,
+        password: str | None = None,
+        max_downloads: int | None = None,
+        max_files: int | None = None,
+        max_bytes: int | None = None,
+    ) -> Link:
+        """Make a link, to download a file or a folder (with a slash at the end of its name), or to upload into a folder,
+        which is made if it is not there. Without `expires_at` it works for as long as the server allows. Raises
+        ServerTooOld."""
+        facts = {"kind": kind, "name": f"{checked_name(name.rstrip('/'))}{'/' if name.endswith('/') else ''}"}
+        limits = {"max_downloads": max_downloads, "max_files": max_files, "max_bytes": max_bytes}
+        until = None if expires_at is None else expires_at.isoformat()
+        told = {"label": label, "expires_at": until, "password": password, **limits}
+        return await self._api.make_link(facts | {name: value for name, value in told.items() if value is not None})
+
+    async def links(self) -> list[Link]:
+        """Return one's own links, newest first. Raises ServerTooOld."""
+        return await self._api.links()
+
+    async def change_link(self, link_id: str, facts: Mapping[str, Any]) -> Link:
+        """Change a link: its `label`, `expires_at`, `password`, `max_downloads`, `max_files` or `max_bytes`, as the server
+        takes them; None: none."""
+        return await self._api.change_link(link_id, facts)
+
+    async def revoke_link(self, link_id: str) -> None:
+        """End a link, and all that runs by it."""
+        await self._api.revoke_link(link_id)
 
     async def usage(self) -> Usage:
         """Ask how much is used, and how much is left."""

@@ -2,7 +2,9 @@
 
 ClientError
 ├── ServerProblem        the server's answer: its code, status and further members
-│   └── Unauthenticated  QuotaExceeded  TooManyFiles  NotFound
+│   ├── Unauthenticated
+│   │   └── WrongPassword  LinkGone
+│   └── QuotaExceeded  TooManyFiles  LinkExhausted  NotFound
 ├── Stopped
 │   └── Cancelled
 └── Unreachable  BadAnswer  Unreadable  Unwritable  InvalidName  AmbiguousName  LeadsOutside  ServerTooOld  FileChanged
@@ -52,6 +54,14 @@ class Unauthenticated(ServerProblem):
     """The server does not know the token, or does not allow this to it."""
 
 
+class WrongPassword(Unauthenticated):
+    """The link has a password, and this is not it."""
+
+
+class LinkGone(Unauthenticated):
+    """The link has ended; `fields` holds the `reason`: `expired`, `revoked`, `exhausted` or `deleted`."""
+
+
 class QuotaExceeded(ServerProblem):
     """The file does not fit into the total space; `fields` holds the figures."""
 
@@ -60,8 +70,12 @@ class TooManyFiles(ServerProblem):
     """There are as many files and open uploads as one may have; `fields` holds the `limit`."""
 
 
+class LinkExhausted(ServerProblem):
+    """The link takes no more: it does not say why, as that is its owner's."""
+
+
 class NotFound(ServerProblem):
-    """There is no such file or upload, or there is none any more."""
+    """There is no such file, upload or link, or there is none any more."""
 
 
 class Unreachable(ClientError):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 IfExists = Literal["keep", "replace", "fail"]
+LinkKind = Literal["download", "upload"]
 # A time without a zone would be none that can be compared.
 Moment = Annotated[datetime, Meta(tz=True)]
 # How a file came to be where it is: sent or fetched now; `instant`, its content was there; `present`, so was this very file.
@@ -113,6 +114,50 @@ class FilePage(Struct, frozen=True):
 
 class Changed(Struct, frozen=True):
     files: int
+
+
+class Link(Struct, frozen=True):
+    """A link of one's own: `download` gives a file, or a folder (a name that ends with a slash), to whoever has its URL;
+    `upload` takes files from them into a folder. `downloads`, `files` and `bytes` are what came of it, the `max_` figures
+    what may; None: as much as there is room for."""
+
+    id: str
+    kind: LinkKind
+    url: str
+    name: str
+    created_at: Moment
+    expires_at: Moment
+    label: str | None = None
+    has_password: bool = False
+    downloads: int = 0
+    files: int = 0
+    bytes: int = 0
+    max_downloads: int | None = None
+    max_files: int | None = None
+    max_bytes: int | None = None
+
+
+class LinkList(Struct, frozen=True):
+    links: list[Link]
+
+
+class LinkFacts(Struct, frozen=True):
+    """What a link tells whoever has its URL; what it leads to, the last part of its name, where there is no password."""
+
+    kind: LinkKind
+    expires_at: Moment
+    label: str | None = None
+    has_password: bool = False
+    name: str | None = None
+    max_files: int | None = None
+    max_bytes: int | None = None
+
+
+class LinkSession(Struct, frozen=True):
+    """A bearer token, good for one link."""
+
+    token: str
+    expires_at: Moment
 
 
 class UploadList(Struct, frozen=True):

@@ -12,11 +12,14 @@ from msgspec import Struct
 
 from uploader.client.errors import (
     ClientError,
+    LinkExhausted,
+    LinkGone,
     NotFound,
     QuotaExceeded,
     ServerProblem,
     TooManyFiles,
     Unauthenticated,
+    WrongPassword,
 )
 
 # A piece is about so much of the rate: what is sent or read at once is never followed by a long silence, on which servers
@@ -34,6 +37,10 @@ _PROBLEMS: dict[str, type[ServerProblem]] = {
     "forbidden": Unauthenticated,
     "quota-exceeded": QuotaExceeded,
     "too-many-files": TooManyFiles,
+    "wrong-password": WrongPassword,
+    "link-gone": LinkGone,
+    "link-exhausted": LinkExhausted,
+    "link-not-found": NotFound,
     "not-found": NotFound,
     "upload-not-found": NotFound,
     "file-not-found": NotFound,

@@ -41,6 +41,10 @@ class Loop:
         self._loop.close()
 
 
+async def _nothing() -> None:
+    """Nothing is left to be done."""
+
+
 async def _end_all_others() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -152,6 +156,18 @@ class Client:
         self._client = AsyncClient(*args, **options)
         self._loop = Loop()
 
+    @classmethod
+    @wraps(AsyncClient.from_link.__func__)  # type: ignore[attr-defined]
+    def from_link(cls, *args: Any, **options: Any) -> Self:
+        made, loop = cls.__new__(cls), Loop()
+        try:
+            made._client = loop.run(AsyncClient.from_link(*args, **options))
+        except BaseException:
+            loop.stop(_nothing())
+            raise
+        made._loop = loop
+        return made
+
     def __enter__(self) -> Self:
         return self
 
@@ -195,4 +211,9 @@ class Client:
     restore_many = _each(AsyncClient.restore_many)
     forget = _result(AsyncClient.forget)
     empty_trash = _result(AsyncClient.empty_trash)
+    link = _result(AsyncClient.link)
+    make_link = _result(AsyncClient.make_link)
+    links = _result(AsyncClient.links)
+    change_link = _result(AsyncClient.change_link)
+    revoke_link = _result(AsyncClient.revoke_link)
     usage = _result(AsyncClient.usage)

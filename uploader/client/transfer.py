@@ -250,7 +250,7 @@ class Shared:
 
 async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> None:
     """Raises QuotaExceeded for a file that is sure to be refused, so that it is not read in vain."""
-    if size <= plan.ASK_FOR_ROOM_BYTES:
+    if size <= plan.ASK_FOR_ROOM_BYTES or not api.has_account:
         return
     usage = await api.usage()
     free_bytes = usage.total_space - usage.use_space_finished - usage.reserved

@@ -127,6 +127,17 @@ class Transport:
         self._clients: dict[bool, httpx2.AsyncClient] = {}
         self._http = self._client_for(self._url)
 
+    def use_token(self, token: Token | None) -> None:
+        """Show another token from now on."""
+        self._token = token
+
+    def absolute(self, url: str) -> str:
+        """Return the URL that the server means."""
+        try:
+            return str(self._url.join(url))
+        except httpx2.InvalidURL as error:
+            raise BadAnswer(f"{url!r} is not a URL: {error}") from error
+
     async def close(self) -> None:
         for client in self._clients.values():
             await client.aclose()

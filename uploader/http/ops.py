@@ -2,7 +2,9 @@
 everything they load, as static files from the package. Changes nothing, makes no page and knows no user.
 """
 
+import gzip
 import hashlib
+import re
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -44,6 +46,10 @@ _NOWHERE = "base-uri 'none'; frame-ancestors 'none'"
 PAGE_POLICY = f"{_OWN}; form-action 'none'; {_NOWHERE}"
 # The page of files shows films and PDF, and posts what is selected to where its archive comes from.
 HOME_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'self'; {_NOWHERE}"
+# That of a link shows the same, and posts nothing.
+LINK_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'none'; {_NOWHERE}"
+# Lines of nothing but a comment, and indentation: a fifth of what a page's scripts are on their way.
+_COMMENTS = re.compile(rb"^[ \t]*(?:/\*.*?\*/[ \t]*\n|//[^\n]*\n)|^[ \t]+", re.MULTILINE | re.DOTALL)
 # A worker has a policy of its own: the one that hashes compiles WebAssembly, and talks to nobody.
 _WORKER = "pages/client/hash-worker.js"
 _WORKER_POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'"
@@ -105,6 +111,7 @@ class HealthSchema(Struct):
 @dataclass(frozen=True, slots=True)
 class Asset:
     content: bytes
+    packed: bytes  # with gzip
     media_type: str
     etag: str
 
@@ -119,7 +126,11 @@ def _assets() -> dict[str, Path]:
 def _read(name: str) -> Asset:
     path = _assets()[name]
     content = path.read_bytes()
-    return Asset(content, _KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    if name.startswith("pages/") and path.suffix == ".js":
+        content = _COMMENTS.sub(b"", content)
+    return Asset(
+        content, gzip.compress(content, mtime=0), _KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +169,34 @@ class PageHandlers:
         return await _answer(call.request, name, _WORKER_POLICY if name == _WORKER else PAGE_POLICY)
 
 
-async def _answer(request: Request, name: str, policy: str) -> Response:
+async def _answer(request: Request, name: str, policy: str, status: int = 200) -> Response:
     """Answer 304 to the browser's own copy: they ask each time, so an upgrade shows at once."""
     asset = await run_sync(_read, name)
-    headers = {"Cache-Control": "no-cache", "ETag": asset.etag, "Content-Security-Policy": policy}
-    if asset.etag in request.headers.get("if-none-match", ""):
+    headers = {"Cache-Control": "no-cache", "Content-Security-Policy": policy, "Vary": "Accept-Encoding"}
+    content, etag = asset.content, asset.etag
+    if _takes_gzip(request):
+        content, etag = asset.packed, f'{etag[:-1]}-gzip"'
+        headers["Content-Encoding"] = "gzip"
+    headers["ETag"] = etag
+    if status == 200 and etag in request.headers.get("if-none-match", ""):
+        headers.pop("Content-Encoding", None)
         return Response(status_code=304, headers=headers)
-    return Response(asset.content, media_type=asset.media_type, headers=headers)
+    return Response(content, status, media_type=asset.media_type, headers=headers)
+
+
+def _takes_gzip(request: Request) -> bool:
+    """Return whether the caller has named gzip, and not to refuse it."""
+    named = [each.replace(" ", "") for each in request.headers.get("accept-encoding", "").lower().split(",")]
+    return any(each == "gzip" or (each.startswith("gzip;q=") and each[7:].strip("0.")) for each in named)
+
+
+async def answer_link_page(request: Request, status: int) -> Response:
+    """Answer with the page for people of a link: the same one for each, which asks for what it shows."""
+    response = await _answer(request, "pages/link/index.html", LINK_POLICY, status)
+    response.headers.add_vary_header("Accept")
+    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers["X-Robots-Tag"] = "noindex"
+    return response
 
 
 @dataclass(frozen=True, slots=True)

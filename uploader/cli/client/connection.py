@@ -21,6 +21,7 @@ from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import JsonLines, Quiet, Reporter
 from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, fail
 from uploader.client import AsyncClient, ClientError, Patience, Unauthenticated
+from uploader.client.links import LinkAddress, configuration_directory, write_secret
 
 # Where `uploader serve` listens if nothing else is said.
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -58,11 +59,8 @@ def profile_of_link(link: str) -> Profile | None:
 
 
 def profile_path(environment: Mapping[str, str]) -> Path:
-    """Return the file in which `login` keeps the profile (XDG Base Directory Specification: a relative directory is
-    ignored)."""
-    configured = Path(environment.get("XDG_CONFIG_HOME") or "")
-    directory = configured if configured.is_absolute() else Path.home() / ".config"
-    return directory / "uploader" / "client.toml"
+    """Return the file in which `login` keeps the profile."""
+    return configuration_directory(environment) / "client.toml"
 
 
 def load_profile(environment: Mapping[str, str] = os.environ) -> Profile | None:
@@ -84,16 +82,10 @@ def load_profile(environment: Mapping[str, str] = os.environ) -> Profile | None:
 def save_profile(profile: Profile, environment: Mapping[str, str] = os.environ) -> Path:
     """Keep the profile, readable by nobody else. Raises OSError."""
     path = profile_path(environment)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     members = {"url": profile.url, "token": profile.token}
     # A JSON string is a TOML string, too.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in members.items() if value]
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.writelines(lines)
-    new.replace(path)
+    write_secret(path, "".join(lines))
     return path
 
 
@@ -123,11 +115,14 @@ def run_client(
     as_json: bool,
     quiet: bool,
     profile: Profile | None = None,
+    link: LinkAddress | None = None,
+    password: Callable[[], str] | None = None,
     patience_seconds: float = _SHORT_PATIENCE_SECONDS,
     **options: Any,
 ) -> None:
-    """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`."""
-    profile = profile or kept_profile() or fail(_NOBODY, EXIT_CONFIGURATION)
+    """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`. By a link no profile is
+    needed; `password` is asked for the one of a link that has one."""
+    caller = link or profile or kept_profile() or fail(_NOBODY, EXIT_CONFIGURATION)
 
     async def run(reporter: Reporter) -> int:
         told_at: dict[str, float] = {}
@@ -139,13 +134,9 @@ def run_client(
             told_at[error.detail] = now
             reporter.show(events.Retrying(error.code, error.detail, pause_seconds, repeated))
 
-        patience = Patience(give_up_after_seconds=patience_seconds)
+        told = {"patience": Patience(give_up_after_seconds=patience_seconds), "on_retry": tell, **options}
         try:
-            client = AsyncClient(profile.url, profile.token, patience=patience, on_retry=tell, **options)
-        except ValueError as error:
-            fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_CONFIGURATION)
-        try:
-            async with client:
+            async with await _client(caller, password, told) as client:
                 return await work(client, reporter)
         except ClientError as error:
             reporter.show(events.failed(None, error))
@@ -157,6 +148,18 @@ def run_client(
     except KeyboardInterrupt:
         code = events.EXIT_INTERRUPTED
     sys.exit(code)
+
+
+async def _client(
+    caller: Profile | LinkAddress, password: Callable[[], str] | None, options: dict[str, Any]
+) -> AsyncClient:
+    """Raises ClientError, where a link is not there or has ended."""
+    if isinstance(caller, LinkAddress):
+        return await AsyncClient.from_link(caller.url, password, **options)
+    try:
+        return AsyncClient(caller.url, caller.token, **options)
+    except ValueError as error:
+        fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_CONFIGURATION)
 
 
 def with_client(work: Callable[..., Awaitable[int]]) -> Callable[..., None]:

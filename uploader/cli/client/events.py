@@ -23,6 +23,8 @@ from uploader.client import (
     File,
     Folder,
     How,
+    Link,
+    LinkExhausted,
     QuotaExceeded,
     ServerProblem,
     TooManyFiles,
@@ -428,6 +430,41 @@ class CancelledUpload(Event, tag="cancelled"):
         return [f"cancelled {self.upload.name}"]
 
 
+class MadeLink(Event, tag="link-made"):
+    """A link of `share`."""
+
+    link: Link
+
+    def lines(self) -> Iterable[str]:
+        kind = "uploads into" if self.link.kind == "upload" else "downloads of"
+        yield f"{kind} {self.link.name}, until {self.link.expires_at:%Y-%m-%d %H:%M}: {self.link.url}"
+
+
+class ListedLink(Event, tag="link"):
+    """A link of `links`, and what came of it."""
+
+    link: Link
+
+    def lines(self) -> Iterable[str]:
+        link = self.link
+        if link.kind == "upload":
+            came = f"{count_of_files(link.files)}, {human_bytes(link.bytes)}"
+        else:
+            came = f"{link.downloads:,} {'download' if link.downloads == 1 else 'downloads'}"
+        label = f"  ({link.label})" if link.label else ""
+        until = f"until {link.expires_at:%Y-%m-%d %H:%M}"
+        yield f"{link.id}  {link.kind:<8}  {until}  {came:>20}  {link.name}{label}  {link.url}"
+
+
+class RevokedLink(Event, tag="link-revoked"):
+    """A link has ended by `unshare`."""
+
+    link: Link
+
+    def lines(self) -> Iterable[str]:
+        return [f"ended the link to {self.link.name}"]
+
+
 class LoggedIn(Event, tag="logged-in"):
     """The server knows the token; both are kept in `path`."""
 
@@ -456,7 +493,7 @@ def _cleaned(part: Any) -> Any:
 def exit_code_of(error: ClientError) -> int:
     if isinstance(error, Unauthenticated):
         return EXIT_AUTHENTICATION
-    if isinstance(error, QuotaExceeded | TooManyFiles):
+    if isinstance(error, QuotaExceeded | TooManyFiles | LinkExhausted):
         return EXIT_QUOTA
     return EXIT_TRY_AGAIN if error.retryable else EXIT_FAILED
 

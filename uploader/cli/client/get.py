@@ -1,5 +1,6 @@
 """`get`: find what is meant, bring it here, and say how each ended."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from uploader.cli.client.connection import run_client
 from uploader.cli.client.events import Planned, Started, exit_code_of, failed, worst_of
 from uploader.cli.client.filters import Filters
 from uploader.cli.client.folders import make_here
+from uploader.cli.client.links import ask_password, behind, link_of
 from uploader.cli.client.local import decode_name
 from uploader.cli.client.names import Meaning, NoSuchFile, complete_names, one_thing_each, told
 from uploader.cli.client.reporters import Reporter, Telling, moving
@@ -26,12 +28,11 @@ STDOUT = "-"
 
 
 @click.command(cls=options.Filtered)
-@click.argument("words", metavar="NAME...", nargs=-1, shell_complete=complete_names)
+@click.argument("words", metavar="NAME... | LINK [DIRECTORY]", nargs=-1, shell_complete=complete_names)
 @click.option(
     "--output",
     "-o",
     "target",
-    default=".",
     metavar="PATH",
     help="Directory to download to; for one file also its path, or - for standard output.  [default: this directory]",
 )
@@ -48,7 +49,7 @@ STDOUT = "-"
 @options.shown_options
 def get(
     words: tuple[str, ...],
-    target: str,
+    target: str | None,
     force: bool,
     checksum: bool,
     decode: bool,
@@ -64,40 +65,52 @@ def get(
     A folder keeps its name, below the directory of --output, with the empty folders in it. Run it again after an
     interruption: it goes on where it stopped, and skips files that are here with the same size and time. A file appears when
     it is complete and its digest was compared, with its time of modification.
+
+    A LINK (https://…/s/…) needs no account. What is in its folder comes into DIRECTORY, or one of the folder's name.
     """
+    link = link_of(words[0]) if words else None
+    if link is not None:
+        if len(words) > 2 or files_from is not None or (len(words) == 2 and target is not None):
+            fail("a link takes one directory, and no other names", EXIT_USAGE)
+        target = f"{words[1]}/" if len(words) == 2 else target
     if not words and files_from is None:
         fail("name the files to download, or give --files-from", EXIT_USAGE)
     if target == STDOUT and (of_client["as_json"] or len(words) > 1 or files_from is not None):
         fail("-o - takes a single file, and no --json", EXIT_USAGE)
     listed = options.listed(files_from) if files_from is not None else []
-    is_directory = target.endswith("/") or Path(target).is_dir()
 
     async def work(client: AsyncClient, reporter: Reporter) -> int:
-        found, codes = await one_thing_each(client, reporter, words)
+        if link is not None:
+            found, codes = [await behind(client)], set[int]()
+        else:
+            found, codes = await one_thing_each(client, reporter, words)
         if not found and not listed:
             return worst_of(codes)
-        alone = found[0].files[0] if len(words) == 1 and not listed and found[0].is_file else None
+        into = target or (found[0].word if link is not None and not found[0].is_file else ".")
+        is_directory = into.endswith("/") or await asyncio.to_thread(Path(into).is_dir)
+        is_alone = (len(words) == 1 or link is not None) and not listed
+        alone = found[0].files[0] if is_alone and found[0].is_file else None
         if alone is not None and not filters.take(alone.name.rpartition("/")[2]):
             alone = None
-        if target == STDOUT:
+        if into == STDOUT:
             if alone is None:
                 fail("-o - takes a single file", EXIT_USAGE)
             return await _write(client, reporter, alone)
         if alone is not None and not is_directory:
-            return await _get_as(client, reporter, alone, Path(target), overwrite=force)
+            return await _get_as(client, reporter, alone, Path(into), overwrite=force)
         wanted, folders, missing = await _plan(client, found, listed, filters, decode_name if decode else str)
         for name in sorted(missing):
             codes.add(told(reporter, name, NoSuchFile(f"there is no file or folder {name!r}")))
         files = len({each.path for each in wanted})
         reporter.show(Planned(files, sum(each.file.size for each in wanted)))
         telling = Telling(reporter) if verbose else Telling(reporter, lambda local: folders.get(local.name))
-        outcomes = await client.download_many(wanted, target, overwrite=force, checksum=checksum, watcher=telling)
+        outcomes = await client.download_many(wanted, into, overwrite=force, checksum=checksum, watcher=telling)
         if not no_empty and len(outcomes) >= files:  # else the server is away
             empty = await _empty_folders(client, found, listed, filters, decode_name if decode else str)
-            codes |= await make_here(reporter, Path(target), empty)
+            codes |= await make_here(reporter, Path(into), empty)
         return telling.sum_up(files, codes)
 
-    run_client(work, **of_client)
+    run_client(work, link=link, password=ask_password, **of_client)
 
 
 async def _plan(

@@ -49,6 +49,8 @@ class Meaning(Struct, frozen=True):
         """The folder that it lies in: not a part of what is made of its name here."""
         if self.pattern is not None:
             return self.pattern.base
+        if self.folder == "":
+            return ""
         name = self.folder.rstrip("/") if self.folder else self.files[0].name
         return name[: name.rfind("/") + 1]
 

@@ -23,14 +23,14 @@ patience = click.option(
     type=DURATION,
     default="5m",
     show_default=True,
-    help="Keep trying for so long while the server can't be reached.",
+    help="Keep trying for so long while the server is away.",
 )
 limit_rate = click.option(
     "--limit-rate",
     "most_bytes_per_second",
     type=LIMIT_RATE,
     metavar="RATE",
-    help="Limit the bytes a second of all connections together, such as 10M.",
+    help="Limit the bytes a second of all together, such as 10M.",
 )
 delta = click.option(
     "--no-delta",
@@ -51,7 +51,7 @@ follow = click.option(
     "--follow",
     "follows",
     is_flag=True,
-    help="Follow symbolic links: take what they lead to. Without it they are left out.",
+    help="Follow symbolic links. Without it they are left out.",
 )
 no_empty = click.option("--no-empty", is_flag=True, help="Leave empty folders out.")
 verbose = click.option("--verbose", "-v", is_flag=True, help="Print a line for each file of a folder.")
@@ -60,7 +60,7 @@ verbose = click.option("--verbose", "-v", is_flag=True, help="Print a line for e
 def shown_options(command: F) -> F:
     """`--json` and `--quiet`."""
     command = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")(command)
-    return click.option("--json", "as_json", is_flag=True, help="Print events as JSON, one a line.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines.")(command)
 
 
 def filters(command: F) -> F:

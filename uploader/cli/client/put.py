@@ -14,6 +14,7 @@ from uploader.cli.client.connection import run_client
 from uploader.cli.client.events import EXIT_FAILED, Failed, NamesRefused, Noted, Planned
 from uploader.cli.client.filters import Filters
 from uploader.cli.client.folders import make_there
+from uploader.cli.client.links import ask_password, link_of, need
 from uploader.cli.client.local import FoundFiles, find
 from uploader.cli.client.names import complete_names
 from uploader.cli.client.reporters import Reporter, Telling
@@ -35,7 +36,11 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
 @click.command(cls=options.Filtered)
 @click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(exists=True, allow_dash=True))
 @click.option(
-    "--to", "folder", metavar="FOLDER", shell_complete=complete_names, help="Upload into this folder on the server."
+    "--to",
+    "folder",
+    metavar="FOLDER_OR_LINK",
+    shell_complete=complete_names,
+    help="Upload into this folder on the server, or by a link (https://…/s/…).",
 )
 @click.option("--name", help="Name on the server of a single file, or of standard input.")
 @options.follow
@@ -103,8 +108,15 @@ def put(
     if go_on is not None and (len(paths) != 1 or files_from is not None or name or folder or Path(paths[0]).is_dir()):
         fail("--go-on takes a single file, and no --name", EXIT_USAGE)
     listed = options.listed(files_from) if files_from is not None else []
+    link = link_of(folder)
+    if link is not None:
+        if go_on is not None or if_exists not in (None, "keep"):
+            fail("a link keeps all files, and needs no --go-on: leave --if-exists and --go-on out", EXIT_USAGE)
+        folder, if_exists, no_empty = None, "keep", True
 
     async def work(client: AsyncClient, reporter: Reporter) -> int:
+        if link is not None:
+            await need(client, "upload")
         if name is not None and paths == (STDIN,):
             return await put_stdin(client, reporter, folder, name, if_exists=if_exists)
         if go_on is not None:
@@ -115,7 +127,7 @@ def put(
             found.empty.clear()
         return await put_found(client, reporter, found, if_exists=if_exists, checksum=checksum, verbose=verbose)
 
-    run_client(work, **of_client)
+    run_client(work, link=link, password=ask_password, **of_client)
 
 
 async def put_found(
@@ -202,15 +214,20 @@ def spool() -> BinaryIO:
 
 async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
     """Read all of standard input; its size. Raises QuotaExceeded as soon as it can't fit, Unreadable."""
+    if await client.link() is not None:
+        return await _fill(opened, None)
     usage = await client.usage()
     # More is sure to be refused: beside what is available it may be what is there already, or has begun.
     there = sum(file.size for file in await client.named(name))
     begun = sum(upload.size for upload in await client.uploads() if upload.name == name)
-    room = usage.available + there + begun
+    return await _fill(opened, usage.available + there + begun)
+
+
+async def _fill(opened: BinaryIO, room: int | None) -> int:
     size = 0
     async for block in _blocks():
         size += len(block)
-        if size > room:
+        if room is not None and size > room:
             detail = f"standard input is larger than the {human_bytes(room)} that are available"
             raise errors.QuotaExceeded(detail, code="quota-exceeded", status=413)
         try:

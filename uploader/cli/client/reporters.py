@@ -42,6 +42,7 @@ class Quiet(Reporter):
 
     def show(self, event: Event) -> None:
         listed = events.Listed | events.ListedFolder | events.ListedUpload | events.ListedUsage
+        listed |= events.ListedLink | events.MadeLink
         if isinstance(event, events.Failed | events.NamesRefused | listed):
             super().show(event)
 

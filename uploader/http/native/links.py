@@ -4,23 +4,25 @@ handler turns a request into one call of the service, and what it says into HTTP
 What a visitor sends goes the way of every upload, with the token of their session.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
-from uploader.domain.links import Limits, LinkKind, Visit
+from uploader.domain.links import Limits, Link, LinkKind, Visit
 from uploader.domain.names import CONTROL, Folder, Selection
 from uploader.domain.upload import File
-from uploader.errors import InvalidRequest, LinkNotFound
+from uploader.errors import InvalidRequest, LinkNotFound, UploaderError
 from uploader.http.auth.authenticator import WrongTokens, visit_subject
 from uploader.http.native import schemas
 from uploader.http.native.archive import archive
 from uploader.http.native.download import download
 from uploader.http.native.files import DELIMITER, FORMAT, SHOW, cursor_of, part_of_name, place_of
 from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter, checked_name, or_none
+from uploader.http.shared.problem import STATUS
 from uploader.http.shared.proxies import Proxies
 from uploader.http.shared.responses import Json
 from uploader.service.access import Links
@@ -125,9 +127,8 @@ def _checked_label(label: str) -> str:
     return label
 
 
-# Until a script asks for the rest; the page for people takes its place.
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>A link</title>
-<p>Ask this address for <code>application/json</code>.</p></html>"""
+# Answers with the page for people, and with a status.
+Page = Callable[[Request, int], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class VisitorHandlers:
     links: Links
     wrong_slugs: WrongTokens
     proxies: Proxies
+    page: Page | None  # None: there are no pages
 
     @_open(
         "GET /s/{slug}",
@@ -147,16 +149,26 @@ class VisitorHandlers:
         media_types=("text/html",),
     )
     async def describe(self, call: Call) -> Response:
-        headers = {"Vary": "Accept"}
-        if "application/json" not in call.request.headers.get("accept", ""):
-            return HTMLResponse(_PAGE, headers=headers)
+        accepted = call.request.headers.get("accept", "")
+        page = None if "application/json" in accepted else self.page
+        try:
+            link = await self._find(call)
+        except UploaderError as error:
+            if page is None or "text/html" not in accepted:
+                raise
+            return await page(call.request, STATUS[error.code])
+        return (
+            Json(schemas.shared_of(link), headers={"Vary": "Accept"}) if page is None else await page(call.request, 200)
+        )
+
+    async def _find(self, call: Call) -> Link:
+        """Raises LinkNotFound, LinkGone, TooManyRequests."""
         party = await self._admit(call.request)
         try:
-            link = await self.visitors.find(call.in_path("slug"))
+            return await self.visitors.find(call.in_path("slug"))
         except LinkNotFound:
             self.wrong_slugs.count(party)
             raise
-        return Json(schemas.shared_of(link), headers=headers)
 
     @_open(
         "POST /s/{slug}/session",

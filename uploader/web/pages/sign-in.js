@@ -1,5 +1,6 @@
 // The question for a token: a dialog that can't be dismissed, and closes when the server takes the token.
 
+import "./sign-in-words.js";
 import { Api, Problem } from "./client/api.js";
 import { element, icon, setText } from "./dom.js";
 import { languageChooser } from "./header.js";

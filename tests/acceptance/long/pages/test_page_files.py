@@ -289,20 +289,6 @@ async def test_a_file_is_dragged_out_by_a_link_and_shared_by_one_as_long_as_one_
     assert (media_type, name) == ("application/octet-stream", "a.txt")
     assert (await shelf.site.stack.anonymous().get(url)).content == b"alpha"
 
-    await shelf.visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    await shelf.visitor.press("Share a.txt")
-    dialog = page.get_by_role("dialog", name="Share a.txt")
-    await expect(dialog.get_by_text("Works until")).to_be_visible()
-    assert await shelf.visitor.violations() == []
-    async with page.expect_response("**/link") as answer:
-        await dialog.get_by_label("7 days").check()
-    assert (await answer.value).request.post_data_json == {"expires_in": 7 * 86400}
-    await dialog.get_by_role("button", name="Copy").click()
-    await expect(dialog.get_by_text("Copied")).to_be_visible()
-    copied = await page.evaluate("navigator.clipboard.readText()")
-    assert copied.startswith(f"{shelf.visitor.url}/me/files/")
-    assert (await shelf.site.stack.anonymous().get(copied)).content == b"alpha"
-
 
 async def test_what_is_previewed_runs_nothing(browser: Browser, site: Site) -> None:
     """A picture and a PDF are shown; pages and SVG are text; what calls itself what it is not stays broken."""

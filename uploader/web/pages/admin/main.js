@@ -31,7 +31,7 @@ const session = new Session();
 const { api } = session;
 await session.start();
 const { admin } = await api.request("GET", "/me/identity", { patienceSeconds: Infinity });
-const { auth = "token" } = await api.request("GET", "/config", { patienceSeconds: Infinity });
+const { auth = "token", links: hasLinks = false } = await api.request("GET", "/config", { patienceSeconds: Infinity });
 mountHeader(header, { links: PAGES, signOut: session.hasToken ? () => session.signOut() : null });
 
 // Emptied first, or the same text would not be read out again.
@@ -40,7 +40,7 @@ function tell(text) {
   setTimeout(() => setText($("news"), text), SILENCE_MS);
 }
 
-const open = (userId, made = null) => new UserDialog(api, userId, { changed: reload, hasTokens: auth === "token", made });
+const open = (userId, made = null) => new UserDialog(api, userId, { changed: reload, hasTokens: auth === "token", hasLinks, made });
 
 const totals = new Totals($("totals"));
 const growth = new Growth($("growth"), api);

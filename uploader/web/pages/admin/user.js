@@ -5,6 +5,7 @@ import { element, iconButton, setText } from "../dom.js";
 import { formatBytes, formatTime } from "../format.js";
 import { t } from "../i18n.js";
 import { attempt, bar, showAsOf, tile } from "./card.js";
+import { LinksOfUser } from "./links.js";
 import { quotaForm } from "./quota-form.js";
 import { differences, verdict } from "./recount/recount.js";
 import { expire, expireButton, outcome } from "./stale.js";
@@ -15,26 +16,23 @@ const PAGE = 20;
 const TYPING_MS = 300;
 
 /** Show a user until the dialog is closed; `changed()` is called when something about them was changed. `hasTokens`: whether
- * tokens of this server let people in; `made` is one that was just made for them. */
+ * tokens of this server let people in; `made` is one that was just made for them; `hasLinks`: whether there are any. */
 export class UserDialog {
-  constructor(api, userId, { changed, hasTokens, made = null }) {
+  constructor(api, userId, { changed, hasTokens, hasLinks, made = null }) {
     Object.assign(this, { api, userId, changed });
     this.path = `/admin/users/${encodeURIComponent(userId)}`;
     this.content = element("div", { class: "content" });
     this.quota = element("div", {});
     this.outcome = element("p", { class: "outcome", role: "status" });
     this.differences = element("div", {});
-    this.tokens = hasTokens ? this.#makeTokens(made) : null;
+    const how = { attempt: (work) => attempt(this.dialog, work), tell: (text) => setText(this.outcome, text) };
+    this.tokens = hasTokens ? new Tokens(api, userId, { ...how, made }) : null;
+    this.links = hasLinks ? new LinksOfUser(api, userId, how) : null;
     this.dialog = this.#make();
     document.body.append(this.dialog);
     this.dialog.addEventListener("close", () => this.dialog.remove());
     this.dialog.showModal();
     this.reload();
-  }
-
-  #makeTokens(made) {
-    const tell = (text) => setText(this.outcome, text);
-    return new Tokens(this.api, this.userId, { attempt: (work) => attempt(this.dialog, work), tell, made });
   }
 
   #make() {
@@ -57,6 +55,7 @@ export class UserDialog {
       element("h3", {}, t("user.quota")),
       this.quota,
       this.tokens?.container,
+      this.links?.container,
       element("h3", {}, t("user.uploads")),
       this.uploads.container,
       element("div", { class: "sum" }, element("h3", {}, t("user.files")), this.prefix),
@@ -74,7 +73,7 @@ export class UserDialog {
     return attempt(this.dialog, async () => {
       const user = await this.api.request("GET", this.path);
       this.#show(user);
-      await Promise.all([this.uploads.reload(), this.files.reload(), this.tokens?.reload()]);
+      await Promise.all([this.uploads.reload(), this.files.reload(), this.tokens?.reload(), this.links?.reload()]);
     });
   }
 

@@ -28,6 +28,7 @@ export class Transfers extends EventTarget {
   all = [];
   rate = new Rate();
   hashRate = new Rate();
+  lists = true; // whether the caller may know which files are there
   asks = false; // whether a person answers what becomes of names that are there, and is told unread what has no room
   #shared;
   #offers;
@@ -103,7 +104,7 @@ export class Transfers extends EventTarget {
     for (const transfer of transfers) {
       await breath.take();
       this.#mayAsk(transfer);
-      transfer.namesakes = await transfer.addition.listings.named(transfer.name, transfer.prefix);
+      if (this.lists) transfer.namesakes = await transfer.addition.listings.named(transfer.name, transfer.prefix);
       if (transfer.isOver) continue; // it was cancelled
       const same = transfer.there.find((file) => isUnchanged(file, transfer.file));
       if (same) transfer.found(same);

@@ -14,10 +14,12 @@ import { openMenu } from "./menu.js";
 import { News } from "./news.js";
 import { carriesFiles, fromInput, fromTransfer, into } from "../client/picking.js";
 import { glyph, picture } from "./files/pictures.js";
-import { lastSegment, segmentsOf, TRASH } from "./files/place.js";
+import { lastSegment, LINKS, segmentsOf, TRASH } from "./files/place.js";
+import { LinksView } from "./links/links-view.js";
 import { Quota } from "./quota.js";
 import { Session } from "../session.js";
 import { Transfers } from "../client/transfers.js";
+import { Question } from "./tray/question.js";
 import { TransfersView } from "./tray/transfers-view.js";
 
 const LOOK_EVERY_MS = 2000;
@@ -31,16 +33,17 @@ mountHeader(header, {});
 const session = new Session();
 const { api } = session;
 const usage = await session.start();
-const [{ admin }, { trash: hasTrash = true }] = await Promise.all(["/me/identity", "/config"].map((path) => api.request("GET", path, { patienceSeconds: Infinity })));
+const [{ admin }, { trash: hasTrash = true, links: hasLinks = false }] = await Promise.all(["/me/identity", "/config"].map((path) => api.request("GET", path, { patienceSeconds: Infinity })));
 const quota = new Quota();
 mountHeader(header, { links: admin ? PAGES : [], signOut: session.hasToken ? () => session.signOut() : null, own: quota.root });
 
 const news = new News($("news"));
 const tell = (text) => news.tell(text);
 const transfers = new Transfers(api);
-new TransfersView(transfers, { choose, tell, hasTrash });
+new TransfersView(transfers, { choose, tell, question: new Question(transfers, hasTrash) });
 const toasts = new Toasts($("toasts"));
-const files = new FilesView(api, { toasts, changed, tell, hasTrash });
+const files = new FilesView(api, { toasts, changed, tell, hasTrash, hasLinks });
+const links = new LinksView(api, { tell });
 const trash = new TrashView(api, { toasts, changed: lookSoon, go: (place) => files.go(place), tell });
 
 /** Something was deleted, or is back. */
@@ -173,15 +176,21 @@ addEventListener("beforeunload", (event) => {
   if (transfers.totals().going) event.preventDefault();
 });
 
-// Files, or the trash.
+// Files, the trash, or links.
 $("to-trash").append(glyph("remove"));
 $("to-trash").hidden = !hasTrash;
+$("to-links").append(glyph("share"));
+$("to-links").hidden = !hasLinks;
+const VIEWS = {
+  files: { list: "file-list", show: () => files.refresh() },
+  trash: { list: "trash-list", show: () => trash.show() },
+  links: { list: "links-list", show: () => links.show() },
+};
 function turn() {
-  const isTrash = location.hash === TRASH && hasTrash;
-  if ($("trash").hidden === !isTrash) return;
-  $("trash").hidden = !isTrash;
-  $("files").hidden = isTrash;
-  (isTrash ? trash.show() : files.refresh()).then(() => $(isTrash ? "trash-list" : "file-list").focus({ preventScroll: true }));
+  const wanted = location.hash === TRASH && hasTrash ? "trash" : location.hash === LINKS && hasLinks ? "links" : "files";
+  if (!$(wanted).hidden) return;
+  for (const view of Object.keys(VIEWS)) $(view).hidden = view !== wanted;
+  VIEWS[wanted].show().then(() => $(VIEWS[wanted].list).focus({ preventScroll: true }));
 }
 addEventListener("hashchange", turn);
 

@@ -6,9 +6,9 @@ import { t } from "../../i18n.js";
 import { messageOf } from "../../problems.js";
 import { askFolder } from "./move.js";
 import { Moves } from "./moves.js";
+import { share } from "../links/share.js";
 import { folderOf, lastSegment } from "./place.js";
 import { archiveBody, saveAsZip } from "./selected.js";
-import { share } from "./share.js";
 
 export class Actions {
   /** `view` has `listing` and `deletions`, and is told: refused(text), refresh(), go(place), removed(entries). */

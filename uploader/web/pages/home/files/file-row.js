@@ -31,7 +31,7 @@ export function fileRow(entry, view) {
     title.title = name;
     if (isFolder) title.href = hashOf({ prefix: path });
     drawn.replaceChildren(picture(isFolder ? "folder" : pictureOf(name)));
-    actions.replaceChildren(...actionsOf({ name, isFolder }));
+    actions.replaceChildren(...actionsOf(name, view.hasLinks));
   }
 
   function update(now) {
@@ -52,7 +52,7 @@ export function fileRow(entry, view) {
   return { root, update };
 }
 
-function actionsOf({ name, isFolder }) {
+function actionsOf(name, hasLinks) {
   const button = (action, drawn) => {
     const label = t(`file.${action}`, { name });
     const attributes = { type: "button", class: "icon-button", "aria-label": label, title: label, tabindex: -1, "data-act": action };
@@ -60,7 +60,7 @@ function actionsOf({ name, isFolder }) {
   };
   const more = button("more", "more");
   more.setAttribute("aria-haspopup", "menu");
-  return [...(isFolder ? [] : [button("share", "share")]), button("download", "download"), more];
+  return [...(hasLinks ? [button("share", "share")] : []), button("download", "download"), more];
 }
 
 function countOf({ files, more }) {

@@ -15,7 +15,7 @@ import { Listing } from "./listing.js";
 import { drawPath } from "./path-view.js";
 import { glyph } from "./pictures.js";
 import { folderOf, hashOf, isPlace, placeOf } from "./place.js";
-import { preview } from "./preview.js";
+import { contentsOf, preview } from "./preview.js";
 import { Selection } from "./selection.js";
 import { SelectionBar } from "./selection-bar.js";
 import { showVersions } from "../trash/versions.js";
@@ -33,9 +33,9 @@ export class FilesView {
   #settling = 0;
 
   /** `changed()` is called when the person has freed space, or taken some; `tell(text)` reads a text out; `hasTrash`: whether
-   * what is deleted can be had back. */
-  constructor(api, { toasts, changed, tell, hasTrash }) {
-    Object.assign(this, { api, hasTrash, changed });
+   * what is deleted can be had back; `hasLinks`: whether files can be shared. */
+  constructor(api, { toasts, changed, tell, hasTrash, hasLinks }) {
+    Object.assign(this, { api, hasTrash, hasLinks, changed });
     this.selection = new Selection(() => this.#drawSelection());
     this.actions = new Actions(api, this, { toasts, tell, hasTrash });
     this.deletions = new Deletions(api, toasts, {
@@ -248,7 +248,7 @@ export class FilesView {
     const isOne = (entries) => entries.length === 1;
     return [
       { key: "action.download", picture: "download", run: (entries) => actions.download(entries) },
-      { key: "action.share", picture: "share", run: ([entry]) => actions.share(entry), classes: "wide-only", suits: (entries) => isOne(entries) && !entries[0].isFolder },
+      { key: "action.share", picture: "share", run: ([entry]) => actions.share(entry), classes: "wide-only", suits: (entries) => isOne(entries) && this.hasLinks },
       { key: "action.rename", picture: "rename", run: ([entry]) => this.rename(entry), classes: "wide-only", suits: isOne },
       { key: "action.move", picture: "move", run: (entries) => actions.move(entries) },
       { key: "action.delete", picture: "remove", run: (entries) => actions.remove(entries), classes: "danger-choice" },
@@ -270,7 +270,8 @@ export class FilesView {
     }
     const files = this.listing.entries.filter(({ isFolder }) => !isFolder);
     const { actions } = this;
-    preview(this.api, entry, files, { download: (shown) => actions.download([shown]), share: (shown) => actions.share(shown) });
+    const share = this.hasLinks ? (shown) => actions.share(shown) : null;
+    preview(contentsOf(this.api), entry, files, { download: (shown) => actions.download([shown]), share });
   }
 
   remove() {
@@ -295,7 +296,7 @@ export class FilesView {
     const choice = (key, picture, run, more = {}) => ({ text: t(key), picture: glyph(picture), run, ...more });
     const alone = several ? [] : [
       choice(entry.isFolder ? "action.open" : "action.preview", "open", () => this.open(entry)),
-      ...(entry.isFolder ? [] : [choice("action.share", "share", () => actions.share(entry))]),
+      ...(this.hasLinks ? [choice("action.share", "share", () => actions.share(entry))] : []),
       choice("action.rename", "rename", () => this.rename(entry)),
       choice(this.selection.has(entry.key) ? "action.unselect" : "action.select", "check", () => this.selection.toggle(entry.key)),
     ];

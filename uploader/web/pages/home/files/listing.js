@@ -17,9 +17,10 @@ export class Listing {
   #loading = null;
   #changes = Promise.resolve();
 
-  /** `changed()` is called whenever there is something else to show; what `isLeaving(entry)` is not listed. */
-  constructor(api, place, order, { changed, isLeaving }) {
-    Object.assign(this, { api, place, order, changed, isLeaving });
+  /** `path` is where the server lists them; `changed()` is called whenever there is something else to show; what
+   * `isLeaving(entry)` is not listed. */
+  constructor(api, place, order, { path = "/me/files", changed, isLeaving }) {
+    Object.assign(this, { api, place, order, path, changed, isLeaving });
   }
 
   /** The first page, and the rest of a folder behind it. */
@@ -42,7 +43,7 @@ export class Listing {
     const asked = new URLSearchParams(query ? { q: query, limit: FOUND_AT_ONCE } : { delimiter: "/", prefix, limit: PAGE });
     if (this.#next) asked.set("after", this.#next);
     try {
-      const page = await this.api.request("GET", `/me/files?${asked}`);
+      const page = await this.api.request("GET", `${this.path}?${asked}`);
       const found = [...(page.folders ?? []).map(entryOfFolder), ...page.files.map(entryOfFile)];
       this.problem = null;
       this.#next = page.next;

@@ -1,6 +1,7 @@
-// Where a person is: a folder, what a search found, or the trash. It is in the address, so that Back leads back and a bookmark there.
+// Where a person is: a folder, what a search found, the trash, or their links. It is in the address, so that Back leads back and a bookmark there.
 
 export const TRASH = "#trash";
+export const LINKS = "#links";
 
 /** Whether it is an address of files: a link to a part of the page leads nowhere else. */
 export function isPlace(hash) {

@@ -13,8 +13,17 @@ const TEXT_BYTES = 256 * 1024;
 // A film may be looked at for longer than a link works by itself.
 const LINK_SECONDS = 6 * 3600;
 
-/** Show `entry`; `files` are those that come before and after it; `actions`: {download(entry), share(entry)}. */
-export function preview(api, entry, files, actions) {
+/** What the files of a person hold: {text(key, headers), link(key)}. */
+export function contentsOf(api) {
+  return {
+    text: (key, headers) => api.request("GET", `/me/files/${key}/content?show=inline`, { headers, raw: true }),
+    link: async (key) => (await api.request("POST", `/me/files/${key}/link`, { body: { expires_in: LINK_SECONDS } })).url,
+  };
+}
+
+/** Show `entry`; `contents` as those of `contentsOf`; `files` are those that come before and after it; `actions`:
+ * {download(entry), share(entry)}, the second where it may be shared. */
+export function preview(contents, entry, files, actions) {
   let shown = null;
   let close = () => {};
   const button = (name, key, run) => {
@@ -45,7 +54,7 @@ export function preview(api, entry, files, actions) {
     before.disabled = place <= 0;
     after.disabled = place >= files.length - 1;
     if (document.activeElement?.disabled) heading.focus(); // so that the arrows go on
-    fill(api, next, stage, () => shown === next, () => actions.download(next));
+    fill(contents, next, stage, () => shown === next, () => actions.download(next));
   }
 
   return showModal({
@@ -53,7 +62,7 @@ export function preview(api, entry, files, actions) {
     className: "preview",
     content: [
       element("div", { class: "preview-head" }, kind, element("div", { class: "preview-words" }, facts),
-        button("share", "preview.share", () => actions.share(shown)),
+        actions.share && button("share", "preview.share", () => actions.share(shown)),
         button("download", "preview.download", () => actions.download(shown)),
         button("close", "preview.close", () => close())),
       element("div", { class: "preview-body" }, before, stage, after),
@@ -73,7 +82,7 @@ export function preview(api, entry, files, actions) {
   });
 }
 
-async function fill(api, entry, stage, isWanted, download) {
+async function fill(contents, entry, stage, isWanted, download) {
   stage.replaceChildren(element("p", { class: "muted", role: "status" }, t("preview.loading")));
   const nothing = (text) => {
     if (!isWanted()) return;
@@ -84,25 +93,24 @@ async function fill(api, entry, stage, isWanted, download) {
   if (entry.file.damaged) return nothing(t("file.damaged"));
   if (!as || (as === "pdf" && !navigator.pdfViewerEnabled)) return nothing(t("preview.none"));
   try {
-    const made = await (as === "text" ? textOf(api, entry) : mediumOf(api, entry, as, () => nothing(t("preview.broken"))));
+    const made = await (as === "text" ? textOf(contents, entry) : mediumOf(contents, entry, as, () => nothing(t("preview.broken"))));
     if (isWanted()) stage.replaceChildren(...made);
   } catch (problem) {
     nothing(messageOf(problem));
   }
 }
 
-async function textOf(api, { key, size, name }) {
+async function textOf(contents, { key, size, name }) {
   if (size === 0) return [element("p", { class: "muted" }, t("preview.empty"))];
   const headers = { Range: `bytes=0-${TEXT_BYTES - 1}` };
   // To be shown: it is not sent on to a bucket, which this page may not read from.
-  const text = await api.request("GET", `/me/files/${key}/content?show=inline`, { headers, raw: true });
+  const text = await contents.text(key, headers);
   const page = element("pre", { tabindex: 0, "aria-label": name }, text);
   return [page, size > TEXT_BYTES && element("p", { class: "muted" }, t("preview.first", { bytes: formatBytes(TEXT_BYTES) }))].filter(Boolean);
 }
 
-async function mediumOf(api, { key, name }, as, failed) {
-  const { url } = await api.request("POST", `/me/files/${key}/link`, { body: { expires_in: LINK_SECONDS } });
-  const src = `${url}&show=inline`;
+async function mediumOf(contents, { key, name }, as, failed) {
+  const src = `${await contents.link(key)}&show=inline`;
   if (as === "image") return [element("img", { src, alt: name, onerror: failed })];
   if (as === "pdf") return [element("iframe", { src, title: name })];
   return [element(as, { src, controls: true, preload: "metadata", "aria-label": name, onerror: failed })];

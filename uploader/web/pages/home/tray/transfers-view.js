@@ -7,7 +7,6 @@ import { setAttribute, setText } from "../../dom.js";
 import { onLanguage, t } from "../../i18n.js";
 import { VirtualList } from "../../virtual-list.js";
 import { arranged } from "./arranging.js";
-import { Question } from "./question.js";
 import { folderRow, transferRow } from "./rows.js";
 import { ofAll, ofHead, ofWindow } from "./sentences.js";
 
@@ -28,12 +27,11 @@ export class TransfersView {
   #unfolded = new Set(); // names of folders
   #totals;
 
-  /** `choose(transfer)` asks the person for the file of an upload; `tell(text)` reads a text out; `hasTrash`: whether what is
-   * replaced can be had back. */
-  constructor(transfers, { choose, tell, hasTrash }) {
-    Object.assign(this, { transfers, tell });
+  /** `choose(transfer)` asks the person for the file of an upload; `tell(text)` reads a text out; `question` asks what becomes
+   * of names that are taken, where that is theirs to say. */
+  constructor(transfers, { choose, tell, question = null }) {
+    Object.assign(this, { transfers, tell, question });
     this.#totals = transfers.totals();
-    this.question = new Question(transfers, hasTrash);
     const actions = this.#actions(choose);
     this.list = new VirtualList($("transfer-list"), {
       make: (item) => (item.folder ? folderRow(item, actions, (name) => this.#unfold(name)) : transferRow(item, actions)),
@@ -54,7 +52,7 @@ export class TransfersView {
   #actions(choose) {
     const { transfers } = this;
     return {
-      answer: (some) => this.question.open(some),
+      answer: (some) => this.question?.open(some),
       choose: ([transfer]) => choose(transfer),
       pause: (some) => transfers.setPaused(some, true),
       resume: (some) => transfers.setPaused(some, false),
@@ -69,7 +67,7 @@ export class TransfersView {
     const presses = {
       "tray-fold": () => this.#fold(!this.#isFolded),
       "tray-close": () => transfers.dismiss(),
-      "answer-all": () => this.question.open(),
+      "answer-all": () => this.question?.open(),
       "pause-all": () => transfers.setPaused(transfers.all, true),
       "resume-all": () => transfers.setPaused(transfers.all, false),
       "retry-all": () => transfers.retry(),
@@ -169,7 +167,7 @@ export class TransfersView {
   #askSoon() {
     this.#asking ||= setTimeout(() => {
       this.#asking = 0;
-      this.question.open();
+      this.question?.open();
     }, GATHER_MS);
   }
 

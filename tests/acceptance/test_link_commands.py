@@ -1,0 +1,136 @@
+"""`share`, `links` and `unshare` of an owner; `put` and `get` of who has but a link: no account, no configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.commands import Commands, checked_events, outcome, token_of_somebody, tree_in, write_tree
+from tests.support.content import KIB, Content
+from tests.support.process import Server
+from tests.support.sites import CONNECTIONS, a_site
+
+TREE = {"a.txt": b"alpha", "deep/b.txt": b"beta"}
+
+
+@pytest.fixture
+def owner(server: Server, tmp_path: Path) -> Commands:
+    (tmp_path / "owner").mkdir()
+    return Commands(tmp_path / "owner", server.url, token_of_somebody(server))
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Commands:
+    (tmp_path / "stranger").mkdir()
+    return Commands(tmp_path / "stranger")
+
+
+def shared(owner: Commands, *arguments: str) -> str:
+    """The URL of a link, as scripts take it."""
+    run = owner.run("share", *arguments)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split()[-1]
+
+
+def test_what_is_collected_is_its_owners(owner: Commands, stranger: Commands) -> None:
+    url = shared(
+        owner, "inbox", "--upload", "--label", "Homework", "--expires", "2d", "--max-files", "3", "--max-bytes", "1KiB"
+    )
+    write_tree(stranger.home / "work", TREE)
+    (stranger.home / "work" / "empty").mkdir()
+    assert stranger.run("put", "work", "--to", url).returncode == 0
+    assert stranger.run("put", "-", "--name", "c.txt", "--to", f"{url}/", stdin="gamma").returncode == 0
+    assert owner.names() == {"inbox/work/a.txt", "inbox/work/deep/b.txt", "inbox/c.txt"}
+    [listed] = owner.events("links")
+    assert listed["link"]["url"] == url
+    assert {name: listed["link"][name] for name in ("kind", "label", "files", "bytes", "max_files")} == {
+        "kind": "upload",
+        "label": "Homework",
+        "files": 3,
+        "bytes": 14,
+        "max_files": 3,
+    }
+    assert "Homework" in owner.run("links").stdout
+    [*_, failed, summary] = stranger.events("put", "work/a.txt", "--name", "d.txt", "--to", url, code=4)
+    assert (failed["code"], summary["exit_code"]) == ("link-exhausted", 4)
+    assert stranger.run("get", url).returncode == 2
+    assert owner.run("unshare", url).stdout == "ended the link to inbox/\n"
+    assert owner.events("links") == []
+    # For a moment the server may believe who was there; what they send is refused all the same.
+    ended = stranger.events("put", "work/a.txt", "--to", url, code=3)
+    assert [event["code"] for event in ended if event["event"] == "failed"] == ["link-gone"]
+    assert owner.events("unshare", url, code=6)[0]["code"] == "link-not-found"
+
+
+def test_what_is_shared_comes_to_who_has_the_link(owner: Commands, stranger: Commands) -> None:
+    write_tree(owner.home / "photos", TREE)
+    assert owner.run("put", "photos").returncode == 0
+    folder, file = shared(owner, "photos/", "--max-downloads", "1"), shared(owner, "photos/a.txt")
+    assert stranger.run("get", folder).returncode == 0
+    assert stranger.run("get", folder, "there").returncode == 0  # the same visit
+    assert stranger.run("get", file, "alone").returncode == 0
+    assert stranger.run("get", file, "-o", "copy.txt").returncode == 0
+    assert stranger.piped(b"", "get", file, "-o", "-").stdout == TREE["a.txt"]
+    found = {name: content for name, content in tree_in(stranger.home).items() if not name.startswith(".config/")}
+    in_folders = {f"{folder}/{name}": content for folder in ("photos", "there") for name, content in TREE.items()}
+    assert found == in_folders | {"alone/a.txt": b"alpha", "copy.txt": b"alpha"}
+    for kept in (stranger.home / ".config" / "uploader" / "links").iterdir():
+        kept.unlink()
+    [refused] = stranger.events("get", folder, "late", code=3)
+    assert refused["code"] == "link-gone"
+    assert stranger.run("put", "copy.txt", "--to", file).returncode == 2
+
+
+def test_a_password_is_no_argument(owner: Commands, stranger: Commands) -> None:
+    owner.environment["UPLOADER_LINK_PASSWORD"] = "open sesame"
+    url = shared(owner, "inbox/", "--upload", "--password")
+    (stranger.home / "a").write_bytes(b"a")
+    unasked = stranger.run("put", "a", "--to", url)
+    assert (unasked.returncode, unasked.stderr) == (
+        2,
+        "uploader: put the password of the link into UPLOADER_LINK_PASSWORD\n",
+    )
+    stranger.environment["UPLOADER_LINK_PASSWORD"] = "wrong"
+    assert stranger.events("put", "a", "--to", url, code=3)[0]["code"] == "wrong-password"
+    stranger.environment["UPLOADER_LINK_PASSWORD"] = "open sesame"
+    assert stranger.run("put", "a", "--to", url).returncode == 0
+    assert owner.names() == {"inbox/a"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["share", "inbox/", "--upload", "--max-downloads", "1"],
+        ["share", "inbox/", "--max-files", "1"],
+        ["put", "a", "--to", "https://uploads.example.org/inbox"],
+        ["put", "a", "--to", "https://uploads.example.org/s/abcdefghijklmnopqrstuv", "--if-exists", "replace"],
+        ["get", "https://uploads.example.org/s/abcdefghijklmnopqrstuv", "a", "b"],
+    ],
+)
+def test_what_makes_no_sense_is_bad_usage(owner: Commands, arguments: list[str]) -> None:
+    (owner.home / "a").write_bytes(b"a")
+    run = owner.run(*arguments)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("uploader: ")
+
+
+async def test_a_stranger_who_was_killed_goes_on_where_it_was(make_stack: MakeStack, tmp_path: Path) -> None:
+    async with a_site(make_stack) as site:
+        made = await site.stack.client.post("/me/links", json={"kind": "upload", "name": "inbox/"})
+        stranger, content = Commands(tmp_path), Content(32 * 64 * KIB - 1)
+        (tmp_path / "film").write_bytes(content.data)
+        url = f"{site.url}{made.json()['url']}"
+        arguments = ["put", "film", "--to", url, "--chunk-size", "64KiB", "--hash-first", "64KiB", "--json"]
+        site.gate.close(but=9)
+        killed = await stranger.start(*arguments)
+        await site.gate.wait_until_ended(9)
+        await site.gate.wait_until_held(1)
+        killed.kill()
+        await killed.wait()
+        site.gate.open()
+        code, output = await outcome(await stranger.start(*arguments))
+        assert code == 0, output
+        assert [event["file"]["sha256"] for event in checked_events(output) if event["event"] == "complete"] == [
+            content.sha256
+        ]
+        assert site.gate.begun.total() - content.chunk_count <= CONNECTIONS

@@ -1,0 +1,178 @@
+"""The contract as a visitor has it who comes by a link, without an account: the addresses below `/s/`, and a session, whose
+token is kept for the next run, because to another session this one's uploads are a stranger's.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from uploader.client import model
+from uploader.client.api import Api
+from uploader.client.errors import NotFound, Unauthenticated, WrongPassword
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from uploader.client.transport import Transport
+
+Password = str | Callable[[], str]
+
+_ADDRESS = re.compile(r"(https?://[^?#]+?)/s/([A-Za-z0-9_-]{16,128})/?")
+
+
+class LinkAddress(Struct, frozen=True):
+    """The server, and the slug, in the URL of a link."""
+
+    server: str
+    slug: str
+
+    @property
+    def url(self) -> str:
+        return f"{self.server}/s/{self.slug}"
+
+    @property
+    def path(self) -> str:
+        return f"/s/{self.slug}"
+
+
+def link_address(url: str) -> LinkAddress | None:
+    """Read the URL of a link; None for any other text."""
+    found = _ADDRESS.fullmatch(url.strip())
+    return LinkAddress(found[1], found[2]) if found else None
+
+
+class LinkApi(Api):
+    """Of a link to download from, its files are those of the caller; of one to upload into, the caller has none."""
+
+    has_account = False
+
+    def __init__(self, transport: "Transport", address: LinkAddress, facts: model.LinkFacts) -> None:
+        super().__init__(transport)
+        self._path = address.path
+        self.facts = facts
+
+    async def link(self) -> model.LinkFacts:
+        return self.facts
+
+    async def page(
+        self, after: str | None, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
+    ) -> model.FilePage:
+        if self.facts.kind == "upload":
+            return model.FilePage([], None, [] if one_level else None)
+        return await self.page_at(f"{self._path}/files", after, prefix, limit, one_level=one_level)
+
+    async def file(self, file_id: str) -> model.File:
+        async for page in self.pages(None, 1000):
+            for file in page.files:
+                if file.id == file_id:
+                    return file
+        raise NotFound("there is no such file behind this link", code="file-not-found", status=404)
+
+    async def empty_folders(self, prefix: str | None, limit: int) -> AsyncIterator[str]:
+        """A link tells of none."""
+        none: Sequence[str] = ()
+        for name in none:
+            yield name
+
+    def content_once(self, file_id: str, headers: dict[str, str]) -> "AbstractAsyncContextManager[httpx2.Response]":
+        return self.content_at(f"{self._path}/files", file_id, headers)
+
+    def archive_once(self, file_ids: Sequence[str]) -> "AbstractAsyncContextManager[httpx2.Response]":
+        """Raises NotFound: a link gives no archive of some of its files."""
+        raise NotFound("a link gives no archive of some of its files", code="not-found", status=404)
+
+
+async def enter(transport: "Transport", address: LinkAddress, password: Password | None, *, remember: bool) -> LinkApi:
+    """Open a session of the link, or go on with the one that was kept. Raises WrongPassword, NotFound, ClientError.
+
+    A function that gives the password is asked only where one is needed."""
+    api, path = Api(transport), _kept_path(address.url)
+    kept = _kept(path) if remember else None
+    if kept is not None and await _is_known(transport, address, kept):
+        return LinkApi(transport, address, kept.facts)
+    transport.use_token(None)
+    facts = await api.link_facts(address.path)
+    given = None
+    if facts.has_password:
+        if password is None:
+            raise WrongPassword("the link has a password, and none was given", code="wrong-password", status=403)
+        given = password() if callable(password) else password
+    session = await api.open_session(address.path, given)
+    transport.use_token(session.token)
+    if facts.has_password:
+        facts = await api.link_facts(address.path)
+    if remember:
+        _keep(path, Kept(session.token, session.expires_at, facts))
+    return LinkApi(transport, address, facts)
+
+
+class Kept(Struct, frozen=True):
+    """A session, and what the link was: one that is used up goes on for those who are there."""
+
+    token: str
+    expires_at: model.Moment
+    facts: model.LinkFacts
+
+
+async def _is_known(transport: "Transport", address: LinkAddress, kept: Kept) -> bool:
+    """Return whether a session is still one of this link; then the transport has its token."""
+    transport.use_token(kept.token)
+    try:
+        if kept.facts.kind == "upload":
+            await Api(transport).uploads()
+        else:
+            await LinkApi(transport, address, kept.facts).page(None, None, 1)
+    except (Unauthenticated, NotFound):
+        return False
+    return True
+
+
+# Where sessions are kept: beside what `uploader login` keeps, each in a file of its own.
+
+
+def configuration_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory of what is kept for a user (XDG Base Directory Specification: a relative one is ignored)."""
+    configured = Path(environment.get("XDG_CONFIG_HOME") or "")
+    return (configured if configured.is_absolute() else Path.home() / ".config") / "uploader"
+
+
+def _kept_path(url: str) -> Path:
+    return configuration_directory() / "links" / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
+
+
+def _kept(path: Path) -> Kept | None:
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return kept if kept.expires_at > datetime.now(UTC) else None
+
+
+def _keep(path: Path, kept: Kept) -> None:
+    """Keep a session, readable by nobody else; remove those that have expired. Where nothing can be written, the next run
+    opens another one."""
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for other in path.parent.glob("*.json"):
+            if _kept(other) is None:
+                other.unlink(missing_ok=True)
+        write_secret(path, msgspec.json.encode(kept).decode())
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that nobody else can read, in the place of what was there. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(text)
+    new.replace(path)
