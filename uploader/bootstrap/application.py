@@ -41,7 +41,8 @@ from uploader.http.resumable.tus import TusHandlers
 from uploader.http.server import connections
 from uploader.http.server.tls import CertificateInForce
 from uploader.http.shared.exchange import ConcurrencyLimit, is_news
-from uploader.http.shared.operation import operations_of
+from uploader.http.shared.mount import Mount, lookalikes
+from uploader.http.shared.operation import DECLARED_PATHS, operations_of
 from uploader.http.shared.proxies import Proxies
 from uploader.jobs.events import EventKeeper, relay_job, wake_channel
 from uploader.jobs.maintenance import (
@@ -323,10 +324,20 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         concurrency_limit=ConcurrencyLimit(settings, proxies),
         intake=intake,
         proxies=proxies,
+        mount=Mount.at(settings.public_url),
         meter=services.meter,
         pre_creates=services.pre_create_hook.is_on,
         dialect=resumable,
     )
+
+
+def check_public_url(settings: Settings) -> None:
+    """Raises ConfigurationError where a route below its path would look like another one."""
+    prefix = Mount.at(settings.public_url).prefix
+    if found := lookalikes(prefix, sorted(DECLARED_PATHS)) if prefix else None:
+        raise ConfigurationError(
+            f"UPLOADER_PUBLIC_URL: with the path {prefix}, {found[0]} would be taken for {found[1]}: choose another path"
+        )
 
 
 def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
@@ -368,7 +379,8 @@ async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
     from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
 
     limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)
-    state: dict[str, Any] = {connections.CONNECTIONS_STATE: connections.Connections(limits, proxies)}
+    mount = Mount.at(settings.public_url)
+    state: dict[str, Any] = {connections.CONNECTIONS_STATE: connections.Connections(limits, proxies, mount)}
     with ExitStack() as stack:
         certificate = stack.enter_context(certificate_in_force(settings))
         state[connections.SENDERS_STATE] = stack.enter_context(closing(connections.Senders()))

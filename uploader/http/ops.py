@@ -3,6 +3,7 @@ everything they load, as static files from the package. Changes nothing, makes n
 """
 
 import hashlib
+import re
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,7 +17,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 import uploader
 from uploader.domain.upload import MAX_CHUNK_COUNT
 from uploader.errors import NotFound
-from uploader.http.shared.operation import Call, Operation, operations_of
+from uploader.http.shared.mount import mount_of_request
+from uploader.http.shared.operation import Call, Operation, operations_of, public_path
 from uploader.http.shared.problem import explain
 from uploader.http.shared.responses import Json
 from uploader.observability import Exposition
@@ -48,7 +50,8 @@ HOME_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'self'; 
 _WORKER = "pages/client/hash-worker.js"
 _WORKER_POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'"
 
-_DOCS = """<!doctype html>
+# As all addresses in pages, these begin with a slash, before which `_below_prefix` puts the prefix.
+_DOCS = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>uploader: the HTTP API</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/static/swagger-ui/swagger-ui.css"></head>
@@ -84,6 +87,7 @@ class ClientConfig(Struct):
     instant: str
     upload_expiry_seconds: float
     link_lifetime_seconds: float
+    public_url: str | None
     auth: str | UnsetType = UNSET
     trash: bool | UnsetType = UNSET
 
@@ -117,8 +121,15 @@ def _assets() -> dict[str, Path]:
 @cache
 def _read(name: str) -> Asset:
     path = _assets()[name]
-    content = path.read_bytes()
-    return Asset(content, _KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return _asset(path.read_bytes(), _KINDS[path.suffix])
+
+
+def _asset(content: bytes, media_type: str) -> Asset:
+    return Asset(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def _below_prefix(page: bytes) -> bytes:
+    return re.sub(rb'( (?:href|src)=")/', rb"\1" + public_path("/").encode(), page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +141,7 @@ class PageHandlers:
     @_open("GET /", "The web page", responses={200: None, 307: None})
     async def home(self, call: Call) -> Response:
         if not self.settings.web_pages:
-            return RedirectResponse("/docs")
+            return RedirectResponse(public_path("/docs"))
         return await _answer(call.request, "pages/home/index.html", HOME_POLICY)
 
     @_open("GET /admin/", "The administrators' web page", problems=("not-found",))
@@ -160,6 +171,8 @@ class PageHandlers:
 async def _answer(request: Request, name: str, policy: str) -> Response:
     """Answer 304 to the browser's own copy: they ask each time, so an upgrade shows at once."""
     asset = await run_sync(_read, name)
+    if name.endswith(".html") and mount_of_request.get().prefix:
+        asset = _asset(_below_prefix(asset.content), asset.media_type)
     headers = {"Cache-Control": "no-cache", "ETag": asset.etag, "Content-Security-Policy": policy}
     if asset.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
@@ -201,6 +214,7 @@ class OpsHandlers:
                 instant=self.settings.instant,
                 upload_expiry_seconds=self.settings.upload_expiry_seconds,
                 link_lifetime_seconds=self.settings.link_lifetime_seconds,
+                public_url=self.settings.public_url,
                 auth=UNSET if self.settings.auth == "token" else self.settings.auth,
                 trash=UNSET if self.settings.trash_retention_seconds else False,
             )
@@ -208,7 +222,7 @@ class OpsHandlers:
 
     @_open("GET /docs", "This documentation")
     async def docs(self, _call: Call) -> Response:
-        return HTMLResponse(_DOCS, headers={"Content-Security-Policy": _DOCS_POLICY})
+        return HTMLResponse(_below_prefix(_DOCS), headers={"Content-Security-Policy": _DOCS_POLICY})
 
     @_open("GET /problems/{code}", "What an error means", problems=("not-found",))
     async def explain_problem(self, call: Call) -> Response:

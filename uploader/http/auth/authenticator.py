@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
+from uploader.http.shared.mount import mount_of_request
 from uploader.http.shared.operation import READERS, Access
 from uploader.http.shared.proxies import Proxies
 from uploader.observability import user_id as user_of_log
@@ -91,7 +92,10 @@ class Origins:
         site = request.headers.get("sec-fetch-site")
         if site is not None:
             return site not in ("same-origin", "none")
-        return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+        if origin is None:
+            return False
+        own = mount_of_request.get().origin
+        return origin != own if own else origin.partition("://")[2] != request.headers.get("host")
 
 
 def is_local_host(host: str, listening_on: str) -> bool:

@@ -17,7 +17,17 @@ from uploader.http.native import schemas
 from uploader.http.native.archive import archive
 from uploader.http.native.download import MEDIA_TYPE, download
 from uploader.http.native.schemas import ArchiveSchema, MoveInto, SelectionSchema, selection_of
-from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, SEARCH, Call, Operation, Parameter, checked_name
+from uploader.http.shared.operation import (
+    AFTER,
+    LIMIT,
+    PREFIX,
+    SEARCH,
+    Call,
+    Operation,
+    Parameter,
+    checked_name,
+    public_path,
+)
 from uploader.http.shared.responses import Json
 from uploader.service.access import Links, selection_subject
 from uploader.service.delta import DeltaBases
@@ -137,7 +147,7 @@ class FileHandlers:
         body = await call.json(schemas.MakeLink, optional=True)
         file = await self.files.get(call.user_id, call.in_path("id"))
         query, end = await self.links.make(call.user_id, file.id, body.expires_in or None)
-        return Json(schemas.Link(f"/me/files/{file.id}/content?{query}", end))
+        return Json(schemas.Link(public_path(f"/me/files/{file.id}/content?{query}"), end))
 
     @_files("GET /me/usage", "Your accounts", responses={200: schemas.UsageSchema})
     async def get_usage(self, call: Call) -> Response:
@@ -193,7 +203,7 @@ class FileHandlers:
         selection = await in_thread(selection_of, told)
         await self.folders.names(call.user_id, selection)
         query, end = await self.links.make(call.user_id, selection_subject(selection.digest))
-        return Json(schemas.Link(f"/me/archive?selection={selection.digest}&{query}", end))
+        return Json(schemas.Link(public_path(f"/me/archive?selection={selection.digest}&{query}"), end))
 
     @_files(
         "POST /me/files/delete",

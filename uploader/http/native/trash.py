@@ -13,7 +13,7 @@ from uploader.errors import FileHeld, UploaderError
 from uploader.http.native import schemas
 from uploader.http.native.download import download
 from uploader.http.native.files import link_parameters
-from uploader.http.shared.operation import AFTER, LIMIT, Call, Operation, Parameter, checked_name, or_none
+from uploader.http.shared.operation import AFTER, LIMIT, Call, Operation, Parameter, checked_name, or_none, public_path
 from uploader.http.shared.problem import STATUS, problem_of
 from uploader.http.shared.responses import Json
 from uploader.service.access import Links, deleted_subject
@@ -65,7 +65,7 @@ class TrashHandlers:
     async def make_link(self, call: Call) -> Response:
         file = await self._readable(call.user_id, call.in_path("id"))
         query, end = await self.links.make(call.user_id, deleted_subject(file.id))
-        return Json(schemas.Link(f"/me/trash/{file.id}/content?{query}", end))
+        return Json(schemas.Link(public_path(f"/me/trash/{file.id}/content?{query}"), end))
 
     async def _readable(self, user_id: str, file_id: str) -> TrashedFile:
         """Raises FileNotFound, FileHeld."""

@@ -12,6 +12,8 @@ from uploader.http.resumable.rufh import MARKS, RufhHandlers
 from uploader.http.resumable.tus import BYTES, TusHandlers
 from uploader.http.shared.operation import Call, Operation, header
 
+# The address of others, and of the examples of some clients.
+ALIASES = {f"{PREFIX}/": PREFIX}
 # What tus alone has. Its clients are told which version is spoken.
 _OF_TUS = ("Upload-Metadata", "Upload-Defer-Length", "Upload-Concat", "Upload-Checksum")
 
@@ -104,8 +106,6 @@ class ResumableHandlers:
         if override:  # some clients and proxies know GET and POST alone
             # Not for the server: what it sends is framed by the method that the client knows of.
             request.scope = {**request.scope, "method": override.upper()}
-        if request.scope["path"] == f"{PREFIX}/":  # the address of others, and of the examples of some clients
-            request.scope = {**request.scope, "path": PREFIX}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=self.tus.facts() | self.rufh.facts())
         return self.tus.begin(request) if speaks_tus(request) else None

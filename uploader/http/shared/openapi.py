@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from uploader import __version__
+from uploader.http.shared.mount import Mount
 from uploader.http.shared.operation import FORM, MD5_PATTERN, READERS, Operation, Parameter
 from uploader.http.shared.problem import STATUS, Problem, title_of
 
@@ -64,6 +65,11 @@ def document(operations: list[Operation]) -> dict[str, Any]:
             },
         },
     }
+
+
+def described_at(mount: Mount, described: dict[str, Any]) -> dict[str, Any]:
+    """Return the document, with the server where its reader reaches it."""
+    return {**described, "servers": [{"url": f"{mount.origin}{mount.prefix}" or "/"}]}
 
 
 def _renamed(schemas: Any) -> Any:

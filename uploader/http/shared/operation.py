@@ -8,7 +8,7 @@ other, with a layer of its own around each request; this one looks the first seg
 import json
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from uploader.domain.digest import ClaimedDigests, parse_hex
 from uploader.domain.names import normalise_name
 from uploader.errors import InvalidMd5, InvalidRequest, UnsupportedMediaType
 from uploader.http.bodies.intake import MAX_JSON_BYTES, Intake
+from uploader.http.shared.mount import mount_of_request
 from uploader.meter import Cost
 from uploader.service.access import Identity
 from uploader.tasks import in_thread
@@ -32,6 +33,8 @@ T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
 
 FORM = "application/x-www-form-urlencoded"
+# The paths of all operations that are declared.
+DECLARED_PATHS: set[str] = set()
 # Of a handler: the operations that are declared on it.
 _DECLARED = "operations"
 _MAX_FORM_FIELDS = 8
@@ -103,6 +106,7 @@ class Operation:
 
     def __call__(self, handler: H) -> H:
         vars(handler).setdefault(_DECLARED, []).insert(0, self)
+        DECLARED_PATHS.add(self.route.partition(" ")[2])
         return handler
 
 
@@ -222,6 +226,11 @@ def _decode_form(content: bytes, field: str, kind: type[T]) -> T:
     return decode_json(values[0].encode(errors="surrogatepass"), kind)
 
 
+def public_path(path: str) -> str:
+    """Return the path of an operation as the client of this request reaches it."""
+    return mount_of_request.get().prefix + path
+
+
 def or_none(value: T | UnsetType) -> T | None:
     return None if value is UNSET else value
 
@@ -282,9 +291,11 @@ class Match(NamedTuple):
 
 
 class Routing:
-    """The places of a route table. Each path begins with a segment that is no parameter."""
+    """The places of a route table. Each path begins with a segment that is no parameter. `aliases` are other paths of
+    places."""
 
-    def __init__(self, operations: list[Operation]) -> None:
+    def __init__(self, operations: list[Operation], aliases: Mapping[str, str] | None = None) -> None:
+        self._aliases = aliases or {}
         by_path: dict[str, dict[str, Operation]] = defaultdict(dict)
         for operation in operations:
             method, _, path = operation.route.partition(" ")
@@ -301,6 +312,7 @@ class Routing:
         return [place.path for places in self._by_first_segment.values() for place in places]
 
     def find(self, path: str) -> Match | None:
+        path = self._aliases.get(path, path)
         for place in self._by_first_segment.get(_first_segment(path), ()):
             if match := place.pattern.fullmatch(path):
                 return Match(place, match.groupdict())

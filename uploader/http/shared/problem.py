@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, Response
 
 from uploader import errors
 from uploader.errors import UploaderError, message_of
+from uploader.http.shared.operation import public_path
 from uploader.http.shared.responses import Results
 from uploader.observability import request_id
 
@@ -88,7 +89,7 @@ def title_of(code: str) -> str:
 
 def problem_of(error: UploaderError, status: int | None = None) -> dict[str, Any]:
     return {
-        "type": f"/problems/{error.code}",
+        "type": public_path(f"/problems/{error.code}"),
         "title": title_of(error.code),
         "status": status or STATUS[error.code],
         "detail": error.detail,
