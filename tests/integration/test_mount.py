@@ -29,7 +29,9 @@ TUS = {"Tus-Resumable": "1.0.0"}
 async def places_told(client: httpx2.AsyncClient, prefix: str) -> list[str]:
     """All that is told of where something is, while it is asked by paths with this prefix."""
     answers = [
-        await client.post(f"{prefix}/files/{CONTENT.md5}", json={"name": "a", "size": CONTENT.size}),
+        await client.post(
+            f"{prefix}/files/{CONTENT.md5}", json={"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+        ),
         *[
             await client.put(f"{prefix}/files/{CONTENT.md5}/chunks/{n}", content=CONTENT.chunk(n))
             for n in range(CONTENT.chunk_count)
@@ -46,7 +48,7 @@ async def places_told(client: httpx2.AsyncClient, prefix: str) -> list[str]:
 
 @pytest.mark.parametrize("asked", [PREFIX, ""], ids=["kept", "stripped"])
 async def test_all_that_is_told_begins_with_the_public_url(make_stack: MakeStack, asked: str) -> None:
-    async with make_stack(public_url=PUBLIC_URL, chunk_size_bytes=64 * KIB) as stack:
+    async with make_stack(public_url=PUBLIC_URL) as stack:
         client = stack.client
         client.headers.update(LIES)
         told = await places_told(client, asked)
