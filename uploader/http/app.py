@@ -132,7 +132,7 @@ class Application:
                 actor_of_context.set(partial(self._actor, came_by, identity))
                 cost = self._charge(identity.user_id, operation, exchange)
                 if cost is not None and operation.takes is None:
-                    await cost.begin(pauses=operation.takes_bytes)
+                    await cost.begin(pauses=bool(operation.takes_bytes))
                 response = await operation.handler(Call(request, identity, self.intake, cost))
                 if cost is not None:
                     cost.answered(len(response.body) if isinstance(response, Json) else 0)
@@ -206,6 +206,6 @@ class Application:
             case _:
                 return {}
 
-    @Operation("GET /openapi.json", "This document", tag="operations", access="open")
+    @Operation("GET /openapi.json", "This document", tag="operations", access="open", media_types=(Json.media_type,))
     async def _describe(self, _call: Call) -> Response:
         return Json(described_at(mount_of_request.get(), self.described))

@@ -138,23 +138,23 @@ class PageHandlers:
 
     settings: Settings
 
-    @_open("GET /", "The web page", responses={200: None, 307: None})
+    @_open("GET /", "The web page", responses={200: None, 307: None}, media_types=("text/html",))
     async def home(self, call: Call) -> Response:
         if not self.settings.web_pages:
             return RedirectResponse(public_path("/docs"))
         return await _answer(call.request, "pages/home/index.html", HOME_POLICY)
 
-    @_open("GET /admin/", "The administrators' web page", problems=("not-found",))
+    @_open("GET /admin/", "The administrators' web page", problems=("not-found",), media_types=("text/html",))
     async def administration(self, call: Call) -> Response:
         if not self.settings.web_pages:
             raise NotFound()
         return await _answer(call.request, "pages/admin/index.html", PAGE_POLICY)
 
-    @_open("GET /client.js", "The client of the web page, for other pages")
+    @_open("GET /client.js", "The client of the web page, for other pages", media_types=("text/javascript",))
     async def client(self, call: Call) -> Response:
         return await _answer(call.request, CLIENT, PAGE_POLICY)
 
-    @_open("GET /client.d.ts", "Its types")
+    @_open("GET /client.d.ts", "Its types", media_types=("text/plain",))
     async def client_types(self, call: Call) -> Response:
         return await _answer(call.request, CLIENT_TYPES, PAGE_POLICY)
 
@@ -197,7 +197,7 @@ class OpsHandlers:
         ok = all(check.ok for check in checks.values())
         return Json(HealthSchema(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})
 
-    @_open("GET /metrics", "Prometheus metrics", access="metrics")
+    @_open("GET /metrics", "Prometheus metrics", access="metrics", media_types=("text/plain",))
     async def metrics(self, _call: Call) -> Response:
         await self.gauges.observe()
         return Response(await self.exposition.render(), media_type=CONTENT_TYPE_LATEST)
@@ -220,11 +220,11 @@ class OpsHandlers:
             )
         )
 
-    @_open("GET /docs", "This documentation")
+    @_open("GET /docs", "This documentation", media_types=("text/html",))
     async def docs(self, _call: Call) -> Response:
         return HTMLResponse(_below_prefix(_DOCS), headers={"Content-Security-Policy": _DOCS_POLICY})
 
-    @_open("GET /problems/{code}", "What an error means", problems=("not-found",))
+    @_open("GET /problems/{code}", "What an error means", problems=("not-found",), media_types=("text/html",))
     async def explain_problem(self, call: Call) -> Response:
         return await explain(call.request)
 

@@ -14,8 +14,9 @@ from uploader.domain.names import Folder, Place, Selection
 from uploader.domain.upload import File, IfExists
 from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.native import schemas
+from uploader.http.native.archive import MEDIA_TYPES as ARCHIVE_TYPES
 from uploader.http.native.archive import archive
-from uploader.http.native.download import MEDIA_TYPE, download
+from uploader.http.native.download import MEDIA_TYPE, MEDIA_TYPES, download
 from uploader.http.native.schemas import ArchiveSchema, MoveInto, SelectionSchema, selection_of
 from uploader.http.shared.operation import (
     AFTER,
@@ -42,13 +43,13 @@ _SELECTION = Parameter("selection", "Of a signed link: the digest of what it is 
 _SHOW = Parameter(
     "show",
     "To be shown, not saved: images, sound, films and PDF have their type then. All else stays a download.",
-    {"enum": ["inline"]},
+    {"type": "string", "enum": ["inline"]},
 )
 _DELIMITER = Parameter(
-    "delimiter", "One level, by name: its files, and what lies deeper as `folders`.", {"enum": ["/"]}
+    "delimiter", "One level, by name: its files, and what lies deeper as `folders`.", {"type": "string", "enum": ["/"]}
 )
-_SOME = Parameter("prefix", "Files whose names start with this.", required=True)
-_FORMAT = Parameter("format", "What is made of it.", {"enum": ["zip", "tar"], "default": "zip"})
+_SOME = Parameter("prefix", "Files whose names start with this.", {"type": "string", "minLength": 1}, required=True)
+_FORMAT = Parameter("format", "What is made of it.", {"type": "string", "enum": ["zip", "tar"], "default": "zip"})
 
 _files = partial(Operation, tag="files")
 
@@ -117,6 +118,7 @@ class FileHandlers:
         "Download a file, whole or in ranges",
         access="reader",
         responses={200: None, 206: None, 304: None, 307: None},
+        media_types=MEDIA_TYPES,
         problems=("file-not-found", "range-not-satisfiable", "content-damaged"),
         parameters=(*link_parameters("POST /me/files/{id}/link"), _SHOW),
     )
@@ -128,6 +130,7 @@ class FileHandlers:
     @_files(
         "GET /me/files/{id}/signature",
         "The pieces of a file, so that only what changed need be sent",
+        media_types=(MEDIA_TYPE,),
         problems=("file-not-found", "base-unusable", "storage-full"),
     )
     async def get_signature(self, call: Call) -> Response:
@@ -163,6 +166,7 @@ class FileHandlers:
     @_files(
         "GET /me/archive",
         "Download a folder as one zip or tar",
+        media_types=ARCHIVE_TYPES,
         parameters=(PREFIX, _FORMAT),
     )
     async def get_archive(self, call: Call) -> Response:
@@ -177,6 +181,7 @@ class FileHandlers:
         access="reader",
         takes=ArchiveSchema,
         takes_form=FORM_FIELD,
+        media_types=ARCHIVE_TYPES,
         problems=("file-not-found",),
         parameters=(*link_parameters("POST /me/archive/link"), _SELECTION),
     )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from uploader.domain.upload import File, IfExists, TrashedFile, TrashReason
 from uploader.errors import FileHeld, UploaderError
 from uploader.http.native import schemas
-from uploader.http.native.download import download
+from uploader.http.native.download import MEDIA_TYPE, download
 from uploader.http.native.files import link_parameters
 from uploader.http.shared.operation import AFTER, LIMIT, Call, Operation, Parameter, checked_name, or_none, public_path
 from uploader.http.shared.problem import STATUS, problem_of
@@ -50,6 +50,7 @@ class TrashHandlers:
         access="reader of deleted",
         parameters=link_parameters("POST /me/trash/{id}/link"),
         responses={200: None, 206: None, 304: None},
+        media_types=(MEDIA_TYPE,),
         problems=("file-not-found", "file-held", "content-gone", "content-damaged", "range-not-satisfiable"),
     )
     async def get_content(self, call: Call) -> Response:

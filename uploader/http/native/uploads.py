@@ -16,6 +16,7 @@ from uploader.http.bodies.delta import DeltaChunk
 from uploader.http.native import schemas
 from uploader.http.shared.operation import (
     MAX_ID_LENGTH,
+    OCTETS,
     Call,
     H,
     Operation,
@@ -45,10 +46,10 @@ DIGEST_HEADERS = (
 )
 
 FILE = {200: schemas.FileState, 201: schemas.FileState}
-_STATUS = {200: (schemas.UploadState, schemas.FileState)}
-_OPEN = {**_STATUS, 201: (schemas.UploadState, schemas.FileState)}
-_OPEN_FILE = {**_OPEN, 200: (schemas.UploadState, schemas.FileState, schemas.ChallengeState)}
-_MERGE = {**FILE, 202: schemas.UploadState}
+_STATUS = {200: (schemas.OpenState, schemas.FileState)}
+_OPEN = {**_STATUS, 201: (schemas.OpenState, schemas.FileState)}
+_OPEN_FILE = {**_OPEN, 200: (schemas.OpenState, schemas.FileState, schemas.ChallengeState)}
+_MERGE = {**FILE, 202: schemas.OpenState}
 _CHUNK = {**_MERGE, 200: (schemas.ChunkState, schemas.FileState)}
 # Where a file begins, and where it is made.
 BEGINNING = ("refused", "quota-exceeded", "too-many-files", "file-too-large")
@@ -104,7 +105,7 @@ class UploadHandlers:
     @_of_upload(
         "PUT /uploads/{id}/chunks/{n}",
         "Send one chunk",
-        takes_bytes=True,
+        takes_bytes=(OCTETS,),
         responses=_CHUNK,
         problems=(
             *("upload-not-found", "upload-gone", "file-not-found", "base-unusable", "length-unknown"),

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qs
@@ -35,6 +36,8 @@ H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
 FORM = "application/x-www-form-urlencoded"
 # The paths of all operations that are declared.
 DECLARED_PATHS: set[str] = set()
+# Of bytes that are nothing in particular.
+OCTETS = "application/octet-stream"
 # Of a handler: the operations that are declared on it.
 _DECLARED = "operations"
 _MAX_FORM_FIELDS = 8
@@ -43,6 +46,11 @@ _MAX_DEPTH = 64
 _MAX_BYTES_ON_LOOP = 64 << 10
 MAX_SIZE_BYTES = 2**63 - 1
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES, description="Bytes.")]
+# Encoded as RFC 3339 has it.
+Time = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})]
+# What a schema can say of a name: the rest is for `normalise_name`.
+_SEGMENT = r"[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]+"
+SEGMENTS = {"pattern": f"^{_SEGMENT}(/{_SEGMENT})*$"}
 MAX_ID_LENGTH = 64
 MD5_PATTERN, SHA256_PATTERN = "^[0-9a-fA-F]{32}$", "^[0-9a-fA-F]{64}$"
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
@@ -96,11 +104,14 @@ class Operation:
     takes_optional: bool = False
     # The field of a form that may hold what is taken, as JSON.
     takes_form: str | None = None
-    takes_bytes: bool = False
+    # Media types that a client may give bytes, which are taken whatever it says unless a protocol wants one.
+    takes_bytes: tuple[str, ...] = ()
     responses: dict[int, Any] = field(default_factory=lambda: {200: None})
-    # Media types that the body of a 200 may have beside JSON.
+    # Media types that the body of an answer may have where it is no JSON, or beside it.
     media_types: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    # Problems by other statuses than their own.
+    said: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
     handler: Callable[["Call"], Awaitable[Response]] = _unbound
 
