@@ -28,7 +28,7 @@ from uploader.embedded import end_with_parent
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.admin import AdminHandlers, AuditLogHandlers, EventHandlers, TokenHandlers
 from uploader.http.app import Application, Lifespan
-from uploader.http.auth.authenticator import Authenticator, Origins
+from uploader.http.auth.authenticator import Authenticator, Identify, Origins
 from uploader.http.bodies.intake import Intake
 from uploader.http.native.files import FileHandlers
 from uploader.http.native.trash import TrashHandlers
@@ -269,11 +269,13 @@ if TYPE_CHECKING:
 APPLICATION = "uploader.bootstrap:create_app"
 
 
-def build_application(services: Services, lifespan: Lifespan | None = None) -> Application:
+def build_application(
+    services: Services, lifespan: Lifespan | None = None, *, identify: Identify | None = None
+) -> Application:
     settings = services.settings
     origins = Origins(settings.cors_origins)
     verifier = create_verifier(settings, services.clock)
-    authenticator = Authenticator(settings, services.accounts, services.links, origins, verifier)
+    authenticator = Authenticator(settings, services.accounts, services.links, origins, verifier, identify)
     intake = Intake(settings, services.spool)
     proxies = Proxies(settings.trusted_proxies)
     resumable = ResumableHandlers(
@@ -373,17 +375,25 @@ def server_config(settings: Settings) -> "uvicorn.Config":
     )
 
 
+@contextmanager
+def connection_state(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Make what the connections of a process share, where it need not look after TLS."""
+    limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)
+    with closing(connections.Senders()) as senders:
+        yield {
+            connections.CONNECTIONS_STATE: connections.Connections(limits, proxies, Mount.at(settings.public_url)),
+            connections.SENDERS_STATE: senders,
+        }
+
+
 @asynccontextmanager
 async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
     """Make the lifespan state of the application, which its connections share. Raises ConfigurationError."""
     from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
 
-    limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)
-    mount = Mount.at(settings.public_url)
-    state: dict[str, Any] = {connections.CONNECTIONS_STATE: connections.Connections(limits, proxies, mount)}
     with ExitStack() as stack:
         certificate = stack.enter_context(certificate_in_force(settings))
-        state[connections.SENDERS_STATE] = stack.enter_context(closing(connections.Senders()))
+        state = stack.enter_context(connection_state(settings))
         if certificate is not None:
             state[HANDSHAKES_STATE] = stack.enter_context(closing(Handshakes(certificate)))
         yield state

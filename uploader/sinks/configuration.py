@@ -8,8 +8,8 @@ import binascii
 import hmac
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -55,7 +55,7 @@ def signed_headers(secrets: Sequence[bytes], message_id: str, at: datetime, body
 
 _SETTING = "UPLOADER_EVENTS"
 # What a delivery's row and a label of a metric hold.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+SINK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _MAX_SECRETS = 2
 # Entries of a stream. The server's own Redis holds what nobody may lose, and refuses it when its memory is full.
 _MAXLEN, _OWN_MAXLEN = 1_000_000, 20_000
@@ -132,12 +132,20 @@ class KafkaSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerSettings:
+    """A function in this process, of the application that it is a part of."""
+
+    handler: Callable[[dict[str, Any]], Any]
+    types: tuple[EventType, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PreCreateSettings:
     to: Signed
     allows_on_failure: bool
 
 
-SinkSettings = WebhookSettings | StreamSettings | KafkaSettings
+SinkSettings = WebhookSettings | StreamSettings | KafkaSettings | HandlerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,12 @@ class EventSettings:
     pre_create: PreCreateSettings | None = None
     # That secrets were read from.
     files: tuple[Path, ...] = ()
+
+    def with_handlers(self, handlers: Mapping[str, HandlerSettings]) -> "EventSettings":
+        """Raises ConfigurationError for a name that a sink has."""
+        if taken := handlers.keys() & self.sinks.keys():
+            raise ConfigurationError(f"{_SETTING}: [sinks.{min(taken)}] has the name of a handler of the application")
+        return replace(self, sinks={**self.sinks, **handlers})
 
     def sinks_of(self, kind: EventType) -> tuple[str, ...]:
         return tuple(name for name, sink in self.sinks.items() if kind in sink.types)
@@ -203,7 +217,7 @@ class _Reader:
             return None
 
     def _sink(self, name: str, table: object) -> SinkSettings:
-        if not _NAME.fullmatch(name):
+        if not SINK_NAME.fullmatch(name):
             raise _Mistake("is no name of a sink: up to 48 letters, digits, `.`, `_` and `-`")
         match _converted(table, WebhookTable | RedisTable | KafkaTable):
             case WebhookTable() as webhook:

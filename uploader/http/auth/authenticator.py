@@ -6,10 +6,13 @@ import asyncio
 import ipaddress
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
@@ -53,6 +56,9 @@ _ROUNDING_SECONDS = 1e-6
 _MAX_PARTIES = 10_000
 
 _NOBODY = Identity("", admin=False)
+
+# Returns who makes the request of a scope of ASGI; None: nobody that is known.
+Identify = Callable[[Scope], Identity | Awaitable[Identity | None] | None]
 
 
 class Origins:
@@ -148,9 +154,15 @@ class WrongTokens:
 
 class Authenticator:
     def __init__(
-        self, settings: Settings, accounts: Accounts, links: Links, origins: Origins, verifier: "Verifier | None"
+        self,
+        settings: Settings,
+        accounts: Accounts,
+        links: Links,
+        origins: Origins,
+        verifier: "Verifier | None",
+        identify: Identify | None = None,
     ) -> None:
-        """`verifier`: where tokens are JWTs."""
+        """`verifier`: where tokens are JWTs; `identify`: what the application around this one knows callers by."""
         self._mode = settings.auth
         self._host = settings.host
         self._trusted_header = settings.trusted_header
@@ -159,6 +171,7 @@ class Authenticator:
         self._links = links
         self._origins = origins
         self._verifier = verifier
+        self._identify = identify
         self._wrong_tokens = WrongTokens(settings.max_wrong_tokens)
 
     async def identify(self, access: Access, request: Request) -> Identity:
@@ -195,6 +208,8 @@ class Authenticator:
         return Identity(owner, admin=False)
 
     async def _identity(self, request: Request) -> Identity:
+        if self._identify is not None:
+            return await self._known_to_application(self._identify, request)
         named = self._named_by_proxy(request)
         if named is not None:
             self._refuse_foreign_pages(request)
@@ -223,6 +238,15 @@ class Authenticator:
                 await self._wrong_tokens.slow_down(party)
             self._wrong_tokens.count(party)
             raise
+
+    async def _known_to_application(self, identify: Identify, request: Request) -> Identity:
+        told = identify(request.scope)
+        identity = await told if isawaitable(told) else told
+        if identity is None:
+            raise Unauthenticated("The application does not know who calls.")
+        self._refuse_foreign_pages(request)  # it may know them by a cookie
+        await self._accounts.admit(identity.user_id)
+        return identity
 
     def _named_by_proxy(self, request: Request) -> str | None:
         if self._trusted_header is None or not self._proxies.sent(request):
