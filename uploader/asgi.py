@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from starlette.types import Receive, Scope, Send
-
 from uploader import bootstrap
 from uploader.domain.events import EventType
 from uploader.domain.upload import File
@@ -156,7 +154,7 @@ class Uploader:
                 finally:
                     self._application = self._files = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -166,7 +164,7 @@ class Uploader:
         else:
             await self._application(scope, receive, send)
 
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _live(self, scope: Any, receive: Any, send: Any) -> None:
         """Run as an application that is not mounted, from the server's `lifespan.startup` to its `lifespan.shutdown`."""
         await receive()
         step = "startup"

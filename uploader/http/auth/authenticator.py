@@ -8,11 +8,10 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
@@ -57,8 +56,8 @@ _MAX_PARTIES = 10_000
 
 _NOBODY = Identity("", admin=False)
 
-# Returns who makes the request of a scope of ASGI; None: nobody that is known.
-Identify = Callable[[Scope], Identity | Awaitable[Identity | None] | None]
+# Returns who makes the request of a scope of ASGI, which each framework has a type of its own for; None: nobody that is known.
+Identify = Callable[[Any], Identity | Awaitable[Identity | None] | None]
 
 
 class Origins:
