@@ -2,7 +2,6 @@
 data directory, and killed."""
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,47 +10,11 @@ import httpx2
 import pytest
 
 from tests.support.content import MIB, Content
-from tests.support.process import Process, ended, wait_for
-from tests.support.servers import free_port
+from tests.support.embedding import EXAMPLES, RUN, TOKEN, Running
+from tests.support.process import ended, wait_for
 from uploader.client import Client
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 CONTENT = Content(9 * MIB + 1, seed=61)
-TOKEN = "secret of alice"
-RUN = {
-    "uvicorn": ("-m", "uvicorn", "--port", "{port}", "--app-dir", str(EXAMPLES), "fastapi_app:app"),
-    "hypercorn": ("-m", "hypercorn", "--bind", "127.0.0.1:{port}", "fastapi_app:app"),
-    "granian": ("-m", "granian", "--interface", "asgi", "--port", "{port}", "fastapi_app:app"),
-    "litestar": ("-m", "uvicorn", "--port", "{port}", "--app-dir", str(EXAMPLES), "litestar_app:app"),
-    # With the connections of `uploader serve`.
-    "fast": (
-        "-c",
-        "import fastapi_app as it, uvicorn; from uploader.asgi import HttpConnection as fast; "
-        "uvicorn.run(it.app, port={port}, http=fast)",
-    ),
-}
-
-
-class Running:
-    def __init__(self, directory: Path, server: str, *more: str, port: int | None = None) -> None:
-        self.directory = directory
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [word.format(port=self.port) for word in RUN[server]]
-        settings = {"DATA": str(directory / "data"), "FREE_SPACE_FLOOR": "0"}
-        python = ["env", f"PYTHONPATH={EXAMPLES}", sys.executable]
-        self.process = Process(directory / "log", settings, *command, *more, program=python)
-
-    def wait(self) -> "Running":
-        def is_ready() -> bool:
-            assert self.process.process.poll() is None, self.process.output()
-            try:
-                return httpx2.get(f"{self.url}/uploads/readyz", timeout=60).is_success
-            except httpx2.TransportError:
-                return False
-
-        wait_for(is_ready, 120, "the application")
-        return self
 
 
 @contextmanager
@@ -59,6 +22,11 @@ def running(directory: Path, server: str, *more: str) -> Iterator[Running]:
     made = Running(directory, server, *more)
     with ended(made.process):
         yield made.wait()
+
+
+def test_the_page_prints_the_example() -> None:
+    page = (EXAMPLES.parent / "embedding.md").read_text()
+    assert f"```python\n{(EXAMPLES / 'fastapi_app.py').read_text()}```\n" in page
 
 
 @pytest.mark.parametrize("server", RUN)

@@ -56,7 +56,7 @@ _MAX_PARTIES = 10_000
 
 _NOBODY = Identity("", admin=False)
 
-# Returns who makes the request of a scope of ASGI, which each framework has a type of its own for; None: nobody that is known.
+# Returns who makes the request of a scope of ASGI, for which each framework has its own type; None: nobody that is known.
 Identify = Callable[[Any], Identity | Awaitable[Identity | None] | None]
 
 
