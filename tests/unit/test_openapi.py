@@ -156,7 +156,7 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
     asking = {f"{method} {path}" for path, method, each in operations_of(document) if "refused" in codes_of(each, 403)}
     assert asking == {
         *("post /files/{md5}", "put /files/{md5}", "post /me/files", "post /uploads", "post /resumable"),
-        *("post /files/{md5}/proof", "post /uploads/{id}/proof"),
+        *("post /files/{md5}/proof", "post /uploads/{id}/proof", "patch /me/files/{id}"),
     }
 
 

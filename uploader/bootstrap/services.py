@@ -224,7 +224,7 @@ class Services:
         )
         self.whole = WholeFiles(storing, concurrency)
         self.delta_bases = DeltaBases(files, storage, healing)
-        self.folders = Folders(database, clock, max_files=settings.max_files)
+        self.folders = Folders(database, pre_create_hook, clock, max_files=settings.max_files)
         self.reports = Reports(database, files, clock)
         self.overview = Overview(database, storage, admission, clock)
         self.queues = Queues(database, pending, clock)

@@ -237,8 +237,9 @@ class Concatenations:
     async def _order_once(self, new: NewConcatenation) -> Concatenation:
         size = await self._check_parts(new.user_id, new.part_ids)
         self._check_size(size or 0)
-        await self.pre_create_hook.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
-        ordered = Concatenation(**asdict(new), created_at=self.clock.now())
+        allowed = await self.pre_create_hook.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
+        told = {"name": allowed.name, "metadata": new.metadata if allowed.metadata is None else allowed.metadata}
+        ordered = Concatenation(**asdict(new) | told, created_at=self.clock.now())
         await self.database.transact(transactions.uploads.order_concatenation, ordered, self.settings.max_open_uploads)
         crash_point("order.after_commit")
         return ordered

@@ -165,7 +165,12 @@ class Openings:
         if self.pre_create_hook.is_on and opening.kind is not UploadKind.PART:  # it has no name: asked is for its whole
             size = opening.size if opening.length_known else None
             question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
-            await self.pre_create_hook.ask(question)
+            allowed = await self.pre_create_hook.ask(question)
+            if allowed.name != opening.name:
+                opening = replace(opening, name=allowed.name)
+                await self.database.read(self._refuse_taken, opening, None)
+            if opening.tells_metadata and allowed.metadata is not None:
+                opening = replace(opening, metadata=allowed.metadata)
         return await self._open_new(opening)
 
     async def _look(self, connection: Connection, opening: Opening) -> _Found:
@@ -199,7 +204,10 @@ class Openings:
 
     async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
         upload = await queries.upload_by_idempotency_key(connection, opening.user_id, key)
-        if upload is not None and (upload.name, upload.size) != (opening.name, opening.size):
+        if upload is None:
+            return None
+        may_be_renamed = self.pre_create_hook.is_on
+        if upload.size != opening.size or (upload.name != opening.name and not may_be_renamed):
             raise errors.InvalidRequest.field("Idempotency-Key", "was used with another name or size")
         return upload
 

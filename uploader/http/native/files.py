@@ -101,7 +101,7 @@ class FileHandlers:
         "Rename a file",
         takes=schemas.Rename,
         responses={200: schemas.FileSchema},
-        problems=("file-not-found", "name-taken"),
+        problems=("file-not-found", "name-taken", "refused"),
     )
     async def rename_file(self, call: Call) -> Response:
         body = await call.json(schemas.Rename)

@@ -155,6 +155,7 @@ class TusHandlers:
             instant=False,
             id=upload_id,
             metadata=text,
+            tells_metadata=True,
             length_known=size is not None,
             computes_md5=False,
             kind=kind,
