@@ -146,7 +146,7 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
     is_open = {path for path, _, operation in operations_of(document) if "security" not in operation}
     assert is_open == {
         *("/", "/admin/", "/livez", "/readyz", "/config", "/docs", "/openapi.json"),
-        *("/problems/{code}", "/static/{path}", "/client.js", "/client.d.ts"),
+        *("/problems/{code}", "/static/{path}", "/client.js", "/client.d.ts", "/drop.js", "/drop.d.ts"),
     }
     for path, _, operation in operations_of(document):
         assert ("401" in operation["responses"]) == (path not in is_open)

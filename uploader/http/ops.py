@@ -34,11 +34,16 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".ts": "text/plain",
 }
-# What is there without the pages for people: the documentation, and the client of other pages.
-_ALWAYS = ("docs.js", "swagger-ui/", "pages/client/", "vendor/hash-wasm/")
+# What is there without the pages for people: the documentation, and the client and the element of other pages.
+_ALWAYS = (
+    *("docs.js", "swagger-ui/", "pages/client/", "pages/drop/", "vendor/hash-wasm/"),
+    *(f"pages/{name}.js" for name in ("dom", "format", "i18n", "problems", "words")),
+)
 
-CLIENT = "client.js"
-CLIENT_TYPES = "client.d.ts"
+CLIENT, CLIENT_TYPES = "client.js", "client.d.ts"
+DROP, DROP_TYPES = "drop.js", "drop.d.ts"
+# What other pages load by an address of its own.
+_OF_OTHERS = (CLIENT, CLIENT_TYPES, DROP, DROP_TYPES)
 
 # No inline script, no inline style, nothing from elsewhere, and no other page around it.
 _OWN = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'"
@@ -134,7 +139,7 @@ def _below_prefix(page: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PageHandlers:
-    """Those at `/`, `/admin/` and `/client.js`, and their parts. The pages can be switched off."""
+    """Those at `/`, `/admin/`, `/client.js` and `/drop.js`, and their parts. The pages can be switched off."""
 
     settings: Settings
 
@@ -158,10 +163,18 @@ class PageHandlers:
     async def client_types(self, call: Call) -> Response:
         return await _answer(call.request, CLIENT_TYPES, PAGE_POLICY)
 
+    @_open("GET /drop.js", "The element <uploader-drop>, for other pages", media_types=("text/javascript",))
+    async def drop(self, call: Call) -> Response:
+        return await _answer(call.request, DROP, PAGE_POLICY)
+
+    @_open("GET /drop.d.ts", "Its types", media_types=("text/plain",))
+    async def drop_types(self, call: Call) -> Response:
+        return await _answer(call.request, DROP_TYPES, PAGE_POLICY)
+
     @_open("GET /static/{path:path}", "Parts of the pages", problems=("not-found",))
     async def part(self, call: Call) -> Response:
         name = call.in_path("path")
-        if name not in _assets() or name.endswith(".html") or name in (CLIENT, CLIENT_TYPES):
+        if name not in _assets() or name.endswith(".html") or name in _OF_OTHERS:
             raise NotFound()
         if not self.settings.web_pages and not name.startswith(_ALWAYS):
             raise NotFound()
