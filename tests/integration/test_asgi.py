@@ -9,6 +9,10 @@ from urllib.parse import unquote
 
 import httpx2
 import pytest
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.http import HttpResponse
+from django.urls import path
 from fastapi import FastAPI
 from litestar import Litestar, asgi
 from starlette.applications import Starlette
@@ -66,16 +70,23 @@ def litestar(uploads: Uploader) -> ASGIApp:
     return Litestar([mounted], lifespan=[lambda _app: uploads.running()])  # type: ignore[return-value]
 
 
-def dispatching(uploads: Uploader) -> ASGIApp:
-    """As before Django, which mounts nothing and has no lifespan."""
+def django(uploads: Uploader) -> ASGIApp:
+    """Which mounts nothing and has no lifespan: a function before it does both."""
+    if not settings.configured:
+        settings.configure(SECRET_KEY="x", ROOT_URLCONF="tests.integration.test_asgi", ALLOWED_HOSTS=["test"])
+    of_django = get_asgi_application()
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"].startswith(f"{PREFIX}/"):
             await uploads({**scope, "root_path": PREFIX}, receive, send)
         else:
-            raise AssertionError(scope["path"])
+            await of_django(scope, receive, send)
 
     return application
+
+
+# Of Django.
+urlpatterns = [path("films/", lambda _request: HttpResponse("films"))]
 
 
 @asynccontextmanager
@@ -110,7 +121,7 @@ async def send_file(client: httpx2.AsyncClient, prefix: str = PREFIX, name: str 
     return file
 
 
-@pytest.mark.parametrize("host", [starlette, fastapi, litestar, dispatching], ids=lambda host: host.__name__)
+@pytest.mark.parametrize("host", [starlette, fastapi, litestar, django], ids=lambda host: host.__name__)
 async def test_mounted_it_serves_below_its_path(
     make_uploader: MakeUploader, host: Callable[[Uploader], ASGIApp]
 ) -> None:
@@ -126,6 +137,8 @@ async def test_mounted_it_serves_below_its_path(
         assert created.headers["location"].startswith(f"http://test{PREFIX}/resumable/")
         found = await uploads.files.get("alice", file["id"])
         assert (found.name, found.sha256) == ("a", CONTENT.sha256)
+        if host is django:
+            assert (await client.get("/films/")).text == "films"
 
 
 async def test_it_serves_alone_and_again(make_uploader: MakeUploader) -> None:
