@@ -89,6 +89,9 @@ class Settings:
     events: Path | None = _setting(Path, None, "a TOML file that names the sinks of events (docs/events.md)")
     host: str = _setting(units.text_of, "127.0.0.1", "address to listen on (`serve --host`)")
     port: int = _setting(units.integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
+    public_url: str | None = _setting(
+        units.public_url, None, "`https://host/path` by which clients see the server; unset: as they ask for it"
+    )
     tls_certificate: Path | None = _setting(
         units.path_of, None, "a file with the server's certificate and those above it, in PEM; unset: no TLS"
     )

@@ -138,6 +138,15 @@ def origin(text: str) -> str:
     return text
 
 
+def public_url(text: str) -> str:
+    """Return it without a slash at its end."""
+    found = re.fullmatch(r"(https?://[^/?#@\s]+)((?:/[A-Za-z0-9._~-]+)*)/?", text)
+    path = found[2] if found else ""
+    if found is None or {".", ".."} & set(path.split("/")):
+        raise ValueError("not a URL such as https://example.com/store")
+    return origin(found[1].lower()) + path
+
+
 def header_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", text) or text.lower() in ("authorization", "host"):
         raise ValueError("not the name of a header such as X-Remote-User")

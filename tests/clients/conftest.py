@@ -25,8 +25,8 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory, origin: str) -> Iterator[Mortal]:
-    """For tests that let it live."""
-    made = Mortal(tmp_path_factory.mktemp("server"), CORS_ORIGINS=origin, DURABILITY="process")
+    """For tests that let it live. Who kills one comes through a relay, which has another address."""
+    made = Mortal(tmp_path_factory.mktemp("server"), prefix="/store", CORS_ORIGINS=origin, DURABILITY="process")
     yield made
     made.end()
 

@@ -245,6 +245,7 @@ async def test_the_configuration_says_what_a_client_needs(make_stack: MakeStack)
             "upload_expiry_seconds": 60,
             "link_lifetime_seconds": 604800,
             "links": True,
+            "public_url": None,
         }
 
 

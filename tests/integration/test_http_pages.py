@@ -130,14 +130,14 @@ async def test_a_browser_that_has_a_part_is_not_sent_it_again(stack: Stack) -> N
 
 async def test_what_has_an_address_of_its_own_is_no_part(stack: Stack) -> None:
     """A page would be there under another policy, and what the client imports would be elsewhere."""
-    for name in ("pages/home/index.html", "client.js", "client.d.ts"):
+    for name in ("pages/home/index.html", "client.js", "client.d.ts", "drop.js", "drop.d.ts"):
         problem(await stack.anonymous().get(f"/static/{name}"), 404, "not-found")
 
 
 async def test_pages_of_allowed_origins_may_import_the_client_and_all_its_modules(make_stack: MakeStack) -> None:
     async with make_stack(cors_origins=(APPLICATION,), web_pages=False) as stack:
         seen: set[str] = set()
-        left = ["/client.js", "/static/pages/client/hash-worker.js"]
+        left = ["/client.js", "/drop.js", "/static/pages/client/hash-worker.js"]
         while left:
             path = left.pop()
             seen.add(path)

@@ -176,7 +176,7 @@ async def test_whoever_waits_for_a_turn_waits_no_longer_than_for_an_answer(
         body = archive(*(Entry(f"{number}.bin", bytes([number])) for number in range(20)))
         response = await stack.client.post("/files/batch", content=body)
         assert response.json()["code"] == "unavailable"
-        assert not [task for task in asyncio.all_tasks() if "_refusal" in repr(task)]
+        assert not [task for task in asyncio.all_tasks() if "_asked" in repr(task)]
         consumer.requests.clear()
         async with stack.services.pre_create_hook._at_once, asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(Unavailable):
@@ -216,6 +216,100 @@ async def test_where_nobody_answers_the_settings_decide(
     assert url not in response.text
     async with make_stack(events=events_file(tmp_path / "e", asked_of(url, "allow"))) as stack:
         assert (await whole(stack)).status_code == 201
+
+
+async def renamed(stack: Stack) -> httpx2.Response:
+    (file,) = (await stack.client.get("/me/files")).json()["files"]
+    return await stack.client.patch(f"/me/files/{file['id']}", json={"name": "other.bin"})
+
+
+async def test_a_new_name_is_asked_for_too(stack: Stack, consumer: Consumer) -> None:
+    await stack.upload(THERE)
+    refuse(consumer)
+    consumer.requests.clear()
+    refused = await renamed(stack)
+    assert (refused.status_code, refused.json()["code"]) == (403, "refused")
+    (request,) = consumer.requests
+    asked = {"name": "other.bin", "size": THERE.size, "md5": THERE.md5, "sha256": THERE.sha256}
+    assert request.event == {"user_id": "alice", "client_address": "127.0.0.1", **asked}
+    consumer.status, consumer.body = 200, b'{"name": "third.bin"}'
+    assert (await renamed(stack)).json()["name"] == "third.bin"
+
+
+def rename(consumer: Consumer, **told: Any) -> None:
+    consumer.status, consumer.body = 200, json.dumps({"for others": 1, **told}).encode()
+
+
+@pytest.mark.parametrize("way", [way for way, _ in WAYS], ids=lambda each: each.__name__)
+async def test_an_answer_may_have_another_name(
+    stack: Stack, consumer: Consumer, way: Callable[[Stack], Awaitable[httpx2.Response]]
+) -> None:
+    await stack.upload(THERE)
+    rename(consumer, name="inbox/e\u0301.bin")
+    made = (await way(stack)).json()
+    assert made["file"]["name"] == "inbox/é.bin"
+    if way is not by_proof:  # which is not asked for of what one has
+        again = (await way(stack)).json()
+        assert again["file"] == made["file"], "a repeated call finds it by its name"
+
+
+async def test_members_of_a_batch_have_the_names_of_the_answers(stack: Stack, consumer: Consumer) -> None:
+    rename(consumer, name="same.bin")
+    body = archive(*(Entry(f"{number}.bin", bytes([number])) for number in range(2)))
+    results = (await stack.client.post("/files/batch", content=body)).json()["results"]
+    assert sorted(result["file"]["name"] for result in results) == ["same (2).bin", "same.bin"]
+    assert [result["name"] for result in results] == ["0.bin", "1.bin"]
+
+
+async def test_a_repeated_key_finds_the_upload_by_any_of_its_names(stack: Stack, consumer: Consumer) -> None:
+    rename(consumer, name="inbox/new.bin")
+    ask = partial(stack.client.post, "/uploads", headers={"Idempotency-Key": "1"})
+    first, second = [await ask(json={"name": "a", "size": 3}) for _ in range(2)]
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json()["upload"]["id"] == second.json()["upload"]["id"]
+    assert first.json()["upload"]["name"] == "inbox/new.bin"
+    assert (await ask(json={"name": "a", "size": 4})).status_code == 422
+
+
+async def test_a_name_of_an_answer_that_is_taken_is_refused_at_opening(stack: Stack, consumer: Consumer) -> None:
+    await stack.upload(THERE)
+    rename(consumer, name=THERE.name)
+    response = await stack.open(NEW, if_exists="fail")
+    assert (response.status_code, response.json()["taken"]) == (409, THERE.name)
+
+
+async def test_metadata_of_an_answer_take_the_place_of_those_of_tus(stack: Stack, consumer: Consumer) -> None:
+    rename(consumer, name="inbox/a", metadata={"project": "é", "checked": ""})
+    tus = {"Tus-Resumable": "1.0.0", "Upload-Length": "1", "Upload-Metadata": "filename YQ=="}
+    place = (await stack.client.post("/resumable", headers=tus)).headers["location"]
+    told = await stack.client.head(place, headers=tus)
+    assert told.headers["upload-metadata"] == "project w6k=,checked"
+    (upload,) = (await stack.client.get("/uploads")).json()["uploads"]
+    assert upload["name"] == "inbox/a"
+    # What HTTP's own uploads keep there is their state.
+    begun = await stack.client.post("/resumable", headers={"Upload-Complete": "?0", "Upload-Length": "1"})
+    assert begun.status_code == 201
+    assert (await stack.client.head(begun.headers["location"])).headers["upload-complete"] == "?0"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b'{"name": 3}', b'{"name": "../a"}', b'{"name": ""}', b'{"name": "a"', b'{"metadata": ["a"]}'),
+        *(b'{"metadata": {"a b": "c"}}', b'{"metadata": {"a": 1}}', b'{"metadata": {"a": "%s"}}' % (b"x" * 4096)),
+    ],
+    ids=lambda body: body[:20].decode(),
+)
+async def test_an_answer_that_makes_no_sense_is_a_failure(
+    make_stack: MakeStack, consumer: Consumer, tmp_path: Path, body: bytes
+) -> None:
+    consumer.status, consumer.body = 200, body
+    for on_failure, status in (("refuse", 503), ("allow", 201)):
+        async with make_stack(events=events_file(tmp_path / on_failure, asked_of(consumer.url, on_failure))) as stack:
+            response = await whole(stack)
+            assert response.status_code == status, response.text
+            if status == 201:
+                assert response.json()["file"]["name"] == NEW.name
 
 
 async def test_a_refusal_may_say_anything(stack: Stack, consumer: Consumer) -> None:

@@ -186,12 +186,16 @@ def ended(*processes: Process) -> Iterator[None]:
 class Mortal:
     """A server that a test kills, and starts again in the same place."""
 
-    def __init__(self, directory: Path, **settings: str) -> None:
+    def __init__(self, directory: Path, *, prefix: str = "", **settings: str) -> None:
+        """`prefix`: below which clients see it."""
         directory.mkdir(exist_ok=True)
+        port = free_port()
+        if prefix:
+            settings["PUBLIC_URL"] = f"http://127.0.0.1:{port}{prefix}"
         self._log = directory / "log"
         self._settings = {"DATA": str(directory / "data"), "FREE_SPACE_FLOOR": "0", "CHUNK_SIZE": "1MiB", **settings}
-        self.server = Server(self._log, self._settings)
-        self.url = self.server.url
+        self.server = Server(self._log, self._settings, port=port)
+        self.url = f"{self.server.url}{prefix}"
         self.token = owner_token(directory / "data")
 
     def kill_and_start(self) -> None:

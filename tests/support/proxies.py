@@ -19,17 +19,31 @@ program_of = servers.program_of
 _LANGUAGES = {"nginx": "nginx", "caddy": "caddyfile"}
 
 
-def printed(proxy: str) -> str:
-    """The configuration that the document prints."""
-    (block,) = re.findall(rf"```{_LANGUAGES[proxy]}\n(.*?)```", PROXY_PAGE.read_text(), flags=re.DOTALL)
-    return str(block)
+# What stands in the place of these, where the server is below a path.
+_AT_THE_ROOT = {"nginx": r"    location / .*?(?=    location @)", "caddy": r"    reverse_proxy.*\}\n(?=\})"}
+
+
+def printed(proxy: str, way: str = "") -> str:
+    """The configuration that the document prints; `way`: "kept" or "stripped", below a path."""
+    blocks = re.findall(rf"```{_LANGUAGES[proxy]}\n(.*?)```", PROXY_PAGE.read_text(), flags=re.DOTALL)
+    whole, kept, *others = map(str, blocks)
+    (stripped,) = others or (kept.replace("handle ", "handle_path "),)
+    if not way:
+        return whole
+    configuration, replaced = re.subn(
+        _AT_THE_ROOT[proxy], kept if way == "kept" else stripped, whole, count=1, flags=re.DOTALL
+    )
+    assert replaced == 1
+    return configuration
 
 
 @contextmanager
-def running_proxy(proxy: str, directory: Path, certified: Certified, upstream_port: int) -> Iterator[int]:
+def running_proxy(
+    proxy: str, directory: Path, certified: Certified, upstream_port: int, way: str = ""
+) -> Iterator[int]:
     """One before the server on this port; the port on which it listens."""
     directory.mkdir()
-    port, configuration = servers.free_port(), printed(proxy)
+    port, configuration = servers.free_port(), printed(proxy, way)
     places = {
         "/etc/ssl/files.example.pem": str(certified.certificate),
         "/etc/ssl/private/files.example.key": str(certified.key),

@@ -25,8 +25,12 @@ _PROBLEM = b'{"code": "unavailable", "detail": "The database is away.", "retryab
 _PROBE_BYTES = 1024
 
 
+# Below which the pages are tested; without one they are the same but for it.
+PREFIX = "/store"
+
+
 class Gate:
-    """Stands before the application: some requests wait while it is closed."""
+    """Stands before the application: some requests wait while it is closed. Its paths are those without the prefix."""
 
     def __init__(self, app: ASGIApp, concerns: Callable[[Scope], object]) -> None:
         self._app = app
@@ -42,11 +46,12 @@ class Gate:
         self.asked: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.asked.append(f"{scope.get('method')} {scope.get('path')}")
-        if not self._concerns(scope):
+        path = scope.get("path", "").removeprefix(PREFIX)
+        self.asked.append(f"{scope.get('method')} {path}")
+        if not self._concerns({**scope, "path": path}):
             await self._app(scope, receive, send)
             return
-        last = scope["path"].rpartition("/")[2]
+        last = path.rpartition("/")[2]
         self.begun[last] += 1
         if not self._open.is_set():
             passing = [asyncio.ensure_future(self._allowed.acquire()), asyncio.ensure_future(self._open.wait())]
@@ -116,7 +121,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        return self.server.url
+        return f"{self.server.url}{PREFIX}"
 
     @property
     def stack(self) -> Stack:
@@ -163,6 +168,7 @@ async def a_site(
         gates.append(Gate(app, concerns))
         return gates[0]
 
+    settings |= {"public_url": f"http://127.0.0.1{PREFIX}"}
     settings = {"jobs": True, "durability": "process", "chunk_size_bytes": MIB, **settings}
     async with serving_stack(make_stack, around=around, **settings) as server:
         try:

@@ -27,6 +27,7 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.http.bodies.intake import DIRECT_BODY, source_of
 from uploader.http.server.connections import CONNECTIONS_STATE, ConnectionLimits, Connections
 from uploader.http.server.http11 import HttpConnection
+from uploader.http.shared.mount import Mount
 from uploader.http.shared.proxies import Proxies
 
 LIMITS = ConnectionLimits(
@@ -46,7 +47,9 @@ class Wire:
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         self.state = ServerState()
         self.protocol = make_protocol(
-            config=config, server_state=self.state, app_state={CONNECTIONS_STATE: Connections(LIMITS, Proxies(None))}
+            config=config,
+            server_state=self.state,
+            app_state={CONNECTIONS_STATE: Connections(LIMITS, Proxies(None), Mount())},
         )
         self.answers = b""
         self.reading = True

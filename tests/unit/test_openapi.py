@@ -57,15 +57,16 @@ def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str
             yield path, method, operation
 
 
-def references_in(value: Any) -> Iterator[str]:
+def values_in(value: Any) -> Iterator[dict[str, Any]]:
+    """All objects in it."""
     if isinstance(value, dict):
-        if "$ref" in value:
-            yield value["$ref"]
-        for inner in value.values():
-            yield from references_in(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from references_in(inner)
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from values_in(inner)
+
+
+def references_in(value: Any) -> Iterator[str]:
+    return (found["$ref"] for found in values_in(value) if "$ref" in found)
 
 
 def resolve(document: dict[str, Any], reference: str) -> Any:
@@ -96,7 +97,10 @@ async def test_every_operation_and_answer_is_described_and_errors_are_problems(d
         assert answer["description"]
         if status in known and "application/json" not in answer.get("content", {}):
             schema = answer["content"]["application/problem+json"]["schema"]
-            assert resolve(document, schema["$ref"])["title"] == "Problem"
+            problem = resolve(document, schema["$ref"])
+            assert problem["title"] == "Problem"
+            assert problem["properties"]["code"]["enum"] == sorted(STATUS)
+            assert schema["properties"]["code"]["enum"] == re.findall(r"`([\w-]+)`", answer["description"])
 
 
 async def test_every_parameter_of_a_path_is_described_and_required_and_none_twice(document: dict[str, Any]) -> None:
@@ -106,6 +110,20 @@ async def test_every_parameter_of_a_path_is_described_and_required_and_none_twic
         assert [entry["name"] for entry in described] == re.findall(r"\{(\w+)\}", path)
         assert all(entry["required"] and entry["schema"] for entry in described)
         assert len({(entry["in"], entry["name"].lower()) for entry in parameters}) == len(parameters)
+
+
+async def test_bodies_are_described_by_schemas_that_are_objects(document: dict[str, Any]) -> None:
+    """Generators know no others."""
+    for _, _, operation in operations_of(document):
+        for said in (operation.get("requestBody", {}), *operation["responses"].values()):
+            assert all(media["schema"] for media in said.get("content", {}).values())
+    assert [found for found in values_in(document["components"]["schemas"]) if found.get("items") is False] == []
+    assert document["servers"] == [{"url": "/"}]
+    resumable = document["paths"]["/resumable"]["post"], document["paths"]["/resumable/{id}"]["patch"]
+    assert [set(each["requestBody"]["content"]) for each in resumable] == [
+        {"application/offset+octet-stream", "application/octet-stream"},
+        {"application/offset+octet-stream", "application/partial-upload", "application/octet-stream"},
+    ]
 
 
 async def test_just_the_routes_and_methods_that_are_served_are_there(
@@ -128,7 +146,8 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
     is_open = {path for path, _, operation in operations_of(document) if "security" not in operation}
     assert is_open == {
         *("/", "/admin/", "/livez", "/readyz", "/config", "/docs", "/openapi.json"),
-        *("/problems/{code}", "/static/{path}", "/client.js", "/client.d.ts", "/s/{slug}", "/s/{slug}/session"),
+        *("/problems/{code}", "/static/{path}", "/client.js", "/client.d.ts", "/drop.js", "/drop.d.ts"),
+        *("/s/{slug}", "/s/{slug}/session"),
     }
     for path, _, operation in operations_of(document):
         assert ("401" in operation["responses"]) == (path not in is_open)
@@ -138,7 +157,7 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
     asking = {f"{method} {path}" for path, method, each in operations_of(document) if "refused" in codes_of(each, 403)}
     assert asking == {
         *("post /files/{md5}", "put /files/{md5}", "post /me/files", "post /uploads", "post /resumable"),
-        *("post /files/{md5}/proof", "post /uploads/{id}/proof"),
+        *("post /files/{md5}/proof", "post /uploads/{id}/proof", "patch /me/files/{id}"),
     }
 
 

@@ -5,6 +5,7 @@ Decides nothing but what is given to whom; refuses to serve a request or to run 
 
 from uploader.bootstrap.application import (
     build_application,
+    connection_state,
     create_app,
     reset_redis,
     running,
@@ -29,6 +30,7 @@ __all__ = [
     "build_application",
     "check_redis",
     "check_settings",
+    "connection_state",
     "create_app",
     "database_url",
     "examine",

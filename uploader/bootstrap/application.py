@@ -28,7 +28,7 @@ from uploader.embedded import end_with_parent
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.admin import AdminHandlers, AuditLogHandlers, EventHandlers, TokenHandlers
 from uploader.http.app import Application, Lifespan
-from uploader.http.auth.authenticator import Authenticator, Origins, WrongTokens
+from uploader.http.auth.authenticator import Authenticator, Identify, Origins, WrongTokens
 from uploader.http.bodies.intake import Intake
 from uploader.http.native.files import FileHandlers
 from uploader.http.native.links import AdminLinkHandlers, ShareHandlers, VisitorHandlers
@@ -43,7 +43,8 @@ from uploader.http.resumable.tus import TusHandlers
 from uploader.http.server import connections
 from uploader.http.server.tls import CertificateInForce
 from uploader.http.shared.exchange import ConcurrencyLimit, is_news
-from uploader.http.shared.operation import operations_of
+from uploader.http.shared.mount import Mount, lookalikes
+from uploader.http.shared.operation import DECLARED_PATHS, operations_of
 from uploader.http.shared.proxies import Proxies
 from uploader.jobs.events import EventKeeper, relay_job, wake_channel
 from uploader.jobs.maintenance import (
@@ -274,11 +275,15 @@ if TYPE_CHECKING:
 APPLICATION = "uploader.bootstrap:create_app"
 
 
-def build_application(services: Services, lifespan: Lifespan | None = None) -> Application:
+def build_application(
+    services: Services, lifespan: Lifespan | None = None, *, identify: Identify | None = None
+) -> Application:
     settings = services.settings
     origins = Origins(settings.cors_origins)
     verifier = create_verifier(settings, services.clock)
-    authenticator = Authenticator(settings, services.accounts, services.links, services.visitors, origins, verifier)
+    authenticator = Authenticator(
+        settings, services.accounts, services.links, services.visitors, origins, verifier, identify
+    )
     intake = Intake(settings, services.spool)
     proxies = Proxies(settings.trusted_proxies)
     resumable = ResumableHandlers(
@@ -349,11 +354,21 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         concurrency_limit=ConcurrencyLimit(settings, proxies),
         intake=intake,
         proxies=proxies,
+        mount=Mount.at(settings.public_url),
         meter=services.meter,
         visitors=services.visitors,
         pre_creates=services.pre_create_hook.is_on,
         dialect=resumable,
     )
+
+
+def check_public_url(settings: Settings) -> None:
+    """Raises ConfigurationError where a route below its path would look like another one."""
+    prefix = Mount.at(settings.public_url).prefix
+    if found := lookalikes(prefix, sorted(DECLARED_PATHS)) if prefix else None:
+        raise ConfigurationError(
+            f"UPLOADER_PUBLIC_URL: with the path {prefix}, {found[0]} would be taken for {found[1]}: choose another path"
+        )
 
 
 def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
@@ -389,16 +404,25 @@ def server_config(settings: Settings) -> "uvicorn.Config":
     )
 
 
+@contextmanager
+def connection_state(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Make what the connections of a process share, where it need not look after TLS."""
+    limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)
+    with closing(connections.Senders()) as senders:
+        yield {
+            connections.CONNECTIONS_STATE: connections.Connections(limits, proxies, Mount.at(settings.public_url)),
+            connections.SENDERS_STATE: senders,
+        }
+
+
 @asynccontextmanager
 async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
     """Make the lifespan state of the application, which its connections share. Raises ConfigurationError."""
     from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
 
-    limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)
-    state: dict[str, Any] = {connections.CONNECTIONS_STATE: connections.Connections(limits, proxies)}
     with ExitStack() as stack:
         certificate = stack.enter_context(certificate_in_force(settings))
-        state[connections.SENDERS_STATE] = stack.enter_context(closing(connections.Senders()))
+        state = stack.enter_context(connection_state(settings))
         if certificate is not None:
             state[HANDSHAKES_STATE] = stack.enter_context(closing(Handshakes(certificate)))
         yield state

@@ -11,7 +11,7 @@ from functools import partial
 
 from uploader import embedded
 from uploader.accounting import redis
-from uploader.bootstrap.application import check_shards, create_verifier
+from uploader.bootstrap.application import check_public_url, check_shards, create_verifier
 from uploader.bootstrap.services import Services, copies_of, database_url, redis_directory
 from uploader.bootstrap.services import list_aside as aside_of
 from uploader.clock import Clock
@@ -52,6 +52,7 @@ def check_settings(settings: Settings) -> None:
         raise ConfigurationError(
             f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {settings.host}, which is not a loopback address"
         )
+    check_public_url(settings)
     create_verifier(settings, Clock())
     load_events(settings.events)
     if settings.tls_certificate is not None:

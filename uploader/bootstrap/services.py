@@ -1,6 +1,6 @@
 """Settings → stores and sinks → services: everything that a server, a worker or a command needs, made once a process."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -55,6 +55,7 @@ from uploader.service.work import Work, WorkQueue
 from uploader.settings import Settings
 from uploader.sinks import configuration
 from uploader.sinks.base import EventSink
+from uploader.sinks.handler import HandlerSink
 from uploader.sinks.stream import KafkaSink, StreamSink
 from uploader.sinks.webhook import SignedPost, WebhookSink
 from uploader.storage.ballast import Ballast
@@ -124,13 +125,22 @@ def create_sink(sink: configuration.SinkSettings, redis: RedisConnection, clock:
             return StreamSink(client, sink.stream, sink.maxlen, owns=sink.url is not None)
         case configuration.KafkaSettings():
             return KafkaSink(sink.topic, sink.options)
+        case configuration.HandlerSettings():
+            return HandlerSink(sink.handler)
 
 
 class Services:
-    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:  # noqa: PLR0915 (one line for each)
-        """Connects to nothing yet. Raises ConfigurationError for the file of UPLOADER_EVENTS."""
+    def __init__(  # noqa: PLR0915 (one line for each)
+        self,
+        settings: Settings,
+        clock: Clock | None = None,
+        *,
+        handlers: Mapping[str, configuration.HandlerSettings] | None = None,
+    ) -> None:
+        """Connects to nothing yet; `handlers`: functions that are told of events. Raises ConfigurationError for the file of
+        UPLOADER_EVENTS."""
         self.clock = clock = clock or Clock()
-        events = configuration.load_events(settings.events)
+        events = configuration.load_events(settings.events).with_handlers(handlers or {})
         # Of each sink: it ends the sleep of its relay in this process.
         self.bells = {name: Bell() for name in events.sinks}
         self.ballast = ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
@@ -227,7 +237,7 @@ class Services:
         )
         self.whole = WholeFiles(storing, concurrency)
         self.delta_bases = DeltaBases(files, storage, healing)
-        self.folders = folders = Folders(database, clock, max_files=settings.max_files)
+        self.folders = folders = Folders(database, pre_create_hook, clock, max_files=settings.max_files)
         self.shared = Shared(files)
         self.sharing = Sharing(
             *(database, folders, clock),

@@ -18,7 +18,18 @@ from uploader.domain.audit_log import Act, Action
 from uploader.domain.names import MAX_USER_ID_BYTES, check_user_id
 from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.errors import InvalidRequest, NotFound, TokensUnused
-from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter, Size, or_none, whole_number
+from uploader.http.shared.operation import (
+    AFTER,
+    LIMIT,
+    PREFIX,
+    Call,
+    Operation,
+    Parameter,
+    Size,
+    Time,
+    or_none,
+    whole_number,
+)
 from uploader.http.shared.responses import Json
 from uploader.service.access import Accounts, Token, new_token
 from uploader.service.audit_log import AuditLogReports, Wanted
@@ -123,14 +134,14 @@ class UserUsageList(Struct):
 
     users: list[UserUsage]
     next: str | None
-    as_of: datetime
+    as_of: Time
 
 
 class UserDetail(UserUsage, kw_only=True):
     """One user; `available` is what they may still open."""
 
     available: int
-    as_of: datetime
+    as_of: Time
 
 
 class UserFile(Struct):
@@ -139,8 +150,8 @@ class UserFile(Struct):
     id: str
     name: str
     size: int
-    created_at: datetime
-    modified_at: datetime | None
+    created_at: Time
+    modified_at: Time | None
     instant: bool
 
 
@@ -149,7 +160,7 @@ class UserFiles(Struct):
 
     files: list[UserFile]
     next: str | None
-    as_of: datetime
+    as_of: Time
 
 
 class UserAccount(Struct):
@@ -168,8 +179,8 @@ class TokenSchema(Struct):
 
     id: str
     admin: bool
-    created_at: datetime
-    revoked_at: datetime | None
+    created_at: Time
+    revoked_at: Time | None
     scope: str | None
     made_by: str | None
 
@@ -191,14 +202,14 @@ class History(Struct):
     """One row a day, in order. Days on which nothing ran have none."""
 
     days: list[HistoryDay]
-    as_of: datetime
+    as_of: Time
 
 
 class SinkList(Struct):
     """All sinks of events, and the names that are none any more and of which some still wait or are dead."""
 
     sinks: list[SinkFigures]
-    as_of: datetime
+    as_of: Time
 
 
 class Replayed(Struct):
@@ -212,7 +223,7 @@ class ActList(Struct):
 
     acts: list[Act]
     next: str | None
-    as_of: datetime
+    as_of: Time
 
 
 class DriftSchema(Struct):
@@ -230,7 +241,7 @@ class Recounted(Struct):
     checked: dict[str, int]
     drifts: list[DriftSchema]
     notes: list[DriftSchema]
-    as_of: datetime
+    as_of: Time
 
 
 def token_of(token: Token) -> TokenSchema:

@@ -24,10 +24,11 @@ from uploader.errors import (
 )
 from uploader.http.auth.authenticator import Authenticator, Origins
 from uploader.http.bodies.intake import Intake
-from uploader.http.resumable.dialect import ResumableHandlers
+from uploader.http.resumable.dialect import ALIASES, ResumableHandlers
 from uploader.http.resumable.request import PREFIX
 from uploader.http.shared.exchange import ABORTED, ConcurrencyLimit, Exchange
-from uploader.http.shared.openapi import document
+from uploader.http.shared.mount import Mount, inside, leave_mount, mount_of_request
+from uploader.http.shared.openapi import described_at, document
 from uploader.http.shared.operation import Call, Operation, Routing, operations_of
 from uploader.http.shared.problem import as_told, problem_response
 from uploader.http.shared.proxies import Proxies
@@ -61,6 +62,7 @@ class Application:
     meter: Meter
     visitors: Visitors
     dialect: ResumableHandlers
+    mount: Mount
     # Whether a pre-create hook is asked, and told from where.
     pre_creates: bool = False
 
@@ -68,7 +70,7 @@ class Application:
         self.operations = [*self.operations, *operations_of(self)]
         # Starlette's router knows how a server starts and ends an application; requests never meet it.
         self._start_and_end = Router(lifespan=self.lifespan).lifespan
-        self.routing = Routing(self.operations)
+        self.routing = Routing(self.operations, ALIASES)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -78,6 +80,8 @@ class Application:
         if scope["type"] != "http":
             await self._start_and_end(scope, receive, send)
             return
+        if is_below := bool(self.mount.origin or scope.get("root_path")):
+            scope = self._enter(scope)
         exchange = Exchange(scope, receive, send)
         wait_budget_of_request.set(WaitBudget())
         try:
@@ -96,6 +100,19 @@ class Application:
             wait_budget_of_request.set(None)
             cost_of_request.set(None)
             exchange.end()
+            if is_below:
+                leave_mount()
+
+    def _enter(self, scope: Scope) -> Scope:
+        """Take off the prefix, where what is left is a place here: a proxy may have done so before."""
+        root_path = scope.get("root_path", "").rstrip("/")
+        mount = self.mount.of_request(root_path)
+        mount_of_request.set(mount)
+        for prefix in (mount.prefix, root_path):
+            path = inside(scope["path"], prefix) if prefix else None
+            if path is not None and self.routing.find(path) is not None:
+                return {**scope, "path": path}
+        return scope
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:
         # What is looked up is the decoded path, where an encoded slash would pass for one that separates.
@@ -120,7 +137,7 @@ class Application:
                 actor_of_context.set(partial(self._actor, came_by, identity))
                 cost = self._charge(identity.party, operation, exchange)
                 if cost is not None and operation.takes is None:
-                    await cost.begin(pauses=operation.takes_bytes)
+                    await cost.begin(pauses=bool(operation.takes_bytes))
                 async with self._for_as_long(exchange.visit):
                     response = await operation.handler(Call(request, identity, self.intake, cost))
                 if cost is not None:
@@ -202,6 +219,6 @@ class Application:
             case _:
                 return {}
 
-    @Operation("GET /openapi.json", "This document", tag="operations", access="open")
+    @Operation("GET /openapi.json", "This document", tag="operations", access="open", media_types=(Json.media_type,))
     async def _describe(self, _call: Call) -> Response:
-        return Json(self.described)
+        return Json(described_at(mount_of_request.get(), self.described))

@@ -18,7 +18,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 import uploader
 from uploader.domain.upload import MAX_CHUNK_COUNT
 from uploader.errors import NotFound
-from uploader.http.shared.operation import Call, Operation, operations_of
+from uploader.http.shared.mount import mount_of_request
+from uploader.http.shared.operation import Call, Operation, operations_of, public_path
 from uploader.http.shared.problem import explain
 from uploader.http.shared.responses import Json
 from uploader.observability import Exposition
@@ -34,11 +35,16 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".ts": "text/plain",
 }
-# What is there without the pages for people: the documentation, and the client of other pages.
-_ALWAYS = ("docs.js", "swagger-ui/", "pages/client/", "vendor/hash-wasm/")
+# What is there without the pages for people: the documentation, and the client and the element of other pages.
+_ALWAYS = (
+    *("docs.js", "swagger-ui/", "pages/client/", "pages/drop/", "vendor/hash-wasm/"),
+    *(f"pages/{name}.js" for name in ("dom", "format", "i18n", "problems", "words")),
+)
 
-CLIENT = "client.js"
-CLIENT_TYPES = "client.d.ts"
+CLIENT, CLIENT_TYPES = "client.js", "client.d.ts"
+DROP, DROP_TYPES = "drop.js", "drop.d.ts"
+# What other pages load by an address of its own.
+_OF_OTHERS = (CLIENT, CLIENT_TYPES, DROP, DROP_TYPES)
 
 # No inline script, no inline style, nothing from elsewhere, and no other page around it.
 _OWN = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'"
@@ -54,7 +60,8 @@ _COMMENTS = re.compile(rb"^[ \t]*(?:/\*.*?\*/[ \t]*\n|//[^\n]*\n)|^[ \t]+", re.M
 _WORKER = "pages/client/hash-worker.js"
 _WORKER_POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'"
 
-_DOCS = """<!doctype html>
+# As all addresses in pages, these begin with a slash, before which `_below_prefix` puts the prefix.
+_DOCS = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>uploader: the HTTP API</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/static/swagger-ui/swagger-ui.css"></head>
@@ -91,6 +98,7 @@ class ClientConfig(Struct):
     upload_expiry_seconds: float
     link_lifetime_seconds: float
     links: bool
+    public_url: str | None
     auth: str | UnsetType = UNSET
     trash: bool | UnsetType = UNSET
 
@@ -128,41 +136,55 @@ def _read(name: str) -> Asset:
     content = path.read_bytes()
     if name.startswith("pages/") and path.suffix == ".js":
         content = _COMMENTS.sub(b"", content)
-    return Asset(
-        content, gzip.compress(content, mtime=0), _KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    )
+    return _asset(content, _KINDS[path.suffix])
+
+
+def _asset(content: bytes, media_type: str) -> Asset:
+    return Asset(content, gzip.compress(content, mtime=0), media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def _below_prefix(page: bytes) -> bytes:
+    return re.sub(rb'( (?:href|src)=")/', rb"\1" + public_path("/").encode(), page)
 
 
 @dataclass(frozen=True, slots=True)
 class PageHandlers:
-    """Those at `/`, `/admin/` and `/client.js`, and their parts. The pages can be switched off."""
+    """Those at `/`, `/admin/`, `/client.js` and `/drop.js`, and their parts. The pages can be switched off."""
 
     settings: Settings
 
-    @_open("GET /", "The web page", responses={200: None, 307: None})
+    @_open("GET /", "The web page", responses={200: None, 307: None}, media_types=("text/html",))
     async def home(self, call: Call) -> Response:
         if not self.settings.web_pages:
-            return RedirectResponse("/docs")
+            return RedirectResponse(public_path("/docs"))
         return await _answer(call.request, "pages/home/index.html", HOME_POLICY)
 
-    @_open("GET /admin/", "The administrators' web page", problems=("not-found",))
+    @_open("GET /admin/", "The administrators' web page", problems=("not-found",), media_types=("text/html",))
     async def administration(self, call: Call) -> Response:
         if not self.settings.web_pages:
             raise NotFound()
         return await _answer(call.request, "pages/admin/index.html", PAGE_POLICY)
 
-    @_open("GET /client.js", "The client of the web page, for other pages")
+    @_open("GET /client.js", "The client of the web page, for other pages", media_types=("text/javascript",))
     async def client(self, call: Call) -> Response:
         return await _answer(call.request, CLIENT, PAGE_POLICY)
 
-    @_open("GET /client.d.ts", "Its types")
+    @_open("GET /client.d.ts", "Its types", media_types=("text/plain",))
     async def client_types(self, call: Call) -> Response:
         return await _answer(call.request, CLIENT_TYPES, PAGE_POLICY)
+
+    @_open("GET /drop.js", "The element <uploader-drop>, for other pages", media_types=("text/javascript",))
+    async def drop(self, call: Call) -> Response:
+        return await _answer(call.request, DROP, PAGE_POLICY)
+
+    @_open("GET /drop.d.ts", "Its types", media_types=("text/plain",))
+    async def drop_types(self, call: Call) -> Response:
+        return await _answer(call.request, DROP_TYPES, PAGE_POLICY)
 
     @_open("GET /static/{path:path}", "Parts of the pages", problems=("not-found",))
     async def part(self, call: Call) -> Response:
         name = call.in_path("path")
-        if name not in _assets() or name.endswith(".html") or name in (CLIENT, CLIENT_TYPES):
+        if name not in _assets() or name.endswith(".html") or name in _OF_OTHERS:
             raise NotFound()
         if not self.settings.web_pages and not name.startswith(_ALWAYS):
             raise NotFound()
@@ -172,6 +194,8 @@ class PageHandlers:
 async def _answer(request: Request, name: str, policy: str, status: int = 200) -> Response:
     """Answer 304 to the browser's own copy: they ask each time, so an upgrade shows at once."""
     asset = await run_sync(_read, name)
+    if name.endswith(".html") and mount_of_request.get().prefix:
+        asset = _asset(_below_prefix(asset.content), asset.media_type)
     headers = {"Cache-Control": "no-cache", "Content-Security-Policy": policy, "Vary": "Accept-Encoding"}
     content, etag = asset.content, asset.etag
     if _takes_gzip(request):
@@ -217,7 +241,7 @@ class OpsHandlers:
         ok = all(check.ok for check in checks.values())
         return Json(HealthSchema(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})
 
-    @_open("GET /metrics", "Prometheus metrics", access="metrics")
+    @_open("GET /metrics", "Prometheus metrics", access="metrics", media_types=("text/plain",))
     async def metrics(self, _call: Call) -> Response:
         await self.gauges.observe()
         return Response(await self.exposition.render(), media_type=CONTENT_TYPE_LATEST)
@@ -235,16 +259,17 @@ class OpsHandlers:
                 upload_expiry_seconds=self.settings.upload_expiry_seconds,
                 link_lifetime_seconds=self.settings.link_lifetime_seconds,
                 links=self.settings.links == "on",
+                public_url=self.settings.public_url,
                 auth=UNSET if self.settings.auth == "token" else self.settings.auth,
                 trash=UNSET if self.settings.trash_retention_seconds else False,
             )
         )
 
-    @_open("GET /docs", "This documentation")
+    @_open("GET /docs", "This documentation", media_types=("text/html",))
     async def docs(self, _call: Call) -> Response:
-        return HTMLResponse(_DOCS, headers={"Content-Security-Policy": _DOCS_POLICY})
+        return HTMLResponse(_below_prefix(_DOCS), headers={"Content-Security-Policy": _DOCS_POLICY})
 
-    @_open("GET /problems/{code}", "What an error means", problems=("not-found",))
+    @_open("GET /problems/{code}", "What an error means", problems=("not-found",), media_types=("text/html",))
     async def explain_problem(self, call: Call) -> Response:
         return await explain(call.request)
 

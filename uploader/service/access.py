@@ -50,7 +50,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Identity:
     caller: Caller
-    admin: bool
+    admin: bool = False
     # Of the token that was shown; None where it is not one of ours.
     token_id: str | None = None
     token_made_by: str | None = None

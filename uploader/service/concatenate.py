@@ -25,7 +25,7 @@ from uploader.service.ids import greatest
 from uploader.service.links import Visitors
 from uploader.service.merge import Merging
 from uploader.service.open import Admission, chunk_sizes_of
-from uploader.service.precreate import PreCreateHook, Question
+from uploader.service.precreate import PreCreateHook
 from uploader.service.results import Complete, Target
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
@@ -242,9 +242,9 @@ class Concatenations:
         size = await self._check_parts(new.caller, new.part_ids)
         self._check_size(size or 0)
         await self.visitors.refuse_early(new.caller, new.name, 0)
-        name = await self.visitors.full_name(new.caller, new.name)
-        await self.pre_create_hook.ask(Question(new.user_id, name, size, md5=None, sha256=None))
-        ordered = Concatenation(**asdict(new), created_at=self.clock.now())
+        allowed = await self.visitors.ask(self.pre_create_hook, new.caller, new.name, size)
+        told = {"name": allowed.name, "metadata": new.metadata if allowed.metadata is None else allowed.metadata}
+        ordered = Concatenation(**asdict(new) | told, created_at=self.clock.now())
         await self.database.transact(transactions.uploads.order_concatenation, ordered, self.settings.max_open_uploads)
         crash_point("order.after_commit")
         return ordered

@@ -17,6 +17,7 @@ from uploader.domain.upload import File, IfExists, Usage
 from uploader.service.audit_log import act
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
+from uploader.service.precreate import PreCreateHook, Question
 from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob, Stopping
 from uploader.tasks import uninterrupted
 
@@ -225,6 +226,7 @@ class Folders:
     again."""
 
     database: Database
+    pre_create_hook: PreCreateHook
     clock: Clock
     _: KW_ONLY
     max_files: int
@@ -265,8 +267,8 @@ class Folders:
         return deleted
 
     async def rename(self, user_id: str, file_id: str, name: str, if_exists: IfExists) -> File:
-        """Raises FileNotFound, NameTaken, Unavailable."""
-        is_renamed = False
+        """Raises FileNotFound, NotAllowed, NameTaken, Unavailable."""
+        is_renamed, asked = False, False
         for _ in range(_ATTEMPTS):
             found = await self.database.read(queries.files_by_ids, user_id, [file_id])
             if not found:
@@ -274,6 +276,10 @@ class Folders:
             (file,) = found
             if is_renamed or file.name == name:
                 return file
+            if not asked:  # of each file once
+                question = Question(user_id, name, file.size, md5=file.md5, sha256=file.sha256)
+                name, asked = (await self.pre_create_hook.ask(question)).name, True
+                continue
             # Not, if somebody else renamed it at this moment.
             is_renamed = (await self._move([file], {file.id: name}, if_exists, merges=False)).files == 1
         raise errors.Unavailable(_CHANGING)

@@ -7,7 +7,7 @@ is not for them.
 import asyncio
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
@@ -181,9 +181,8 @@ class Instant:
 
     async def _add_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
         if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
-            await self.pre_create_hook.ask(
-                Question(opening.caller.user_id, opening.name, opening.size, md5=md5, sha256=sha256)
-            )
+            question = Question(opening.caller.user_id, opening.name, opening.size, md5=md5, sha256=sha256)
+            opening = replace(opening, name=(await self.pre_create_hook.ask(question)).name)
         file = File(
             id=new_id(),
             user_id=opening.caller.user_id,

@@ -31,6 +31,7 @@ from uploader.service.audit_log import act
 from uploader.service.close import Closers
 from uploader.service.files import Files, Folders
 from uploader.service.ids import ID, new_id
+from uploader.service.precreate import Allowed, PreCreateHook, Question
 from uploader.tasks import ended, in_thread
 
 TOKEN_PREFIX = "upls_"  # noqa: S105 (what tokens of visitors begin with)
@@ -362,10 +363,21 @@ class Visitors:
         if caller.link_id is not None:
             await self.database.read(_refuse, caller, name, size, md5, self.clock.now())
 
-    async def full_name(self, caller: Caller, name: str) -> str:
-        """Return a name as its owner is to see it."""
+    async def ask(
+        self,
+        hook: PreCreateHook,
+        caller: Caller,
+        name: str,
+        size: int | None,
+        md5: str | None = None,
+        sha256: str | None = None,
+    ) -> Allowed:
+        """Ask the hook, by the name that the owner is to see. A visitor's own name stands: it is told back as it was asked
+        for, below the link's folder. Raises NotAllowed, Unavailable."""
         link = None if caller.link_id is None else await self.database.read(links.by_id, caller.link_id, brief=True)
-        return name if link is None else link.name + name
+        full_name = name if link is None else link.name + name
+        allowed = await hook.ask(Question(caller.user_id, full_name, size, md5=md5, sha256=sha256))
+        return allowed if caller.link_id is None else replace(allowed, name=name)
 
 
 async def _refuse(connection: Connection, caller: Caller, name: str, size: int, md5: str | None, now: datetime) -> None:

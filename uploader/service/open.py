@@ -22,7 +22,7 @@ from uploader.service.chunk import Receiving
 from uploader.service.ids import new_id
 from uploader.service.instant import NO_SOURCE, Instant, Source
 from uploader.service.links import Visitors
-from uploader.service.precreate import PreCreateHook, Question
+from uploader.service.precreate import PreCreateHook
 from uploader.service.results import Complete, Opening, StillMerging, Target, UploadStatus
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.service.trash import TrashKeeping
@@ -167,9 +167,14 @@ class Openings:
         await self.admission.check(opening.size)
         if self.pre_create_hook.is_on and opening.kind is not UploadKind.PART:  # it has no name: asked is for its whole
             size = opening.size if opening.length_known else None
-            name = await self.visitors.full_name(opening.caller, opening.name)
-            question = Question(opening.caller.user_id, name, size, md5=opening.md5, sha256=opening.sha256)
-            await self.pre_create_hook.ask(question)
+            allowed = await self.visitors.ask(
+                self.pre_create_hook, opening.caller, opening.name, size, opening.md5, opening.sha256
+            )
+            if allowed.name != opening.name:
+                opening = replace(opening, name=allowed.name)
+                await self.database.read(self._refuse_taken, opening, None)
+            if opening.tells_metadata and allowed.metadata is not None:
+                opening = replace(opening, metadata=allowed.metadata)
         return await self._open_new(opening)
 
     async def _look(self, connection: Connection, opening: Opening) -> _Found:
@@ -203,7 +208,10 @@ class Openings:
 
     async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
         upload = await queries.upload_by_idempotency_key(connection, opening.caller, key)
-        if upload is not None and (upload.name, upload.size) != (opening.name, opening.size):
+        if upload is None:
+            return None
+        may_be_renamed = self.pre_create_hook.is_on
+        if upload.size != opening.size or (upload.name != opening.name and not may_be_renamed):
             raise errors.InvalidRequest.field("Idempotency-Key", "was used with another name or size")
         return upload
 

@@ -39,6 +39,8 @@ class Opening:
     # The id that the upload gets if it is new; None: any.
     id: str | None = None
     metadata: str | None = None
+    # Its protocol tells it again, so what a pre-create hook answers may take its place.
+    tells_metadata: bool = False
     length_known: bool = True
     computes_md5: bool = True
     # They come with the request, and are to be looked at: no file that is there already answers it.

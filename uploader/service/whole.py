@@ -5,7 +5,7 @@ while the next group arrives.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -35,7 +35,7 @@ from uploader.service.close import Closers
 from uploader.service.ids import new_id
 from uploader.service.links import Visitors
 from uploader.service.open import Admission
-from uploader.service.precreate import PreCreateHook, Question
+from uploader.service.precreate import PreCreateHook
 from uploader.service.results import Complete, NewFile
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.storage.base import Arrival, BlobBytes, Body
@@ -97,20 +97,19 @@ class Storing:
         """Store what is as it was claimed to be, and allowed, durably. Raises Unavailable."""
         if not self.pre_create_hook.is_on:
             return await self._store(files, bodies)
-        refusals = await all_or_none(map(self._refusal, files, bodies))
-        allowed = [pair for pair, refusal in zip(zip(files, bodies, strict=True), refusals, strict=True) if not refusal]
+        asked = await all_or_none(map(self._asked, files, bodies))
+        allowed = [(new, body) for new, body in zip(asked, bodies, strict=True) if isinstance(new, NewFile)]
         stored = iter(await self._store(*zip(*allowed, strict=True)) if allowed else ())
-        return [refusal or next(stored) for refusal in refusals]
+        return [next(stored) if isinstance(each, NewFile) else each for each in asked]
 
-    async def _refusal(self, new: NewFile, body: Body) -> NotAllowed | None:
+    async def _asked(self, new: NewFile, body: Body) -> NewFile | NotAllowed:
         try:
-            name = await self.visitors.full_name(new.caller, new.name)
-            await self.pre_create_hook.ask(
-                Question(new.caller.user_id, name, body.length, md5=new.md5, sha256=new.sha256)
+            allowed = await self.visitors.ask(
+                self.pre_create_hook, new.caller, new.name, body.length, new.md5, new.sha256
             )
         except NotAllowed as error:
             return error
-        return None
+        return replace(new, name=allowed.name)
 
     async def _store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
         arrivals = [Arrival(body, new.md5, new.sha256) for new, body in zip(files, bodies, strict=True)]

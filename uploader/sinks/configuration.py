@@ -8,8 +8,8 @@ import binascii
 import hmac
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -56,7 +56,7 @@ def signed_headers(secrets: Sequence[bytes], message_id: str, at: datetime, body
 
 _SETTING = "UPLOADER_EVENTS"
 # What a delivery's row and a label of a metric hold.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+SINK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _MAX_SECRETS = 2
 # Of a task, how often it is handed out.
 _MAX_ATTEMPTS = 100
@@ -141,6 +141,14 @@ class KafkaSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerSettings:
+    """A function in this process, of the application that it is a part of."""
+
+    handler: Callable[[dict[str, Any]], Any]
+    types: tuple[EventType, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PreCreateSettings:
     to: Signed
     allows_on_failure: bool
@@ -156,7 +164,7 @@ class QueueSettings:
     max_attempts: int
 
 
-SinkSettings = WebhookSettings | StreamSettings | KafkaSettings
+SinkSettings = WebhookSettings | StreamSettings | KafkaSettings | HandlerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +174,12 @@ class EventSettings:
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
     # That secrets were read from.
     files: tuple[Path, ...] = ()
+
+    def with_handlers(self, handlers: Mapping[str, HandlerSettings]) -> "EventSettings":
+        """Raises ConfigurationError for a name that a sink has."""
+        if taken := handlers.keys() & self.sinks.keys():
+            raise ConfigurationError(f"{_SETTING}: [sinks.{min(taken)}] has the name of a handler of the application")
+        return replace(self, sinks={**self.sinks, **handlers})
 
     def sinks_of(self, kind: EventType) -> tuple[str, ...]:
         """Return the sinks that are told of a type, and the queues that have a task of each event of it."""
@@ -295,7 +309,7 @@ class _Reader:
 
 
 def _check_name(name: str, kind: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not SINK_NAME.fullmatch(name):
         raise _Mistake(f"is no name of a {kind}: up to 48 letters, digits, `.`, `_` and `-`")
 
 

@@ -1,1 +1,1 @@
-SwaggerUIBundle({ url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true, persistAuthorization: false });
+SwaggerUIBundle({ url: new URL("../openapi.json", document.currentScript.src).href, dom_id: "#swagger-ui", deepLinking: true, persistAuthorization: false });

@@ -28,6 +28,7 @@ WHOLE = Content(MIB, seed=3)
 TOLD = Content(2 * MIB, seed=4)
 # Their addresses are more than 8 KiB, which is what nginx has for a header of a request by itself.
 PARTS = 130
+PREFIX = "/store"
 
 
 def with_headers(*lines: str) -> list[str]:
@@ -47,6 +48,7 @@ class Curl:
     authority: Path
     port: int
     token: str
+    prefix: str = ""
 
     async def __call__(self, path: str, *arguments: str) -> tuple[str, dict[str, str], bytes]:
         """Version and status of the answer, its head and its body."""
@@ -54,7 +56,7 @@ class Curl:
         lies = [f"X-Forwarded-For: {FORGED}", f"Forwarded: for={FORGED};host=evil.example;proto=http"]
         said = with_headers(*lies, "X-Forwarded-Host: evil.example", f"Authorization: Bearer {self.token}")
         head = self.directory / "head"
-        url = f"https://{HOST}:{self.port}{path}"
+        url = f"https://{HOST}:{self.port}{self.prefix}{path}"
         command = ("curl", "-sS", "--http2", "-D", str(head), *to, *said, *arguments, url)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -98,6 +100,33 @@ async def test_a_proxy_as_it_is_printed(proxy: str, tmp_path: Path) -> None:
                 server.kill()
                 status, head, _ = await curl(location, "-I")
                 assert (status, head["retry-after"]) == ("HTTP/2 423", "1")
+
+
+@pytest.mark.parametrize("way", ["kept", "stripped"])
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_a_path_that_is_kept_and_one_that_is_stripped(proxy: str, way: str, tmp_path: Path) -> None:
+    authority, public_url = Authority(tmp_path / "authority"), f"https://{HOST}{PREFIX}"
+    settings = {"DATA": str(tmp_path / "data"), "PUBLIC_URL": public_url, "TRUSTED_PROXIES": "127.0.0.1"}
+    settings |= {"MIN_CHUNK_SIZE": "64KiB", "INTERIM_RESPONSES": "false"}
+    server = await asyncio.to_thread(Server, tmp_path / "log", settings)
+    certified = authority.issue("proxy", HOST)
+    with ended(server), running_proxy(proxy, tmp_path / proxy, certified, server.port, way) as port:
+        assert f"Web page:           {public_url}/\n" in server.output()
+        curl = Curl(tmp_path, authority.file, port, owner_token(tmp_path / "data"), PREFIX)
+        await chunks_arrive(curl)
+        await whole_files_arrive(curl)
+        status, head, _ = await curl("/resumable/", "-X", "POST", *tus(f"Upload-Length: {TUS.size}"))
+        location = head["location"]
+        assert (status, location[: len(public_url) + 11]) == ("HTTP/2 201", f"{public_url}/resumable/")
+        status, asked, _ = await curl(location.removeprefix(public_url), "-I", *tus())
+        assert (status, asked.get("upload-offset")) == ("HTTP/2 200", "0")
+        for path in ("/", "/admin/"):
+            _, _, page = await curl(path)
+            (script,) = re.findall(rf'type="module" src="{PREFIX}(/static/[^"]+)"', page.decode())
+            status, head, _ = await curl(script)
+            assert (status, head["content-type"]) == ("HTTP/2 200", "text/javascript; charset=utf-8")
+        status, _, refused = await curl("/me/files/nothing")
+        assert json.loads(refused)["type"] == f"{PREFIX}/problems/file-not-found"
 
 
 async def chunks_arrive(curl: Curl) -> None:

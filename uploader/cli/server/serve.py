@@ -186,9 +186,9 @@ def announce(settings: Settings, host: str, port: int, token: str | None, gives_
         return False
     where = f"all addresses, port {port}" if host in _LOOPBACK else _url(scheme, host, port)
     click.echo(f"uploader {__version__} listens on {where}, data in {settings.data.absolute()}")
-    for line in _lines(settings, _url(scheme, reachable, port), token):
+    for line in _lines(settings, settings.public_url or _url(scheme, reachable, port), token):
         click.echo(line)
-    for name in _names_elsewhere(host):
+    for name in _names_elsewhere(host) if settings.public_url is None else ():
         click.echo(f"  From elsewhere:     {_url(scheme, name, port)}/")
     sys.stdout.flush()
     return True

@@ -6,8 +6,9 @@ import asyncio
 import ipaddress
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from uploader.domain.links import LinkKind, owner
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
+from uploader.http.shared.mount import mount_of_request
 from uploader.http.shared.operation import READERS, Access
 from uploader.http.shared.proxies import Proxies
 from uploader.observability import user_id as user_of_log
@@ -56,6 +58,9 @@ _MAX_PARTIES = 10_000
 
 _NOBODY = Identity(owner(""), admin=False)
 
+# Returns who makes the request of a scope of ASGI; None: nobody that is known.
+Identify = Callable[[Any], Awaitable[Identity | None]]
+
 
 class Origins:
     """The origins whose pages may call. There are no cookies, so no credentials."""
@@ -94,7 +99,10 @@ class Origins:
         site = request.headers.get("sec-fetch-site")
         if site is not None:
             return site not in ("same-origin", "none")
-        return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+        if origin is None:
+            return False
+        own = mount_of_request.get().origin
+        return origin != own if own else origin.partition("://")[2] != request.headers.get("host")
 
 
 def is_local_host(host: str, listening_on: str) -> bool:
@@ -154,8 +162,9 @@ class Authenticator:
         visitors: Visitors,
         origins: Origins,
         verifier: "Verifier | None",
+        identify: Identify | None = None,
     ) -> None:
-        """`verifier`: where tokens are JWTs."""
+        """`verifier`: where tokens are JWTs; `identify`: what the application around this one knows callers by."""
         self._visitors = visitors if settings.links == "on" else None
         self._mode = settings.auth
         self._host = settings.host
@@ -165,6 +174,7 @@ class Authenticator:
         self._links = links
         self._origins = origins
         self._verifier = verifier
+        self._identify = identify
         self._wrong_tokens = WrongTokens(settings.max_wrong_tokens)
 
     async def identify(self, access: Access, request: Request) -> Identity:
@@ -235,6 +245,8 @@ class Authenticator:
         # Before all else: it says that whoever shows it wants to be a visitor, also where callers need no token.
         if self._visitors is not None and (shown := _token_of_visitor(request)) is not None:
             return await self._by_token_of_visitor(self._visitors, shown, request)
+        if self._identify is not None:
+            return await self._known_to_application(self._identify, request)
         named = self._named_by_proxy(request)
         if named is not None:
             self._refuse_foreign_pages(request)
@@ -263,6 +275,14 @@ class Authenticator:
                 await self._wrong_tokens.slow_down(party)
             self._wrong_tokens.count(party)
             raise
+
+    async def _known_to_application(self, identify: Identify, request: Request) -> Identity:
+        identity = await identify(request.scope)
+        if identity is None:
+            raise Unauthenticated("The application does not know who calls.")
+        self._refuse_foreign_pages(request)  # it may know them by a cookie
+        await self._accounts.admit(identity.user_id)
+        return identity
 
     def _named_by_proxy(self, request: Request) -> str | None:
         if self._trusted_header is None or not self._proxies.sent(request):

@@ -35,6 +35,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What the format has room for (APPNOTE.TXT, 4.4.6).
 _FIRST_YEAR, _LAST_YEAR = 1980, 2107
 _MEDIA_TYPES = {"zip": "application/zip", "tar": "application/x-tar"}
+MEDIA_TYPES = tuple(_MEDIA_TYPES.values())
 # The member of a zip that tells of the files that are not there.
 _PROBLEMS = "uploader-problems.txt"
 

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
+from uploader.http.shared.operation import OCTETS
 from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob, ViewedBlob
 from uploader.tasks import uninterrupted
@@ -56,7 +57,8 @@ _PREVIEW_TYPES = {
 _PIECE_BYTES = 256 << 10
 _MAX_RANGES = 100
 _HUGE = 2**64  # beyond any file
-MEDIA_TYPE = "application/octet-stream"
+MEDIA_TYPE = OCTETS
+MEDIA_TYPES = (MEDIA_TYPE, "image/*", "video/*", "audio/*", "application/pdf")
 # How long the URL works that somebody is sent on to: it is to be followed at once.
 _SENT_ON_SECONDS = 60
 _SPEC = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")

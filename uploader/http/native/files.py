@@ -14,10 +14,21 @@ from uploader.domain.names import Folder, Place, Selection
 from uploader.domain.upload import File, IfExists
 from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.native import schemas
+from uploader.http.native.archive import MEDIA_TYPES as ARCHIVE_TYPES
 from uploader.http.native.archive import archive
-from uploader.http.native.download import MEDIA_TYPE, download
+from uploader.http.native.download import MEDIA_TYPE, MEDIA_TYPES, download
 from uploader.http.native.schemas import ArchiveSchema, MoveInto, SelectionSchema, selection_of
-from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, SEARCH, Call, Operation, Parameter, checked_name
+from uploader.http.shared.operation import (
+    AFTER,
+    LIMIT,
+    PREFIX,
+    SEARCH,
+    Call,
+    Operation,
+    Parameter,
+    checked_name,
+    public_path,
+)
 from uploader.http.shared.responses import Json
 from uploader.service.access import Links, selection_subject
 from uploader.service.delta import DeltaBases
@@ -32,11 +43,13 @@ _SELECTION = Parameter("selection", "Of a signed link: the digest of what it is 
 SHOW = Parameter(
     "show",
     "To be shown, not saved: images, sound, films and PDF have their type then. All else stays a download.",
-    {"enum": ["inline"]},
+    {"type": "string", "enum": ["inline"]},
 )
-DELIMITER = Parameter("delimiter", "One level, by name: its files, and what lies deeper as `folders`.", {"enum": ["/"]})
-_SOME = Parameter("prefix", "Files whose names start with this.", required=True)
-FORMAT = Parameter("format", "What is made of it.", {"enum": ["zip", "tar"], "default": "zip"})
+DELIMITER = Parameter(
+    "delimiter", "One level, by name: its files, and what lies deeper as `folders`.", {"type": "string", "enum": ["/"]}
+)
+_SOME = Parameter("prefix", "Files whose names start with this.", {"type": "string", "minLength": 1}, required=True)
+FORMAT = Parameter("format", "What is made of it.", {"type": "string", "enum": ["zip", "tar"], "default": "zip"})
 
 _files = partial(Operation, tag="files")
 
@@ -88,7 +101,7 @@ class FileHandlers:
         "Rename a file",
         takes=schemas.Rename,
         responses={200: schemas.FileSchema},
-        problems=("file-not-found", "name-taken"),
+        problems=("file-not-found", "name-taken", "refused"),
     )
     async def rename_file(self, call: Call) -> Response:
         body = await call.json(schemas.Rename)
@@ -105,6 +118,7 @@ class FileHandlers:
         "Download a file, whole or in ranges",
         access="reader",
         responses={200: None, 206: None, 304: None, 307: None},
+        media_types=MEDIA_TYPES,
         problems=("file-not-found", "range-not-satisfiable", "content-damaged"),
         parameters=(*link_parameters("POST /me/files/{id}/link"), SHOW),
     )
@@ -117,6 +131,7 @@ class FileHandlers:
     @_files(
         "GET /me/files/{id}/signature",
         "The pieces of a file, so that only what changed need be sent",
+        media_types=(MEDIA_TYPE,),
         problems=("file-not-found", "base-unusable", "storage-full"),
     )
     async def get_signature(self, call: Call) -> Response:
@@ -136,7 +151,7 @@ class FileHandlers:
         body = await call.json(schemas.MakeLink, optional=True)
         file = await self.files.get(call.user_id, call.in_path("id"))
         query, end = await self.links.make(call.user_id, file.id, body.expires_in or None)
-        return Json(schemas.Link(f"/me/files/{file.id}/content?{query}", end))
+        return Json(schemas.Link(public_path(f"/me/files/{file.id}/content?{query}"), end))
 
     @_files("GET /me/usage", "Your accounts", responses={200: schemas.UsageSchema})
     async def get_usage(self, call: Call) -> Response:
@@ -152,6 +167,7 @@ class FileHandlers:
     @_files(
         "GET /me/archive",
         "Download a folder as one zip or tar",
+        media_types=ARCHIVE_TYPES,
         parameters=(PREFIX, FORMAT),
     )
     async def get_archive(self, call: Call) -> Response:
@@ -166,6 +182,7 @@ class FileHandlers:
         access="reader",
         takes=ArchiveSchema,
         takes_form=FORM_FIELD,
+        media_types=ARCHIVE_TYPES,
         problems=("file-not-found",),
         parameters=(*link_parameters("POST /me/archive/link"), _SELECTION),
     )
@@ -192,7 +209,7 @@ class FileHandlers:
         selection = await in_thread(selection_of, told)
         await self.folders.names(call.user_id, selection)
         query, end = await self.links.make(call.user_id, selection_subject(selection.digest))
-        return Json(schemas.Link(f"/me/archive?selection={selection.digest}&{query}", end))
+        return Json(schemas.Link(public_path(f"/me/archive?selection={selection.digest}&{query}"), end))
 
     @_files(
         "POST /me/files/delete",

@@ -16,7 +16,16 @@ from uploader.domain.links import Link as SharingLink
 from uploader.domain.names import MAX_NAME_BYTES, Folder, Selection
 from uploader.domain.upload import File, IfExists, TrashedFile, chunk_count
 from uploader.errors import InvalidRequest
-from uploader.http.shared.operation import MAX_ID_LENGTH, MAX_SIZE_BYTES, MD5_PATTERN, SHA256_PATTERN, Size, or_none
+from uploader.http.shared.operation import (
+    MAX_ID_LENGTH,
+    MAX_SIZE_BYTES,
+    MD5_PATTERN,
+    SEGMENTS,
+    SHA256_PATTERN,
+    Size,
+    Time,
+    or_none,
+)
 from uploader.http.shared.problem import Problem
 from uploader.service.results import Complete, StillMerging, UploadStatus
 
@@ -25,6 +34,7 @@ Name = Annotated[
     Meta(
         min_length=1,
         max_length=MAX_NAME_BYTES,
+        extra_json_schema=SEGMENTS,
         description="A relative path in segments of at most 255 bytes, separated by `/`; normalised to NFC.",
     ),
 ]
@@ -112,9 +122,9 @@ class Move(Struct, forbid_unknown_fields=True):
 
 
 class MakeFolder(Struct, forbid_unknown_fields=True):
-    """A folder to make."""
+    """A folder to make; a slash at its end is one that it has anyway."""
 
-    name: Name
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES + 1)]
 
 
 class MadeFolder(Struct):
@@ -244,10 +254,10 @@ class UploadSchema(Struct):
     received_bytes: int
     missing: list[tuple[int, int]]
     state: Literal["uploading", "merging"]
-    created_at: datetime
-    expires_at: datetime
+    created_at: Time
+    expires_at: Time
     merged_bytes: int | UnsetType = UNSET
-    length_known: Literal[False] | UnsetType = UNSET
+    length_known: bool | UnsetType = UNSET
 
 
 class FileSchema(Struct):
@@ -259,8 +269,8 @@ class FileSchema(Struct):
     md5: str | None
     sha256: str
     size: int
-    created_at: datetime
-    modified_at: datetime | None
+    created_at: Time
+    modified_at: Time | None
     instant: bool
     damaged: bool | UnsetType = UNSET
 
@@ -268,8 +278,8 @@ class FileSchema(Struct):
 class TrashedFileSchema(FileSchema, kw_only=True):
     """A deleted file, why it is deleted, and until when it can be restored."""
 
-    deleted_at: datetime
-    expires_at: datetime
+    deleted_at: Time
+    expires_at: Time
     reason: Literal["deleted", "replaced", "refused", "admin"]
 
 
@@ -302,7 +312,7 @@ class RestoreResults(Struct):
     results: list[RestoreLine]
 
 
-class UploadState(Struct):
+class OpenState(Struct):
     """The upload is open."""
 
     state: Literal["uploading", "merging"]
@@ -345,7 +355,7 @@ class ChallengeSchema(Struct):
     user_id: str
     ranges: list[tuple[int, int]]
     algorithm: Literal["hmac-sha256"]
-    expires_at: datetime
+    expires_at: Time
 
 
 class ChallengeState(Struct):
@@ -404,7 +414,7 @@ class Link(Struct):
     """A link to a file's content that works without a token, and until when."""
 
     url: str
-    expires_at: datetime
+    expires_at: Time
 
 
 class Caller(Struct):
@@ -490,11 +500,11 @@ def folder_of(folder: Folder) -> FolderSchema:
 
 def state_of(
     result: UploadStatus | StillMerging | Complete | Challenge, caller: Calling
-) -> UploadState | FileState | ChallengeState:
+) -> OpenState | FileState | ChallengeState:
     match result:
         case (UploadStatus() as status) | StillMerging(status):
             upload = upload_of(status)
-            return UploadState(upload.state, upload)
+            return OpenState(upload.state, upload)
         case Complete(file=file):
             return FileState("complete", file_of(file, caller))
         case Challenge(id=id_, nonce=nonce, user_id=user_id, ranges=ranges, expires_at=end):

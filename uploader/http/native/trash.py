@@ -11,9 +11,9 @@ from starlette.responses import Response
 from uploader.domain.upload import File, IfExists, TrashedFile, TrashReason
 from uploader.errors import FileHeld, UploaderError
 from uploader.http.native import schemas
-from uploader.http.native.download import download
+from uploader.http.native.download import MEDIA_TYPE, download
 from uploader.http.native.files import link_parameters
-from uploader.http.shared.operation import AFTER, LIMIT, Call, Operation, Parameter, checked_name, or_none
+from uploader.http.shared.operation import AFTER, LIMIT, Call, Operation, Parameter, checked_name, or_none, public_path
 from uploader.http.shared.problem import STATUS, problem_of
 from uploader.http.shared.responses import Json
 from uploader.service.access import Links, deleted_subject
@@ -50,6 +50,7 @@ class TrashHandlers:
         access="reader of deleted",
         parameters=link_parameters("POST /me/trash/{id}/link"),
         responses={200: None, 206: None, 304: None},
+        media_types=(MEDIA_TYPE,),
         problems=("file-not-found", "file-held", "content-gone", "content-damaged", "range-not-satisfiable"),
     )
     async def get_content(self, call: Call) -> Response:
@@ -65,7 +66,7 @@ class TrashHandlers:
     async def make_link(self, call: Call) -> Response:
         file = await self._readable(call.user_id, call.in_path("id"))
         query, end = await self.links.make(call.user_id, deleted_subject(file.id))
-        return Json(schemas.Link(f"/me/trash/{file.id}/content?{query}", end))
+        return Json(schemas.Link(public_path(f"/me/trash/{file.id}/content?{query}"), end))
 
     async def _readable(self, user_id: str, file_id: str) -> TrashedFile:
         """Raises FileNotFound, FileHeld."""

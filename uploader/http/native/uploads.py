@@ -14,7 +14,18 @@ from uploader.domain.digest import Challenge, ClaimedDigests
 from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UploadNotFound
 from uploader.http.bodies.delta import DeltaChunk
 from uploader.http.native import schemas
-from uploader.http.shared.operation import MAX_ID_LENGTH, Call, H, Operation, Parameter, checked_name, header, or_none
+from uploader.http.shared.operation import (
+    MAX_ID_LENGTH,
+    OCTETS,
+    Call,
+    H,
+    Operation,
+    Parameter,
+    checked_name,
+    header,
+    or_none,
+    public_path,
+)
 from uploader.http.shared.responses import Json
 from uploader.service.chunk import Receiving
 from uploader.service.delta import DeltaBases
@@ -35,10 +46,10 @@ DIGEST_HEADERS = (
 )
 
 FILE = {200: schemas.FileState, 201: schemas.FileState}
-_STATUS = {200: (schemas.UploadState, schemas.FileState)}
-_OPEN = {**_STATUS, 201: (schemas.UploadState, schemas.FileState)}
-_OPEN_FILE = {**_OPEN, 200: (schemas.UploadState, schemas.FileState, schemas.ChallengeState)}
-_MERGE = {**FILE, 202: schemas.UploadState}
+_STATUS = {200: (schemas.OpenState, schemas.FileState)}
+_OPEN = {**_STATUS, 201: (schemas.OpenState, schemas.FileState)}
+_OPEN_FILE = {**_OPEN, 200: (schemas.OpenState, schemas.FileState, schemas.ChallengeState)}
+_MERGE = {**FILE, 202: schemas.OpenState}
 _CHUNK = {**_MERGE, 200: (schemas.ChunkState, schemas.FileState)}
 # Where a file begins, and where it is made.
 BEGINNING = ("refused", "quota-exceeded", "too-many-files", "file-too-large")
@@ -94,7 +105,7 @@ class UploadHandlers:
     @_of_upload(
         "PUT /uploads/{id}/chunks/{n}",
         "Send one chunk",
-        takes_bytes=True,
+        takes_bytes=(OCTETS,),
         responses=_CHUNK,
         problems=(
             *("upload-not-found", "upload-gone", "file-not-found", "base-unusable", "length-unknown"),
@@ -226,7 +237,7 @@ def answer(call: Call, result: Result) -> Response:
             figures = (result.received_bytes, result.received_chunks, result.chunk_count, result.duplicate)
             return Json(schemas.ChunkState("uploading", *figures))
         case Complete(file=file, created=created):
-            headers = {"Location": f"/me/files/{file.id}"} if created else {}
+            headers = {"Location": public_path(f"/me/files/{file.id}")} if created else {}
             return Json(schemas.state_of(result, call.caller), 201 if created else 200, headers)
         case UploadStatus(created=created):
             headers = {"Location": _place(call, result)} if created else {}
@@ -239,7 +250,8 @@ def answer(call: Call, result: Result) -> Response:
 
 
 def _place(call: Call, status: UploadStatus) -> str:
-    return f"/files/{call.md5()}" if "md5" in call.request.path_params else f"/uploads/{status.upload.id}"
+    by_md5 = "md5" in call.request.path_params
+    return public_path(f"/files/{call.md5()}" if by_md5 else f"/uploads/{status.upload.id}")
 
 
 def _lower(text: str | None) -> str | None:

@@ -21,7 +21,7 @@ from uploader.http.bodies.archive import Unpacking
 from uploader.http.bodies.intake import source_of
 from uploader.http.native import schemas
 from uploader.http.native.uploads import BEGINNING, DIGEST_HEADERS, FILE, FINISHING, answer, uploading
-from uploader.http.shared.operation import SHA256_PATTERN, Call, Parameter, checked_name
+from uploader.http.shared.operation import OCTETS, SEGMENTS, SHA256_PATTERN, Call, Parameter, checked_name
 from uploader.http.shared.problem import STATUS, as_told, problem_of
 from uploader.http.shared.responses import Json, Results
 from uploader.service.results import Complete, NewFile
@@ -32,9 +32,15 @@ _IF_EXISTS = Parameter(
     "What happens to your other files of this name.",
     {"type": "string", "enum": list(IfExists), "default": IfExists.KEEP},
 )
+_NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES, **SEGMENTS}
 _TO = Parameter("to", "The folder that the names of the members are below.")
 _PARAMETERS = (
-    Parameter("name", "The name of the file.", {"type": "string", "maxLength": MAX_NAME_BYTES}, required=True),
+    Parameter(
+        "name",
+        "The name of the file.",
+        {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES, **SEGMENTS},
+        required=True,
+    ),
     Parameter("sha256", "SHA-256 of the file.", {"type": "string", "pattern": SHA256_PATTERN}),
     _IF_EXISTS,
     Parameter("modified_at", "When the person's own file was changed.", {"type": "string", "format": "date-time"}),
@@ -50,7 +56,7 @@ class WholeFileHandlers:
     @uploading(
         "PUT /files/{md5}",
         "Send a whole file",
-        takes_bytes=True,
+        takes_bytes=(OCTETS,),
         responses=FILE,
         problems=("invalid-md5", *_PROBLEMS),
         parameters=_PARAMETERS,
@@ -61,7 +67,7 @@ class WholeFileHandlers:
     @uploading(
         "POST /me/files",
         "Send a whole file whose MD5 is not known",
-        takes_bytes=True,
+        takes_bytes=(OCTETS,),
         responses=FILE,
         problems=_PROBLEMS,
         parameters=_PARAMETERS,
@@ -87,7 +93,7 @@ class WholeFileHandlers:
     @uploading(
         "POST /files/batch",
         "Send many small files as a tar archive",
-        takes_bytes=True,
+        takes_bytes=(OCTETS,),
         responses={200: schemas.BatchResults},
         problems=("invalid-request", "invalid-archive"),
         parameters=(_TO, _IF_EXISTS),

@@ -8,10 +8,13 @@ from starlette.responses import Response
 
 from uploader.errors import NotFound, UploaderError
 from uploader.http.resumable.request import PREFIX
+from uploader.http.resumable.rufh import BYTES as PARTIAL_BYTES
 from uploader.http.resumable.rufh import MARKS, RufhHandlers
 from uploader.http.resumable.tus import BYTES, TusHandlers
-from uploader.http.shared.operation import Call, Operation, header
+from uploader.http.shared.operation import OCTETS, Call, Operation, header
 
+# The address of others, and of the examples of some clients.
+ALIASES = {f"{PREFIX}/": PREFIX}
 # What tus alone has. Its clients are told which version is spoken.
 _OF_TUS = ("Upload-Metadata", "Upload-Defer-Length", "Upload-Concat", "Upload-Checksum")
 
@@ -19,7 +22,7 @@ _NUMBER = {"type": "integer", "minimum": 0}
 _FLAG = {"type": "string", "enum": ["?0", "?1"]}
 _DIGESTS = {"type": "string", "pattern": "^((md5=:[A-Za-z0-9+/]{22}==:|sha-256=:[A-Za-z0-9+/]{43}=:)(, )?)+$"}
 _VERSIONS = (
-    header("Tus-Resumable", "With tus, its version.", {"const": "1.0.0"}),
+    header("Tus-Resumable", "With tus, its version.", {"type": "string", "enum": ["1.0.0"]}),
     header(
         "Upload-Draft-Interop-Version",
         "With resumable uploads of HTTP, the version of the draft; without it, the current one.",
@@ -39,13 +42,13 @@ _CHECKSUM = header(
 _CONTENT_DIGEST = header("Content-Digest", "What the body has to have; else nothing of it counts.", _DIGESTS)
 _CREATION = (
     *(*_VERSIONS, _COMPLETE, _LENGTH),
-    header("Upload-Defer-Length", "With tus: its size is told later.", {"const": "1"}),
+    header("Upload-Defer-Length", "With tus: its size is told later.", {"type": "string", "enum": ["1"]}),
     # No schema can say that one header goes without another.
     header(
         "Upload-Concat",
         "Of a partial upload. That of a final one is `final;` and the addresses of its partial uploads, with spaces between "
         "them, and goes without `Upload-Length`.",
-        {"const": "partial"},
+        {"type": "string", "enum": ["partial"]},
     ),
     header(
         "Upload-Metadata",
@@ -68,13 +71,17 @@ _APPENDING = (
 _ONE = f"{PREFIX}/{{id}}"
 _FINDING = ("upload-not-found", "upload-gone")
 _APPEND = ("chunks-missing", "file-too-large", "md5-mismatch", "name-taken", "size-mismatch")
-# Of tus alone: 412: another version, 423: another request does not let go, or something is away for the moment, 460: not the
-# checksum that was told.
-_OF_ANY = {412: None, 423: None}
-_OF_BYTES = {**_OF_ANY, 460: None}
+# Of tus alone: another version.
+_OF_ANY = {412: None}
+# Statuses of these protocols for what the rest of the server says by those of its codes: 423 is for clients of tus,
+# where another request does not let go, or something is away for the moment; 460 where bytes have not their checksum.
+_SAID = {400: ("invalid-request", "size-mismatch"), 423: ("unavailable",)}
+_SAID_OF_BYTES = {**_SAID, 400: (*_SAID[400], "digest-mismatch"), 460: ("digest-mismatch",)}
 
 _resumable = partial(Operation, tag="resumable", access="uploader")
-_asking = partial(_resumable, responses={200: None, 204: None, **_OF_ANY}, problems=_FINDING, parameters=_VERSIONS)
+_asking = partial(
+    _resumable, responses={200: None, 204: None, **_OF_ANY}, problems=_FINDING, said=_SAID, parameters=_VERSIONS
+)
 
 
 def speaks_tus(request: Request) -> bool:
@@ -104,8 +111,6 @@ class ResumableHandlers:
         if override:  # some clients and proxies know GET and POST alone
             # Not for the server: what it sends is framed by the method that the client knows of.
             request.scope = {**request.scope, "method": override.upper()}
-        if request.scope["path"] == f"{PREFIX}/":  # the address of others, and of the examples of some clients
-            request.scope = {**request.scope, "path": PREFIX}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=self.tus.facts() | self.rufh.facts())
         return self.tus.begin(request) if speaks_tus(request) else None
@@ -122,9 +127,10 @@ class ResumableHandlers:
     @_resumable(
         f"POST {PREFIX}",
         "Open an upload, perhaps with its first bytes, or with all of them",
-        takes_bytes=True,
+        takes_bytes=(BYTES, OCTETS),
         takes_optional=True,
-        responses={201: None, 202: None, **_OF_BYTES},
+        said=_SAID_OF_BYTES,
+        responses={201: None, 202: None, **_OF_ANY},
         problems=(
             *(*_APPEND, *_FINDING, "upload-exists", "refused"),
             *("quota-exceeded", "too-many-files", "too-many-uploads"),
@@ -134,7 +140,7 @@ class ResumableHandlers:
     async def create(self, call: Call) -> Response:
         return await self._of(call.request).create(call)
 
-    @_asking(f"GET {_ONE}", "Where it ends")
+    @_asking(f"GET {_ONE}", "Where it ends", problems=(*_FINDING, "not-found"))
     async def get(self, call: Call) -> Response:
         if speaks_tus(call.request):
             raise NotFound()  # tus has no GET
@@ -147,9 +153,10 @@ class ResumableHandlers:
     @_resumable(
         f"PATCH {_ONE}",
         "Append bytes",
-        takes_bytes=True,
+        takes_bytes=(BYTES, PARTIAL_BYTES, OCTETS),
         takes_optional=True,
-        responses={201: None, 202: None, 204: None, **_OF_BYTES},
+        said=_SAID_OF_BYTES,
+        responses={201: None, 202: None, 204: None, **_OF_ANY},
         problems=(*_FINDING, "offset-mismatch", "size-mismatch", "quota-exceeded", *_APPEND),
         parameters=_APPENDING,
     )
@@ -160,6 +167,7 @@ class ResumableHandlers:
         f"DELETE {_ONE}",
         "Cancel, or forget what is finished",
         responses={204: None, **_OF_ANY},
+        said=_SAID,
         problems=_FINDING,
         parameters=_VERSIONS,
     )

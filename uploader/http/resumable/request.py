@@ -25,6 +25,7 @@ from uploader.http.bodies.intake import TRAILERS, Incoming
 from uploader.http.shared.operation import Call
 from uploader.service.append import Appends, Hashing
 from uploader.service.ids import ID
+from uploader.service.precreate import MAX_METADATA_BYTES
 from uploader.service.results import Complete, Target
 from uploader.service.status import Uploads
 from uploader.storage.base import Body
@@ -32,7 +33,6 @@ from uploader.tasks import uninterrupted
 
 PREFIX = "/resumable"
 
-MAX_METADATA_BYTES = 4096
 _KEY = re.compile(r"[!-+\--~]+")  # ASCII without space and comma
 # By which clients tell the name, the first that is there.
 _PATH = "relativePath"

@@ -26,7 +26,7 @@ from uploader.domain.upload import File, Reason, Upload
 from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import PREFIX, CheckedBody, end_upload, name_of, parse_metadata, target_of
 from uploader.http.server.http11 import InterimResponses
-from uploader.http.shared.operation import Call
+from uploader.http.shared.operation import Call, public_path
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.responses import INTERIM
 from uploader.service.append import Appends, Part
@@ -310,7 +310,7 @@ class RufhHandlers:
         draft = draft_of(call.request.headers)
         complete = draft.completes(call.request.headers) is not False  # any POST is an upload, and all of it
         opening = opening_of(call, complete)
-        target, place = Target(call.caller, upload_id=opening.id), f"{PREFIX}/{opening.id}"
+        target, place = Target(call.caller, upload_id=opening.id), public_path(f"{PREFIX}/{opening.id}")
         match await self.openings.open(opening):
             case UploadStatus(upload=upload) as opened if upload.id == opening.id:
                 facts = {"Location": place} | self._limits(draft, opened.expires_at)
@@ -465,4 +465,4 @@ def _answer(
 
 def _facts_of(file: File) -> dict[str, str]:
     digest = base64.b64encode(bytes.fromhex(file.sha256)).decode()
-    return {"Content-Location": f"/me/files/{file.id}", "Repr-Digest": f"sha-256=:{digest}:"}
+    return {"Content-Location": public_path(f"/me/files/{file.id}"), "Repr-Digest": f"sha-256=:{digest}:"}

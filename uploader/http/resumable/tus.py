@@ -25,6 +25,7 @@ from uploader.http.resumable.request import (
     parse_metadata,
     target_of,
 )
+from uploader.http.shared.mount import inside, mount_of_request
 from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
@@ -96,6 +97,7 @@ def _part_id(url: str) -> str:
     except ValueError:
         found = urlsplit("")
     parent, _, upload_id = found.path.rpartition("/")
+    parent = inside(parent, mount_of_request.get().prefix) or parent
     is_here = found.scheme in ("", "http", "https") and not (found.query or found.fragment)
     if not is_here or parent != PREFIX or not ID.fullmatch(upload_id):
         raise errors.InvalidRequest.field(_CONCAT, "names a URL that is not an upload of this server")
@@ -153,6 +155,7 @@ class TusHandlers:
             instant=False,
             id=upload_id,
             metadata=text,
+            tells_metadata=True,
             length_known=size is not None,
             computes_md5=False,
             kind=kind,

@@ -27,6 +27,7 @@ from starlette.types import Message
 
 from uploader.cores import run_anywhere
 from uploader.errors import TooManyRequests, Unavailable, UploaderError
+from uploader.http.shared.mount import Mount
 from uploader.http.shared.proxies import Proxies, parsed_address, party_of
 from uploader.observability import REFUSED_CONNECTIONS
 from uploader.settings import Settings
@@ -146,9 +147,10 @@ class Connected(Protocol):
 class Connections:
     """Those of a process. What is beyond the limits goes into a reserve, where the oldest give way to the newest."""
 
-    def __init__(self, limits: ConnectionLimits, proxies: Proxies) -> None:
+    def __init__(self, limits: ConnectionLimits, proxies: Proxies, mount: Mount) -> None:
         """`proxies`: their connections are those of many, and count for no address."""
         self.limits = limits
+        self.mount = mount
         self._proxies = proxies
         # Those that are served, with whom they count for, and how many that makes.
         self._served: dict[Connected, str | None] = {}

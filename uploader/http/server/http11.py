@@ -23,6 +23,7 @@ from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, Uploader
 from uploader.http.bodies.intake import DIRECT_BODY, TRAILERS, Sink
 from uploader.http.server import connections
 from uploader.http.shared.exchange import PROBES, refusal
+from uploader.http.shared.mount import inside
 from uploader.http.shared.responses import INTERIM, ZERO_COPY_SEND
 
 Headers = list[tuple[bytes, bytes]]
@@ -451,7 +452,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
         if self._excess is not None:
             # A probe is let in: a supervisor must not take the server for dead.
-            is_probe = self.url.partition(b"?")[0].decode("latin-1") in PROBES
+            path = self.url.partition(b"?")[0].decode("latin-1")
+            is_probe = inside(path, self._connections.mount.prefix) in PROBES or path in PROBES
             if not (is_probe and self._connections.probe(self)):
                 self._refuse_and_stop(self._excess)
         self._connections.work(self)
@@ -578,7 +580,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle is not None:
             _abandon(cycle)
         self.flow.resume_reading()
-        self.transport.write(refusal(error))
+        self.transport.write(refusal(error, self._connections.mount))
         self.transport.write_eof()
         self._connections.refuse(self)
         # To close with bytes unread would take the answer away from the client again.

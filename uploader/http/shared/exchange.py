@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uploader.domain.links import Caller, Visit
 from uploader.errors import TooManyRequests, UploaderError
 from uploader.http.bodies.intake import DIRECT_BODY, DirectSource, Drain, MessageBody
+from uploader.http.shared.mount import Mount, leave_mount, mount_of_request
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
 from uploader.meter import BYTE_SECONDS, Cost, Kind
@@ -137,15 +138,17 @@ class Exchange:
         return self._body_ended()
 
 
-def refusal(error: UploaderError) -> bytes:
+def refusal(error: UploaderError, mount: Mount) -> bytes:
     """Return the whole answer to a request that never reaches the application."""
     identifier = _new_request_id()
     reset = request_id.set(identifier)
+    mount_of_request.set(mount)
     try:
         headers = {**SECURITY_HEADERS, "X-Request-ID": identifier, "Connection": "close"}
         response = problem_response(error, headers)
         _tell("", response.status_code, error.code, "other", "", 0.0)
     finally:
+        leave_mount()
         request_id.reset(reset)
     lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
     lines += [b"%s: %s" % header for header in response.raw_headers]

@@ -7,13 +7,19 @@ from typing import Any
 import msgspec
 
 from uploader import __version__
+from uploader.domain.upload import MAX_CHUNK_COUNT
+from uploader.http.shared.mount import Mount
 from uploader.http.shared.operation import FORM, MD5_PATTERN, SIGNED, Operation, Parameter
 from uploader.http.shared.problem import STATUS, Problem, title_of
+from uploader.http.shared.responses import Json
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "md5": {"schema": {"type": "string", "pattern": MD5_PATTERN}, "description": "MD5 of the whole file."},
-    "n": {"schema": {"type": "integer", "minimum": 0}, "description": "Chunk number, from 0."},
+    "n": {
+        "schema": {"type": "integer", "minimum": 0, "maximum": MAX_CHUNK_COUNT - 1},
+        "description": "Chunk number, from 0.",
+    },
     "id": {"schema": {"type": "string"}, "description": "The id."},
     "user_id": {"schema": {"type": "string"}, "description": "A user."},
     "slug": {"schema": {"type": "string"}, "description": "What the URL of a link ends in."},
@@ -37,7 +43,10 @@ _LINKS: dict[tuple[str, int], list[tuple[str, dict[str, Any]]]] = {
     ("PUT /files/{md5}", 201): [(each, _FILE) for each in _OF_FILE],
     ("POST /me/files", 201): [(each, _FILE) for each in _OF_FILE],
 }
-_PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
+_PROBLEM = _REF.format(name="Problem")
+# Whose bodies may be other than JSON.
+_WITH_BYTES = (200, 206)
+_BINARY = {"type": "string", "format": "binary"}
 
 
 def document(operations: list[Operation]) -> dict[str, Any]:
@@ -67,9 +76,25 @@ def document(operations: list[Operation]) -> dict[str, Any]:
     }
 
 
+def described_at(mount: Mount, described: dict[str, Any]) -> dict[str, Any]:
+    """Return the document, with the server where its reader reaches it."""
+    return {**described, "servers": [{"url": f"{mount.origin}{mount.prefix}" or "/"}]}
+
+
 def _renamed(schemas: Any) -> Any:
     """Take the `Schema` off the names of types, which tells them from those of the services."""
-    return json.loads(re.sub(r'(?<=\w)Schema(?=")', "", json.dumps(schemas)))
+    return json.loads(re.sub(r'(?<=\w)Schema(?=")', "", json.dumps(schemas)), object_hook=_plain)
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """Say of a pair that it has two items, not of each place what is there and of all others that nothing is: generators
+    know no schema that is `false`."""
+    if schema.get("items") is not False:
+        return schema
+    items, *others = schema.pop("prefixItems")
+    if any(other != items for other in others):
+        raise TypeError(schema)
+    return schema | {"items": items}
 
 
 def _types_of(operations: list[Operation]) -> list[Any]:
@@ -102,7 +127,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
     parameters += [_parameter(parameter) for parameter in operation.parameters]
     if parameters:
         described["parameters"] = parameters
-    content: dict[str, Any] = {"application/octet-stream": {}}
+    content: dict[str, Any] = {media_type: {"schema": _BINARY} for media_type in operation.takes_bytes}
     if operation.takes is not None:
         content = {"application/json": {"schema": schema_of[operation.takes]}}
         if operation.takes_form is not None:
@@ -124,7 +149,9 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
 
 
 def _id_of(route: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", route.lower()).strip("_")
+    """Name an operation as a function, such as `put_uploads_id_chunks_n`."""
+    words = route.replace(":path}", "}").lower()
+    return re.sub(r"[^a-z0-9]+", "_", f"{words}root" if words.endswith(" /") else words).strip("_")
 
 
 def _links(operation: Operation, status: int) -> dict[str, Any]:
@@ -143,18 +170,27 @@ def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         if schemas:
             schema = schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
             responses[str(status)]["content"] = {"application/json": {"schema": schema}}
-        if status == 200 and operation.media_types:
-            content = responses["200"].setdefault("content", {})
-            content.update((media_type, {"schema": {"type": "string"}}) for media_type in operation.media_types)
+        if status in _WITH_BYTES and operation.media_types:
+            content = responses[str(status)].setdefault("content", {})
+            content.update((media_type, {"schema": _of_media(media_type)}) for media_type in operation.media_types)
         if links := _links(operation, status):
             responses[str(status)]["links"] = links
     by_status: dict[int, list[str]] = {}
     for code in _problems(operation):
         by_status.setdefault(STATUS[code], []).append(code)
+    for status, others in operation.said.items():
+        by_status.setdefault(status, []).extend(others)
     for status, codes in sorted(by_status.items()):
         described = "; ".join(f"`{code}` ({title_of(code)})" for code in codes)
-        responses[str(status)] = {"description": described, "content": _PROBLEM}
+        schema = {"$ref": _PROBLEM, "properties": {"code": {"enum": codes}}}
+        responses[str(status)] = {"description": described, "content": {"application/problem+json": {"schema": schema}}}
     return responses
+
+
+def _of_media(media_type: str) -> dict[str, Any]:
+    if media_type == Json.media_type:
+        return {"type": "object"}
+    return {"type": "string"} if media_type.startswith("text/") else _BINARY
 
 
 def _problems(operation: Operation) -> list[str]:

@@ -8,8 +8,9 @@ other, with a layer of its own around each request; this one looks the first seg
 import json
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qs
@@ -25,6 +26,7 @@ from uploader.domain.links import Caller
 from uploader.domain.names import normalise_name
 from uploader.errors import InvalidMd5, InvalidRequest, UnsupportedMediaType
 from uploader.http.bodies.intake import MAX_JSON_BYTES, Intake
+from uploader.http.shared.mount import mount_of_request
 from uploader.meter import Cost
 from uploader.service.access import Identity
 from uploader.tasks import in_thread
@@ -33,6 +35,10 @@ T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
 
 FORM = "application/x-www-form-urlencoded"
+# The paths of all operations that are declared.
+DECLARED_PATHS: set[str] = set()
+# Of bytes that are nothing in particular.
+OCTETS = "application/octet-stream"
 # Of a handler: the operations that are declared on it.
 _DECLARED = "operations"
 _MAX_FORM_FIELDS = 8
@@ -41,6 +47,11 @@ _MAX_DEPTH = 64
 _MAX_BYTES_ON_LOOP = 64 << 10
 MAX_SIZE_BYTES = 2**63 - 1
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES, description="Bytes.")]
+# Encoded as RFC 3339 has it.
+Time = Annotated[datetime, Meta(extra_json_schema={"format": "date-time"})]
+# What a schema can say of a name: the rest is for `normalise_name`.
+_SEGMENT = r"[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]+"
+SEGMENTS = {"pattern": f"^{_SEGMENT}(/{_SEGMENT})*$"}
 MAX_ID_LENGTH = 64
 MD5_PATTERN, SHA256_PATTERN = "^[0-9a-fA-F]{32}$", "^[0-9a-fA-F]{64}$"
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
@@ -98,16 +109,20 @@ class Operation:
     takes_optional: bool = False
     # The field of a form that may hold what is taken, as JSON.
     takes_form: str | None = None
-    takes_bytes: bool = False
+    # Media types that a client may give bytes, which are taken whatever it says unless a protocol wants one.
+    takes_bytes: tuple[str, ...] = ()
     responses: dict[int, Any] = field(default_factory=lambda: {200: None})
-    # Media types that the body of a 200 may have beside JSON.
+    # Media types that the body of an answer may have where it is no JSON, or beside it.
     media_types: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    # Problems by other statuses than their own.
+    said: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
     handler: Callable[["Call"], Awaitable[Response]] = _unbound
 
     def __call__(self, handler: H) -> H:
         vars(handler).setdefault(_DECLARED, []).insert(0, self)
+        DECLARED_PATHS.add(self.route.partition(" ")[2])
         return handler
 
 
@@ -231,6 +246,11 @@ def _decode_form(content: bytes, field: str, kind: type[T]) -> T:
     return decode_json(values[0].encode(errors="surrogatepass"), kind)
 
 
+def public_path(path: str) -> str:
+    """Return the path of an operation as the client of this request reaches it."""
+    return mount_of_request.get().prefix + path
+
+
 def or_none(value: T | UnsetType) -> T | None:
     return None if value is UNSET else value
 
@@ -291,9 +311,11 @@ class Match(NamedTuple):
 
 
 class Routing:
-    """The places of a route table. Each path begins with a segment that is no parameter."""
+    """The places of a route table. Each path begins with a segment that is no parameter. `aliases` are other paths of
+    places."""
 
-    def __init__(self, operations: list[Operation]) -> None:
+    def __init__(self, operations: list[Operation], aliases: Mapping[str, str] | None = None) -> None:
+        self._aliases = aliases or {}
         by_path: dict[str, dict[str, Operation]] = defaultdict(dict)
         for operation in operations:
             method, _, path = operation.route.partition(" ")
@@ -310,6 +332,7 @@ class Routing:
         return [place.path for places in self._by_first_segment.values() for place in places]
 
     def find(self, path: str) -> Match | None:
+        path = self._aliases.get(path, path)
         for place in self._by_first_segment.get(_first_segment(path), ()):
             if match := place.pattern.fullmatch(path):
                 return Match(place, match.groupdict())

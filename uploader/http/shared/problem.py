@@ -1,16 +1,17 @@
 """Errors as `application/problem+json` (RFC 9457): each code's status, and its page for a person."""
 
 import html
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from uploader import errors
 from uploader.domain.links import Caller
 from uploader.errors import UploaderError, message_of
+from uploader.http.shared.operation import public_path
 from uploader.http.shared.responses import Results
 from uploader.observability import request_id
 
@@ -58,19 +59,6 @@ class FieldError(Struct):
     reason: str
 
 
-class Problem(Struct, kw_only=True):
-    """Any error (RFC 9457). Some codes come with further members."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    retryable: bool
-    request_id: str
-    errors: list[FieldError] | UnsetType = UNSET
-
-
 def _errors_of(error: type[UploaderError]) -> dict[str, type[UploaderError]]:
     found = {error.code: error}
     for child in error.__subclasses__():
@@ -84,6 +72,19 @@ ERRORS: dict[str, type[UploaderError]] = _errors_of(errors.UploaderError)
 STATUS: dict[str, int] = {
     code: next(_STATUS[kind] for kind in error.__mro__ if kind in _STATUS) for code, error in ERRORS.items()
 }
+
+
+class Problem(Struct, kw_only=True):
+    """Any error (RFC 9457). Some codes come with further members."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: Annotated[str, Meta(extra_json_schema={"enum": sorted(STATUS)})]
+    retryable: bool
+    request_id: str
+    errors: list[FieldError] | UnsetType = UNSET
 
 
 def title_of(code: str) -> str:
@@ -105,7 +106,7 @@ def as_told(error: UploaderError, caller: Caller) -> UploaderError:
 
 def problem_of(error: UploaderError, status: int | None = None) -> dict[str, Any]:
     return {
-        "type": f"/problems/{error.code}",
+        "type": public_path(f"/problems/{error.code}"),
         "title": title_of(error.code),
         "status": status or STATUS[error.code],
         "detail": error.detail,

@@ -9,6 +9,8 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network
 
 from starlette.requests import Request
 
+from uploader.http.shared.mount import mount_of_request
+
 # What a provider gives to one customer, of IPv6, at the least.
 _PREFIX_OF_ONE = 64
 
@@ -65,7 +67,12 @@ class Proxies:
         return None if address is None else str(address)
 
     def absolute(self, request: Request, path: str) -> str:
-        """Return a path as the client reaches it: by its `Host`, or as a proxy says (RFC 7239, `X-Forwarded-*`)."""
+        """Return a path as the client reaches it: by the public URL; else by its `Host`, or as a proxy says (RFC 7239,
+        `X-Forwarded-*`)."""
+        mount = mount_of_request.get()
+        path = mount.prefix + path
+        if mount.origin:
+            return mount.origin + path
         headers = request.headers
         scheme, host = request.scope.get("scheme", "http"), headers.get("host", "")
         if self.sent(request):

@@ -1,5 +1,6 @@
 // The bar at the top of every page: its name, the other pages, language, theme, signing out.
 
+import { SERVER } from "./client/api.js";
 import { element, icon } from "./dom.js";
 import { language, onLanguage, setLanguage, t } from "./i18n.js";
 
@@ -21,7 +22,7 @@ function setTheme(name) {
 }
 
 /** The pages that administrators go between. */
-export const PAGES = [{ href: "/", key: "header.files" }, { href: "/admin/", key: "header.admin" }];
+export const PAGES = [{ href: `${SERVER}/`, key: "header.files" }, { href: `${SERVER}/admin/`, key: "header.admin" }];
 
 /** `chosen()` is called after each choice. */
 export function languageChooser(chosen = () => {}) {
@@ -51,10 +52,10 @@ export function mountHeader(header, { links = [], signOut = null, own = null }) 
     });
     name();
     header.replaceChildren(...[
-      element("a", { class: "brand", href: "/" }, icon("upload"), element("span", {}, "uploader")),
+      element("a", { class: "brand", href: `${SERVER}/` }, icon("upload"), element("span", {}, "uploader")),
       element("nav", { "aria-label": t("header.pages") },
         ...links.map(({ href, key }) =>
-          element("a", { href, "aria-current": location.pathname === href ? "page" : null }, t(key)))),
+          element("a", { href, "aria-current": location.origin + location.pathname === href ? "page" : null }, t(key)))),
       own,
       element("div", { class: "settings" },
         chooser, toggle,

@@ -1,11 +1,12 @@
 // Who is signed in: finds the token, takes it from a sign-in link or asks for it. Where none is needed, none is asked for.
 
-import { Api } from "./client/api.js";
+import { Api, SERVER } from "./client/api.js";
 import { confirmed } from "./dialogs.js";
 import { t } from "./i18n.js";
 import { askForToken } from "./sign-in.js";
 
-const KEY = "uploader.token";
+// Of one origin there may be several servers, each below a path of its own.
+const KEY = `uploader.token${new URL(SERVER).pathname.replace(/\/$/, "")}`;
 
 function read() {
   try {

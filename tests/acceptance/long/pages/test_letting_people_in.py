@@ -15,7 +15,7 @@ from sqlalchemy import delete, insert
 from tests.conftest import MakeStack
 from tests.support.browser import Visitor, visiting
 from tests.support.jwts import hmac_signer
-from tests.support.sites import Site, a_site
+from tests.support.sites import PREFIX, Site, a_site
 from tests.support.sockets import serving_stack
 from uploader.database import models
 
@@ -81,8 +81,8 @@ async def test_the_question_for_a_token_has_a_name_a_language_and_shows_it(site:
 
 async def test_elsewhere_nothing_is_said_of_the_first_token(site: Site, guest: Visitor) -> None:
     page = guest.page
-    await page.route("http://files.example/**", lambda route: _pass_on(route, site.url))
-    await page.goto("http://files.example/")
+    await page.route("http://files.example/**", lambda route: _pass_on(route, site.server.url))
+    await page.goto(f"http://files.example{PREFIX}/")
     await expect(_sign_in(page)).to_be_visible()
     await expect(_sign_in(page)).not_to_contain_text("owner.token")
     await page.unroute_all(behavior="wait")

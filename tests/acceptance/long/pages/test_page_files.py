@@ -333,7 +333,7 @@ async def test_what_is_previewed_runs_nothing(browser: Browser, site: Site) -> N
             for url in (link, f"{link}&show=inline"):
                 opened = await shelf.visitor.context.new_page()
                 with suppress(Error):  # a download is no page
-                    await opened.goto(f"{shelf.visitor.url}{url}")
+                    await opened.goto(f"{shelf.site.server.url}{url}")
                 await opened.close()
         assert await page.evaluate("localStorage.getItem('hacked')") is None
 

@@ -208,7 +208,7 @@ async def test_what_is_a_leftover_and_what_shares_a_row(visitor: Visitor) -> Non
     """What does not move for as long as its chunks took, unless it is checked; what was brought in one folder."""
     told = await visitor.page.evaluate(
         """async () => {
-            const { Elsewhere } = await import("/static/pages/client/elsewhere.js");
+            const { Elsewhere } = await import(new URL("static/pages/client/elsewhere.js", location).href);
             const watched = new Elsewhere();
             const look = (now, id, bytes, state = "uploading") => {
                 watched.look([{ id, received_bytes: bytes, expires_at: `${bytes}`, state }], now);
@@ -223,8 +223,8 @@ async def test_what_is_a_leftover_and_what_shares_a_row(visitor: Visitor) -> Non
     )
     listed = await visitor.page.evaluate(
         """async () => {
-            const { Transfer } = await import("/static/pages/client/transfer.js");
-            const { arranged } = await import("/static/pages/home/tray/arranging.js");
+            const { Transfer } = await import(new URL("static/pages/client/transfer.js", location).href);
+            const { arranged } = await import(new URL("static/pages/home/tray/arranging.js", location).href);
             const phases = {
                 "a/old": "complete", "a/new": "waiting", "a/b/1": "uploading", "a/b/2": "waiting", "a/bad": "failed" };
             const transfers = Object.entries(phases).map(([name, phase]) =>

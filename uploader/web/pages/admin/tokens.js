@@ -1,6 +1,7 @@
 // A user's tokens: which there are, a new one that is shown once, and one that is to be no good any more.
 
 import { confirmed } from "../dialogs.js";
+import { SERVER } from "../client/api.js";
 import { element, setText } from "../dom.js";
 import { formatTime } from "../format.js";
 import { t } from "../i18n.js";
@@ -47,7 +48,7 @@ export class Tokens {
   }
 
   #show({ token }) {
-    const link = `${location.origin}/#token=${encodeURIComponent(token)}`;
+    const link = `${SERVER}/#token=${encodeURIComponent(token)}`;
     const shown = element("div", { class: "made", role: "group", "aria-label": t("tokens.new") },
       element("p", {}, element("strong", {}, t("tokens.once"))),
       ...copied("made-token", t("session.token"), token),

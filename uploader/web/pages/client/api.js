@@ -1,6 +1,9 @@
 // HTTP with patience: every call is tried again while that may help. Knows problems and tokens, and no path of the API.
 // All calls of the contract may be repeated, so an answer that was lost costs another call and nothing else.
 
+// Where this module came from: below a prefix, where the server has one.
+export const SERVER = new URL("../../..", import.meta.url).href.replace(/\/$/, "");
+
 const FIRST_PAUSE_SECONDS = 0.25;
 const LONGEST_PAUSE_SECONDS = 20;
 // A call of somebody who waits before the screen.
@@ -93,7 +96,7 @@ async function patiently(options, attempt) {
 export class Api {
   /** Calls go to the paths below `base`. `renew(problem, again)` is asked for another token, which it sets, when the server
    * refuses this one, `again` if it refused that, too; and, with no problem, while `token` is undefined. The call waits. */
-  constructor({ base = "", token = null, renew = null } = {}) {
+  constructor({ base = SERVER, token = null, renew = null } = {}) {
     Object.assign(this, { base, token, renew });
   }
 

@@ -1,12 +1,10 @@
 // The client as applications have it: the same uploads as on the page, and the files of the caller. What each method does is
 // said in client.d.ts; they are called as those of the Python client.
 
-import { Api, Problem, unreachable } from "./api.js";
+import { Api, Problem, SERVER, unreachable } from "./api.js";
 import { OneUpload, ManyUploads } from "./started.js";
 import { sharedBy } from "./transfers.js";
 
-// Where this module came from.
-const SERVER = new URL("../../..", import.meta.url).href;
 const PAGE = 1000;
 
 export class Client {

@@ -1,0 +1,267 @@
+"""The server as a part of an application: mounted in those that people write, with their users, and in process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import httpx2
+import pytest
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.http import HttpResponse
+from django.urls import path
+from fastapi import FastAPI
+from litestar import Litestar, asgi
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tests.support.content import KIB, Content
+from tests.support.problems import problem
+from tests.support.waiting import eventually
+from uploader.asgi import FileNotFound, Identity, Uploader
+from uploader.errors import ConfigurationError
+from uploader.settings import Settings
+
+PREFIX = "/uploads"
+CONTENT = Content(3 * 64 * KIB - 5, chunk_size=64 * KIB)
+MakeUploader = Callable[..., Uploader]
+
+
+def identify(scope: Scope) -> Identity | None:
+    user_id = dict(scope["headers"]).get(b"x-user", b"").decode()
+    return Identity(user_id, admin=user_id == "root") if user_id else None
+
+
+async def identify_later(scope: Scope) -> Identity | None:
+    await asyncio.sleep(0)
+    return identify(scope)
+
+
+@pytest.fixture
+def make_uploader(tmp_path: Path, redis_url: str) -> MakeUploader:
+    def make(**more: Any) -> Uploader:
+        keywords = {"data": tmp_path / "data", "redis_url": redis_url, "free_space_floor": 0, "min_chunk_size": "64KiB"}
+        return Uploader(**{"identify": identify, **keywords, **more})
+
+    return make
+
+
+def starlette(uploads: Uploader) -> ASGIApp:
+    return Starlette(routes=[Mount(PREFIX, uploads)], lifespan=lambda _app: uploads.running())
+
+
+def fastapi(uploads: Uploader) -> ASGIApp:
+    app = FastAPI(lifespan=lambda _app: uploads.running())
+    app.mount(PREFIX, uploads)
+    return app
+
+
+def litestar(uploads: Uploader) -> ASGIApp:
+    @asgi(PREFIX, is_mount=True, copy_scope=True)
+    async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
+        # The path comes without the prefix, and with a slash at its end.
+        whole = {"path": unquote(scope["raw_path"].decode()), "root_path": PREFIX}
+        await uploads({**scope, **whole}, receive, send)
+
+    return Litestar([mounted], lifespan=[lambda _app: uploads.running()])  # type: ignore[return-value]
+
+
+def django(uploads: Uploader) -> ASGIApp:
+    """Which mounts nothing and has no lifespan: a function before it does both."""
+    if not settings.configured:
+        settings.configure(SECRET_KEY="x", ROOT_URLCONF="tests.integration.test_asgi", ALLOWED_HOSTS=["test"])
+    of_django = get_asgi_application()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"].startswith(f"{PREFIX}/"):
+            await uploads({**scope, "root_path": PREFIX}, receive, send)
+        else:
+            await of_django(scope, receive, send)
+
+    return application
+
+
+# Of Django.
+urlpatterns = [path("films/", lambda _request: HttpResponse("films"))]
+
+
+@asynccontextmanager
+async def living(app: ASGIApp) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of an application between its startup and its shutdown, as a server makes them."""
+    to_app, from_app = asyncio.Queue[Any](), asyncio.Queue[Any]()
+    scope: Scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    task = asyncio.ensure_future(app(scope, to_app.get, from_app.put))
+    try:
+        await to_app.put({"type": "lifespan.startup"})
+        assert (told := await from_app.get())["type"] == "lifespan.startup.complete", told
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://test") as client:
+            client.headers["X-User"] = "alice"
+            yield client
+    finally:
+        await to_app.put({"type": "lifespan.shutdown"})
+        await asyncio.wait_for(task, 60)
+    assert (await from_app.get())["type"] == "lifespan.shutdown.complete"
+
+
+async def send_file(client: httpx2.AsyncClient, prefix: str = PREFIX, name: str = "a") -> dict[str, Any]:
+    """In chunks; the file."""
+    opening = {"name": name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    opened = await client.post(f"{prefix}/uploads", json=opening)
+    assert opened.status_code == 201, opened.text
+    place = opened.headers["location"]
+    assert place.startswith(f"{prefix}/uploads/")
+    for number in range(CONTENT.chunk_count):
+        answer = await client.put(f"{place}/chunks/{number}", content=CONTENT.chunk(number))
+    assert answer.status_code == 201, answer.text
+    file: dict[str, Any] = answer.json()["file"]
+    return file
+
+
+@pytest.mark.parametrize("host", [starlette, fastapi, litestar, django], ids=lambda host: host.__name__)
+async def test_mounted_it_serves_below_its_path(
+    make_uploader: MakeUploader, host: Callable[[Uploader], ASGIApp]
+) -> None:
+    uploads = make_uploader()
+    async with living(host(uploads)) as client:
+        file = await send_file(client)
+        assert (await client.get(f"{PREFIX}/me/files/{file['id']}/content")).content == CONTENT.data
+        refused = problem(await client.get(f"{PREFIX}/me/files/nothing"), 404, "file-not-found", PREFIX)
+        assert (await client.get(refused["type"])).status_code == 200
+        assert f'src="{PREFIX}/static/' in (await client.get(f"{PREFIX}/")).text
+        begun = {"Tus-Resumable": "1.0.0", "Upload-Length": "3"}
+        created = await client.post(f"{PREFIX}/resumable", headers=begun)
+        assert created.headers["location"].startswith(f"http://test{PREFIX}/resumable/")
+        found = await uploads.files.get("alice", file["id"])
+        assert (found.name, found.sha256) == ("a", CONTENT.sha256)
+        if host is django:
+            assert (await client.get("/films/")).text == "films"
+
+
+async def test_it_serves_alone_and_again(make_uploader: MakeUploader) -> None:
+    uploads = make_uploader()
+    for name in ("a", "b"):
+        async with living(uploads) as client:
+            await send_file(client, "", name)
+            page, cursor = await uploads.files.list("alice", limit=1)
+            assert ([file.name for file in page], cursor is None) == ([name], name == "a")
+    with pytest.raises(RuntimeError, match="does not run: enter"):
+        _ = uploads.files
+    with pytest.raises(RuntimeError, match="does not run: enter"):
+        await httpx2.AsyncClient(transport=httpx2.ASGITransport(app=uploads), base_url="http://test").get("/livez")
+
+
+async def test_what_is_read_in_process_is_the_users_own(make_uploader: MakeUploader) -> None:
+    uploads = make_uploader()
+    async with living(uploads) as client:
+        file = await send_file(client, "")
+        found = await uploads.files.get("alice", file["id"])
+        for offset in (0, 100_000, CONTENT.size):
+            assert b"".join([piece async for piece in uploads.files.read(found, offset)]) == CONTENT.data[offset:]
+        with pytest.raises(FileNotFound):
+            await uploads.files.get("bob", file["id"])
+
+
+@pytest.mark.parametrize("who", [identify, identify_later], ids=["at once", "later"])
+async def test_the_application_says_who_calls(make_uploader: MakeUploader, who: Callable[[Scope], Any]) -> None:
+    async with living(make_uploader(identify=who)) as client:
+        callers = {
+            user: (await client.get("/me/identity", headers={"X-User": user})).json() for user in ("alice", "root")
+        }
+        assert callers == {user: {"user_id": user, "admin": user == "root"} for user in callers}
+        assert (await client.get("/admin/usage", headers={"X-User": "root"})).status_code == 200
+        problem(await client.get("/admin/usage"), 403, "forbidden")
+        problem(await client.get("/me/usage", headers={"X-User": ""}), 401, "unauthenticated")
+        # A cookie, by which it may know them, a browser sends along with what any page has it ask.
+        for header in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
+            problem(
+                await client.post("/uploads", json={"name": "a", "size": 1}, headers=header), 401, "unauthenticated"
+            )
+        await send_file(client, "")
+
+
+async def test_handlers_are_told_at_least_once_and_again_until_they_do_not_fail(make_uploader: MakeUploader) -> None:
+    uploads = make_uploader()
+    told, refused = list[dict[str, Any]](), list[str]()
+
+    @uploads.on("file.finished", "file.deleted")
+    async def remember(event: dict[str, Any]) -> None:
+        if not refused:
+            refused.append(event["id"])
+            raise LookupError("not yet")
+        told.append(event)
+
+    @uploads.on("file.finished", name="blocking-one")
+    def count(event: dict[str, Any]) -> None:
+        counted.append(event["subject"])
+
+    counted = list[str]()
+
+    async def all_told() -> bool:
+        return len(told) >= 2 and bool(counted)
+
+    async with living(uploads) as client:
+        file = await send_file(client, "")
+        await client.delete(f"/me/files/{file['id']}")
+        await eventually(all_told, 60)
+    assert refused[0] in {event["id"] for event in told}
+    assert {event["type"] for event in told} == {"file.finished", "file.deleted"}
+    assert {event["data"]["file"]["sha256"] for event in told} == {CONTENT.sha256}
+    assert set(counted) == {file["id"]}
+
+
+def test_a_handler_has_a_name_of_its_own_and_known_types(make_uploader: MakeUploader) -> None:
+    uploads = make_uploader()
+    uploads.on("file.finished", name="scan")(print)
+    for types, name, why in (
+        (("file.finished",), "scan", "'scan' is no name for a handler, or that of another"),
+        (("file.finished",), "a/b", "no name for a handler"),
+        (("file.finnished",), "b", "'file.finnished' is not a valid EventType"),
+        ((), "b", "name the types"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            uploads.on(*types, name=name)(print)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "why"),
+    [
+        ({"auth": "none", "identify": None}, "UPLOADER_AUTH: 'none' is not for a part"),
+        ({"auth": "jwt", "jwt_secret": "x" * 32}, "UPLOADER_AUTH: 'jwt' is not for a part"),
+        ({"tls_certificate": "a.pem", "tls_key": "a.key"}, "UPLOADER_TLS_CERTIFICATE: TLS is for the server"),
+        ({"cors_origins": ["*"]}, r"UPLOADER_CORS_ORIGINS: '\*' would let any page"),
+        ({"public_url": "https://files.example/me"}, "UPLOADER_PUBLIC_URL: with the path /me"),
+        ({"max_file_sise": "1GiB"}, "UPLOADER_MAX_FILE_SISE: no such setting"),
+        ({"max_file_size": "much"}, "UPLOADER_MAX_FILE_SIZE: 'much'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_that_are_not_for_a_part_are_refused(make_uploader: MakeUploader, keywords: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        make_uploader(**keywords)
+
+
+async def test_a_start_that_fails_says_why(make_uploader: MakeUploader, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"UPLOADER_DATA: .* can't be made"):
+        async with make_uploader(data=tmp_path / "file" / "data").running():
+            pass
+    silent = make_uploader(jobs=False)
+    silent.on("file.finished")(print)
+    with pytest.raises(ConfigurationError, match="UPLOADER_JOBS: what handlers are told of"):
+        async with silent.running():
+            pass
+
+
+async def test_settings_may_be_given_whole_and_tokens_are_asked_for_without_an_application_that_knows(
+    tmp_path: Path, redis_url: str
+) -> None:
+    uploads = Uploader(Settings(data=tmp_path / "data", redis_url=redis_url, free_space_floor_bytes=0))
+    async with living(uploads) as client:
+        problem(await client.get("/me/usage"), 401, "unauthenticated")
+        token = (tmp_path / "data" / "owner.token").read_text().strip()
+        known = await client.get("/me/identity", headers={"Authorization": f"Bearer {token}"})
+        assert known.json() == {"user_id": "owner", "admin": True}
