@@ -19,7 +19,7 @@ PREFIX = "UPLOADER_"
 JWT_ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 
 # Read by the client, the tests and nothing here; known, so that they stop no server.
-FOREIGN_NAMES = frozenset({"UPLOADER_URL", "UPLOADER_TOKEN", "UPLOADER_LINK_PASSWORD"})
+FOREIGN_NAMES = frozenset({"UPLOADER_URL", "UPLOADER_TOKEN", "UPLOADER_LINK_PASSWORD", "UPLOADER_TASK"})
 FOREIGN_PREFIXES = ("UPLOADER_TEST_",)
 
 # RFC 7518, section 3.2: as long as the hash of HS256; and the same for what signs links.

@@ -164,6 +164,7 @@ async def test_switched_off_the_start_leads_to_the_documentation(make_stack: Mak
         for path in ("/admin/", "/static/pages/ui.css"):
             problem(await anonymous.get(path), 404, "not-found")
         assert (await anonymous.get("/static/docs.js")).status_code == 200
+        assert (await anonymous.get(await _link(stack), headers={"Accept": "text/html"})).json()["kind"] == "upload"
 
 
 def test_the_wheel_carries_every_part_and_every_licence(tmp_path: Path) -> None:

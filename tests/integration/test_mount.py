@@ -65,6 +65,14 @@ async def test_all_that_is_told_begins_with_the_public_url(make_stack: MakeStack
         for link in (answer.json()["url"] for answer in links):
             assert link.startswith(f"{PREFIX}/me/")
         assert (await stack.anonymous().get(links[0].json()["url"])).content == CONTENT.data
+        shared = await client.post(f"{asked}/me/links", json={"kind": "download", "name": "a"})
+        assert shared.headers["location"].startswith(f"{PREFIX}/me/links/")
+        visited = shared.json()["url"]
+        assert visited.startswith(f"{PREFIX}/s/")
+        session = await stack.anonymous().post(f"{visited}/session", json={})
+        visitor = {"Authorization": f"Bearer {session.json()['token']}"}
+        signed = (await stack.anonymous().post(f"{visited}/link", json={}, headers=visitor)).json()["url"]
+        assert signed.startswith(f"{PREFIX}/s/")
         config = (await client.get(f"{asked}/config")).json()
         assert config["public_url"] == PUBLIC_URL
         assert (await client.get(f"{asked}/openapi.json")).json()["servers"] == [{"url": PUBLIC_URL}]

@@ -27,17 +27,11 @@ class CommandFailed(Exception):
 @click.command()
 @click.argument("queue")
 @click.argument("command", nargs=-1, required=True)
-@click.option("--lease", default="10m", show_default=True, help="Hold a task for so long, and extend it while it runs.")
+@click.option("--lease", default="10m", show_default=True, help="Hold a task for so long.")
 @click.option("--at-once", type=click.IntRange(1, 100), default=1, show_default=True, help="Run so many at once.")
 def work(queue: str, command: tuple[str, ...], lease: str, at_once: int) -> None:
-    """Run COMMAND for each task of QUEUE, until SIGTERM: `uploader queue work scan -- clamscan {path}`.
-
-    {path} stands for a temporary file with the content, {name} for the last segment of its name. UPLOADER_TASK holds the
-    task as JSON: its id, fence, attempt and event. A task is done when the command ends with exit code 0; else it goes back
-    to the queue with the end of what the command wrote on standard error.
-
-    The server and the token are those of `uploader login`, or of UPLOADER_URL and UPLOADER_TOKEN: a token of the queue is
-    enough.
+    """Run COMMAND for each task of QUEUE, until SIGTERM. {path} is a temporary file with the content, {name} the last
+    segment of its name, UPLOADER_TASK the task as JSON. Exit code 0 ends a task; any other one gives it back.
     """
     profile = kept_profile() or fail("nobody is logged in: set UPLOADER_URL and UPLOADER_TOKEN", EXIT_CONFIGURATION)
     worker = Worker(profile.url, profile.token, on_retry=lambda error, _: click.echo(error.detail, err=True))

@@ -94,8 +94,7 @@ def _report_costs(top: int, *, as_csv: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/queue does.")
 @click.pass_context
 def queue(context: click.Context, user_id: str | None, upload_id: str | None, as_json: bool) -> None:
-    """Show uploads that wait, by minute; show and do tasks. They wait to be accounted or merged. Works while the server
-    runs.
+    """Show uploads that wait, by minute; show and do tasks. Works while the server runs.
 
     Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
     """
@@ -115,7 +114,7 @@ def queue(context: click.Context, user_id: str | None, upload_id: str | None, as
 @queue.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/work does.")
 def tasks(as_json: bool) -> None:
-    """Show the queues of tasks: how much waits, who holds what, and what is dead. Works while the server runs.
+    """Show the queues of tasks: how much waits, who holds what, and what is dead.
 
     `uploader events replay --sink QUEUE --dead` hands dead tasks out once more.
     """
@@ -132,7 +131,12 @@ def tasks(as_json: bool) -> None:
 @click.option("--since", type=WHEN, help="Only entries since a time, or a duration such as 24h.")
 @click.option("--until", type=WHEN, help="Only entries before a time, or older than a duration.")
 @click.option("--user", "user_id", help="Only entries by or about this user.")
-@click.option("--action", type=click.Choice([action.value for action in Action]), help="Only entries of this action.")
+@click.option(
+    "--action",
+    type=click.Choice([action.value for action in Action]),
+    metavar="ACTION",
+    help="Only entries of this action, such as quota.changed.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, as GET /admin/audit does.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 def audit(

@@ -21,7 +21,17 @@ from uploader.http.native import schemas
 from uploader.http.native.archive import archive
 from uploader.http.native.download import download
 from uploader.http.native.files import DELIMITER, FORMAT, SHOW, cursor_of, part_of_name, place_of
-from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter, checked_name, or_none
+from uploader.http.shared.operation import (
+    AFTER,
+    LIMIT,
+    PREFIX,
+    Call,
+    Operation,
+    Parameter,
+    checked_name,
+    or_none,
+    public_path,
+)
 from uploader.http.shared.problem import STATUS
 from uploader.http.shared.proxies import Proxies
 from uploader.http.shared.responses import Json
@@ -66,7 +76,7 @@ class ShareHandlers:
                 max_bytes=or_none(told.max_bytes),
             ),
         )
-        return Json(schemas.share_of(link), 201, {"Location": f"/me/links/{link.id}"})
+        return Json(schemas.share_of(link), 201, {"Location": public_path(f"/me/links/{link.id}")})
 
     @_links("GET /me/links", "Your links, newest first", responses={200: schemas.ShareList})
     async def list(self, call: Call) -> Response:
@@ -273,7 +283,7 @@ class VisitorHandlers:
             await self.shared.get(visit.link, file_id)
         kind = kind or "zip"
         query = await self.links.make_for(visit, visit_subject(visit.session_id, file_id, kind), _URL_SECONDS)
-        path = f"/s/{visit.link.slug}"
+        path = public_path(f"/s/{visit.link.slug}")
         if file_id is None:
             return Json(schemas.SignedUrl(f"{path}/archive?format={kind}&{query}"))
         return Json(schemas.SignedUrl(f"{path}/files/{file_id}/content?{query}"))

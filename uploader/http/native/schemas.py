@@ -25,6 +25,7 @@ from uploader.http.shared.operation import (
     Size,
     Time,
     or_none,
+    public_path,
 )
 from uploader.http.shared.problem import Problem
 from uploader.service.results import Complete, StillMerging, UploadStatus
@@ -480,10 +481,9 @@ def share_of(link: SharingLink) -> ShareSchema:
     counts = link.downloads, link.files, link.bytes
     limits = link.max_downloads, link.max_files, link.max_bytes
     times = link.created_at, link.expires_at
+    url = public_path(f"/s/{link.slug}")
     has_password = link.password is not None
-    return ShareSchema(
-        link.id, link.kind.value, f"/s/{link.slug}", link.name, link.label, has_password, *times, *counts, *limits
-    )
+    return ShareSchema(link.id, link.kind.value, url, link.name, link.label, has_password, *times, *counts, *limits)
 
 
 def shared_of(link: SharingLink) -> SharedSchema:
