@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import MakeStack
 from tests.support.rows import digests, file_row
 from tests.support.statements import Steps, rows_read, sqlite_steps
 from uploader.database import levels, models, queries
@@ -177,3 +178,16 @@ async def test_what_has_a_name_costs_no_walk_over_all_names(database: Database) 
         # What the status costs; and of each of all rows SQLite has several steps.
         assert read <= 200
         assert steps.count <= 2500
+
+
+async def test_the_few_names_of_a_user_are_found_in_whatever_order_they_came(make_stack_on: MakeStack) -> None:
+    """MySQL may read a table of one page in the order of its ids."""
+    async with make_stack_on() as stack:
+        for count, name in enumerate(("s/a", "private/b", "private/a/c"), 1):
+            assert (await stack.client.post(f"/me/files?name={name}", content=name.encode())).status_code == 201
+            in_use = await stack.services.database.read(levels.prefixes_in_use, "alice", ["private/", "pr", "s/", "t"])
+            assert in_use == (["private/", "pr", "s/"] if count > 1 else ["s/"])
+            level = (await stack.client.get("/me/files?delimiter=/")).json()
+            assert [each["name"] for each in level["folders"]] == (["private/", "s/"] if count > 1 else ["s/"])
+            refused = await stack.client.post(f"/me/files?name={name.partition('/')[0]}&if_exists=fail", content=b"x")
+            assert refused.json()["code"] == "name-taken"

@@ -25,7 +25,8 @@ _HOPS = 500
 # MySQL and MariaDB plan a subquery once, without the row that it is asked for, and then each hop would begin at the first
 # name of the user. They plan anew for each row of a table that comes before in a join, where nothing can be looked up and
 # no bound is a constant. So the user is a table of one row, and a range. The first row is the first one of the index; told
-# to order them, they would fetch all that follow.
+# to order them, they would fetch all that follow. But of a table of a page or so MySQL may read the rows in another order:
+# so who asks whether there is any name has to bound the range, and the few names of a user who has few are ordered.
 _HOP = {
     "sqlite": """
 SELECT {table}.name FROM {table} WHERE {table}.user_id = :user_id AND {table}.name >= {first}
@@ -34,21 +35,28 @@ ORDER BY {table}.name LIMIT 1""",
 SELECT {table}.name FROM JSON_TABLE(:users, '$[*]' COLUMNS (id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) AS owner
 STRAIGHT_JOIN {table} FORCE INDEX ({index})
   ON {table}.user_id >= CAST(owner.id AS BINARY) AND {table}.user_id <= CAST(owner.id AS BINARY)
-  AND {table}.name >= {first}
+  AND {table}.name >= {first}{within}
 LIMIT 1""",
+}
+_WITHIN = {"sqlite": "", "mysql": " AND {table}.name < UNHEX(item.beyond)"}
+_NEXT = {
+    "sqlite": "{hop}",
+    "mysql": """
+SELECT CASE WHEN (SELECT user_info.files FROM user_info WHERE user_info.user_id = :user_id) <= 100 THEN (
+    SELECT {table}.name FROM {table} FORCE INDEX ({index})
+    WHERE {table}.user_id = :user_id AND {table}.name >= {first} ORDER BY {table}.name LIMIT 1
+  ) ELSE ({hop}) END""",
 }
 # Of each table the index of names.
 _INDEXES = {"file": "uq_file_name", "folder": "PRIMARY"}
-# Of each prefix the first name from it on.
+# Of each prefix a name that begins with it, or on SQLite the first name from it on.
 _FIRST = {
     "sqlite": """
 SELECT item.key AS number, ({hop}) AS name FROM json_each(:prefixes) AS item""",
     "mysql": """
-SELECT item.number - 1 AS number, ({hop}) AS name FROM JSON_TABLE(:prefixes, '$[*]' COLUMNS (
-  number FOR ORDINALITY, value VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$'
-)) AS item""",
+SELECT item.number - 1 AS number, ({hop}) AS name FROM JSON_TABLE(:prefixes, '$[*]' {range}) AS item""",
 }
-# Of names the files that have them; of prefixes the first name of a file, and of an empty folder, from each on; and of
+# Of names the files that have them; of prefixes a name of a file, and of an empty folder, as above; and of
 # folders those that are empty. One statement: every file that is made asks it.
 _NAMED = {
     "sqlite": """
@@ -64,13 +72,18 @@ SELECT 0 AS kind, item.number - 1 AS number, file.name AS found, {columns}, {dam
 FROM JSON_TABLE(:names, '$[*]' {item}) AS item
 STRAIGHT_JOIN file FORCE INDEX (uq_file_name) ON file.user_id = :user_id AND file.name = CAST(item.value AS BINARY)
 LEFT JOIN `blob` ON `blob`.sha256 = file.sha256
-UNION ALL SELECT 1, item.number - 1, ({files}), {nothing}, NULL FROM JSON_TABLE(:prefixes, '$[*]' {item}) AS item
-UNION ALL SELECT 1, item.number - 1, ({folders}), {nothing}, NULL FROM JSON_TABLE(:prefixes, '$[*]' {item}) AS item
+UNION ALL SELECT 1, item.number - 1, ({files}), {nothing}, NULL FROM JSON_TABLE(:prefixes, '$[*]' {range}) AS item
+UNION ALL SELECT 1, item.number - 1, ({folders}), {nothing}, NULL FROM JSON_TABLE(:prefixes, '$[*]' {range}) AS item
 UNION ALL SELECT 2, item.number - 1, folder.name, {nothing}, NULL
 FROM JSON_TABLE(:above, '$[*]' {item}) AS item
 STRAIGHT_JOIN folder ON folder.user_id = :user_id AND folder.name = CAST(item.value AS BINARY)""",
 }
 _ITEM = "COLUMNS (number FOR ORDINALITY, value VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$')"
+# A prefix, and in hexadecimal digits the first name that comes after all that begin with it.
+_RANGE = """COLUMNS (
+  number FOR ORDINALITY, value VARCHAR(1025) CHARACTER SET utf8mb4 PATH '$[0]',
+  beyond VARCHAR(2052) CHARACTER SET utf8mb4 PATH '$[1]'
+)"""
 _INDEX = {"sqlite": "", "mysql": "FORCE INDEX (uq_file_name)"}
 # The place of the first slash after the prefix, and the first name that may come after an entry of the level.
 _SLASH = "INSTR(SUBSTR(hop.name, :skip), X'2F')"
@@ -146,15 +159,26 @@ def _typed(statement: str, *columns: sa.ColumnElement[Any]) -> sa.TextualSelect:
     return sa.text(statement).bindparams(*given).columns(*columns)
 
 
+def _any_from(dialect: str, table: str, first: str) -> str:
+    """Return the query of a name that begins with a prefix, where there is any."""
+    within = _WITHIN[dialect].format(table=table)
+    return _HOP[dialect].format(table=table, index=_INDEXES[table], first=first, within=within)
+
+
 def _hop(dialect: str, table: str, first: str) -> str:
-    return _HOP[dialect].format(table=table, index=_INDEXES[table], first=first)
+    hop = _HOP[dialect].format(table=table, index=_INDEXES[table], first=first, within="")
+    return _NEXT[dialect].format(table=table, index=_INDEXES[table], first=first, hop=hop)
+
+
+def _ranges(dialect: str, prefixes: Sequence[str]) -> str:
+    return json.dumps(prefixes if dialect == "sqlite" else [(each, _beyond(each).hex()) for each in prefixes])
 
 
 @cache
 def _first(dialect: str, table: str) -> sa.TextualSelect:
-    """Prefixes by their places, each with the first name that does not come before it."""
+    """Prefixes by their places, each with a name that begins with it, where there is any."""
     own = "CAST(item.value AS BLOB)" if dialect == "sqlite" else "CAST(item.value AS BINARY)"
-    statement = _FIRST[dialect].format(hop=_hop(dialect, table, own))
+    statement = _FIRST[dialect].format(hop=_any_from(dialect, table, own), range=_RANGE)
     return _typed(statement, sa.column("number", models.Integer64()), sa.column("name", _FILES.name.type))
 
 
@@ -167,9 +191,10 @@ def _named(dialect: str) -> sa.TextualSelect:
         columns=", ".join(f"file.{column.name}" for column in columns),
         nothing=", ".join("NULL" for _ in columns),
         damaged="COALESCE(`blob`.damaged, `blob`.sha256 IS NULL)",
-        files=_hop(dialect, "file", own),
-        folders=_hop(dialect, "folder", own),
+        files=_any_from(dialect, "file", own),
+        folders=_any_from(dialect, "folder", own),
         item=_ITEM,
+        range=_RANGE,
     )
     kind, number = sa.column("kind", sa.Integer()), sa.column("number", models.Integer64())
     found = sa.column("found", _FILES.name.type)
@@ -216,8 +241,9 @@ async def prefixes_in_use(connection: AsyncConnection, user_id: str, prefixes: S
     in_use: set[str] = set()
     for table in ("file", "folder"):
         if unsure := [prefix for prefix in prefixes if prefix not in in_use]:
-            asked = {"user_id": user_id, "users": json.dumps([user_id]), "prefixes": json.dumps(unsure)}
-            found = await connection.execute(_first(connection.dialect.name, table), asked)
+            dialect = connection.dialect.name
+            asked = {"user_id": user_id, "users": json.dumps([user_id]), "prefixes": _ranges(dialect, unsure)}
+            found = await connection.execute(_first(dialect, table), asked)
             in_use.update(
                 unsure[number] for number, name in found if name is not None and name.startswith(unsure[number])
             )
@@ -238,9 +264,10 @@ async def named(connection: AsyncConnection, user_id: str, names: Sequence[str],
     """Find what has some names, or those of the folders above them, and what lies below the names."""
     prefixes, folders = [f"{name}/" for name in names], [f"{name}/" for name in above]
     asked = {"user_id": user_id, "users": json.dumps([user_id]), "names": json.dumps([*names, *above])}
-    asked |= {"prefixes": json.dumps(prefixes), "above": json.dumps(folders)}
+    dialect = connection.dialect.name
+    asked |= {"prefixes": _ranges(dialect, prefixes), "above": json.dumps(folders)}
     result = Named([], [], [])
-    for row in (await connection.execute(_named(connection.dialect.name), asked)).mappings():
+    for row in (await connection.execute(_named(dialect), asked)).mappings():
         file = dict(row)
         kind, number, found = file.pop("kind"), file.pop("number"), file.pop("found")
         if kind == 0:
