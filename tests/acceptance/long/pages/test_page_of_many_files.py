@@ -113,7 +113,11 @@ async def test_a_folder_shares_requests_and_what_changed_is_sent(site: Site, vis
     assert (sent.batches, sent.bodies) == (1 + 1, 1 + 2)
     files = await site.files()
     assert len(files) == len(stored) + 3
-    assert digests_below(folder).items() <= {(file["name"], file["sha256"]) for file in files}
+    there, here = {file["name"]: file["sha256"] for file in files}, digests_below(folder)
+    changed = {str(path.relative_to(folder.parent)) for path in (*larger, folder / "0" / "0.txt")}
+    numbered = {name: "{0} (2).{2}".format(*name.rpartition(".")) for name in changed}
+    assert {numbered.get(name, name): digest for name, digest in here.items()}.items() <= there.items()
+    assert {there[name] for name in changed}.isdisjoint(here[name] for name in changed)
 
 
 async def test_what_has_no_room_goes_when_there_is_some(browser: Browser, site: Site, tmp_path: Path) -> None:
