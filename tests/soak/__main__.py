@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.soak.installation import STORES, Setup
-from tests.soak.parts import FAULTS, Part, flip, kill, race, run, try_all_places
+from tests.soak.parts import FAULTS, Part, flip, hand_out, kill, race, run, try_all_places
 from tests.soak.races.table import BY_NAME
 from tests.soak.result import as_table
 from tests.support.servers import PRIVATE_DATABASES
@@ -97,6 +97,10 @@ def _parts(given: argparse.Namespace) -> Iterator[Part]:
                 setups = [Setup(**chosen | {"database": "mysql"}, failovers=True)]
             case "storms":
                 setups = [Setup(**chosen, tells=True)]
+            case "leases":
+                setup = Setup(**chosen | {"database": "mysql"}, hands_out=True)
+                yield Part(fault, setup.store, partial(hand_out, setup, seed), setup)
+                continue
             case "flips":
                 yield Part(fault, "disk", partial(flip, seed))
                 continue

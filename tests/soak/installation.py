@@ -21,6 +21,7 @@ from tests.soak.mysql_pair import MysqlPair
 from tests.soak.sink import Sink
 from tests.soak.valkey_pair import ValkeyPair
 from tests.support.at_rest import DiskBytes, StoredBytes
+from tests.support.consumer import events_file
 from tests.support.content import KIB, MIB
 from tests.support.gateways import JuiceGateway, PrivateGateway, RadosGateway, juicefs_program
 from tests.support.in_bucket import BucketBytes
@@ -35,7 +36,7 @@ STORES = ("disk", *GATEWAYS)
 GATEWAY_NAMES = {"juicefs": "JuiceFS' gateway", "ceph": "radosgw"}
 # That of all parts but the last one.
 _CEPH_CHUNK_BYTES = 5 * MIB
-PREFIX = "soak"
+PREFIX = QUEUE = "soak"
 SETTINGS = {
     "QUIET_INTERVAL": "300ms",
     "MAX_DELAY": "2s",
@@ -58,6 +59,7 @@ class Setup:
     failovers: bool = False  # on MySQL only
     store: str = "disk"
     tells: bool = False  # a webhook of events, which is killed as well
+    hands_out: bool = False  # a queue of tasks
 
     @classmethod
     def on(cls, store: str, **more: Any) -> "Setup":
@@ -149,6 +151,9 @@ class Installation:
         if setup.tells:
             self.sink = Sink(directory / "sink")
             self.settings |= {"EVENTS": str(self.sink.settings)}
+        if setup.hands_out:
+            table = f'[queues.{QUEUE}]\ntypes = ["file.finished"]\nmax_attempts = 100\n'
+            self.settings |= {"EVENTS": str(events_file(directory / "queue", table))}
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]

@@ -19,6 +19,7 @@ from xml.etree import ElementTree as ET
 from tests.soak.flips.round import run_flips
 from tests.soak.installation import Installation, Setup
 from tests.soak.kills import run_round
+from tests.soak.leases import run_leases
 from tests.soak.races.course import course
 from tests.soak.races.table import BY_NAME
 from tests.soak.result import Result
@@ -35,7 +36,7 @@ PLACES = {
     ],
     "places": [f"tests/integration/test_{name}.py" for name in ("every_fault", "power_cuts", "damaged_parts")],
 }
-FAULTS = ("kills", "failovers", "storms", "flips", "races", *PLACES)
+FAULTS = ("kills", "failovers", "storms", "leases", "flips", "races", *PLACES)
 # What it takes at the most to end all processes.
 STOP_SECONDS = 10.0
 
@@ -85,6 +86,10 @@ def _end_it(_number: int, _frame: object) -> None:
 
 async def kill(setup: Setup, seed: int, results: list[Result], directory: Path, ends_at: float) -> None:
     results.append(await run_round(directory, seconds=math.inf, ends_at=ends_at, seed=seed, setup=setup))
+
+
+async def hand_out(setup: Setup, seed: int, results: list[Result], directory: Path, ends_at: float) -> None:
+    results.append(await run_leases(directory, seed=seed, setup=setup, ends_at=ends_at))
 
 
 async def flip(seed: int, results: list[Result], directory: Path, ends_at: float) -> None:
