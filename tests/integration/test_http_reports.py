@@ -304,7 +304,7 @@ async def test_a_recount_finds_what_drifted_and_changes_nothing(
 ) -> None:
     monkeypatch.setattr(reconcile, "_SLICE", 1)
     found = (await office.root.post("/admin/usage/recount")).json()
-    assert (found["checked"], found["drifts"], found["notes"]) == ({"users": 3, "blobs": 2}, [], [])
+    assert (found["checked"], found["drifts"], found["notes"]) == ({"users": 3, "links": 0, "blobs": 2}, [], [])
     users = models.user_info.c
     await office.change(update(models.user_info).where(users.user_id == "bob").values(reserved=1, total_space=2))
     await office.change(update(models.blob).where(models.blob.c.sha256 == SHARED.sha256).values(refs=7))

@@ -22,6 +22,7 @@ from benchmarks import (
     pieces,
     report,
     s3,
+    work,
 )
 from benchmarks.accounting import __main__ as accounting
 from benchmarks.accounting.scale import TINY as TINY_ACCOUNTING
@@ -110,6 +111,7 @@ OTHERS: dict[str, Callable[[Places], Sequence[report.Row]]] = {
     "lanes": lambda places: [*lanes.measure_kernels(1), *lanes.receiving(places, TINY_INGEST.large)],
     "pieces": lambda places: pieces.measure(places, size=8 << 20, rounds=1),
     "events": lambda _: events.measure(events.TINY),
+    "work": lambda _: work.measure(work.TINY),
 }
 
 
