@@ -162,7 +162,8 @@ class Openings:
             return await self.uploads.ended(existing)
         if existing is not None:
             return await self._resume(existing, opening)
-        await self.visitors.refuse_early(opening.caller, opening.name, opening.size)
+        if opening.caller.session:
+            await self.visitors.refuse_early(opening.caller, opening.name, opening.size)
         self._refuse_early(opening, found)
         await self.admission.check(opening.size)
         if self.pre_create_hook.is_on and opening.kind is not UploadKind.PART:  # it has no name: asked is for its whole

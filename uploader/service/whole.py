@@ -69,7 +69,8 @@ class Storing:
         NameTaken, QuotaExceeded, TooManyFiles, StorageFull."""
         if size > self.max_bytes:
             raise FileTooLarge(limit=self.max_bytes)
-        await self.visitors.refuse_early(new.caller, new.name, size, new.md5)
+        if new.caller.session:
+            await self.visitors.refuse_early(new.caller, new.name, size, new.md5)
         if new.if_exists is IfExists.FAIL or not await self._fit(new.caller.user_id, 1, size):
             await self.database.read(_refuse, new, size, self.max_files)
         await self.admission.check(size)

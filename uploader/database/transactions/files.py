@@ -320,7 +320,9 @@ async def add_files(
     LinkGone, BlobLost if the user's row has gone. What comes by a link has its name below the folder of that.
     """
     user_id = files[0].user_id
-    link = None if are_in_trash else await links.lock_for(connection, files[0].caller, files[0].created_at)
+    link = None
+    if files[0].session and not are_in_trash:
+        link = await links.lock_for(connection, files[0].caller, files[0].created_at)
     if link is not None:
         files = [replace(file, name=link.name + file.name, asked_name=file.name) for file in files]
     usage, names = await rows.lock_user(connection, user_id), Names(connection, user_id)
@@ -388,7 +390,8 @@ async def add_file(
     changes = await add_files(connection, [file], if_exists, locked, room=Room(max_files, replaced))
     added = changes.only()
     if replaced is None:
-        await links.add(connection, file.caller, changes.made)
+        if file.session:
+            await links.add(connection, file.caller, changes.made)
         await rows.add_finished(connection, file.user_id, changes.finished_bytes, changes.more_files)
     else:
         await close_by(connection, replaced, added, file.created_at, is_superseded=True)
@@ -436,7 +439,8 @@ async def _add_files(
         return [error]
     await relocate(connection, await place_blobs({file.sha256 for file in files}), files[0].created_at)
     changes = await add_files(connection, files, if_exists, locked, room=room)
-    await links.add(connection, files[0].caller, changes.made)
+    if files[0].session:
+        await links.add(connection, files[0].caller, changes.made)
     await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
     return changes.verdicts
 

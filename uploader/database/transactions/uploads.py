@@ -133,7 +133,9 @@ async def open_upload(
     """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyFiles,
     TooManyUploads, LinkGone, LinkExhausted."""
     await connection.execute(rows.INSERT_UPLOAD, rows.row_of(upload))
-    told = await links.promise(connection, upload, upload.created_at, more=upload.size, files=1)
+    told = upload
+    if upload.session:
+        told = await links.promise(connection, upload, upload.created_at, more=upload.size, files=1)
     await rows.reserve(connection, upload.user_id, upload.size, requested=upload.size, max_files=max_files)
     # The user's row is locked by now, so racing callers count one after the other.
     if await queries.count_open_uploads(connection, upload.caller) > max_open_uploads:

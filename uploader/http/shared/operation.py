@@ -201,7 +201,7 @@ class Call:
     async def json(self, kind: type[T], *, optional: bool = False, most_bytes: int = MAX_JSON_BYTES) -> T:
         """Decode strictly; with `optional`, an empty body stands for `{}`. Raises InvalidRequest, BodyTimeout,
         TooManyRequests."""
-        content = await self.intake.receive_json(self.request.receive, self.caller.crowd, most_bytes)
+        content = await self.intake.receive_json(self.request.receive, self._crowd(), most_bytes)
         await self._begin()
         if len(content) > _MAX_BYTES_ON_LOOP:
             return await in_thread(decode_json, content, kind)
@@ -212,10 +212,14 @@ class Call:
         if not self.request.headers.get("content-type", "").startswith(FORM):
             return await self.json(kind, most_bytes=most_bytes)
         # A form has three bytes for most of JSON's.
-        content = await self.intake.receive_json(self.request.receive, self.caller.crowd, 3 * most_bytes)
+        content = await self.intake.receive_json(self.request.receive, self._crowd(), 3 * most_bytes)
         await self._begin()
         # A large one takes a tenth of a second.
         return await in_thread(_decode_form, content, field, kind)
+
+    def _crowd(self) -> Caller:
+        """Return with whom a share of memory for JSON is had."""
+        return self.caller.crowd if self.caller.session else self.caller
 
     async def _begin(self) -> None:
         """Wait for the turn of a request whose body has come: nobody else waits for its client. Raises NotYourTurn."""
