@@ -437,6 +437,8 @@ PRICES: dict[str, list[tuple[str, int, Worst]]] = {
     "GET /admin/": [("–", SMALL, at("/admin/"))],
     "GET /client.js": [("–", SMALL, at("/client.js"))],
     "GET /client.d.ts": [("–", SMALL, at("/client.d.ts"))],
+    "GET /drop.js": [("–", SMALL, at("/drop.js"))],
+    "GET /drop.d.ts": [("–", SMALL, at("/drop.d.ts"))],
     "GET /static/{path}": [("the largest", SMALL, at("/static/swagger-ui/swagger-ui-bundle.js"))],
 }
 ROWS = [(operation, *row) for operation, rows in PRICES.items() for row in rows]

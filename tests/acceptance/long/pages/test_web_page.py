@@ -148,7 +148,7 @@ LARGE = Content(65 * MIB, seed=181, chunk_size=8 * MIB)
 HUGE_BYTES = 200 << 30
 HTML = '<!doctype html><input type="file" multiple />'
 UPLOAD = """async ([number, name]) => {
-  const { Client } = await import("/client.js");
+  const { Client } = await import(new URL("client.js", location).href);
   window.client ??= new Client({ token: window.token });
   const file = document.querySelector("input").files[number];
   return client.upload(file, { name }).catch(({ code, detail }) => ({ code, detail }));
