@@ -19,7 +19,6 @@ _EFFECTS = (
     ("sweep", "claim rebuild"),
     ("open", "mkdir data_file digest_file map_file directory_sync create commit"),
     ("tell", "commit"),
-    ("work", "proposal ack"),
     ("order", "commit"),
     ("join", "link maps commit"),
     ("hydrate", "rebuild"),

@@ -1,6 +1,7 @@
 """`share`, `links` and `unshare` of an owner; `put` and `get` of who has but a link: no account, no configuration."""
 
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -119,7 +120,7 @@ async def test_a_stranger_who_was_killed_goes_on_where_it_was(make_stack: MakeSt
         made = await site.stack.client.post("/me/links", json={"kind": "upload", "name": "inbox/"})
         stranger, content = Commands(tmp_path), Content(32 * 64 * KIB - 1)
         (tmp_path / "film").write_bytes(content.data)
-        url = f"{site.url}{made.json()['url']}"
+        url = urljoin(site.url, made.json()["url"])
         arguments = ["put", "film", "--to", url, "--chunk-size", "64KiB", "--hash-first", "64KiB", "--json"]
         site.gate.close(but=9)
         killed = await stranger.start(*arguments)

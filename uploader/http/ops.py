@@ -116,10 +116,13 @@ class HealthSchema(Struct):
     checks: dict[str, Check]
 
 
+_MOST_PACKED_BYTES = 256 << 10
+
+
 @dataclass(frozen=True, slots=True)
 class Asset:
     content: bytes
-    packed: bytes  # with gzip
+    packed: bytes | None  # with gzip
     media_type: str
     etag: str
 
@@ -136,11 +139,13 @@ def _read(name: str) -> Asset:
     content = path.read_bytes()
     if name.startswith("pages/") and path.suffix == ".js":
         content = _COMMENTS.sub(b"", content)
-    return _asset(content, _KINDS[path.suffix])
+    return _asset(content, _KINDS[path.suffix], packs=len(content) < _MOST_PACKED_BYTES)
 
 
-def _asset(content: bytes, media_type: str) -> Asset:
-    return Asset(content, gzip.compress(content, mtime=0), media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+def _asset(content: bytes, media_type: str, *, packs: bool) -> Asset:
+    """`packs`: to pack what is large takes a tenth of a second."""
+    packed = gzip.compress(content, mtime=0) if packs else None
+    return Asset(content, packed, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 def _below_prefix(page: bytes) -> bytes:
@@ -195,10 +200,10 @@ async def _answer(request: Request, name: str, policy: str, status: int = 200) -
     """Answer 304 to the browser's own copy: they ask each time, so an upgrade shows at once."""
     asset = await run_sync(_read, name)
     if name.endswith(".html") and mount_of_request.get().prefix:
-        asset = _asset(_below_prefix(asset.content), asset.media_type)
+        asset = _asset(_below_prefix(asset.content), asset.media_type, packs=False)
     headers = {"Cache-Control": "no-cache", "Content-Security-Policy": policy, "Vary": "Accept-Encoding"}
     content, etag = asset.content, asset.etag
-    if _takes_gzip(request):
+    if asset.packed is not None and _takes_gzip(request):
         content, etag = asset.packed, f'{etag[:-1]}-gzip"'
         headers["Content-Encoding"] = "gzip"
     headers["ETag"] = etag

@@ -20,7 +20,6 @@ from msgspec import Struct
 from uploader.accounting.queue import ShardedQueue, Task
 from uploader.bell import Bell
 from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import deliveries, work
 from uploader.database.engine import Connection, Database
 from uploader.database.outbox import DEAD, Told
@@ -130,7 +129,6 @@ class WorkQueue:
             lease, ids = await self.proposals.claim(most, lease_seconds)
             if not ids:
                 return []
-            crash_point("work.after_proposal")
             try:
                 now, claimed = await uninterrupted(
                     self.database.transact(self._take, ids, lease, worker, timedelta(seconds=lease_seconds))
@@ -190,7 +188,6 @@ class WorkQueue:
 
         await self.database.transact(end)
         TASKS.labels(self.name, "acknowledged").inc()
-        crash_point("work.after_ack")
         with suppress(Unavailable):  # it is proposed once more then, in vain
             await self.proposals.ack(Task(task_id, lease))
 
