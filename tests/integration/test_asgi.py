@@ -67,7 +67,9 @@ def litestar(uploads: Uploader) -> ASGIApp:
         whole = {"path": unquote(scope["raw_path"].decode()), "root_path": PREFIX}
         await uploads({**scope, **whole}, receive, send)
 
-    return Litestar([mounted], lifespan=[lambda _app: uploads.running()])  # type: ignore[return-value]
+    # Its own logging would be that of all tests that follow.
+    lifespan = [lambda _app: uploads.running()]
+    return Litestar([mounted], lifespan=lifespan, logging_config=None)  # type: ignore[return-value]
 
 
 def django(uploads: Uploader) -> ASGIApp:
