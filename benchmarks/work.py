@@ -23,7 +23,7 @@ from tests.support.consumer import events_file
 from tests.support.servers import PRIVATE_DATABASES, PrivateRedis
 from tests.support.stack import Stack, running_stack
 from uploader.accounting.queue import MAX_CLAIM
-from uploader.database import models
+from uploader.database import migrate, models
 from uploader.database.engine import Connection, Database
 from uploader.database.outbox import Told, delivery_row
 from uploader.service.ids import new_id
@@ -84,6 +84,9 @@ async def _stack(directory: Path) -> AsyncIterator[Stack]:
         async with server.engine.connect() as connection:
             await connection.execute(text("CREATE DATABASE uploader"))
         await server.close()
+        empty = Database(mysql.url("uploader"))
+        await migrate.upgrade(empty)
+        await empty.close()
         events = events_file(directory / "events", _QUEUE)
         async with running_stack(
             directory / "data", mysql.url("uploader"), redis.url, jobs=True, events=events

@@ -279,7 +279,7 @@ async def forgets(_: object) -> None:
 
 async def first_due(stack: Stack) -> list[str]:
     rows = await stack.services.database.read(database.due_after, "scan", database.BEFORE_ALL, 100)
-    return [task_id for _, task_id in rows]
+    return [task_id for (_, task_id), _ in rows]
 
 
 async def test_workers_that_come_go_and_hang_never_hold_a_task_together(

@@ -31,9 +31,11 @@ from uploader.service.access import Accounts
 _WORKERS, _UPLOADERS = 20, 4
 # Of a batch, and of leases in seconds.
 _FILES, _LEASES = 25, (1.0, 3.0)
+# Who uploads waits while so many are to be done.
+_MOST_WAITING = 500
 # How often a worker dies with its tasks, hangs beyond its lease, or gives a task back.
 _DIES, _HANGS, _RELEASES = 0.05, 0.05, 0.1
-_END_SECONDS, _LEAST_SHARE = 60.0, 0.3
+_END_SECONDS, _LEAST_SHARE = 60.0, 0.5
 # Away, or on the way to be.
 _PASSING = (httpx2.HTTPError, json.JSONDecodeError)
 
@@ -110,6 +112,8 @@ async def _upload(person: _Person, number: int, stopping: asyncio.Event) -> None
                     break
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.05)
+        while person.record.counts["files"] > len(person.record.acknowledged) + _MOST_WAITING and not stopping.is_set():
+            await asyncio.sleep(0.05)
 
 
 async def _work(person: _Person, is_over: asyncio.Event) -> None:
@@ -206,7 +210,8 @@ async def run_leases(directory: Path, *, seed: int, setup: Setup, ends_at: float
             "tasks": len(record.holds),
             "the most claims of one": max((len(holds) for holds in record.holds.values()), default=0),
         }
-        result.found = {"held by two at one time, or never done": len(result.wrong)}
+        result.wrong += ["an answer 500"] * record.counts["answers 500"]
+        result.found = {"held by two at one time, never done, or 500": len(result.wrong)}
     finally:
         with suppress(Exception):
             await asyncio.to_thread(monkey.end)

@@ -77,11 +77,12 @@ class Outbox:
 def noting(connection: AsyncConnection, told: list[Told]) -> Iterator[None]:
     """Note what a transaction tells meanwhile: none of what an attempt of it told that was rolled back."""
     told.clear()
-    before, connection.info[_TOLD] = connection.info.get(_TOLD), told
+    info = connection.info  # a connection that was lost meanwhile has none
+    before, info[_TOLD] = info.get(_TOLD), told
     try:
         yield
     finally:
-        connection.info[_TOLD] = before
+        info[_TOLD] = before
 
 
 def delivery_row(event_id: str, sink: str, due_at: datetime) -> dict[str, Any]:

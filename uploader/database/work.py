@@ -36,8 +36,10 @@ _IS_AMONG = _TASKS.outbox_id.in_(bindparam("ids", expanding=True))
 
 
 def _that_are_due() -> Update:
-    """Change those of some tasks that nobody holds."""
-    return update(models.delivery).where(*_WAITING, _IS_AMONG, _TASKS.due_at <= _NOW)
+    """Change those of some tasks that are to be had. One that was never claimed is, whatever the clock of the process that
+    made it said."""
+    is_due = or_(_TASKS.attempt == 0, _TASKS.due_at <= _NOW)
+    return update(models.delivery).where(*_WAITING, _IS_AMONG, is_due)
 
 
 def _that_is_held() -> Update:
@@ -82,7 +84,7 @@ _FACTS = (_TASKS.outbox_id, _TASKS.state, _TASKS.held, _TASKS.attempt, _TASKS.fe
 _LOOK = select(*_FACTS).where(_OF_QUEUE, _IS_AMONG)
 _AFTER = bindparam("after", type_=UtcDateTime)
 _DUE = (
-    select(_TASKS.due_at, _TASKS.outbox_id)
+    select(_TASKS.due_at, _TASKS.outbox_id, _TASKS.attempt)
     .where(*_WAITING, _TASKS.due_at >= _AFTER)
     .where(or_(_TASKS.due_at > _AFTER, _TASKS.outbox_id > bindparam("after_id")))
     .order_by(_TASKS.due_at, _TASKS.outbox_id)
@@ -217,10 +219,12 @@ Place = tuple[datetime, str]
 BEFORE_ALL: Place = (datetime(1970, 1, 1, tzinfo=UTC), "")
 
 
-async def due_after(connection: AsyncConnection, queue: str, after: Place, limit: int) -> list[Place]:
-    """Return the waiting tasks after a place, the first due at first; held ones are due when their lease ends."""
+async def due_after(connection: AsyncConnection, queue: str, after: Place, limit: int) -> list[tuple[Place, bool]]:
+    """Return the waiting tasks after a place, the first due at first, and whether each was ever claimed; held ones are due
+    when their lease ends."""
     values = {"of_queue": queue, "after": after[0], "after_id": after[1], "limit": limit}
-    return [(due_at, task_id) for due_at, task_id in await connection.execute(_DUE, values)]
+    found = await connection.execute(_DUE, values)
+    return [((due_at, task_id), attempt > 0) for due_at, task_id, attempt in found]
 
 
 @dataclass(frozen=True, slots=True)

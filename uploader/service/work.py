@@ -247,13 +247,15 @@ class WorkQueue:
         place = work.BEFORE_ALL
         while True:
             now, places = await self.database.read(self._after, place)
-            delays = {task_id: _seconds(due_at - now) for due_at, task_id in places}
+            delays = {
+                task_id: _seconds(due_at - now) if was_claimed else 0.0 for (due_at, task_id), was_claimed in places
+            }
             # The first of those that Redis knows are the first ones here, too.
             if not await self.proposals.schedule(delays, sooner=True) or len(places) < _KEPT:
                 return KEEPING_SECONDS
-            place = places[-1]
+            place = places[-1][0]
 
-    async def _after(self, connection: Connection, place: work.Place) -> tuple[datetime, list[work.Place]]:
+    async def _after(self, connection: Connection, place: work.Place) -> tuple[datetime, list[tuple[work.Place, bool]]]:
         now = await work.now_of(connection, self.clock)
         return now, await work.due_after(connection, self.name, place, _KEPT)
 
