@@ -1,4 +1,4 @@
-"""Measures tasks of queues on MySQL, and writes the table of `docs/work.md`: `python -m benchmarks.work`.
+"""Measures tasks of queues on MySQL: `python -m benchmarks.work`.
 
 Workers claim batches and acknowledge each task, in one process, while many other tasks wait; and one that waits is
 woken by a commit.
@@ -29,8 +29,6 @@ from uploader.database.outbox import Told, delivery_row
 from uploader.service.ids import new_id
 from uploader.service.work import Handed, WorkQueue
 
-PAGE = Path(__file__).parents[1] / "docs" / "work.md"
-SECTION = "work"
 _PER_SECOND, _WAKING_MS = 2000.0, 100.0
 _AT_ONCE, _WORKERS = 500, 4
 _QUEUE = '[queues.scan]\ntypes = ["file.finished"]\n'
@@ -145,13 +143,10 @@ async def _waking_ms(stack: Stack, queue: WorkQueue, number: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.work", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a little of each; the page stays as it is")
+    parser.add_argument("--quick", action="store_true", help="a little of each")
     arguments = parser.parse_args()
     interpreter.choose()
-    section = f"{report.machine([])}.\n\n{report.table(measure(TINY if arguments.quick else Scale()))}"
-    print(section)
-    if not arguments.quick:
-        report.write(PAGE, SECTION, section)
+    print(f"{report.machine([])}.\n\n{report.table(measure(TINY if arguments.quick else Scale()))}")
 
 
 if __name__ == "__main__":
