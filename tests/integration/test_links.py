@@ -437,14 +437,23 @@ async def test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten(st
     links = [await make_link(stack, name=f"{n}/") for n in range(2)]
     for link in links:
         await stack.open(A, await visit(stack, link))
-    keeper = LinkKeeper(stack.services.link_keeping)
+    keeper = LinkKeeper(stack.services.link_keeping, clock)
+
+    async def keep(seconds: float = 3600) -> None:
+        """Let time pass while it runs."""
+        for _ in range(int(seconds // 50) + 1):
+            await keeper.run_once()
+            clock.advance(50)
+
     await keeper.run_once()
     assert (await stack.usage("alice"))["reserved"] == 2 * A.size
     assert (await stack.client.delete(f"/me/links/{links[0]['id']}")).status_code == 204
     await keeper.run_once()
     assert (await stack.usage("alice"))["reserved"] == A.size
     clock.advance(30 * 86400 + 1)
-    await keeper.run_once()
+    await keep(600)
+    assert (await stack.usage("alice"))["reserved"] == A.size, "it may be a jump of the clock"
+    await keep()
     assert (await stack.usage("alice"))["reserved"] == 0
     async with stack.services.database.engine.connect() as connection:
         states = (await connection.execute(select(models.upload.c.state).order_by(models.upload.c.id))).scalars().all()
@@ -452,7 +461,7 @@ async def test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten(st
         assert (await connection.execute(select(models.link_session.c.id))).all() == []
     await gone(stack, links[1], "expired")
     clock.advance(30 * 86400 + 1)
-    await keeper.run_once()
+    await keep()
     async with stack.services.database.engine.connect() as connection:
         assert (await connection.execute(select(models.link.c.id))).all() == []
 

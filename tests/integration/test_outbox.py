@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url, update
+from sqlalchemy import delete, make_url, select, text, update
+from sqlalchemy.exc import DBAPIError
 
 from tests.support.lost_commits import LostCommit
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
@@ -17,7 +18,7 @@ from tests.support.statements import statements
 from tests.support.telling import Woken, Written, outbox_of, written
 from tests.support.waiting import SERVER_SECONDS
 from uploader.database import models, queries, recount, transactions
-from uploader.database.engine import Database
+from uploader.database.engine import Connection, Database
 from uploader.database.transactions import rows
 from uploader.database.transactions.files import delete_files, move_files, note_scrub
 from uploader.database.transactions.rows import BlobLost, NotOpen
@@ -315,3 +316,16 @@ async def test_what_nobody_is_told_of_costs_no_statement(stack_url: str, types: 
     assert await written(silent) == []
     for each in {silent, other}:
         await each.close()
+
+
+async def test_a_database_that_goes_within_a_transaction_that_tells_is_away(mysql_url: str, woken: Woken) -> None:
+    async with transactions_on(mysql_url, woken) as act:
+
+        async def lose(connection: Connection) -> None:
+            await connection.execute(delete(models.outbox))
+            with suppress(DBAPIError):
+                await connection.execute(text("KILL CONNECTION_ID()"))
+            await connection.execute(select(models.outbox.c.id))
+
+        with pytest.raises(Unavailable):
+            await act.database.transact(lose)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ from redis.asyncio import Redis
 
 from tests.conftest import MakeStack
 from tests.integration.test_relaying import upload
+from tests.support.clock import ManualClock
 from tests.support.consumer import events_file
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
@@ -209,6 +211,24 @@ async def test_a_task_that_was_claimed_in_vain_too_often_is_dead_until_it_is_rep
             await queue.release(again.id, again.lease, 0.0, "no luck")
         (dead,) = (await figures())["given_up"]
         assert dead["last_error"] == "no luck"
+
+
+async def test_whatever_the_clock_of_a_node_says_a_task_is_to_be_had_and_a_held_one_stays_its_workers(
+    make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock
+) -> None:
+    """MySQL and MariaDB have a clock of their own, which counts."""
+    clock.advance((datetime.now(UTC) - clock.now()).total_seconds() + 30 * 86400)
+    async with make_stack_on(events=queues(tmp_path), clock=clock) as stack:
+        root, queue = await stack.client_of("root", admin=True), scan(stack)
+        await upload(stack, 1)
+        held = await next_of(queue)
+        replayed = await stack.services.reviewing.replay(
+            sink="scan", event_id=None, since=datetime(1970, 1, 1, tzinfo=UTC), dead=False
+        )
+        assert replayed == 0
+        assert await queue.claim("bob", 1) == []
+        assert (await root.get("/admin/work")).json()["queues"][0]["held"] == 1
+        await queue.ack(held.id, held.lease)
 
 
 async def test_who_waits_is_served_in_turn_wherever_the_file_comes_in(make_stack: MakeStack, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from uploader.domain.events import EventType
 from uploader.errors import ConfigurationError
 from uploader.sinks.configuration import (
     EventSettings,
+    HandlerSettings,
     KafkaSettings,
     QueueSettings,
     StreamSettings,
@@ -87,6 +88,15 @@ def test_a_queue_has_a_task_of_each_event_of_its_types(directory: Path) -> None:
     assert load(directory, QUEUE).queues == {"scan": QueueSettings((EventType.FILE_FINISHED,), 600.0, 5)}
     assert settings.sinks_of(EventType.FILE_FINISHED) == ("log", "scan")
     assert settings.sinks_of(EventType.FILE_DELETED) == ("log",)
+
+
+@pytest.mark.parametrize("table", ['[sinks.scan]\ntype = "redis"\n', QUEUE])
+def test_a_handler_has_no_name_of_a_sink_or_a_queue(directory: Path, table: str) -> None:
+    handler = HandlerSettings(print, (EventType.FILE_FINISHED,))
+    settings = load(directory, table)
+    assert settings.with_handlers({"other": handler}).sinks_of(EventType.FILE_FINISHED)
+    with pytest.raises(ConfigurationError, match="scan] has the name of a handler"):
+        settings.with_handlers({"scan": handler})
 
 
 def hook(url: str, secret_file: str = "scan.secret") -> str:

@@ -50,7 +50,7 @@ def link_address(url: str) -> LinkAddress | None:
 
 
 class LinkApi(Api):
-    """Of a link to download from, its files are those of the caller; of one to upload into, the caller has none."""
+    """The calls of a visitor: to download are the caller's files; of a link to upload into there are none."""
 
     has_account = False
 

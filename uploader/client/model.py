@@ -142,7 +142,7 @@ class LinkList(Struct, frozen=True):
 
 
 class LinkFacts(Struct, frozen=True):
-    """What a link tells whoever has its URL; what it leads to, the last part of its name, where there is no password."""
+    """A link as it tells of itself to those who have its URL: its name, the last part, only where there is no password."""
 
     kind: LinkKind
     expires_at: Moment

@@ -100,9 +100,9 @@ class _Content(Api):
         return self._transport.stream(self._path, {**headers, "Lease": self._lease})
 
 
-class AsyncTask:
-    """A task that this worker holds, for a handler that is a coroutine. `fence` grows with each claim of the task, so that
-    what a handler writes elsewhere can be told from what an earlier holder still writes."""
+class _HeldTask:
+    """A task that this worker holds. `fence` grows with each claim of the task, so that what a handler writes elsewhere can
+    be told from what an earlier holder still writes."""
 
     def __init__(self, queue: _Queue, claimed: _Claimed) -> None:
         self._queue = queue
@@ -122,29 +122,33 @@ class AsyncTask:
         except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise BadAnswer("the event of this task is about no file") from error
 
-    async def save(self, path: "str | Path") -> Path:
-        """Download the file, compare it with its SHA-256, and only then give it this path. Raises ClientError."""
-        await self._download(Path(path))
-        return Path(path)
-
-    async def _download(self, target: Path) -> None:
+    async def _download(self, target: Path) -> Path:
         goes_on = asyncio.Event()
         goes_on.set()
         file = self.file
         content = self._queue.content_of(self.id, self._lease)
         await Downloading(content, file, Meter(file.name, file.size, None), goes_on).run(target, overwrite=True)
+        return target
 
 
-class Task(AsyncTask):
-    """As `AsyncTask`, for a handler that is an ordinary function, which runs in a thread."""
+class AsyncTask(_HeldTask):
+    """A task for a handler that is a coroutine."""
+
+    async def save(self, path: "str | Path") -> Path:
+        """Download the file, compare it with its SHA-256, and only then give it this path. Raises ClientError."""
+        return await self._download(Path(path))
+
+
+class Task(_HeldTask):
+    """A task for a handler that is an ordinary function, which runs in a thread."""
 
     def __init__(self, queue: _Queue, claimed: _Claimed, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(queue, claimed)
         self._loop = loop
 
-    def save(self, path: "str | Path") -> Path:  # type: ignore[override]
-        asyncio.run_coroutine_threadsafe(self._download(Path(path)), self._loop).result()
-        return Path(path)
+    def save(self, path: "str | Path") -> Path:
+        """Download the file, compare it with its SHA-256, and only then give it this path. Raises ClientError."""
+        return asyncio.run_coroutine_threadsafe(self._download(Path(path)), self._loop).result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,15 +298,15 @@ class _Serving:
         else:
             await self._tell(task, claimed, "ack")
 
-    def _attempt(self, claimed: _Claimed) -> "tuple[asyncio.Task[Any], AsyncTask]":
+    def _attempt(self, claimed: _Claimed) -> "tuple[asyncio.Task[Any], _HeldTask]":
         handler = self._handler
         if handler.is_async:
-            task = AsyncTask(self._queue, claimed)
-            return asyncio.ensure_future(handler.work(task)), task
+            held = AsyncTask(self._queue, claimed)
+            return asyncio.ensure_future(handler.work(held)), held
         task = Task(self._queue, claimed, asyncio.get_running_loop())
         return asyncio.ensure_future(asyncio.to_thread(handler.work, task)), task
 
-    async def _tell(self, task: AsyncTask, claimed: _Claimed, verb: str, **more: Any) -> None:
+    async def _tell(self, task: _HeldTask, claimed: _Claimed, verb: str, **more: Any) -> None:
         try:
             await self._queue.tell_of(claimed.id, verb, lease=claimed.lease, **more)
         except ServerProblem as error:
@@ -311,14 +315,14 @@ class _Serving:
             task.is_lost = True
 
     @contextmanager
-    def _extending(self, claimed: _Claimed, task: AsyncTask, work: "asyncio.Task[Any]") -> Iterator[None]:
+    def _extending(self, claimed: _Claimed, task: _HeldTask, work: "asyncio.Task[Any]") -> Iterator[None]:
         extending = asyncio.ensure_future(self._extend(claimed, task, work))
         try:
             yield
         finally:
             extending.cancel()
 
-    async def _extend(self, claimed: _Claimed, task: AsyncTask, work: "asyncio.Task[Any]") -> None:
+    async def _extend(self, claimed: _Claimed, task: _HeldTask, work: "asyncio.Task[Any]") -> None:
         """Extend the lease again and again; once it is lost, a coroutine is cancelled, and a function left to notice."""
         seconds = self._handler.lease_seconds
         while not task.is_lost:

@@ -110,9 +110,11 @@ async def open_uploads(connection: AsyncConnection, link: Link, limit: int) -> S
     return list((await connection.execute(sa.select(_UPLOADS.id).where(*conditions).limit(limit))).scalars())
 
 
-async def ended_with_uploads(connection: AsyncConnection, now: datetime, limit: int) -> list[Link]:
-    """Return links that have ended, and still hold room for open uploads."""
-    has_ended = sa.or_(LINKS.ended_at <= now, LINKS.expires_at <= now)
+async def ended_with_uploads(connection: AsyncConnection, now: datetime | None, limit: int) -> list[Link]:
+    """Return links that have ended, and still hold room for open uploads; without `now` none that has only expired."""
+    has_ended: sa.ColumnElement[bool] = LINKS.ended_at.is_not(None)
+    if now is not None:
+        has_ended = sa.or_(has_ended, LINKS.expires_at <= now)
     query = _LINK.where(has_ended, LINKS.reserved_files > 0).limit(limit)
     return await queries.all_of(connection, link_of, query)
 

@@ -42,7 +42,7 @@ class RecountedUser(NamedTuple):
 
 
 class RecountedLink(NamedTuple):
-    """What a link has open, files and bytes, as it is stored, and as its uploads make it."""
+    """The files and bytes that a link has open, as they are stored, and as its uploads make them."""
 
     link_id: str
     user_id: str

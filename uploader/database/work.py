@@ -129,7 +129,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a claim got, in the order of the ids; when what is not due yet is; and what is no task any more."""
+    """The tasks that a claim got, in the order of the ids; others by when they are due; and ids that are no task's."""
 
     tasks: Sequence[tuple[Task, Message]]
     later: Mapping[str, datetime]
@@ -229,7 +229,7 @@ async def due_after(connection: AsyncConnection, queue: str, after: Place, limit
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of each 10,000 are counted at most. `waiting`: held or not; `oldest`: when the event of the oldest was told;
+    """Counts of tasks, of each 10,000 at most. `waiting`: held or not; `oldest`: when the event of the oldest was told;
     `attempts`: the most claims that one of them had."""
 
     waiting: int
@@ -248,7 +248,7 @@ async def figures(connection: AsyncConnection, queue: str, now: datetime) -> Fig
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Who holds a task, or held it last."""
+    """A task, and the worker who holds it, or held it last."""
 
     id: str
     state: str

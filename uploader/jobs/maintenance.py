@@ -113,18 +113,27 @@ class Collector:
         return 0.0 if more or _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
 
 
-_LINK_INTERVAL_SECONDS = 10.0
+_LINK_INTERVAL_SECONDS, _LINK_GRACE_SECONDS = 10.0, 3600.0
 
 
 @dataclass(eq=False, repr=False)
 class LinkKeeper:
     """Cancels what links that have ended have open, and forgets them, and visitors whose time is over. Several at once are
-    safe."""
+    safe. After a start, an outage or a jump of the clock, when links seem to have expired, only what was ended by
+    somebody is."""
 
     keeping: LinkKeeping
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._pause = Pause(
+            "links", self.clock, grace_seconds=_LINK_GRACE_SECONDS, interval_seconds=_LINK_INTERVAL_SECONDS
+        )
 
     async def run_once(self) -> float:
-        closed = await self.keeping.close_ended(_BATCH)
+        if self._pause.active():
+            return 0.0 if await self.keeping.close_ended(_BATCH, expired=False) == _BATCH else _LINK_INTERVAL_SECONDS
+        closed = await self.keeping.close_ended(_BATCH, expired=True)
         forgotten = await self.keeping.forget(_BATCH)
         return 0.0 if _BATCH in (closed, forgotten) else _LINK_INTERVAL_SECONDS
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from uploader.clock import Clock
-from uploader.database import deliveries, meta
+from uploader.database import deliveries, meta, work
 from uploader.database.audit_log import note
 from uploader.database.deliveries import Delivery, Due, Failure, SinkState
 from uploader.database.engine import Connection, Database
@@ -332,10 +332,11 @@ class Reviewing:
         if event_id is not None:
             await self.one(event_id)
         now, by = self.clock.now(), actor()
-        again = partial(deliveries.renew, now=now, sinks=sinks, event_id=event_id, since=since, dead=dead)
+        again = partial(deliveries.renew, sinks=sinks, event_id=event_id, since=since, dead=dead)
 
         async def renew(connection: Connection, limit: int | None = None) -> int:
-            renewed = await again(connection, limit=limit)
+            # Whether a task is held says the clock by which its lease was made.
+            renewed = await again(connection, await work.now_of(connection, self.clock), limit=limit)
             if renewed:
                 await note(
                     connection, act(Action.EVENTS_REPLAYED, now, subject=sink or "all sinks", by=by), deliveries=renewed

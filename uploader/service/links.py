@@ -401,10 +401,12 @@ class LinkKeeping:
     _: KW_ONLY
     retention_seconds: float
 
-    async def close_ended(self, limit: int) -> int:
-        """Cancel open uploads of links that have ended; return how many those were."""
+    async def close_ended(self, limit: int, *, expired: bool) -> int:
+        """Cancel open uploads of links that somebody has ended, and of those that have `expired`, or not; return how many
+        those were."""
         closed = 0
-        for link in await self.database.read(links.ended_with_uploads, self.clock.now(), limit):
+        now = self.clock.now() if expired else None
+        for link in await self.database.read(links.ended_with_uploads, now, limit):
             reason = Reason.EXPIRED if link.end(self.clock.now()) is LinkEnd.EXPIRED else Reason.CANCELLED
             for upload_id in await self.database.read(links.open_uploads, link, limit):
                 upload = await self.database.read(queries.upload_by_id, upload_id)

@@ -176,9 +176,12 @@ class EventSettings:
     files: tuple[Path, ...] = ()
 
     def with_handlers(self, handlers: Mapping[str, HandlerSettings]) -> "EventSettings":
-        """Raises ConfigurationError for a name that a sink has."""
-        if taken := handlers.keys() & self.sinks.keys():
-            raise ConfigurationError(f"{_SETTING}: [sinks.{min(taken)}] has the name of a handler of the application")
+        """Raises ConfigurationError for a name that a sink or a queue has."""
+        for kind, names in (("sinks", self.sinks.keys()), ("queues", self.queues.keys())):
+            if taken := handlers.keys() & names:
+                raise ConfigurationError(
+                    f"{_SETTING}: [{kind}.{min(taken)}] has the name of a handler of the application"
+                )
         return replace(self, sinks={**self.sinks, **handlers})
 
     def sinks_of(self, kind: EventType) -> tuple[str, ...]:
