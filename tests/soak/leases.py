@@ -6,6 +6,7 @@ than the other one ended, by its lease or by its worker's word.
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ import httpx2
 from tests.soak.installation import QUEUE, Installation, Setup
 from tests.soak.monkey import Monkey
 from tests.soak.result import Result
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.clock import Clock
 from uploader.database import work
 from uploader.database.engine import Database
@@ -165,8 +166,11 @@ async def _end(person: _Person, task: dict[str, Any], held: Held) -> None:
         record.counts[f"{verb} {answer.status_code}"] += 1
 
 
-async def run_leases(directory: Path, *, seed: int, setup: Setup, ends_at: float) -> Result:
-    """Kill until the end is near; then all has to be acknowledged."""
+async def run_leases(
+    directory: Path, *, seconds: float, seed: int, setup: Setup, least_tasks: int = 0, ends_at: float = math.inf
+) -> Result:
+    """Kill for `seconds`, and for longer, until so many tasks were acknowledged; then all have to be. `ends_at`: of the
+    monotonic clock, with time to come to an end."""
     installation = Installation(directory, setup)
     result, started, record = Result("leases", str(setup), seed), time.monotonic(), Record()
     await installation.start()
@@ -187,7 +191,8 @@ async def run_leases(directory: Path, *, seed: int, setup: Setup, ends_at: float
         try:
             rest = ends_at - time.monotonic()
             monkey.start()
-            await asyncio.sleep(max(rest - _END_SECONDS, _LEAST_SHARE * rest))
+            await asyncio.sleep(min(seconds, max(rest - _END_SECONDS, _LEAST_SHARE * rest)))
+            await eventually(partial(_so_many, record, least_tasks))
             await asyncio.to_thread(monkey.heal)
             stopping.set()
             await asyncio.wait_for(asyncio.gather(*uploads), PATIENCE_SECONDS)
@@ -219,6 +224,10 @@ async def run_leases(directory: Path, *, seed: int, setup: Setup, ends_at: float
         installation.stop()
     result.seconds = time.monotonic() - started
     return result
+
+
+async def _so_many(record: Record, least: int) -> bool:
+    return len(record.acknowledged) >= least
 
 
 async def _until_nothing_waits(database: Database) -> list[str]:

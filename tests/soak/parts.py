@@ -89,7 +89,7 @@ async def kill(setup: Setup, seed: int, results: list[Result], directory: Path, 
 
 
 async def hand_out(setup: Setup, seed: int, results: list[Result], directory: Path, ends_at: float) -> None:
-    results.append(await run_leases(directory, seed=seed, setup=setup, ends_at=ends_at))
+    results.append(await run_leases(directory, seconds=math.inf, seed=seed, setup=setup, ends_at=ends_at))
 
 
 async def flip(seed: int, results: list[Result], directory: Path, ends_at: float) -> None:

@@ -10,6 +10,7 @@ from tests.soak.flips.flipping import LIVE, STOPPED
 from tests.soak.flips.round import run_flips
 from tests.soak.installation import Setup
 from tests.soak.kills import Least, run_round
+from tests.soak.leases import run_leases
 from tests.soak.races.course import course
 from tests.soak.races.table import RACES
 from tests.support.chosen import chosen, seed
@@ -71,3 +72,10 @@ async def test_whoever_comes_first(database_url: str, redis_url: str, tmp_path: 
                     break
             else:
                 raise AssertionError(f"{race.name}: {endings}")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("setup", _here(Setup("mysql", hands_out=True)), ids=["mysql"])
+async def test_a_task_has_one_holder_whatever_is_killed(tmp_path: Path, setup: Setup) -> None:
+    result = await run_leases(tmp_path / "round", seconds=15, seed=SEED, setup=setup, least_tasks=30)
+    assert result.wrong == [], result
