@@ -95,8 +95,9 @@ async def test_it_pauses_and_another_page_goes_on_where_it_was(person: Person, t
             return missing == set(range(4)) - arrived
 
     await eventually(have_arrived, 60)
+    chunks.refuse()
     context = person.page.context
-    await person.page.close()  # with what it holds
+    await person.page.close()
     person.page = await context.new_page()
     await person.open()
     sent = list[str]()
@@ -107,7 +108,8 @@ async def test_it_pauses_and_another_page_goes_on_where_it_was(person: Person, t
     await expect(row(drop, film.name, "complete")).to_be_visible()
     await expect(drop.locator("li")).to_have_count(1)
     assert person.sha256s() == {film.name: film.sha256}
-    assert set(map(number_in, sent)) == set(range(4)) - arrived
+    assert sent
+    assert arrived.isdisjoint(map(number_in, sent))
 
 
 @pytest.mark.parametrize(

@@ -45,16 +45,22 @@ class Held:
 
     def __init__(self, allowed: int = 0) -> None:
         self._allowed = asyncio.Semaphore(allowed)
+        self._refused = False
         self.urls: list[str] = []
 
     async def __call__(self, route: Route) -> None:
         self.urls.append(route.request.url)
         await self._allowed.acquire()
-        await route.continue_()
+        await (route.abort() if self._refused else route.continue_())
 
     def let_pass(self, count: int = 1_000_000) -> None:
         for _ in range(count):
             self._allowed.release()
+
+    def refuse(self) -> None:
+        """End those that are held, and all others, as a lost network does: of a page that closes the held ones pass."""
+        self._refused = True
+        self.let_pass()
 
     async def wait_for(self, count: int) -> None:
         async def so_many() -> bool:
