@@ -164,7 +164,7 @@ class NameTaken(Conflict):
 
 
 class FileHeld(Conflict):
-    """This file was refused: only an administrator can give it back."""
+    """A gate has not let this file pass so far, or has refused it: then only an administrator can give it back."""
 
 
 class ChunksMissing(Conflict):

@@ -385,6 +385,7 @@ PRICES: dict[str, list[tuple[str, int, Worst]]] = {
     "GET /admin/users/{user_id}/links": [("all", SMALL, at("/admin/users/owner/links"))],
     "DELETE /admin/users/{user_id}/links/{id}": [("one", SMALL, of_link("/admin/users/owner/links/{id}"))],
     "DELETE /admin/files/{id}": [("one", SMALL, lambda place, _: Ask(f"/admin/files/{place.uploaded()}?reason=no"))],
+    "POST /admin/trash/{id}/restore": [("one", SMALL, lambda place, _: Ask(f"/admin/trash/{deleted(place)}/restore"))],
     "GET /admin/usage": [("1,000 users", SMALL, at("/admin/usage?limit=1000"))],
     "GET /admin/usage/summary": [("–", SMALL, at("/admin/usage/summary"))],
     "GET /admin/usage/history": [("all days", SMALL, at("/admin/usage/history"))],

@@ -3,13 +3,16 @@ gets who has nothing, byte by byte, whatever the owner of the link and its other
 
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.conftest import MakeStack
+from tests.integration.test_other_users import GATE
 from tests.support.archives import Entry, archive
+from tests.support.consumer import events_file
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
@@ -150,13 +153,16 @@ async def others_have_it_all(stack: Stack, link: dict[str, Any]) -> dict[str, st
     return ids
 
 
-@pytest.mark.parametrize("instant", ["proof", "trust", "own"])
-async def test_a_visitor_hears_what_a_user_hears_who_has_nothing(make_stack_on: MakeStack, instant: str) -> None:
+@pytest.mark.parametrize(("instant", "gate"), [("proof", ""), ("trust", GATE), ("own", "")])
+async def test_a_visitor_hears_what_a_user_hears_who_has_nothing(
+    make_stack_on: MakeStack, tmp_path: Path, instant: str, gate: str
+) -> None:
+    events = events_file(tmp_path, gate)
     nowhere = {f"{who}_{what}": f"0{number}" * 16 for number, (who, what) in enumerate(THINGS)}
     nowhere |= {f"{who}_part": f"/resumable/{'06' * 16}" for who in ("owner", "other")}
-    async with make_stack_on(instant="off", max_open_uploads=5) as stack:
+    async with make_stack_on(instant="off", max_open_uploads=5, events=events) as stack:
         nobody = [each async for each in walk(await stack.client_of("nobody"), nowhere)]
-    async with make_stack_on(instant=instant, proof_min_size_bytes=1, max_open_uploads=5) as stack:
+    async with make_stack_on(instant=instant, proof_min_size_bytes=1, max_open_uploads=5, events=events) as stack:
         link = await make_link(stack, name="a/")
         ids = await others_have_it_all(stack, link)
         visitor = [each async for each in walk(await visit(stack, link), ids)]

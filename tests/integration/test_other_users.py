@@ -2,6 +2,7 @@
 there, and nothing of theirs changes."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,6 +11,7 @@ from redis import Redis
 from sqlalchemy import select
 
 from tests.conftest import MakeStack
+from tests.support.consumer import events_file
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
@@ -19,6 +21,7 @@ FINISHED = Content(100 * KIB)
 OPEN = Content(300 * KIB, seed=1)
 CLOSED = Content(200 * KIB, seed=2)
 CONTENTS = {"finished": FINISHED, "open": OPEN, "closed": CLOSED}
+GATE = '[queues.scan]\ntypes = ["file.finished"]\ngate = true\n'
 NOWHERE_MD5, NOWHERE_ID = "0" * 31 + "1", "0" * 31 + "2"
 
 # What is sent, where an operation takes a body; `{md5}` stands for the hash that is tried.
@@ -51,7 +54,7 @@ NOT_FOUND |= dict.fromkeys(FILES_ARE_NOT_THERE, "file-not-found")
 
 
 class Victim:
-    """alice, who has a finished file, an open upload and a cancelled one."""
+    """alice, who has a finished file, an open upload and a cancelled one; where there is a gate, that holds the file."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -73,11 +76,12 @@ class Victim:
         """Every row, file and key that is hers."""
         rows = {}
         async with self.stack.services.database.engine.connect() as connection:
-            for table in (models.user_info, models.upload, models.file):
+            for table in (models.user_info, models.upload, models.file, models.held_file):
                 query = select(table).where(table.c.user_id == "alice").order_by(*table.primary_key)
                 rows[table.name] = [tuple(row) for row in await connection.execute(query)]
             query = select(models.blob).order_by(models.blob.c.sha256)
             rows["blob"] = [tuple(row) for row in await connection.execute(query)]
+        rows["file"] += rows.pop("held_file")
         assert [len(rows[table]) for table in ("user_info", "upload", "file", "blob")] == [1, 3, 1, 1]
         directories = [*self.upload_ids.values(), FINISHED.sha256]
         files = {
@@ -126,9 +130,11 @@ async def operations_of(stack: Stack) -> list[str]:
     return [*found, *(f"HEAD {each.removeprefix('GET ')}" for each in found if each.startswith("GET "))]
 
 
-@pytest.mark.parametrize("state", CONTENTS)
-async def test_what_is_another_users_was_never_there(make_stack: MakeStack, state: str) -> None:
-    async with make_stack() as stack:
+@pytest.mark.parametrize("state", [*CONTENTS, "held"])
+async def test_what_is_another_users_was_never_there(make_stack: MakeStack, tmp_path: Path, state: str) -> None:
+    events = {"events": events_file(tmp_path, GATE)} if state == "held" else {}
+    state = state.replace("held", "finished")
+    async with make_stack(**events) as stack:
         victim = await Victim(stack).prepare()
         before = await victim.all_there_is()
         # What opens comes last: it leaves closed uploads of the caller's own.
@@ -156,8 +162,9 @@ async def test_what_is_another_users_was_never_there(make_stack: MakeStack, stat
 
 async def _clean_up(client: httpx2.AsyncClient) -> None:
     """End what an opening opened, and delete what came whole, so that no answer depends on the ones before."""
-    for file in (await client.get("/me/files")).json()["files"]:
-        assert (await client.delete(f"/me/files/{file['id']}")).status_code == 204
+    for kind in ({}, {"state": "held"}):
+        for file in (await client.get("/me/files", params=kind)).json()["files"]:
+            assert (await client.delete(f"/me/files/{file['id']}")).status_code == 204
     for upload in (await client.get("/uploads")).json()["uploads"]:
         assert (await client.delete(f"/uploads/{upload['id']}")).status_code == 204
 

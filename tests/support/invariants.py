@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from sqlalchemy import func, select
+from sqlalchemy import func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.support.held import held
@@ -49,7 +49,9 @@ async def _check_names(connection: AsyncConnection) -> None:
 
 
 async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[str, Account]:
-    uploads, files, blobs = models.upload.c, models.file.c, models.blob.c
+    uploads, blobs = models.upload.c, models.blob.c
+    both = [select(table.c.user_id, table.c.size, table.c.sha256) for table in (models.file, models.held_file)]
+    files = union_all(*both).subquery().c
     sums = select(uploads.user_id, func.sum(uploads.flushed_bytes), func.sum(uploads.size), func.count())
     found = await connection.execute(sums.where(uploads.state == "OPEN").group_by(uploads.user_id))
     open_sums = {user_id: tuple(map(int, figures)) for user_id, *figures in found}

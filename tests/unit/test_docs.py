@@ -368,6 +368,8 @@ NEWS = [
     *(events.upload_closed(UPLOAD, reason) for reason in Reason),
     events.file_finished(FILE),
     events.file_finished(replace(FILE, md5=None)),
+    events.file_refused(FILE),
+    events.file_refused(FILE, "EICAR"),
     events.file_deleted(replace(FILE, damaged=True)),
     events.file_deleted(FILE, events.REPLACED),
     events.content_damaged(FILE),

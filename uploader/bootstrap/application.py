@@ -222,6 +222,7 @@ def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
     ]
     jobs += [_checked(job, services.installation) for job in removing]
     jobs += [relay_job(relay) for relay in services.relays]
+    jobs.append(Job("gates", services.gates.keep))  # also of gates that are no more
     jobs += [Job(f"tasks of {name}", queue.keep) for name, queue in services.work.queues.items()]
     jobs += [
         Job("ballast keeper", BallastKeeper(services.ballast_keeping, services.installation, clock).run_once),

@@ -35,6 +35,7 @@ from uploader.service.delta import DeltaBases
 from uploader.service.events import Relay, Reviewing, Watching
 from uploader.service.files import Files, Folders
 from uploader.service.flush import Flushing, Sweeping
+from uploader.service.gates import Gates
 from uploader.service.heal import Healing
 from uploader.service.health import Gauges, Health, Integrity
 from uploader.service.ids import new_id
@@ -144,11 +145,14 @@ class Services:
         # Of each sink: it ends the sleep of its relay in this process.
         self.bells = {name: Bell() for name in events.sinks}
         self.ballast = ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
+        outbox = None
+        if events.sinks or events.queues:
+            outbox = Outbox(events.sinks_of, new_id, clock.now, self._tell, events.gates)
         self.database = database = Database(
             database_url(settings),
             connections=settings.database_connections,
             timeout_seconds=settings.database_timeout_seconds,
-            outbox=Outbox(events.sinks_of, new_id, clock.now, self._tell) if events.sinks or events.queues else None,
+            outbox=outbox,
             trash=TrashPolicy(settings.trash_retention_seconds > 0, settings.max_files, clock.now),
             make_room=ballast.make_room,
         )
@@ -214,8 +218,11 @@ class Services:
         self.relays = relays = [
             Relay(name, create_sink(sink, redis, clock), database, clock, source) for name, sink in events.sinks.items()
         ]
+        self.gates = gates = Gates(database, tuple(events.queues), clock)
         queues = {
-            name: WorkQueue(name, queue, ShardedQueue(redis, shards, f"work:{name}"), database, files, clock, source)
+            name: WorkQueue(
+                *(name, queue, ShardedQueue(redis, shards, f"work:{name}")), database, files, gates, clock, source
+            )
             for name, queue in events.queues.items()
         }
         self.work = Work(queues, database, clock)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, exists, func, select, update
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
@@ -69,6 +69,8 @@ _PUT_OFF = (
     .values(given("attempt", "due_at", "state", "last_error"))
 )
 MAX_ERROR_BYTES = 1024
+# A file is held for it.
+_IS_ASKED = exists().where(models.held_file.c.event_id == _EVENTS.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +219,8 @@ async def last_error(connection: AsyncConnection, sink: str) -> str | None:
 
 async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
     """Return the state of each sink that has waiting or dead deliveries, configured or not."""
-    waiting = {sink: await _counted(connection, WAITING, sink) for sink in await _sinks(connection, WAITING)}
-    dead = {sink: await _counted(connection, DEAD, sink) for sink in await _sinks(connection, DEAD)}
+    waiting = {sink: await _counted(connection, WAITING, sink) for sink in await sinks_of(connection, WAITING)}
+    dead = {sink: await _counted(connection, DEAD, sink) for sink in await sinks_of(connection, DEAD)}
     times: dict[str, datetime] = {}
     if waiting:
         query = select(_EVENTS.id, _EVENTS.created_at)
@@ -231,8 +233,8 @@ async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
     return told
 
 
-async def _sinks(connection: AsyncConnection, state: str) -> list[str]:
-    """Find the sinks by one look into the index for each."""
+async def sinks_of(connection: AsyncConnection, state: str) -> list[str]:
+    """Return the sinks and queues that have deliveries in a state: one look into the index for each."""
     found: list[str] = []
     while True:
         values = {"of_state": state, "after": found[-1] if found else ""}
@@ -249,9 +251,10 @@ async def _counted(connection: AsyncConnection, state: str, sink: str) -> tuple[
     return count, first or ""
 
 
-async def forget(connection: AsyncConnection, before: datetime, limit: int) -> tuple[int, int]:
-    """Forget the oldest events, with their deliveries; return how many, and how many deliveries still waited."""
-    oldest = select(_EVENTS.id, _EVENTS.created_at).order_by(_EVENTS.id).limit(limit)
+async def forget_events(connection: AsyncConnection, before: datetime, limit: int) -> tuple[int, int]:
+    """Forget the oldest events, with their deliveries, but none by which gates are asked; return how many, and how many
+    deliveries still waited."""
+    oldest = select(_EVENTS.id, _EVENTS.created_at).where(~_IS_ASKED).order_by(_EVENTS.id).limit(limit)
     ids = [event_id for event_id, created_at in await connection.execute(oldest) if created_at < before]
     if not ids:
         return 0, 0

@@ -132,6 +132,7 @@ async def may_have_sent(connection: AsyncConnection, caller: Caller, name: str, 
     Without its MD5, by the names that it may have now."""
     if md5 is not None:
         sent = await queries.newest_file(connection, caller, md5, size=size, name=name)
+        sent = sent or await queries.newest_held(connection, caller, md5=md5, size=size, name=name)
         opened = None if sent is not None else await queries.open_upload_by_md5(connection, caller, md5)
         return sent is not None or (opened is not None and opened.size == size)
     link = await by_id(connection, caller.link_id or "")

@@ -266,6 +266,8 @@ blob = _table(
     Column("scrubbed_at", UtcDateTime),
     # When that is tried again; NULL: they could be read.
     Column("reread_at", UtcDateTime),
+    # The gates that have let these bytes pass, by their names, with a space around each.
+    Column("passed", Bytewise(1024)),
     Index("ix_blob_damaged", "damaged"),
     Index("ix_blob_scrubbed", "scrubbed_at", "created_at"),
     Index("ix_blob_reread", "reread_at"),
@@ -298,6 +300,31 @@ file = _table(
     Index("ix_file_user", "user_id", "id"),
 )
 
+# A file that nobody sees before its gates let it pass: then it gets a name, and is one of `file`. It holds a ref, and counts
+# as a file does.
+held_file = _table(
+    "held_file",
+    Column("id", Bytewise(32), primary_key=True),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
+    Column("md5", Bytewise(32)),
+    Column("sha256", PathWord(64), nullable=False),
+    # The name that is asked for.
+    Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
+    _figure("size"),
+    Column("instant", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("modified_at", UtcDateTime),
+    _session(),
+    Column("asked_name", Bytewise(MAX_NAME_BYTES)),
+    Column("if_exists", Bytewise(16), nullable=False),
+    # Whose deliveries are the tasks of the gates.
+    Column("event_id", Bytewise(32), nullable=False),
+    Index("ix_held_file_user", "user_id", "id"),
+    Index("ix_held_file_md5", "user_id", "md5", "id"),
+    Index("ix_held_file_sha256", "sha256"),
+    Index("uq_held_file_event", "event_id", unique=True),
+)
+
 # A file that was deleted or replaced, until its owner's trash is emptied of it. It holds no ref: where its content has no
 # other file, the trash of the store has the bytes.
 trashed_file = _table(
@@ -315,6 +342,9 @@ trashed_file = _table(
     Column("reason", Bytewise(16), nullable=False),
     _session(),
     Column("asked_name", Bytewise(MAX_NAME_BYTES)),
+    # Not where it was held when it went; and why a gate refused it.
+    Column("passed", Boolean, nullable=False, server_default=text("1")),
+    Column("detail", Bytewise(1024)),
     Index("ix_trashed_file_user", "user_id", "deleted_at", "id"),
     Index("ix_trashed_file_name", "user_id", "name", "deleted_at"),
     Index("ix_trashed_file_deleted", "deleted_at"),
@@ -433,6 +463,8 @@ delivery = _table(
     Column("worker", Bytewise(MAX_USER_ID_BYTES)),
     Column("held", Boolean, nullable=False, server_default=text("0")),
     Column("fence", Integer64, nullable=False, server_default=text("0")),
+    # Of a gate's, as long as a file waits for it: what becomes of that where the task is dead.
+    Column("on_failure", Bytewise(8)),
     Index("ix_delivery_due", "state", "sink", "due_at"),
 )
 

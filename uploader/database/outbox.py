@@ -5,9 +5,9 @@ A transaction says what it did by `tell`. Without sinks that is one look into a 
 for each sink.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event, insert
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
-from uploader.domain.events import EventType, News
+from uploader.domain.events import EventType, News, OnFailure
 
 # Of a delivery: somebody is still to be told, was told, or could not be.
 WAITING, DELIVERED, DEAD = "waiting", "delivered", "dead"
@@ -45,6 +45,8 @@ class Outbox:
     now: Callable[[], datetime]
     # After a commit that told anybody, and where its outcome is not known.
     wake: Callable[[Sequence[Told]], Awaitable[None]]
+    # That have to let a file pass before others are told of it.
+    gates: Mapping[str, OnFailure] = field(default_factory=dict)
 
     def __post_init__(self, sinks_of: Callable[[EventType], tuple[str, ...]]) -> None:
         self._sinks = {kind: sinks_of(kind) for kind in EventType}
@@ -56,21 +58,29 @@ class Outbox:
         return bool(self._sinks[kind])
 
     async def write(self, connection: AsyncConnection, news: Iterable[News]) -> None:
-        events, deliveries = [], []
+        await self._write(connection, [(each, self._sinks[each.type]) for each in news])
+
+    async def ask(self, connection: AsyncConnection, news: Sequence[News]) -> list[str]:
+        """Write events for the gates alone; return their ids."""
+        return await self._write(connection, [(each, tuple(self.gates)) for each in news])
+
+    async def _write(self, connection: AsyncConnection, told_to: Iterable[tuple[News, tuple[str, ...]]]) -> list[str]:
+        events: list[dict[str, Any]] = []
+        deliveries: list[dict[str, Any]] = []
         now = self.now()
-        for each in news:
-            sinks = self._sinks[each.type]
+        for each, sinks in told_to:
             if not sinks:
                 continue
             of = {"id": self.new_id(), "type": each.type.value, "subject": each.subject, "user_id": each.user_id}
             events.append({**of, "created_at": now, "data": _encode(each.data)})
-            deliveries += [delivery_row(of["id"], sink, now) for sink in sinks]
+            deliveries += [delivery_row(of["id"], sink, now, self.gates.get(sink)) for sink in sinks]
         if events:
             await connection.execute(_INSERT_EVENT, _one_or_many(events))
             await connection.execute(_INSERT_DELIVERY, _one_or_many(deliveries))
             told: list[Told] | None = connection.info.get(_TOLD)
             if told is not None:
                 told += [Told(each["outbox_id"], each["sink"]) for each in deliveries]
+        return [each["id"] for each in events]
 
 
 @contextmanager
@@ -85,8 +95,9 @@ def noting(connection: AsyncConnection, told: list[Told]) -> Iterator[None]:
         info[_TOLD] = before
 
 
-def delivery_row(event_id: str, sink: str, due_at: datetime) -> dict[str, Any]:
-    return {"outbox_id": event_id, "sink": sink, "attempt": 0, "due_at": due_at, "state": WAITING, "last_error": None}
+def delivery_row(event_id: str, sink: str, due_at: datetime, on_failure: OnFailure | None = None) -> dict[str, Any]:
+    row = {"outbox_id": event_id, "sink": sink, "attempt": 0, "due_at": due_at, "state": WAITING, "last_error": None}
+    return row | {"on_failure": on_failure and on_failure.value}
 
 
 async def tell(connection: AsyncConnection, make: Callable[..., News], *of: object) -> None:
@@ -100,6 +111,18 @@ async def tell_all(
     outbox: Outbox | None = connection.info.get(_OUTBOX)
     if outbox is not None:
         await outbox.write(connection, [make(each, *more) for each in things])
+
+
+def gates(connection: AsyncConnection) -> tuple[str, ...]:
+    """Return the gates that files have to pass."""
+    outbox: Outbox | None = connection.info.get(_OUTBOX)
+    return () if outbox is None else tuple(outbox.gates)
+
+
+async def ask_gates(connection: AsyncConnection, news: Sequence[News]) -> list[str]:
+    """Ask the gates about files in this transaction; return the ids of the events."""
+    outbox: Outbox = connection.info[_OUTBOX]
+    return await outbox.ask(connection, news)
 
 
 def listens(connection: AsyncConnection, kind: EventType) -> bool:

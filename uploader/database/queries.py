@@ -5,7 +5,7 @@ Those that every file asks are put together once: to build a statement costs sev
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
@@ -62,7 +62,7 @@ PLACE_COLUMN = "temp_path"
 UPLOAD_COLUMNS = [
     _UPLOADS[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
 ]
-FILE_COLUMNS = [field.name for field in fields(File) if field.name != "damaged"]
+FILE_COLUMNS = [field.name for field in fields(File) if field.name not in ("damaged", "held")]
 USAGE = sa.select(*(_USERS[field.name] for field in fields(Usage)))
 _TOKEN = sa.select(*(_TOKENS[field.name] for field in fields(Token)))
 
@@ -72,6 +72,12 @@ FILE = sa.select(
     *(_FILES[name] for name in FILE_COLUMNS),
     sa.func.coalesce(_BLOBS.damaged, _BLOBS.sha256.is_(None)).label("damaged"),
 ).outerjoin_from(models.file, models.blob, _FILES.sha256 == _BLOBS.sha256)
+_HELD = models.held_file.c
+HELD_FILE = sa.select(
+    *(_HELD[name] for name in FILE_COLUMNS),
+    sa.func.coalesce(_BLOBS.damaged, _BLOBS.sha256.is_(None)).label("damaged"),
+    sa.true().label("held"),
+).outerjoin_from(models.held_file, models.blob, _HELD.sha256 == _BLOBS.sha256)
 _UPLOAD_BY_ID = _UPLOAD.where(_UPLOADS.id == sa.bindparam("upload_id")).limit(1)
 _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
 _OPEN_UPLOADS_OF_CALLER = (*_are_given(_UPLOADS, "user_id", "session"), _UPLOADS.open_flag == 1)
@@ -111,6 +117,7 @@ _COUNT_OF_OPEN_UPLOADS = sa.select(sa.func.count()).select_from(models.upload).w
 _FILES_OF_USER = FILE.where(_FILES.user_id == sa.bindparam("user_id"))
 _FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(sa.bindparam("names", expanding=True)))
 _FILE_BY_ID = FILE.where(*_are_given(_FILES, "id", "user_id")).limit(1)
+_HELD_BY_ID = HELD_FILE.where(*_are_given(_HELD, "id", "user_id")).limit(1)
 _TOKEN_BY_HASH = _TOKEN.where(_TOKENS.token_sha256 == sa.bindparam("token_sha256")).limit(1)
 _USAGE = USAGE.where(_USERS.user_id == sa.bindparam("user_id")).limit(1)
 _LOCKED_USAGE = _USAGE.with_for_update()
@@ -280,8 +287,72 @@ async def file_by_id(connection: AsyncConnection, user_id: str, file_id: str) ->
     return await first_of(connection, File, _FILE_BY_ID, id=file_id, user_id=user_id)
 
 
+async def held_by_id(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
+    return await first_of(connection, File, _HELD_BY_ID, id=file_id, user_id=user_id)
+
+
+async def file_or_held(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
+    """Return a file, also one that a gate has not let pass so far."""
+    found = await file_by_id(connection, user_id, file_id)
+    return found or await held_by_id(connection, user_id, file_id)
+
+
+@cache
+def _newest_held(*facts: str) -> "sa.Select[Any]":
+    return HELD_FILE.where(*_are_given(_HELD, *facts)).order_by(_HELD.id.desc()).limit(1)
+
+
+async def newest_held(
+    connection: AsyncConnection,
+    caller: Caller,
+    *,
+    md5: str | None = None,
+    size: int | None = None,
+    sha256: str | None = None,
+    name: str | None = None,
+) -> File | None:
+    """Return the newest of a caller's files with these facts that a gate has not let pass so far. `name`: as the caller
+    asked for it."""
+    asked = {**_key(caller), "md5": md5, "size": size, "sha256": sha256}
+    asked |= {"asked_name" if caller.session else "name": name}
+    given = {fact: value for fact, value in asked.items() if value is not None}
+    return await first_of(connection, File, _newest_held(*given), **given)
+
+
+async def held_md5s(connection: AsyncConnection, caller: Caller, md5s: list[str]) -> set[str]:
+    """Return those of `md5s` of which a gate holds a file of a caller."""
+    query = sa.select(_HELD.md5).where(*_is(_HELD, caller), _HELD.md5.in_(md5s)).distinct()
+    return set((await connection.execute(query)).scalars())
+
+
+async def held_files(
+    connection: AsyncConnection,
+    user_id: str,
+    *,
+    limit: int,
+    after: str | None = None,
+    prefix: str | None = None,
+    part: str | None = None,
+) -> list[File]:
+    """Return a user's files that a gate has not let pass so far, newest first, after an id."""
+    query = HELD_FILE.where(_HELD.user_id == user_id)
+    if after is not None:
+        query = query.where(_HELD.id < after)
+    if prefix:
+        query = query.where(sa.func.substr(_HELD.name, 1, len(prefix.encode())) == prefix.encode())
+    if part:
+        query = query.where(sa.func.instr(_HELD.name, part.encode()) > 0)
+    return await all_of(connection, File, query.order_by(_HELD.id.desc()).limit(limit))
+
+
+async def held_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:
+    query = HELD_FILE.where(_HELD.user_id == user_id, _HELD.id.in_(ids)).order_by(_HELD.id)
+    return await all_of(connection, File, query)
+
+
 async def file_of_anybody(connection: AsyncConnection, file_id: str) -> File | None:
-    return await first_of(connection, File, FILE.where(_FILES.id == file_id).limit(1))
+    found = await first_of(connection, File, FILE.where(_FILES.id == file_id).limit(1))
+    return found or await first_of(connection, File, HELD_FILE.where(_HELD.id == file_id).limit(1))
 
 
 async def files_of_names(connection: AsyncConnection, user_id: str, names: list[str]) -> list[File]:
@@ -358,6 +429,11 @@ class Blob:
     scrubbed_at: datetime | None
     # When it is read again, after that failed.
     reread_at: datetime | None
+    # Gates that have let it pass.
+    passed: str | None
+
+    def has_passed(self, gates: Collection[str]) -> bool:
+        return set(gates) <= set((self.passed or "").split())
 
     @property
     def is_sound(self) -> bool:
@@ -368,7 +444,11 @@ class Blob:
 _BLOB_COLUMNS = [_BLOBS[field.name] for field in fields(Blob)]
 
 _BLOB = sa.select(*_BLOB_COLUMNS)
-_BLOBS_BY_MD5 = _BLOB.where(*_are_given(_BLOBS, "md5", "size")).order_by(_BLOBS.sha256)
+_BLOBS_BY_MD5 = (
+    _BLOB.where(*_are_given(_BLOBS, "md5", "size"))
+    .where(sa.exists().where(_FILES.sha256 == _BLOBS.sha256))
+    .order_by(_BLOBS.sha256)
+)
 # A list of MD5s is a table, as in `transactions/rows.py`: asked with IN, MariaDB walks over all files of the user.
 _OF_USER_SQLITE = """
 SELECT DISTINCT {columns} FROM json_each(:md5s) AS asked
@@ -407,7 +487,7 @@ async def contents_by_md5(connection: AsyncConnection, caller: Caller, md5s: lis
 
 
 async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
-    """Blobs in use, as far as they are known to be sound; several if one has twins."""
+    """Blobs that files have which are seen, as far as they are known to be sound; several if one has twins."""
     found = await all_of(connection, Blob, _BLOBS_BY_MD5, md5=md5, size=size)
     # Asked for those that are not damaged, SQLite walks over them all, by the index of `damaged`.
     return [blob for blob in found if blob.refs > 0 and blob.is_sound]

@@ -111,6 +111,8 @@ async def _slice(
     return Slice(within.until, found, await recounted(connection, within))
 
 
+# Whose rows count among the files of a user, with their bytes, and each as a ref of its content.
+_FILES = (models.file, models.held_file)
 # Whose rows count among the files of a user, and have no bytes in the account.
 _COUNTED_ALONE = (models.folder, models.trashed_file)
 _KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved", "files")
@@ -138,17 +140,22 @@ def _added_up(within: _Range, identifier: str, names: tuple[str, ...], *parts: _
 
 
 async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[RecountedUser]:
-    users, files, uploads = models.user_info.c, models.file.c, models.upload.c
+    users, uploads = models.user_info.c, models.upload.c
     kept = {"there": sa.literal(1), **{name: users[name] for name in _KEPT}}
     unfinished, reserved = sa.func.sum(uploads.flushed_bytes), sa.func.sum(uploads.size)
     held = {"counted_use_space_unfinished": unfinished, "counted_reserved": reserved, "counted_files": sa.func.count()}
-    finished = {"counted_use_space_finished": sa.func.sum(files.size), "counted_files": sa.func.count()}
+    finished = [
+        _Part(
+            table.c.user_id, {"counted_use_space_finished": sa.func.sum(table.c.size), "counted_files": sa.func.count()}
+        )
+        for table in _FILES
+    ]
     table = _added_up(
         within,
         "user_id",
         ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:])),
         _Part(users.user_id, kept, is_counted=False),
-        _Part(files.user_id, finished),
+        *finished,
         *(_Part(table.c.user_id, {"counted_files": sa.func.count()}) for table in _COUNTED_ALONE),
         _Part(uploads.user_id, held, (uploads.state == State.OPEN.value,)),
     ).c
@@ -167,28 +174,30 @@ async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[
 
 
 async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
-    uploads, files = models.upload.c, models.file.c
-    flushed, sizes, size = (
-        sa.func.coalesce(sa.func.sum(column), 0) for column in (uploads.flushed_bytes, uploads.size, files.size)
-    )
+    uploads = models.upload.c
+    flushed, sizes = (sa.func.coalesce(sa.func.sum(column), 0) for column in (uploads.flushed_bytes, uploads.size))
     open_sums = sa.select(flushed, sizes, sa.func.count()).where(
         uploads.user_id == user_id, uploads.state == State.OPEN.value
     )
     unfinished, reserved, opened = (await connection.execute(open_sums)).one()
-    file_sums = sa.select(size, sa.func.count()).where(files.user_id == user_id)
-    finished, made = (await connection.execute(file_sums)).one()
+    finished = made = 0
+    for table in _FILES:
+        size = sa.func.coalesce(sa.func.sum(table.c.size), 0)
+        sums = sa.select(size, sa.func.count()).where(table.c.user_id == user_id)
+        more_bytes, more_files = (await connection.execute(sums)).one()
+        finished, made = finished + int(more_bytes), made + more_files
     others = [await queries.count(connection, table.c.user_id == user_id) for table in _COUNTED_ALONE]
-    return Sums(int(finished), int(unfinished), int(reserved), opened + made + sum(others))
+    return Sums(finished, int(unfinished), int(reserved), opened + made + sum(others))
 
 
 async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[RecountedRefs]:
-    blobs, files = models.blob.c, models.file.c
+    blobs = models.blob.c
     table = _added_up(
         within,
         "sha256",
         ("there", "refs", "files"),
         _Part(blobs.sha256, {"there": sa.literal(1), "refs": blobs.refs}, is_counted=False),
-        _Part(files.sha256, {"files": sa.func.count()}),
+        *(_Part(table.c.sha256, {"files": sa.func.count()}) for table in _FILES),
     ).c
     query = sa.select(*table).where(sa.or_(table.there == 0, table.refs != table.files)).order_by(table.sha256)
     return [
@@ -270,7 +279,7 @@ async def repair_refs(connection: AsyncConnection, sha256: str, act: Act | None 
     blob = await queries.blob_by_sha256(connection, sha256, lock=True)
     if blob is None:
         return False
-    refs = await queries.count(connection, models.file.c.sha256 == sha256)
+    refs = sum([await queries.count(connection, table.c.sha256 == sha256) for table in _FILES])
     await connection.execute(sa.update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
     if refs != blob.refs:
         await note(connection, act, refs=_change(blob.refs, refs))
@@ -303,14 +312,22 @@ async def repair_flushed(
 _MAX_TOLD = 100
 _MAX_SHOWN = 100
 _HEX_DIGITS = {
-    **dict.fromkeys(("id", "md5", "file_id", "upload_id", "link_id", "digest_md5"), 32),
+    **dict.fromkeys(("id", "md5", "file_id", "upload_id", "link_id", "event_id", "digest_md5"), 32),
     **dict.fromkeys(("sha256", "token_sha256", "digest_sha256", "slug_sha256"), 64),
 }
 # Those texts that neither an index repeats nor a pattern tells.
 _TEXTS = [
     *(("upload", "name"), ("upload", "temp_path"), ("meta", "value"), ("token", "scope"), ("token", "made_by")),
     *(("concatenation", "name"), ("concatenation", "ordered")),
-    *(("trashed_file", "reason"), ("link", "label"), ("link", "name"), ("link", "password")),
+    *(
+        ("trashed_file", "reason"),
+        ("trashed_file", "detail"),
+        ("held_file", "name"),
+        ("blob", "passed"),
+        ("link", "label"),
+        ("link", "name"),
+        ("link", "password"),
+    ),
     *(("multipart", "multipart_id"), ("multipart", "appender"), ("chunk", "etag")),
 ]
 _SECOND = "substr({column}, 1, 19)"

@@ -20,7 +20,7 @@ from uploader.domain.upload import File, TrashedFile, TrashReason, Usage
 # Of a connection, by its `info`.
 _TRASH = "trash"
 _ROWS, _BLOBS = models.trashed_file.c, models.blob.c
-_COLUMNS = [field.name for field in fields(TrashedFile) if field.name != "damaged"]
+_COLUMNS = [field.name for field in fields(TrashedFile) if field.name not in ("damaged", "held")]
 _ROWS_AT_ONCE = 1000
 
 _INSERT = sa.insert(models.trashed_file)
@@ -48,14 +48,25 @@ class TrashPolicy:
         event.listen(engine, "connect", lambda _connection, record: record.info.update({_TRASH: self}))
 
 
-async def throw_away(connection: AsyncConnection, files: Sequence[File], reason: str | None) -> int:
-    """Put files that were just deleted into the trash of their owner; return how many are there now. `reason`: None if
-    their owner wanted it."""
+def keeps(connection: AsyncConnection) -> bool:
+    """Return whether what is deleted stays in the trash for a while."""
     policy: TrashPolicy | None = connection.info.get(_TRASH)
-    if policy is None or not policy.keeps or not files:
+    return policy is not None and policy.keeps
+
+
+async def throw_away(
+    connection: AsyncConnection, files: Sequence[File], reason: str | None, detail: str | None = None
+) -> int:
+    """Put files that were just deleted into the trash of their owner; return how many are there now. `reason`: None if
+    their owner wanted it; `detail`: why, if a gate refused them."""
+    policy: TrashPolicy | None = connection.info.get(_TRASH)
+    if policy is None or not keeps(connection) or not files:
         return 0
-    of_all = {"deleted_at": policy.now(), "reason": reason or TrashReason.DELETED.value}
-    values = [{name: getattr(file, name) for name in queries.FILE_COLUMNS} | of_all for file in files]
+    of_all = {"deleted_at": policy.now(), "reason": reason or TrashReason.DELETED.value, "detail": detail}
+    values = [
+        {name: getattr(file, name) for name in queries.FILE_COLUMNS} | of_all | {"passed": not file.held}
+        for file in files
+    ]
     await connection.execute(_INSERT, values)
     return len(values)
 
@@ -134,6 +145,12 @@ async def page(
 async def by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> dict[str, TrashedFile]:
     query = _TRASHED.where(_ROWS.user_id == user_id, _ROWS.id.in_(ids))
     return {file.id: file for file in await queries.all_of(connection, TrashedFile, query)}
+
+
+async def owner_of(connection: AsyncConnection, file_id: str) -> str | None:
+    """Return whose trash has a file."""
+    owner: str | None = (await connection.execute(sa.select(_ROWS.user_id).where(_ROWS.id == file_id))).scalar()
+    return owner
 
 
 async def deleted_before(connection: AsyncConnection, moment: datetime, limit: int) -> list[tuple[str, str]]:

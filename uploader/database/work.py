@@ -80,7 +80,10 @@ _RELEASE = _that_is_held().values(
     due_at=_UNTIL,
     last_error=bindparam("error"),
 )
-_FACTS = (_TASKS.outbox_id, _TASKS.state, _TASKS.held, _TASKS.attempt, _TASKS.fence, _TASKS.due_at, _TASKS.lease)
+_FACTS = (
+    *(_TASKS.outbox_id, _TASKS.state, _TASKS.held, _TASKS.attempt),
+    *(_TASKS.fence, _TASKS.due_at, _TASKS.lease, _TASKS.on_failure),
+)
 _LOOK = select(*_FACTS).where(_OF_QUEUE, _IS_AMONG)
 _AFTER = bindparam("after", type_=UtcDateTime)
 _DUE = (
@@ -113,7 +116,8 @@ _UTC_NOW = select(func.utc_timestamp(6, type_=UtcDateTime))
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, and the claim that holds it, or held it last. `due_at`: when the claim ends, or the task is due."""
+    """A task, and the claim that holds it, or held it last. `due_at`: when the claim ends, or the task is due;
+    `on_failure`: there, if a file waits for it."""
 
     id: str
     state: str
@@ -122,18 +126,24 @@ class Task:
     fence: int
     due_at: datetime
     lease: str | None
+    on_failure: str | None
 
     def is_of(self, lease: str) -> bool:
         return self.lease == lease
 
+    def was_ended_by(self, lease: str) -> bool:
+        return self.is_of(lease) and not self.held and self.state == DELIVERED
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The tasks that a claim got, in the order of the ids; others by when they are due; and ids that are no task's."""
+    """The tasks that a claim got, in the order of the ids; others by when they are due; and ids that are no task's, those
+    of tasks among them that are dead."""
 
     tasks: Sequence[tuple[Task, Message]]
     later: Mapping[str, datetime]
     ended: Sequence[str]
+    dead: Sequence[str]
 
 
 async def now_of(connection: AsyncConnection, clock: Clock) -> datetime:
@@ -166,7 +176,8 @@ async def claim(
     waiting = {task.id: task.due_at for task in found.values() if task.state == WAITING and not task.is_of(lease)}
     tasks = [(task, messages[task.id]) for task in ours if task.id in messages]
     kept = {task.id for task, _ in tasks} | set(waiting)
-    return Claimed(tasks, waiting, [task_id for task_id in ids if task_id not in kept])
+    dead = [task.id for task in found.values() if task.state == DEAD]
+    return Claimed(tasks, waiting, [task_id for task_id in ids if task_id not in kept], dead)
 
 
 async def task_of(connection: AsyncConnection, queue: str, task_id: str) -> Task | None:
@@ -187,7 +198,7 @@ async def ack(connection: AsyncConnection, queue: str, task_id: str, lease: str,
     if await changed(connection, _ACK, **_of(queue, task_id, lease), now=now):
         return True
     task = await task_of(connection, queue, task_id)
-    return task is not None and task.is_of(lease) and not task.held and task.state == DELIVERED
+    return task is not None and task.was_ended_by(lease)
 
 
 async def release(

@@ -20,6 +20,8 @@ class Action(StrEnum):
     UPLOAD_CANCELLED = "upload.cancelled"
     # By an administrator, into the trash of its owner.
     FILE_DELETED = "file.deleted"
+    # What a gate refused, to go through it once more.
+    FILE_RESTORED = "file.restored"
     # A drift that `reconcile --repair` mended.
     USER_REPAIRED = "user.repaired"
     LINK_REPAIRED = "link.repaired"

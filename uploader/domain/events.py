@@ -19,6 +19,7 @@ class EventType(StrEnum):
     UPLOAD_EXPIRED = "upload.expired"
     UPLOAD_FAILED = "upload.failed"
     FILE_FINISHED = "file.finished"
+    FILE_REFUSED = "file.refused"
     FILE_DELETED = "file.deleted"
     CONTENT_DAMAGED = "content.damaged"
     CONTENT_HEALED = "content.healed"
@@ -26,6 +27,16 @@ class EventType(StrEnum):
 
 # Of a task that an event is, for how long a worker may hold it.
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 86_400.0
+
+
+class OnFailure(StrEnum):
+    """What becomes of a file whose gate has said nothing after so many attempts."""
+
+    HOLD = "hold"
+    PASS = "pass"  # noqa: S105 (no password)
+    REFUSE = "refuse"
+
+
 # Of a file that was deleted, but not by name: another one took its place.
 REPLACED = "replaced"
 
@@ -73,6 +84,10 @@ def upload_closed(upload: Upload, reason: Reason) -> News:
 
 def file_finished(file: File) -> News:
     return _of_file(EventType.FILE_FINISHED, file)
+
+
+def file_refused(file: File, reason: str | None = None) -> News:
+    return _of_file(EventType.FILE_REFUSED, file, reason)
 
 
 def file_deleted(file: File, reason: str | None = None) -> News:

@@ -280,6 +280,8 @@ class File:
     # When the person's own file was changed, as its client told.
     modified_at: datetime | None = None
     damaged: bool = False
+    # A gate has not let it pass so far: `name` is the one that it is to have.
+    held: bool = False
 
     @property
     def caller(self) -> Caller:
@@ -316,6 +318,10 @@ class TrashedFile(File):
 
     deleted_at: datetime
     reason: str
+    # Not where it was held when it went.
+    passed: bool = True
+    # Why a gate refused it.
+    detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

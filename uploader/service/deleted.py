@@ -17,11 +17,14 @@ from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions, trash
+from uploader.database.audit_log import note
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.files import Added
 from uploader.database.transactions.names import Names
 from uploader.database.transactions.rows import BlobLost
+from uploader.domain.audit_log import Action
 from uploader.domain.upload import File, IfExists, TrashedFile, TrashReason
+from uploader.service.audit_log import act
 from uploader.service.cleanup import is_settled
 from uploader.service.files import Files
 from uploader.service.ids import ID, cursor, parse_cursor
@@ -111,16 +114,38 @@ class DeletedFiles:
 
     # Back
 
-    async def restore(self, user_id: str, file_id: str, name: str | None, if_exists: IfExists) -> File | None:
+    async def restore(
+        self, user_id: str, file_id: str, name: str | None, if_exists: IfExists, *, refused: bool = False
+    ) -> File | None:
         """Give a file back to its user, under another name if one is given; None: its content takes long to examine, which
-        goes on. Raises FileNotFound, FileHeld, NameTaken, QuotaExceeded, ContentGone, Unavailable."""
+        goes on. `refused`: also what a gate refused, which goes through the gates once more. Raises FileNotFound, FileHeld,
+        NameTaken, QuotaExceeded, ContentGone, Unavailable."""
         if not ID.fullmatch(file_id):
             raise errors.FileNotFound()
+        if not refused:
+            await self._refuse_refused(user_id, file_id)
         work = self._start(user_id, file_id, name, if_exists)
         outcome = await self._wait_for(user_id, file_id, work, self.wait_seconds)
         if isinstance(outcome, errors.UploaderError):
             raise outcome
         return outcome
+
+    async def restore_of_anybody(self, file_id: str) -> File | None:
+        """Give a file back to whoever had it, as an administrator. Raises as `restore`."""
+        owner = await self.database.read(trash.owner_of, file_id) if ID.fullmatch(file_id) else None
+        if owner is None:
+            raise errors.FileNotFound("There is no such deleted file.")
+        restored = await self.restore(owner, file_id, None, IfExists.KEEP, refused=True)
+        if restored is not None:
+            done = act(Action.FILE_RESTORED, self.clock.now(), subject=file_id, user_id=owner)
+            await self.database.transact(note, done)
+        return restored
+
+    async def _refuse_refused(self, user_id: str, file_id: str) -> None:
+        """Raises FileHeld."""
+        found = await self.database.read(trash.by_ids, user_id, [file_id])
+        if file_id in found and found[file_id].reason == TrashReason.REFUSED:
+            raise errors.FileHeld()
 
     async def restore_many(self, user_id: str, ids: Sequence[str]) -> dict[str, Outcome]:
         """Give many files back; return what became of each, by its id."""
@@ -176,7 +201,9 @@ class DeletedFiles:
         """Give those files back of which the store has the contents; return what became of these, and of those that are
         back already, or unknown."""
         found = await self.database.read(trash.by_ids, user_id, ids)
-        back = await self.database.read(queries.files_by_ids, user_id, [each for each in ids if each not in found])
+        lacking = [each for each in ids if each not in found]
+        back = await self.database.read(queries.files_by_ids, user_id, lacking)
+        back += await self.database.read(queries.held_by_ids, user_id, lacking)
         outcomes: dict[str, Outcome] = {each: errors.FileNotFound() for each in ids if each not in found}
         outcomes |= {file.id: file for file in back}
         outcomes |= {file.id: errors.FileHeld() for file in found.values() if file.reason == TrashReason.REFUSED}
@@ -206,10 +233,8 @@ class DeletedFiles:
         for _ in range(ATTEMPTS):
             found = await self.database.read(trash.by_ids, user_id, [file_id])
             if file_id not in found:
-                return await self.files.get(user_id, file_id)  # it is back already
+                return await self.files.get(user_id, file_id, held=True)  # it is back already
             trashed = found[file_id]
-            if trashed.reason == TrashReason.REFUSED:
-                raise errors.FileHeld()
             wanted = trashed if name is None else replace(trashed, name=name)
             try:
                 done: Outcome = None

@@ -127,7 +127,7 @@ class Watching:
     async def forget_old(self, limit: int) -> tuple[int, int]:
         """Forget old events; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""
         before = self.clock.now() - RETENTION
-        return await self.database.transact(deliveries.forget, before, limit)
+        return await self.database.transact(deliveries.forget_events, before, limit)
 
 
 def _said_of(sink: SinkFigures) -> Iterator[Diagnosis]:

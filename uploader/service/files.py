@@ -37,23 +37,38 @@ class Files:
     clock: Clock
 
     async def list(
-        self, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None = None
+        self,
+        user_id: str,
+        *,
+        limit: int,
+        after: str | None,
+        prefix: str | None,
+        part: str | None = None,
+        held: bool = False,
     ) -> tuple[list[File], str | None]:
         """Return a page of files with names that start with `prefix` and contain `part`, newest first, and the cursor
-        of the next one. Raises InvalidRequest for an unknown cursor."""
+        of the next one; or of those that gates hold. Raises InvalidRequest for an unknown cursor."""
         if after is not None and not ID.fullmatch(after):
             raise errors.InvalidRequest.field("after", "is not a cursor of this list")
-        ask = partial(queries.files, limit=limit + 1, after=after, prefix=prefix, part=part)
+        ask = partial(
+            queries.held_files if held else queries.files, limit=limit + 1, after=after, prefix=prefix, part=part
+        )
         found = await self.database.read(ask, user_id)
         page = found[:limit]
         return page, page[-1].id if len(found) > limit else None
 
-    async def get(self, user_id: str, file_id: str) -> File:
-        """Raises FileNotFound."""
-        file = await self.database.read(queries.file_by_id, user_id, file_id)
+    async def get(self, user_id: str, file_id: str, *, held: bool = False) -> File:
+        """`held`: also one that a gate holds. Raises FileNotFound, FileHeld."""
+        file = await self.database.read(queries.file_or_held, user_id, file_id)
         if file is None:
             raise errors.FileNotFound()
+        if file.held and not held:
+            raise errors.FileHeld()
         return file
+
+    async def _again(self, file: File) -> File:
+        """Raises FileNotFound if it has gone meanwhile."""
+        return await self.get(file.user_id, file.id, held=file.held)
 
     async def open(self, file: File) -> OpenBlob:
         """Return the content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
@@ -62,11 +77,11 @@ class Files:
         async with self.noting(file):
             with suppress(Gone):
                 return await self.storage.open_blob(file.sha256, file.size)
-            await self.get(file.user_id, file.id)  # the file may have been deleted at this moment
+            await self._again(file)  # it may have been deleted at this moment
             if await self.healing.is_whole(file.sha256, file.size):
                 with suppress(Gone):
                     return await self.storage.open_blob(file.sha256, file.size)
-        if not (await self.get(file.user_id, file.id)).damaged:
+        if not (await self._again(file)).damaged:
             raise errors.StorageFailed()  # it could only not be looked at
         raise errors.ContentDamaged()
 
@@ -123,7 +138,7 @@ class Files:
         with suppress(TimeoutError, Stopping, errors.Unavailable):
             async with asyncio.timeout(_HEALED_SECONDS):
                 await asyncio.shield(self.healing.examine_once(file.sha256))
-                return not (await self.get(file.user_id, file.id)).damaged
+                return not (await self._again(file)).damaged
         return False
 
     @asynccontextmanager
@@ -145,7 +160,7 @@ class Files:
     async def delete(self, user_id: str, file_id: str) -> None:
         """Delete a file, and its content if this was the last file of it. Raises FileNotFound."""
         for _ in range(_ATTEMPTS):
-            file = await self.get(user_id, file_id)
+            file = await self.get(user_id, file_id, held=True)
             if await self.database.transact(transactions.files.delete_file, file, self.clock.now()):
                 return await self._deleted(file)
             # It was renamed at this moment, or deleted.
@@ -264,6 +279,10 @@ class Folders:
                 await self.database.transact(remove, user_id, names)
         async for files in self._selected(user_id, Selection(selection.ids)):
             deleted += await self.database.transact(delete, files)
+        for ids in _batches(selection.ids):
+            held = await self.database.read(queries.held_by_ids, user_id, ids)
+            if held:
+                deleted += await self.database.transact(transactions.files.delete_held, held, self.clock.now())
         return deleted
 
     async def rename(self, user_id: str, file_id: str, name: str, if_exists: IfExists) -> File:
@@ -272,7 +291,8 @@ class Folders:
         for _ in range(_ATTEMPTS):
             found = await self.database.read(queries.files_by_ids, user_id, [file_id])
             if not found:
-                raise errors.FileNotFound()
+                held = await self.database.read(queries.held_by_id, user_id, file_id)
+                raise errors.FileNotFound() if held is None else errors.FileHeld()
             (file,) = found
             if is_renamed or file.name == name:
                 return file

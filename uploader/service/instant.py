@@ -78,10 +78,15 @@ class Instant:
         mode = "off" if opening.caller.session else self.settings.instant
         ask = partial(queries.newest_file, connection, opening.caller, md5, size=opening.size, sha256=opening.sha256)
         ask = partial(ask, sound=True)
+        held = partial(queries.newest_held, connection, opening.caller, md5=md5, size=opening.size)
+        held = partial(held, sha256=opening.sha256, name=opening.name)
         own = await ask()
         if own is not None:
             same = own if own.name_for(opening.caller) == opening.name else await ask(name=opening.name)
+            same = same or await held()
             return same, own.sha256 if same is None and mode != "off" else None
+        if (same := await held()) is not None:
+            return same, None
         if mode != "trust":
             return NO_SOURCE
         blobs = await queries.blobs_by_md5(connection, md5, opening.size)
@@ -169,7 +174,7 @@ class Instant:
             if replaced is not None and not replaced.may_be(challenge.sha256, challenge.size):
                 replaced = None
             try:
-                return await self._add_file(opening, challenge.md5, challenge.sha256, replaced)
+                return await self._add_file(opening, challenge.md5, challenge.sha256, replaced, is_proven=True)
             except BlobLost as error:
                 raise ProofFailed("The content went at this moment: send the bytes.") from error
             except (Duplicate, Gone, NotOpen):
@@ -179,7 +184,9 @@ class Instant:
 
     # The transaction
 
-    async def _add_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
+    async def _add_file(
+        self, opening: Opening, md5: str, sha256: str, replaced: Upload | None, *, is_proven: bool = False
+    ) -> Complete:
         if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
             question = Question(opening.caller.user_id, opening.name, opening.size, md5=md5, sha256=sha256)
             opening = replace(opening, name=(await self.pre_create_hook.ask(question)).name)
@@ -201,6 +208,7 @@ class Instant:
             if_exists=opening.if_exists or IfExists.KEEP,
             replaced_upload_id=None if replaced is None else replaced.id,
             max_files=self.settings.max_files,
+            is_proven=is_proven,
         )
 
         async def commit() -> Complete:

@@ -85,6 +85,7 @@ class Uploads:
             if upload is not None:
                 return upload
             file = await queries.newest_file(connection, caller, md5)
+            file = file or await queries.newest_held(connection, caller, md5=md5)
             if file is not None:
                 return Complete(file=file, created=False)
             return await queries.newest_closed_upload(connection, caller, md5, self._closed_uploads_are_known_since())
@@ -107,7 +108,7 @@ class Uploads:
             raise UploadNotFound()
         if upload.state is not State.DONE:
             raise UploadGone(reason=upload.close_reason)
-        file = await self.database.read(queries.file_by_id, upload.user_id, upload.file_id or "", brief=True)
+        file = await self.database.read(queries.file_or_held, upload.user_id, upload.file_id or "", brief=True)
         if file is None:
             raise UploadNotFound()
         return Complete(file=file, created=False)
@@ -192,13 +193,14 @@ class Uploads:
         return statuses
 
     async def states(self, caller: Caller, md5s: list[str]) -> dict[str, str]:
-        """Return for each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
+        """Return for each MD5 `complete`, `held`, `uploading`, `merging` or `absent`, of the caller's own."""
 
-        async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload]]:
+        async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload], set[str]]:
             blobs = await queries.contents_by_md5(connection, caller, md5s)
-            return blobs, await queries.open_md5s(connection, caller, md5s)
+            held = await queries.held_md5s(connection, caller, md5s)
+            return blobs, await queries.open_md5s(connection, caller, md5s), held
 
-        blobs, open_uploads = await self.database.read(look)
+        blobs, open_uploads, held = await self.database.read(look)
         sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
         finished = {blob.md5 for blob, size in zip(blobs, sizes, strict=True) if size == blob.size}
         states = {}
@@ -206,7 +208,7 @@ class Uploads:
             if md5 in open_uploads:
                 states[md5] = await self._state_of(open_uploads[md5], md5 in finished)
             else:
-                states[md5] = "complete" if md5 in finished else "absent"
+                states[md5] = "complete" if md5 in finished else "held" if md5 in held else "absent"
         return states
 
     async def _state_of(self, upload: Upload, finished: bool) -> str:

@@ -199,6 +199,9 @@ async def _refuse(connection: Connection, new: NewFile, size: int, max_files: in
     if not new.caller.session:  # whose names are below their link's folder, and never refused
         await names.read([new.name])
         of_name = names.standing([new.name])
+        if new.md5 is not None and not of_name:
+            held = await queries.newest_held(connection, new.caller, md5=new.md5, size=size, name=new.name)
+            of_name = [] if held is None else [held]
     elif await links.may_have_sent(connection, new.caller, new.name, size, new.md5):
         return
     if any((file.size == size and new.md5 is None) or file.may_be(new.md5, new.sha256, size) for file in of_name):

@@ -26,9 +26,10 @@ from uploader.database.outbox import DEAD, Told
 from uploader.database.work import Claimed, Figures, Holding
 from uploader.domain.events import Message
 from uploader.domain.upload import File
-from uploader.errors import FileNotFound, LeaseLost, NotFound, Unavailable
+from uploader.errors import FileNotFound, InvalidRequest, LeaseLost, NotFound, Unavailable
 from uploader.observability import TASKS
 from uploader.service.files import Files
+from uploader.service.gates import Gates, Verdict
 from uploader.service.ids import ID
 from uploader.sinks.base import envelope_of
 from uploader.sinks.configuration import QueueSettings
@@ -67,6 +68,7 @@ class WorkQueue:
     proposals: ShardedQueue
     database: Database
     files: Files
+    gates: Gates
     clock: Clock
     source: Callable[[], str]
     # Rung when a task may be due.
@@ -138,6 +140,7 @@ class WorkQueue:
                     await self.proposals.schedule(dict.fromkeys(ids, 0.0))
                 raise
             await self._correct(claimed, now)
+            await self.gates.decide(claimed.dead)
             if claimed.tasks:
                 TASKS.labels(self.name, "claimed").inc(len(claimed.tasks))
                 return [self._handed(task, message) for task, message in claimed.tasks]
@@ -178,15 +181,23 @@ class WorkQueue:
             await self.proposals.extend(Task(task_id, lease), lease_seconds)
         return handed
 
-    async def ack(self, task_id: str, lease: str) -> None:
-        """End a task: it is done. Raises LeaseLost, NotFound, Unavailable."""
+    async def ack(self, task_id: str, lease: str, verdict: Verdict | None = None, reason: str | None = None) -> None:
+        """End a task: it is done. Of a gate, `verdict`: what becomes of the file, which passes where nothing is said;
+        `reason`: why it is refused. Raises InvalidRequest, LeaseLost, NotFound, Unavailable."""
+
+        if self.settings.gate is None and verdict is not None:
+            raise InvalidRequest.field("verdict", "is of the tasks of a gate, and this queue is none")
 
         async def end(connection: Connection) -> None:
             now = await work.now_of(connection, self.clock)
             if not await work.ack(connection, self.name, task_id, lease, now):
                 raise await self._loss(connection, task_id)
 
-        await self.database.transact(end)
+        task = await self.database.read(work.task_of, self.name, task_id, brief=True)
+        if task is None or task.on_failure is None or task.was_ended_by(lease):
+            await self.database.transact(end)
+        else:
+            await self.gates.end(task_id, verdict or "pass", reason, end)
         TASKS.labels(self.name, "acknowledged").inc()
         with suppress(Unavailable):  # it is proposed once more then, in vain
             await self.proposals.ack(Task(task_id, lease))
@@ -207,6 +218,7 @@ class WorkQueue:
         TASKS.labels(self.name, "dead" if is_dead else "released").inc()
         if is_dead:
             logger.error("a task is dead", extra={"queue": self.name, "event_id": task_id, "reason": error})
+            await self.gates.decide([task_id])
         with suppress(Unavailable):  # or it is proposed in vain, or by the keeper
             await (self.proposals.cancel([task_id]) if is_dead else self.proposals.push_back(task_id, delay_seconds))
 
@@ -224,7 +236,7 @@ class WorkQueue:
         message = await self.database.read(look)
         if not ID.fullmatch(message.subject):
             raise FileNotFound()
-        return await self.files.get(message.user_id, message.subject)
+        return await self.files.get(message.user_id, message.subject, held=True)
 
     async def _held(self, connection: Connection, task_id: str) -> Handed:
         task = await work.task_of(connection, self.name, task_id)

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.addresses import parse_redis_url
-from uploader.domain.events import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS, EventType
+from uploader.domain.events import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS, EventType, OnFailure
 from uploader.errors import ConfigurationError
 from uploader.units import duration_within
 
@@ -101,6 +101,8 @@ class QueueTable(_Table):
     types: _Types
     lease: _Word = "10m"
     max_attempts: Annotated[int, Meta(ge=1, le=_MAX_ATTEMPTS)] = 5
+    gate: bool = False
+    on_failure: OnFailure | UnsetType = UNSET
 
 
 class PreCreateTable(_Table):
@@ -157,11 +159,12 @@ class PreCreateSettings:
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """A queue: what makes a task of it, for how long a worker holds one that does not say, and how often one is handed
-    out."""
+    out. Of a gate: what becomes of a file after that."""
 
     types: tuple[EventType, ...]
     lease_seconds: float
     max_attempts: int
+    gate: OnFailure | None = None
 
 
 SinkSettings = WebhookSettings | StreamSettings | KafkaSettings | HandlerSettings
@@ -185,9 +188,14 @@ class EventSettings:
         return replace(self, sinks={**self.sinks, **handlers})
 
     def sinks_of(self, kind: EventType) -> tuple[str, ...]:
-        """Return the sinks that are told of a type, and the queues that have a task of each event of it."""
+        """Return the sinks that are told of a type, and the queues that have a task of each event of it; no gates."""
         listeners: dict[str, SinkSettings | QueueSettings] = {**self.sinks, **self.queues}
-        return tuple(name for name, listener in listeners.items() if kind in listener.types)
+        return tuple(name for name, listener in listeners.items() if kind in listener.types and name not in self.gates)
+
+    @property
+    def gates(self) -> Mapping[str, OnFailure]:
+        """Return the queues that files have to pass before they are seen."""
+        return {name: queue.gate for name, queue in self.queues.items() if queue.gate is not None}
 
 
 def load_events(path: Path | None) -> EventSettings:
@@ -273,7 +281,14 @@ class _Reader:
             lease_seconds = duration_within(MIN_LEASE_SECONDS, MAX_LEASE_SECONDS)(queue.lease)
         except ValueError as error:
             raise _Mistake(f"lease: {error}") from error
-        return QueueSettings(queue.types, lease_seconds, queue.max_attempts)
+        gate = None
+        if queue.gate:
+            if queue.types != (EventType.FILE_FINISHED,):
+                raise _Mistake(f'types: a gate is asked of ["{EventType.FILE_FINISHED}"] alone')
+            gate = queue.on_failure or OnFailure.HOLD
+        elif queue.on_failure is not UNSET:
+            raise _Mistake("on_failure: is of a gate, and this is none")
+        return QueueSettings(queue.types, lease_seconds, queue.max_attempts, gate)
 
     def _redis_url(self, table: RedisTable) -> str | None:
         url = table.url if table.url_file is None else self._file("url_file", table.url_file)

@@ -7,6 +7,7 @@ What is done to the bytes of a content is done while nobody else has its row.
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
@@ -19,7 +20,7 @@ from uploader.database import models, queries
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Duplicate
-from uploader.database.outbox import listens, tell, tell_all
+from uploader.database.outbox import ask_gates, gates, listens, tell, tell_all
 from uploader.database.transactions import links, rows
 from uploader.database.transactions.names import Found, Names, fill, leave
 from uploader.database.trash import excess, take_out, throw_away, without_spare
@@ -213,7 +214,7 @@ class Changes:
     async def decide(self, file: File) -> None:
         try:
             sha256 = None if self.are_in_trash or self.link is not None else file.sha256
-            same = await self._sent_before(file)
+            same = await self._held_before(file) or await self._sent_before(file)
             found = same or await self.names.find(file.name, self.if_exists, sha256)
         except NameTaken as error:
             self._refuse(file, error)
@@ -222,7 +223,8 @@ class Changes:
             self.dropped[file.sha256] += 1
             self.verdicts.append(Added(found.same, is_new=False))
             return
-        replaced = [] if found.replaced is None else [found.replaced]
+        # What a gate holds replaces nothing before it passes.
+        replaced = [] if found.replaced is None or file.held else [found.replaced]
         more = file.size - sum(other.size for other in replaced)
         refusal = self._refusal(more, 1 - len(replaced), file.size)
         if isinstance(refusal, TooManyFiles) and (gone := await self._give_way(file.user_id)):
@@ -232,13 +234,23 @@ class Changes:
         if refusal is not None:
             self._refuse(file, refusal)
             return
-        made = replace(file, name=found.name)
-        self.names.take(made.name, made)
+        made = file if file.held else replace(file, name=found.name)
+        if not made.held:
+            self.names.take(made.name, made)
         self.dropped.update(other.sha256 for other in replaced)
         self.removed += replaced
         self.made.append(made)
         self.finished_bytes += more
         self.verdicts.append(Added(made, is_new=True))
+
+    async def _held_before(self, file: File) -> Found | None:
+        """Find the same file of the same caller, which waits for a gate."""
+        if not file.held or self.are_in_trash:
+            return None
+        name = file.asked_name if file.session else file.name
+        connection = self.names.connection
+        same = await queries.newest_held(connection, file.caller, sha256=file.sha256, name=name)
+        return None if same is None else Found(same.name, same=same)
 
     async def _sent_before(self, file: File) -> Found | None:
         """Find the file that the same visitor has sent under the name that is asked for: nobody else's is theirs. Raises
@@ -314,12 +326,16 @@ async def add_files(
     *,
     room: Room | None,
     are_in_trash: bool = False,
+    passed: Collection[str] = (),
 ) -> Changes:
     """Make files of one user and of different names, after `lock_contents`; the caller accounts for `finished_bytes` and
-    `more_files`. `room`: None if all that is needed was reserved. `are_in_trash`: they leave it. Raises NamesChanged,
-    LinkGone, BlobLost if the user's row has gone. What comes by a link has its name below the folder of that.
+    `more_files`. `room`: None if all that is needed was reserved. `are_in_trash`: they leave it. `passed`: the ids of those
+    that no gate holds. Raises NamesChanged, LinkGone, BlobLost if the user's row has gone. What comes by a link has its
+    name below the folder of that.
     """
     user_id = files[0].user_id
+    if gates(connection):
+        files = [replace(file, held=file.id not in passed) for file in files]
     link = None
     if files[0].session and not are_in_trash:
         link = await links.lock_for(connection, files[0].caller, files[0].created_at)
@@ -348,14 +364,18 @@ async def close_by(
     reason = SUPERSEDED if is_superseded else None
     file = added.file
     await rows.close_row(connection, upload, State.DONE, now, close_reason=reason, file_id=file.id, md5=file.md5)
-    if not added.is_new:
+    if not added.is_new and not file.held:
         await tell(connection, events.file_finished, added.file)
 
 
 async def _carry_out(connection: AsyncConnection, user_id: str, changes: Changes) -> None:
     await _delete(connection, changes.removed)
-    if changes.made:
-        await rows.insert_files(connection, changes.made)
+    seen = [file for file in changes.made if not file.held]
+    if seen:
+        await rows.insert_files(connection, seen)
+    if held := [file for file in changes.made if file.held]:
+        events_of = await ask_gates(connection, [events.file_finished(file) for file in held])
+        await rows.insert_held(connection, zip(held, events_of, strict=True), changes.if_exists)
     if changes.are_in_trash:
         changes.trashed -= len(changes.made)
         if await take_out(connection, user_id, [file.id for file in changes.made]) != len(changes.made):
@@ -363,7 +383,7 @@ async def _carry_out(connection: AsyncConnection, user_id: str, changes: Changes
     changes.trashed += await throw_away(connection, changes.removed, events.REPLACED)
     await fill(connection, changes.names, user_id)
     await _drop_refs(connection, changes.dropped)
-    await tell_all(connection, events.file_finished, changes.made)
+    await tell_all(connection, events.file_finished, seen)
     await tell_all(connection, events.file_deleted, changes.removed, events.REPLACED)
 
 
@@ -375,8 +395,10 @@ async def add_file(
     place_blob: PlaceBlob | None = None,
     *,
     max_files: int,
+    is_proven: bool = False,
 ) -> Added:
-    """Give a user a file of bytes that came whole, or, without `place_blob`, of content that is there already.
+    """Give a user a file of bytes that came whole, or, without `place_blob`, of content that is there already. `is_proven`:
+    that they hold it, so what gates said of it before counts.
 
     An open upload of the same content is closed as done in the same transaction and its reservation exchanged, so that
     it fits at the edge of the quota. Raises NotOpen, QuotaExceeded, TooManyFiles, NameTaken, Duplicate, and BlobLost if
@@ -387,7 +409,8 @@ async def add_file(
     locked = await lock_contents(connection, [file], if_exists, file.created_at, brings_bytes=is_whole)
     if place_blob is not None and (location := await place_blob()) is not None:
         await relocate(connection, {file.sha256: location}, file.created_at)
-    changes = await add_files(connection, [file], if_exists, locked, room=Room(max_files, replaced))
+    passed = [file.id] if is_proven and await _has_passed(connection, file.sha256) else []
+    changes = await add_files(connection, [file], if_exists, locked, room=Room(max_files, replaced), passed=passed)
     added = changes.only()
     if replaced is None:
         if file.session:
@@ -398,6 +421,11 @@ async def add_file(
         await links.give_back(connection, replaced, changes.made)
         await rows.settle_user(connection, replaced, finished=changes.finished_bytes, files=changes.more_files)
     return added
+
+
+async def _has_passed(connection: AsyncConnection, sha256: str) -> bool:
+    blob = await queries.blob_by_sha256(connection, sha256)
+    return blob is not None and blob.has_passed(gates(connection))
 
 
 async def add_whole_files(
@@ -447,12 +475,14 @@ async def _add_files(
 
 async def delete_file(connection: AsyncConnection, file: File, now: datetime) -> bool:
     """Delete a file that was read before; False if somebody else was faster. The blob stays, perhaps without refs."""
-    return await delete_files(connection, [file], now) == 1
+    delete = delete_held if file.held else delete_files
+    return await delete(connection, [file], now) == 1
 
 
 async def remove_file(connection: AsyncConnection, file: File, now: datetime, act: Act) -> bool:
     """Delete a file that was read before, as an administrator; False if somebody else was faster."""
-    if not await delete_files(connection, [file], now, TrashReason.ADMIN.value):
+    delete = delete_held if file.held else delete_files
+    if not await delete(connection, [file], now, TrashReason.ADMIN.value):
         return False
     await note(connection, act)
     return True
@@ -484,6 +514,73 @@ async def delete_files(
         await rows.add_finished(connection, user_id, -sum(file.size for file in gone), more)
         await tell_all(connection, events.file_deleted, gone, reason)
     return len(gone)
+
+
+async def delete_held(
+    connection: AsyncConnection,
+    files: Sequence[File],
+    now: datetime,
+    reason: str | None = None,
+    detail: str | None = None,
+) -> int:
+    """Delete files of one user that gates hold, and end the tasks of these; return how many were still there. Nobody is
+    told: nobody knows of them. `reason`: if not that the user wanted it; `detail`: why, if a gate refused them."""
+    if not files:
+        return 0
+    user_id = files[0].user_id
+    await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
+    gone = [file for file in files if await rows.take_held(connection, file.id, now)]
+    usage = await rows.lock_user(connection, user_id)
+    if gone:
+        await _drop_refs(connection, Counter(file.sha256 for file in gone))
+        more = await throw_away(connection, gone, reason, detail) - len(gone)
+        more -= await excess(connection, user_id, usage.files, more)
+        await rows.add_finished(connection, user_id, -sum(file.size for file in gone), more)
+    return len(gone)
+
+
+async def let_pass(
+    connection: AsyncConnection, held: File, if_exists: IfExists, locked: set[str], now: datetime
+) -> File:
+    """Give a file that its gates held the name that it asked for, or a number of that where it is taken and is not to be
+    replaced; `locked`: the contents whose rows are. Raises NamesChanged, BlobLost."""
+    await rows.take_held(connection, held.id, now)
+    usage, names = await rows.lock_user(connection, held.user_id), Names(connection, held.user_id)
+    found = await _place_of(names, await _name_of(connection, held), if_exists) or Found(held.id)
+    file = replace(held, name=found.name, held=False, md5=await queries.md5_of(connection, held.sha256) or held.md5)
+    changes = Changes(names, if_exists, usage, None)
+    changes.made.append(file)
+    names.take(file.name, file)
+    if found.replaced is not None:
+        changes.removed.append(found.replaced)
+        changes.dropped[found.replaced.sha256] += 1
+    if not {other.sha256 for other in changes.removed} <= locked:
+        raise NamesChanged
+    await _carry_out(connection, held.user_id, changes)
+    more = changes.more_files - 1  # it counted already
+    more -= await excess(connection, held.user_id, usage.files, more)
+    replaced_bytes = sum(other.size for other in changes.removed)
+    await rows.add_finished(connection, held.user_id, -replaced_bytes, more)
+    return file
+
+
+async def _place_of(names: Names, name: str, if_exists: IfExists) -> Found | None:
+    """Find a name for a file that nobody can be asked about any more; None: no number of it is left."""
+    with suppress(NameTaken):
+        if if_exists is IfExists.REPLACE:
+            return await names.find(name, if_exists)
+    with suppress(NameTaken):
+        return await names.find(name, IfExists.KEEP)
+    return None
+
+
+async def _name_of(connection: AsyncConnection, held: File) -> str:
+    """Return the name that a file asks for: of a visitor's below the folder of their link, wherever that is by now."""
+    link_id = held.caller.link_id
+    link = None if link_id is None else await link_rows.by_id(connection, link_id)
+    if link is None or held.asked_name is None or len((link.name + held.asked_name).encode()) > MAX_NAME_BYTES:
+        return held.name
+    return link.name + held.asked_name
 
 
 async def _is_deleted(connection: AsyncConnection, file: File) -> bool:

@@ -18,12 +18,12 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from uploader.crashpoints import crash_point
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
-from uploader.database.models import UtcDateTime, blob, file, put_away, upload, user_info
-from uploader.database.outbox import listens, tell_all
+from uploader.database.models import UtcDateTime, blob, delivery, file, held_file, put_away, upload, user_info
+from uploader.database.outbox import DEAD, DELIVERED, WAITING, listens, tell_all
 from uploader.database.trash import forget_left_folders, forget_oldest
 from uploader.domain.events import EventType, content_damaged, content_healed
 from uploader.domain.names import MAX_NAME_BYTES
-from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind, Usage
+from uploader.domain.upload import TRANSITIONS, File, IfExists, State, Upload, UploadKind, Usage
 from uploader.errors import QuotaExceeded, TooManyFiles
 
 
@@ -65,6 +65,15 @@ CLOSE_UPLOAD = _OF_UPLOAD.values(
 )
 
 INSERT_FILE = sa.insert(file)
+INSERT_HELD = sa.insert(held_file)
+LOCK_HELD = sa.select(held_file.c.event_id).where(held_file.c.id == sa.bindparam("of_file")).with_for_update()
+DELETE_HELD = sa.delete(held_file).where(held_file.c.id == sa.bindparam("removed"))
+_OF_EVENT = sa.update(delivery).where(delivery.c.outbox_id == sa.bindparam("of_event"))
+# Who holds one has lost it. Those that are dead stay so, and decide nothing any more.
+END_TASKS = _OF_EVENT.where(delivery.c.state == WAITING).values(
+    state=DELIVERED, held=False, lease=None, due_at=sa.bindparam("ended_at", type_=UtcDateTime), on_failure=None
+)
+FORGET_FAILURES = _OF_EVENT.where(delivery.c.state == DEAD).values(on_failure=None)
 DELETE_FILE = sa.delete(file).where(file.c.id == sa.bindparam("removed"))
 # Of one that goes for its name: who renames it asks nobody, and then it is not the one that was meant.
 DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == sa.bindparam("of_name"))
@@ -342,6 +351,27 @@ async def give_way(connection: AsyncConnection, user_id: str, wanted: int, spare
 async def insert_files(connection: AsyncConnection, files: Sequence[File]) -> None:
     rows = [{name: getattr(file, name) for name in queries.FILE_COLUMNS} for file in files]
     await connection.execute(INSERT_FILE, rows)
+
+
+async def insert_held(connection: AsyncConnection, files: Iterable[tuple[File, str]], if_exists: IfExists) -> None:
+    """Insert files that gates hold, each with the id of the event by which those were asked."""
+    rows = [
+        {name: getattr(file, name) for name in queries.FILE_COLUMNS}
+        | {"event_id": event_id, "if_exists": if_exists.value}
+        for file, event_id in files
+    ]
+    await connection.execute(INSERT_HELD, rows)
+
+
+async def take_held(connection: AsyncConnection, file_id: str, now: datetime) -> bool:
+    """Remove the row of a file that gates hold, and end their tasks; False if it has gone."""
+    event_id = (await connection.execute(LOCK_HELD, {"of_file": file_id})).scalar()
+    if event_id is None:
+        return False
+    await connection.execute(DELETE_HELD, {"removed": file_id})
+    await connection.execute(END_TASKS, {"of_event": event_id, "ended_at": now})
+    await connection.execute(FORGET_FAILURES, {"of_event": event_id})
+    return True
 
 
 async def give_up_names(connection: AsyncConnection, user_id: str, file_ids: Sequence[str]) -> None:

@@ -43,7 +43,8 @@ async def restore_files(
     lost = {*contents} - {*refs_of}
     if without_refs:
         lost |= {*without_refs} - await are_there(without_refs)
-    files = [file_of(file) for file in trashed if file.sha256 not in lost]
+    trashed = [file for file in trashed if file.sha256 not in lost]
+    files = [file_of(file) for file in trashed]
     if not files:
         return {}
     revived = [sha256 for sha256 in without_refs if sha256 not in lost]
@@ -53,7 +54,7 @@ async def restore_files(
     if revived:
         fewer = [{"dropped": sha256, "fewer": 1} for sha256 in revived]
         await connection.execute(rows.DROP_REFS, fewer)
-    verdicts = await _restore(connection, files, if_exists, locked, now)
+    verdicts = await _restore(connection, trashed, if_exists, locked, now)
     return {file.id: verdict for file, verdict in zip(files, verdicts, strict=True)}
 
 
@@ -65,20 +66,22 @@ async def restore_placed(
     locked = await lock_contents(connection, [file], if_exists, now)
     if (location := await place_blob()) is not None:
         await relocate(connection, {file.sha256: location}, now)
-    (verdict,) = await _restore(connection, [file], if_exists, locked, now)
+    (verdict,) = await _restore(connection, [trashed], if_exists, locked, now)
     if isinstance(verdict, Added):
         return verdict
     raise verdict
 
 
 async def _restore(
-    connection: AsyncConnection, files: Sequence[File], if_exists: IfExists, locked: set[str], now: datetime
+    connection: AsyncConnection, trashed: Sequence[TrashedFile], if_exists: IfExists, locked: set[str], now: datetime
 ) -> list[Verdict]:
+    """What never passed its gates goes through those that there are."""
+    passed, files = [file.id for file in trashed if file.passed], [file_of(file) for file in trashed]
     known = await queries.blobs_by_sha256(connection, sorted({file.sha256 for file in files}))
     # Somebody may have computed it since.
     files = [replace(file, md5=known[file.sha256].md5) for file in files]
     await links.end_of_files(connection, [file.id for file in files], now)
-    changes = await add_files(connection, files, if_exists, locked, room=_ANY_NUMBER, are_in_trash=True)
+    changes = await add_files(connection, files, if_exists, locked, room=_ANY_NUMBER, are_in_trash=True, passed=passed)
     await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
     return changes.verdicts
 

@@ -48,6 +48,9 @@ SHOW = Parameter(
 DELIMITER = Parameter(
     "delimiter", "One level, by name: its files, and what lies deeper as `folders`.", {"type": "string", "enum": ["/"]}
 )
+_STATE = Parameter(
+    "state", "Those that are held, until gates have let them pass.", {"type": "string", "enum": ["held"]}
+)
 _SOME = Parameter("prefix", "Files whose names start with this.", {"type": "string", "minLength": 1}, required=True)
 FORMAT = Parameter("format", "What is made of it.", {"type": "string", "enum": ["zip", "tar"], "default": "zip"})
 
@@ -70,17 +73,20 @@ class FileHandlers:
         "GET /me/files",
         "Your files, newest first",
         responses={200: schemas.FileList},
-        parameters=(LIMIT, AFTER, PREFIX, SEARCH, DELIMITER),
+        parameters=(LIMIT, AFTER, PREFIX, SEARCH, DELIMITER, _STATE),
     )
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int(LIMIT)
         prefix, part = part_of_name(call, "prefix"), part_of_name(call, "q")
+        held = call.query_word("state", "", ("", "held")) == "held"
+        if held and call.query("delimiter"):
+            raise InvalidRequest.field("delimiter", "is of files that have their names: those that are held have none")
         if call.query_word("delimiter", "", ("", "/")):
             if part:
                 raise InvalidRequest.field("q", "searches all levels: ask without a delimiter")
             return await self._list_level(call, prefix or "", limit)
         files, cursor = await self.files.list(
-            call.user_id, limit=limit, after=call.query("after"), prefix=prefix, part=part
+            call.user_id, limit=limit, after=call.query("after"), prefix=prefix, part=part, held=held
         )
         return Json(schemas.FileList([schemas.file_of(file) for file in files], cursor))
 
@@ -92,16 +98,21 @@ class FileHandlers:
         cursor = None if place is None else cursor_of(place)
         return Json(schemas.FileList(files, cursor, folders))
 
-    @_files("GET /me/files/{id}", "One file", responses={200: schemas.FileSchema}, problems=("file-not-found",))
+    @_files(
+        "GET /me/files/{id}",
+        "One file, and whether a gate holds it",
+        responses={200: schemas.FileOrHeld},
+        problems=("file-not-found",),
+    )
     async def get_file(self, call: Call) -> Response:
-        return Json(schemas.file_of(await self.files.get(call.user_id, call.in_path("id"))))
+        return Json(schemas.seen_or_held(await self.files.get(call.user_id, call.in_path("id"), held=True)))
 
     @_files(
         "PATCH /me/files/{id}",
         "Rename a file",
         takes=schemas.Rename,
         responses={200: schemas.FileSchema},
-        problems=("file-not-found", "name-taken", "refused"),
+        problems=("file-not-found", "file-held", "name-taken", "refused"),
     )
     async def rename_file(self, call: Call) -> Response:
         body = await call.json(schemas.Rename)
@@ -119,7 +130,7 @@ class FileHandlers:
         access="reader",
         responses={200: None, 206: None, 304: None, 307: None},
         media_types=MEDIA_TYPES,
-        problems=("file-not-found", "range-not-satisfiable", "content-damaged"),
+        problems=("file-not-found", "file-held", "range-not-satisfiable", "content-damaged"),
         parameters=(*link_parameters("POST /me/files/{id}/link"), SHOW),
     )
     async def get_content(self, call: Call) -> Response:
@@ -132,7 +143,7 @@ class FileHandlers:
         "GET /me/files/{id}/signature",
         "The pieces of a file, so that only what changed need be sent",
         media_types=(MEDIA_TYPE,),
-        problems=("file-not-found", "base-unusable", "storage-full"),
+        problems=("file-not-found", "file-held", "base-unusable", "storage-full"),
     )
     async def get_signature(self, call: Call) -> Response:
         signature = await self.delta_bases.read_signature(call.user_id, call.in_path("id"))
@@ -145,7 +156,7 @@ class FileHandlers:
         takes=schemas.MakeLink,
         takes_optional=True,
         responses={200: schemas.Link},
-        problems=("file-not-found",),
+        problems=("file-not-found", "file-held"),
     )
     async def make_link(self, call: Call) -> Response:
         body = await call.json(schemas.MakeLink, optional=True)

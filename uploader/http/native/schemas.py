@@ -276,12 +276,20 @@ class FileSchema(Struct):
     damaged: bool | UnsetType = UNSET
 
 
+class FileOrHeld(FileSchema, kw_only=True):
+    """A file. One that is held until gates have let it pass says so, and is once more under `file`, as in other answers."""
+
+    state: Literal["held"] | UnsetType = UNSET
+    file: FileSchema | UnsetType = UNSET
+
+
 class TrashedFileSchema(FileSchema, kw_only=True):
-    """A deleted file, why it is deleted, and until when it can be restored."""
+    """A deleted file, why it is deleted, and until when it can be restored; `detail`: what a gate said that refused it."""
 
     deleted_at: Time
     expires_at: Time
     reason: Literal["deleted", "replaced", "refused", "admin"]
+    detail: str | UnsetType = UNSET
 
 
 class TrashedFileList(Struct):
@@ -302,7 +310,7 @@ class RestoreLine(Struct):
 
     id: str
     status: int
-    state: Literal["restoring"] | UnsetType = UNSET
+    state: Literal["restoring", "held"] | UnsetType = UNSET
     file: FileSchema | UnsetType = UNSET
     problem: Problem | UnsetType = UNSET
 
@@ -327,9 +335,9 @@ class UploadTold(UploadSchema, kw_only=True):
 
 
 class FileState(Struct):
-    """The upload is complete."""
+    """The upload is complete; or its file is held, until gates have let it pass."""
 
-    state: Literal["complete"]
+    state: Literal["complete", "held"]
     file: FileSchema
 
 
@@ -338,6 +346,7 @@ class BatchLine(Struct):
 
     name: str
     status: int
+    state: Literal["held"] | UnsetType = UNSET
     file: FileSchema | UnsetType = UNSET
     problem: Problem | UnsetType = UNSET
 
@@ -385,7 +394,7 @@ class UploadList(Struct):
 class StateSchema(Struct):
     """The state of one MD5."""
 
-    state: Literal["complete", "uploading", "merging", "absent"]
+    state: Literal["complete", "held", "uploading", "merging", "absent"]
 
 
 class FolderSchema(Struct, omit_defaults=True):
@@ -471,10 +480,21 @@ def file_of(file: File, caller: Calling | None = None) -> FileSchema:
     return FileSchema(file.id, name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
 
 
+def seen_or_held(file: File) -> FileSchema:
+    told = file_of(file)
+    return FileOrHeld(**structs.asdict(told), state="held", file=told) if file.held else told
+
+
+def line_of(file: File, caller: Calling | None = None) -> dict[str, Any]:
+    """Return what the outcome of one among many says of its file."""
+    return ({"state": "held"} if file.held else {}) | {"file": file_of(file, caller)}
+
+
 def trashed_of(file: TrashedFile, expires_at: datetime) -> TrashedFileSchema:
     told = structs.asdict(file_of(file))
     reason: Any = file.reason
-    return TrashedFileSchema(**told, deleted_at=file.deleted_at, expires_at=expires_at, reason=reason)
+    detail = file.detail or UNSET
+    return TrashedFileSchema(**told, deleted_at=file.deleted_at, expires_at=expires_at, reason=reason, detail=detail)
 
 
 def share_of(link: SharingLink) -> ShareSchema:
@@ -506,7 +526,7 @@ def state_of(
             upload = upload_of(status)
             return OpenState(upload.state, upload)
         case Complete(file=file):
-            return FileState("complete", file_of(file, caller))
+            return FileState("held" if file.held else "complete", file_of(file, caller))
         case Challenge(id=id_, nonce=nonce, user_id=user_id, ranges=ranges, expires_at=end):
             return ChallengeState("challenge", ChallengeSchema(id_, nonce, user_id, ranges, ALGORITHM, end))
 

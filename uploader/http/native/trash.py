@@ -80,7 +80,7 @@ class TrashHandlers:
         "Restore a deleted file",
         takes=schemas.Restore,
         takes_optional=True,
-        responses={200: schemas.FileSchema, 202: schemas.RestoringState},
+        responses={200: schemas.FileOrHeld, 202: schemas.RestoringState},
         problems=("file-not-found", "file-held", "name-taken", "quota-exceeded", "content-gone"),
     )
     async def restore(self, call: Call) -> Response:
@@ -88,10 +88,8 @@ class TrashHandlers:
         told = or_none(body.name)
         name = None if told is None else checked_name(told)
         if_exists = or_none(body.if_exists) or IfExists.FAIL
-        file = await self.deleted_files.restore(call.user_id, call.in_path("id"), name, if_exists)
-        if file is None:
-            return Json(schemas.RestoringState("restoring"), 202, dict(_RETRY_AFTER))
-        return Json(schemas.file_of(file))
+        restore = partial(self.deleted_files.restore, refused=call.identity.admin)
+        return _restored(await restore(call.user_id, call.in_path("id"), name, if_exists))
 
     @_trash(
         "POST /me/trash/restore",
@@ -103,6 +101,17 @@ class TrashHandlers:
         body = await call.json(schemas.RestoreMany)
         outcomes = await self.deleted_files.restore_many(call.user_id, body.ids)
         return Json({"results": [_line(file_id, outcomes[file_id]) for file_id in body.ids]})
+
+    @Operation(
+        "POST /admin/trash/{id}/restore",
+        "Give a deleted file back to its owner, also what a gate refused, which goes through the gates once more",
+        tag="administration",
+        access="admin",
+        responses={200: schemas.FileOrHeld, 202: schemas.RestoringState},
+        problems=("file-not-found", "name-taken", "quota-exceeded", "content-gone"),
+    )
+    async def restore_of_anybody(self, call: Call) -> Response:
+        return _restored(await self.deleted_files.restore_of_anybody(call.in_path("id")))
 
     @_trash(
         "DELETE /me/trash/{id}",
@@ -120,11 +129,18 @@ class TrashHandlers:
         return Response(status_code=204)
 
 
+def _restored(file: File | None) -> Response:
+    """Answer with a file that is back, or waits for gates; None: its content is being examined."""
+    if file is None:
+        return Json(schemas.RestoringState("restoring"), 202, dict(_RETRY_AFTER))
+    return Json(schemas.seen_or_held(file))
+
+
 def _line(file_id: str, outcome: Outcome) -> dict[str, Any]:
     match outcome:
         case None:
             return {"id": file_id, "status": 202, "state": "restoring"}
         case File():
-            return {"id": file_id, "status": 200, "file": schemas.file_of(outcome)}
+            return {"id": file_id, "status": 200, **schemas.line_of(outcome)}
         case UploaderError():
             return {"id": file_id, "status": STATUS[outcome.code], "problem": problem_of(outcome)}

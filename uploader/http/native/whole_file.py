@@ -158,7 +158,7 @@ class _Batch:
 def _line(name: str, result: Complete | UploaderError, caller: Caller) -> dict[str, Any]:
     match result:
         case Complete(file=file, created=created):
-            return {"name": name, "status": 201 if created else 200, "file": schemas.file_of(file, caller)}
+            return {"name": name, "status": 201 if created else 200, **schemas.line_of(file, caller)}
         case error:
             error = as_told(error, caller)
             return {"name": name, "status": STATUS[error.code], "problem": problem_of(error)}

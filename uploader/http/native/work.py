@@ -16,6 +16,7 @@ from uploader.errors import InvalidRequest
 from uploader.http.native.download import download
 from uploader.http.shared.operation import Call, Operation, header, or_none
 from uploader.http.shared.responses import Json
+from uploader.service.gates import Verdict
 from uploader.service.work import Handed, Work, WorkReport
 from uploader.tasks import ended
 
@@ -45,9 +46,11 @@ class ExtendLease(Struct, forbid_unknown_fields=True):
 
 
 class AckTask(Struct, forbid_unknown_fields=True):
-    """The lease of a task that is done."""
+    """The lease of a task that is done; of a gate, what becomes of the file, and why it is refused."""
 
     lease: Lease
+    verdict: Verdict | UnsetType = UNSET
+    reason: Annotated[str, Meta(max_length=_MAX_ERROR_LENGTH)] | UnsetType = UNSET
 
 
 class ReleaseTask(Struct, forbid_unknown_fields=True):
@@ -125,14 +128,15 @@ class WorkHandlers:
 
     @_work(
         "POST /queues/{name}/tasks/{id}/ack",
-        "End a task: it is done",
+        "End a task: it is done; of a gate, let its file pass or refuse it",
         takes=AckTask,
         responses={204: None},
         problems=("not-found", "lease-lost"),
     )
     async def ack(self, call: Call) -> Response:
         queue = self.work.queue(call.in_path("name"))
-        await queue.ack(call.in_path("id"), (await call.json(AckTask)).lease)
+        done = await call.json(AckTask)
+        await queue.ack(call.in_path("id"), done.lease, or_none(done.verdict), or_none(done.reason))
         return Response(status_code=204)
 
     @_work(

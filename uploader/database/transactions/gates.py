@@ -1,0 +1,121 @@
+"""The transactions of gates: what becomes of files that nobody sees before all their gates have let them pass.
+
+The tasks of an event say it (`delivery`): a file passes when each has ended, or is dead and says so itself.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from uploader.database import models, queries
+from uploader.database.connection import AsyncConnection
+from uploader.database.models import UtcDateTime
+from uploader.database.outbox import DEAD, DELIVERED, WAITING, tell
+from uploader.database.transactions import rows
+from uploader.database.transactions.files import delete_held, let_pass
+from uploader.database.trash import keeps
+from uploader.domain import events
+from uploader.domain.events import OnFailure
+from uploader.domain.upload import File, IfExists, TrashReason, if_exists_of
+
+_HELD, _TASKS = models.held_file.c, models.delivery.c
+_BY_EVENT = queries.HELD_FILE.add_columns(_HELD.if_exists).where(_HELD.event_id == sa.bindparam("of_event")).limit(1)
+_LOCK = sa.select(_HELD.id).where(_HELD.event_id == sa.bindparam("of_event")).with_for_update()
+_TASKS_OF_EVENT = sa.select(_TASKS.sink, _TASKS.state, _TASKS.on_failure).where(
+    _TASKS.outbox_id == sa.bindparam("of_event")
+)
+_DECIDES = (OnFailure.PASS.value, OnFailure.REFUSE.value)
+_IS_HELD = sa.exists().where(_HELD.event_id == _TASKS.outbox_id)
+_FAILED = (
+    sa.select(_TASKS.outbox_id)
+    .where(_TASKS.state == DEAD, _TASKS.sink == sa.bindparam("of_sink"), _TASKS.on_failure.in_(_DECIDES), _IS_HELD)
+    .limit(sa.bindparam("most"))
+)
+_PASSED = sa.update(models.blob).where(models.blob.c.sha256 == sa.bindparam("of_content"))
+_PASSED = _PASSED.values(passed=sa.bindparam("by"))
+_MAX_PASSED_BYTES = 1024
+NO_VERDICT = "The gate {gate} has said nothing."
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A file that gates hold, whose row is locked, with those of its content and of what has its name."""
+
+    file: File
+    if_exists: IfExists
+    event_id: str
+    locked: frozenset[str]
+
+
+async def lock_waiting(connection: AsyncConnection, event_id: str) -> Waiting | None:
+    """Return the file about which an event asks gates, locked; None: it waits for none any more."""
+    row = (await connection.execute(_BY_EVENT, {"of_event": event_id})).mappings().first()
+    if row is None:
+        return None
+    facts = dict(row)
+    if_exists = if_exists_of(facts.pop("if_exists"))
+    file = File(**facts)
+    locked = {file.sha256}
+    if if_exists is IfExists.REPLACE:
+        standing = await queries.files_of_names(connection, file.user_id, [file.name])
+        locked.update(other.sha256 for other in standing)
+    await queries.known_blobs(connection, sorted(locked), lock=True)
+    if (await connection.execute(_LOCK, {"of_event": event_id})).first() is None:
+        return None
+    return Waiting(file, if_exists, event_id, frozenset(locked))
+
+
+async def decide(connection: AsyncConnection, waiting: Waiting, now: datetime) -> bool:
+    """Let a file pass, or refuse it, if its tasks say so; return whether they did. Raises NamesChanged, BlobLost."""
+    found = await connection.execute(_TASKS_OF_EVENT, {"of_event": waiting.event_id})
+    tasks = [(gate, (state, on_failure)) for gate, state, on_failure in found]
+    refusing = [gate for gate, said in tasks if said == (DEAD, OnFailure.REFUSE.value)]
+    if refusing:
+        await refuse(connection, waiting, NO_VERDICT.format(gate=refusing[0]), now)
+        return True
+    passed = [gate for gate, (state, _) in tasks if state == DELIVERED]
+    silent = [gate for gate, said in tasks if said == (DEAD, OnFailure.PASS.value)]
+    if not tasks or len(passed) + len(silent) < len(tasks):
+        return False
+    await let_pass(connection, waiting.file, waiting.if_exists, set(waiting.locked), now)
+    await _note_passed(connection, waiting.file.sha256, passed)
+    return True
+
+
+async def refuse(connection: AsyncConnection, waiting: Waiting, reason: str | None, now: datetime) -> None:
+    """Put a file into its owner's trash, and tell of it."""
+    file = waiting.file
+    await delete_held(connection, [file], now, TrashReason.REFUSED.value, reason)
+    await tell(connection, events.file_refused, replace(file, held=False), reason)
+
+
+async def _note_passed(connection: AsyncConnection, sha256: str, gates: list[str]) -> None:
+    """Note on a content which gates have let it pass."""
+    blob = await queries.blob_by_sha256(connection, sha256)
+    if blob is None or not gates or blob.has_passed(gates):
+        return
+    passed = " ".join(sorted({*(blob.passed or "").split(), *gates}))
+    if len(passed) <= _MAX_PASSED_BYTES:
+        await connection.execute(_PASSED, {"of_content": sha256, "by": passed})
+
+
+async def hold_any(connection: AsyncConnection) -> bool:
+    return (await connection.execute(sa.select(_HELD.id).limit(1))).first() is not None
+
+
+async def failed(connection: AsyncConnection, gate: str, limit: int) -> list[str]:
+    """Return events whose task of a gate is dead, which decides on a file that still waits."""
+    return list((await connection.execute(_FAILED, {"of_sink": gate, "most": limit})).scalars())
+
+
+async def give_up(connection: AsyncConnection, gate: str, error: str, now: datetime, limit: int) -> int:
+    """End so many tasks of a gate that nobody asks any more, where that decides on a file; return how many. Nothing is
+    refused for that where it could not be had back."""
+    is_over = sa.or_(_TASKS.held == sa.false(), _TASKS.due_at <= now)
+    decides = _DECIDES if keeps(connection) else _DECIDES[:1]
+    waiting = (_TASKS.state == WAITING, _TASKS.sink == gate, _TASKS.on_failure.in_(decides), is_over)
+    ids = list((await connection.execute(sa.select(_TASKS.outbox_id).where(*waiting).limit(limit))).scalars())
+    change = sa.update(models.delivery).where(*waiting, _TASKS.outbox_id.in_(ids))
+    values = {"state": DEAD, "held": False, "last_error": error, "due_at": sa.bindparam("now", now, UtcDateTime)}
+    return await rows.changed(connection, change.values(**values)) if ids else 0

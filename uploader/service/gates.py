@@ -1,0 +1,93 @@
+"""Gates: what becomes of files that nobody sees before all their gates have let them pass.
+
+A gate is a queue, whose workers say it; where they say nothing until its task is dead, the task itself does.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from uploader.clock import Clock
+from uploader.database import deliveries, work
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.outbox import DEAD, WAITING
+from uploader.database.transactions import gates
+from uploader.database.transactions.rows import BlobLost
+from uploader.errors import Unavailable
+from uploader.service.status import ATTEMPTS, PAUSE_SECONDS
+
+# Of a worker, on a file.
+Verdict = Literal["pass", "refuse"]
+
+_KEEPING_SECONDS = 60.0
+_AT_ONCE = 100
+_IS_GONE = "UPLOADER_EVENTS has no such gate any more"
+
+
+@dataclass(eq=False, repr=False)
+class Gates:
+    database: Database
+    # All that the events file has.
+    queues: tuple[str, ...]
+    clock: Clock
+
+    async def end(
+        self,
+        task_id: str,
+        verdict: Verdict,
+        reason: str | None,
+        ack: Callable[[Connection], Awaitable[None]],
+    ) -> None:
+        """End the task of a gate in the transaction that decides on its file. Raises Unavailable, and what `ack` raises."""
+
+        async def end(connection: Connection) -> None:
+            waiting = await gates.lock_waiting(connection, task_id)
+            await ack(connection)
+            if waiting is not None and verdict == "refuse":
+                await gates.refuse(connection, waiting, reason, self.clock.now())
+            elif waiting is not None:
+                await gates.decide(connection, waiting, self.clock.now())
+
+        await self._transact(end)
+
+    async def decide(self, event_ids: Iterable[str]) -> None:
+        """Decide on the files that wait for tasks which are dead. What fails is for the keeper."""
+
+        async def settle(connection: Connection, event_id: str) -> None:
+            waiting = await gates.lock_waiting(connection, event_id)
+            if waiting is not None:
+                await gates.decide(connection, waiting, self.clock.now())
+
+        with suppress(Unavailable):
+            for event_id in event_ids:
+                await self._transact(partial(settle, event_id=event_id))
+
+    async def keep(self) -> float:
+        """Decide on what a crash left, and on files whose gates have left the events file; return when to look again, in
+        seconds. Raises Unavailable."""
+        failed = await self.database.transact(self._failed)
+        await self.decide(failed)
+        return _KEEPING_SECONDS if len(failed) < _AT_ONCE else 1.0
+
+    async def _failed(self, connection: Connection) -> list[str]:
+        if not await gates.hold_any(connection):
+            return []
+        now = await work.now_of(connection, self.clock)
+        for gate in await deliveries.sinks_of(connection, WAITING):
+            if gate not in self.queues:
+                await gates.give_up(connection, gate, _IS_GONE, now, _AT_ONCE)
+        failed: list[str] = []
+        for gate in await deliveries.sinks_of(connection, DEAD):
+            failed += await gates.failed(connection, gate, _AT_ONCE - len(failed))
+        return failed
+
+    async def _transact(self, change: Callable[[Connection], Awaitable[None]]) -> None:
+        """Run a transaction again where names change meanwhile. Raises Unavailable."""
+        for _ in range(ATTEMPTS):
+            with suppress(Duplicate, BlobLost):
+                return await self.database.transact(change)
+            await asyncio.sleep(PAUSE_SECONDS)
+        raise Unavailable("Files of these names are changing too fast; try again.")
