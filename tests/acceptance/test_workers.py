@@ -29,8 +29,8 @@ LEASE_SECONDS = 1.0
 class Place:
     """A server with a queue, its owner, and a worker's token."""
 
-    def __init__(self, directory: Path) -> None:
-        table = '[queues.scan]\ntypes = ["file.finished"]\nmax_attempts = 9\n'
+    def __init__(self, directory: Path, more: str = "") -> None:
+        table = f'[queues.scan]\ntypes = ["file.finished"]\nmax_attempts = 9\n{more}'
         self.data = directory / "data"
         self.settings = {
             "DATA": str(self.data),
@@ -240,3 +240,30 @@ def test_the_examples_of_the_page_make_thumbnails(place: Place, tmp_path: Path) 
             worker.wait()
         replayed = run_cli(place.settings, "events", "replay", "--since", "1h", "--sink", "scan")
         assert replayed.stdout == "events to be sent once more: 1\n", replayed.stderr
+
+
+async def test_a_gate_s_command_and_its_program_let_files_pass_or_refuse_them(tmp_path: Path) -> None:
+    place = Place(tmp_path, "gate = true\n")
+    with ended(place.server), place.owner:
+        for seed in range(4):
+            place.upload(seed)
+        judge = ["sh", "-c", 'case "$0" in 1.bin) echo "bad one"; exit 3;; esac', "{name}"]
+        words = [str(UPLOADER), "queue", "work", "scan", "--refuse-on", "3", "--", *judge]
+        with subprocess.Popen(words, env=place.environment(), stdout=subprocess.DEVNULL) as command:
+            await asyncio.to_thread(wait_for, place.is_done)
+            command.terminate()
+        place.upload(4)
+        worker = Worker(place.server.url, place.token)
+
+        @worker.handles("scan")
+        def work(task: Task) -> None:
+            task.refuse("worse")
+
+        await served(worker, place)
+        names = [file["name"] for file in place.owner.get("/me/files").json()["files"]]
+        assert sorted(names) == [f"folder/{seed}.bin" for seed in (0, 2, 3)]
+        refused = place.owner.get("/me/trash").json()["files"]
+        assert [(file["name"], file["reason"], file["detail"]) for file in refused] == [
+            ("folder/4.bin", "refused", "worse"),
+            ("folder/1.bin", "refused", "bad one"),
+        ]

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr, replace
 
 IfExists = Literal["keep", "replace", "fail"]
 LinkKind = Literal["download", "upload"]
@@ -34,6 +35,12 @@ class File(Struct, frozen=True):
     instant: bool
     damaged: bool = False
     modified_at: Moment | None = None
+    # `held`: a gate of the server has yet to let it pass, and until then nobody else sees it.
+    state: Literal["held"] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self.state is not None
 
 
 class DeletedFile(File, frozen=True, kw_only=True):
@@ -43,6 +50,8 @@ class DeletedFile(File, frozen=True, kw_only=True):
     deleted_at: Moment
     expires_at: Moment
     reason: str
+    # Why a gate refused it.
+    detail: str | None = None
 
 
 class DeletedPage(Struct, frozen=True):
@@ -181,13 +190,23 @@ class Config(Struct, frozen=True):
     chunk_size: ChunkSizes
 
 
+def _note_held(told: "Line | RestoreLine | Held") -> None:
+    """Let a file say itself what stands beside it."""
+    if told.file is not None and (isinstance(told, Held) or told.state == "held"):
+        force_setattr(told, "file", replace(told.file, state="held"))
+
+
 class Line(Struct, frozen=True):
     """The outcome of one member of a batch: a file, or a problem."""
 
     name: str
     status: int
+    state: Literal["held"] | None = None
     file: File | None = None
     problem: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _note_held(self)
 
 
 class Lines(Struct, frozen=True):
@@ -199,8 +218,12 @@ class RestoreLine(Struct, frozen=True):
 
     id: str
     status: int
+    state: Literal["restoring", "held"] | None = None
     file: File | None = None
     problem: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _note_held(self)
 
 
 class RestoreLines(Struct, frozen=True):
@@ -233,6 +256,13 @@ class Complete(Struct, frozen=True, tag_field="state", tag="complete"):
     file: File
 
 
+class Held(Complete, frozen=True, tag_field="state", tag="held"):
+    """The upload is whole; a gate has yet to let its file pass."""
+
+    def __post_init__(self) -> None:
+        _note_held(self)
+
+
 class Challenged(Struct, frozen=True, tag_field="state", tag="challenge"):
     """The content is there, and is given against a proof."""
 
@@ -246,6 +276,6 @@ class Acknowledged(Struct, frozen=True, tag_field="state", tag="uploading"):
     duplicate: bool
 
 
-UploadStatus = Open | Merging | Complete
-Opened = Open | Merging | Complete | Challenged
-Sent = Acknowledged | Merging | Complete
+UploadStatus = Open | Merging | Complete | Held
+Opened = Open | Merging | Complete | Held | Challenged
+Sent = Acknowledged | Merging | Complete | Held

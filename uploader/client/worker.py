@@ -111,8 +111,15 @@ class _HeldTask:
         self.fence = claimed.fence
         self.attempt = claimed.attempt
         self.event: Mapping[str, Any] = claimed.event
+        # What the task ends with, beside its lease.
+        self.verdict: Mapping[str, str] = {}
         # Whether the lease ended before the work did: what this handler does counts no more.
         self.is_lost = False
+
+    def refuse(self, reason: str) -> None:
+        """Have the gate that this queue is refuse the file, once the handler returns: it goes into its owner's trash, where
+        `reason` tells why. Without this the file passes."""
+        self.verdict = {"verdict": "refuse", "reason": reason[:_MAX_ERROR_LENGTH]}
 
     @property
     def file(self) -> File:
@@ -296,7 +303,7 @@ class _Serving:
         if task.is_lost:
             logger.warning("a task took longer than its lease, and is somebody else's", extra=facts)
         else:
-            await self._tell(task, claimed, "ack")
+            await self._tell(task, claimed, "ack", **task.verdict)
 
     def _attempt(self, claimed: _Claimed) -> "tuple[asyncio.Task[Any], _HeldTask]":
         handler = self._handler

@@ -116,7 +116,8 @@ class Completed(Event, tag="complete"):
     def lines(self) -> Iterable[str]:
         if self.folder is None:
             replacing = {0: "", 1: ", replacing the one before"}.get(self.replaced, f", replacing {self.replaced}")
-            yield f"{self.file.name}  ({human_bytes(self.file.size)}, {_HOW[self.how]}{replacing})"
+            held = ", held until it is checked" if self.file.is_held else ""
+            yield f"{self.file.name}  ({human_bytes(self.file.size)}, {_HOW[self.how]}{replacing}{held})"
 
 
 class FolderEnded(Event, tag="folder-ended"):

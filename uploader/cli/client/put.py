@@ -94,9 +94,9 @@ def put(
     """Upload files, directories or standard input (-). A directory stands for all regular files and empty folders in it;
     standard input needs --name.
 
-    Run it again after an interruption of any kind, here or on another machine that has the same file: it sends only the
-    bytes that have not arrived. It does not read a file whose name, size and time of modification the server has, and
-    replaces the server's file if yours has changed. --go-on continues an upload that another client began, in a browser or
+    Run it again after any interruption, here or on another machine that has the file: it sends only the bytes that have
+    not arrived. It reads no file whose name, size and time of modification the server has, and replaces the server's file
+    if yours has changed. --go-on continues an upload that another client began, in a browser or
     by another protocol: `uploader uploads` lists them.
     """
     if not paths and files_from is None:

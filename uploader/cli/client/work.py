@@ -29,7 +29,8 @@ class CommandFailed(Exception):
 @click.argument("command", nargs=-1, required=True)
 @click.option("--lease", default="10m", show_default=True, help="Hold a task for so long.")
 @click.option("--at-once", type=click.IntRange(1, 100), default=1, show_default=True, help="Run so many at once.")
-def work(queue: str, command: tuple[str, ...], lease: str, at_once: int) -> None:
+@click.option("--refuse-on", type=click.IntRange(1, 255), help="Refuse the file at this exit code.")
+def work(queue: str, command: tuple[str, ...], lease: str, at_once: int, refuse_on: int | None) -> None:
     """Run COMMAND for each task of QUEUE, until SIGTERM. {path} is a temporary file with the content, {name} the last
     segment of its name, UPLOADER_TASK the task as JSON. Exit code 0 ends a task; any other one gives it back.
     """
@@ -37,8 +38,10 @@ def work(queue: str, command: tuple[str, ...], lease: str, at_once: int) -> None
     worker = Worker(profile.url, profile.token, on_retry=lambda error, _: click.echo(error.detail, err=True))
 
     async def handle(task: AsyncTask) -> None:
-        await _run(command, task)
-        click.echo(f"{task.event['subject']} done")
+        reason = await _run(command, task, refuse_on)
+        if reason is not None:
+            task.refuse(reason)
+        click.echo(f"{task.event['subject']} {'done' if reason is None else 'refused'}")
 
     try:
         worker.handles(queue, lease=lease, at_once=at_once)(handle)
@@ -51,7 +54,8 @@ def work(queue: str, command: tuple[str, ...], lease: str, at_once: int) -> None
         sys.exit(exit_code_of(error))
 
 
-async def _run(command: tuple[str, ...], task: AsyncTask) -> None:
+async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None) -> str | None:
+    """Return why the file is to be refused, if it is. Raises CommandFailed."""
     with tempfile.TemporaryDirectory(prefix="uploader-task-") as directory:
         words = list(command)
         if any(_PATH in word or _NAME in word for word in words):
@@ -62,14 +66,20 @@ async def _run(command: tuple[str, ...], task: AsyncTask) -> None:
             words = [word.replace(_PATH, str(path)).replace(_NAME, name) for word in words]
         facts = {"id": task.id, "fence": task.fence, "attempt": task.attempt, "event": task.event}
         told = {**os.environ, "UPLOADER_TASK": json.dumps(facts)}
-        process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stderr=PIPE, env=told)
+        stdout = None if refuse_on is None else PIPE
+        process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=stdout, stderr=PIPE, env=told)
         try:
-            _, said = await process.communicate()
+            printed, said = await process.communicate()
         except BaseException:
             process.kill()
             await process.wait()
             raise
+    sys.stdout.buffer.write(printed or b"")
     sys.stderr.buffer.write(said)
+    if process.returncode == refuse_on:
+        lines = [line for line in (said + (printed or b"")).decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"exit code {refuse_on}"
     if process.returncode:
         last = said[-_MOST_SAID:].decode(errors="replace").strip()
         raise CommandFailed(f"exit code {process.returncode}: {last}")
+    return None

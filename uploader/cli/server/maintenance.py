@@ -129,13 +129,12 @@ def redis_reset(yes: bool) -> None:
 def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: bool, lists: bool) -> None:
     """Free the space of idle uploads and of crashes.
 
-    Expires idle uploads of past months, and removes directories that belong to no open upload, once nothing touched them
-    for an hour. Servers and workers do the same once a month.
+    Expires idle uploads of past months, and removes directories of no open upload, once nothing touched them for an hour.
+    Servers and workers do so each month.
 
     Blobs and chunks that the database does not name go to the trash, and come back if it names them again. More than 100
-    such blobs that are more than 1 % of all stay, because they hint at a wrong database in the settings, or at one that is
-    to be restored. So do all that came since the copy that `uploader restore-backup --last` brought back. --yes puts them
-    into the trash.
+    such blobs, if more than 1 % of all, stay: the settings may name a wrong database, or one that is to be restored. So do
+    all that came since the copy that `uploader restore-backup --last` brought back. --yes trashes them.
 
     --list prints them, and removes nothing: since when, bytes on disk, SHA-256 or id of the upload.
     """
