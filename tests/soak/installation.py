@@ -152,7 +152,7 @@ class Installation:
             self.sink = Sink(directory / "sink")
             self.settings |= {"EVENTS": str(self.sink.settings)}
         if setup.hands_out:
-            table = f'[queues.{QUEUE}]\ntypes = ["file.finished"]\nmax_attempts = 100\n'
+            table = f'[queues.{QUEUE}]\ntypes = ["file.finished"]\nmax_attempts = 100\ngate = true\n'
             self.settings |= {"EVENTS": str(events_file(directory / "queue", table))}
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]

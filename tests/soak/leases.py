@@ -1,4 +1,5 @@
-"""Tasks of a queue while everything is killed: each is acknowledged, and nobody holds one together with another.
+"""Tasks of a gate while everything is killed: each is acknowledged, nobody holds one together with another, and each file
+passes or is refused, as its worker said.
 
 A claim is compared with the one before it of the same task by what the database's clock said to both: it may begin no sooner
 than the other one ended, by its lease or by its worker's word.
@@ -19,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from sqlalchemy import select
 
 from tests.soak.installation import QUEUE, Installation, Setup
 from tests.soak.monkey import Monkey
 from tests.soak.result import Result
+from tests.support.invariants import checked_accounts
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.clock import Clock
-from uploader.database import work
+from uploader.database import models, work
 from uploader.database.engine import Database
 from uploader.service.access import Accounts
 
@@ -34,6 +37,8 @@ _WORKERS, _UPLOADERS = 20, 4
 _FILES, _LEASES = 25, (1.0, 3.0)
 # Who uploads waits while so many are to be done.
 _MOST_WAITING = 500
+# Each so-manieth file of a user is refused.
+_REFUSED = 10
 # How often a worker dies with its tasks, hangs beyond its lease, or gives a task back.
 _DIES, _HANGS, _RELEASES = 0.05, 0.05, 0.1
 _END_SECONDS, _LEAST_SHARE = 60.0, 0.5
@@ -58,6 +63,8 @@ class Record:
 
     holds: dict[str, list[Held]] = field(default_factory=dict)
     acknowledged: set[str] = field(default_factory=set)
+    # The names of files that were sent, by their users' numbers.
+    sent: dict[int, set[str]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
@@ -110,6 +117,7 @@ async def _upload(person: _Person, number: int, stopping: asyncio.Event) -> None
                 answer = await person.ask(f"/me/files?name={name}&if_exists=replace", content=name.encode())
                 if answer is not None and answer.status_code in (200, 201):
                     person.record.counts["files"] += 1
+                    person.record.sent.setdefault(number, set()).add(name)
                     break
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.05)
@@ -154,7 +162,8 @@ async def _end(person: _Person, task: dict[str, Any], held: Held) -> None:
         await asyncio.sleep(drawn.uniform(0.5, 2.0))
     verb = "release" if drawn.random() < _RELEASES else "ack"
     held.let_go = True
-    answer = await person.ask(f"{place}/{verb}", json=lease)
+    verdict = {"verdict": "refuse", "reason": "no"} if is_refused(task["event"]["data"]["file"]["name"]) else {}
+    answer = await person.ask(f"{place}/{verb}", json=lease | (verdict if verb == "ack" else {}))
     if answer is None:
         record.counts[f"{verb} with an unknown end"] += 1
     elif answer.status_code == 204:
@@ -164,6 +173,36 @@ async def _end(person: _Person, task: dict[str, Any], held: Held) -> None:
     else:
         assert answer.status_code in (404, 409), answer.text
         record.counts[f"{verb} {answer.status_code}"] += 1
+
+
+def is_refused(name: str) -> bool:
+    return int(name.rpartition("/")[2]) % _REFUSED == 0
+
+
+async def _misplaced(database: Database, record: Record) -> list[str]:
+    """What is wrong with the files: each is seen, or in the trash."""
+    wrong = []
+    async with database.engine.connect() as connection:
+        for number, names in record.sent.items():
+            of_user = [
+                Counter(
+                    (await connection.execute(select(table.c.name).where(table.c.user_id == f"user{number}"))).scalars()
+                )
+                for table in (models.file, models.trashed_file, models.held_file)
+            ]
+            refused = {name for name in names if is_refused(name)}
+            for what, found, expected in zip(
+                ("files", "refused", "held"), of_user, (names - refused, refused, set[str]()), strict=True
+            ):
+                if found != Counter(expected):
+                    wrong.append(
+                        f"user{number}: {what}: {sorted((found - Counter(expected)) + (Counter(expected) - found))}"
+                    )
+    try:
+        await checked_accounts(database)
+    except AssertionError as error:
+        wrong.append(str(error))
+    return wrong
 
 
 async def run_leases(
@@ -203,7 +242,7 @@ async def run_leases(
             for person in people:
                 await person.close()
         errors = [repr(task.exception()) for task in tasks if task.done() and task.exception() is not None]
-        result.wrong = record.judge() + errors + left
+        result.wrong = record.judge() + errors + left + await _misplaced(database, record)
         unknown = record.counts["ack with an unknown end"]
         never = len(record.holds.keys() - record.acknowledged)
         if never > unknown:
@@ -216,7 +255,7 @@ async def run_leases(
             "the most claims of one": max((len(holds) for holds in record.holds.values()), default=0),
         }
         result.wrong += ["an answer 500"] * record.counts["answers 500"]
-        result.found = {"held by two at one time, never done, or 500": len(result.wrong)}
+        result.found = {"held by two at one time, never done, misplaced, or 500": len(result.wrong)}
     finally:
         with suppress(Exception):
             await asyncio.to_thread(monkey.end)
