@@ -1,6 +1,7 @@
 """Gates: a file that nobody sees before its gates have let it pass, whichever way it came; and what becomes of it then."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.support.problems import problem
 from tests.support.proofs import proof_by
 from tests.support.stack import Stack, running_stack
 from tests.support.visiting import make_link, send, visit
-from uploader.database import deliveries
+from uploader.database import deliveries, recount
 
 GATE = '[queues.scan]\ntypes = ["file.finished"]\ngate = true\n'
 OTHER = '[queues.review]\ntypes = ["file.finished"]\ngate = true\n'
@@ -233,6 +234,8 @@ async def test_what_its_owner_deletes_was_never_seen_and_goes_through_the_gate_i
     problem(await (await root(stack)).post(path, json={"lease": held[0]["lease"]}), 409, "lease-lost")
     assert (await listed(stack.client, state="held"), await told(stack)) == ([], [])
     await checked_accounts(stack.services.database)
+    problem(await stack.client.get(f"/me/trash/{first}/content"), 409, "file-held")
+    problem(await stack.client.post(f"/me/trash/{first}/link"), 409, "file-held")
     lines = (await stack.client.post("/me/trash/restore", json={"ids": [first, second]})).json()["results"]
     assert [(line["status"], line["state"]) for line in lines] == [(200, "held")] * 2
     assert sorted(await judge(stack)) == sorted([first, second])
@@ -329,6 +332,16 @@ async def test_a_visitor_sends_and_the_owner_sees_it_when_it_has_passed(stack: S
     assert await listed(stack.client) == [f"post/{CONTENT.name}"]
     assert (await stack.client.get(f"/me/links/{link['id']}")).json()["files"] == 1
     await checked_accounts(stack.services.database)
+
+
+async def test_what_is_held_is_no_drift_and_a_repair_leaves_it(stack: Stack) -> None:
+    await post(stack, "a", b"a")
+    assert (await stack.services.reconciling.reconcile(repair=True)).drifts == []
+    for repaired in (recount.repair_refs, recount.repair_user):
+        subject = hashlib.sha256(b"a").hexdigest() if repaired is recount.repair_refs else "alice"
+        assert await stack.services.database.transact(repaired, subject)
+    await checked_accounts(stack.services.database)
+    assert len(await judge(stack)) == 1
 
 
 async def test_a_verdict_is_of_gates_and_events_by_which_they_are_asked_stay(stack: Stack) -> None:

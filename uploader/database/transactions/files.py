@@ -546,7 +546,8 @@ async def let_pass(
     replaced; `locked`: the contents whose rows are. Raises NamesChanged, BlobLost."""
     await rows.take_held(connection, held.id, now)
     usage, names = await rows.lock_user(connection, held.user_id), Names(connection, held.user_id)
-    found = await _place_of(names, await _name_of(connection, held), if_exists) or Found(held.id)
+    wanted = await _name_of(connection, held)
+    found = await _place_of(names, wanted, if_exists) or await names.find(held.id, IfExists.KEEP)
     file = replace(held, name=found.name, held=False, md5=await queries.md5_of(connection, held.sha256) or held.md5)
     changes = Changes(names, if_exists, usage, None)
     changes.made.append(file)

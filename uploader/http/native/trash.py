@@ -71,7 +71,7 @@ class TrashHandlers:
     async def _readable(self, user_id: str, file_id: str) -> TrashedFile:
         """Raises FileNotFound, FileHeld."""
         file = await self.deleted_files.get(user_id, file_id)
-        if file.reason == TrashReason.REFUSED:
+        if file.reason == TrashReason.REFUSED or not file.passed:
             raise FileHeld()
         return file
 
