@@ -1,7 +1,7 @@
 """Measures tasks of queues on MySQL: `python -m benchmarks.work`.
 
-Workers claim batches and acknowledge each task, in one process, while many other tasks wait; and one that waits is
-woken by a commit.
+Workers claim batches and acknowledge each task, in one process, while many other tasks wait; one acknowledges a task
+alone; and one that waits is woken by a commit.
 """
 
 import argparse
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from redis.asyncio import Redis
 from sqlalchemy import insert, text
 
 from benchmarks import interpreter, report
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, compared
 from tests.support.consumer import events_file
 from tests.support.servers import PRIVATE_DATABASES, PrivateRedis
 from tests.support.stack import Stack, running_stack
@@ -31,7 +32,9 @@ from uploader.service.work import Handed, WorkQueue
 
 _PER_SECOND, _WAKING_MS = 2000.0, 100.0
 _AT_ONCE, _WORKERS = 500, 4
-_QUEUE = '[queues.scan]\ntypes = ["file.finished"]\n'
+# Nobody comes for the tasks of the first; whoever waits does so at the other.
+_QUEUES = '[queues.scan]\ntypes = ["file.finished"]\n[queues.thumbnails]\ntypes = ["file.finished"]\n'
+_TASK_BYTES = 400.0
 
 
 @dataclass(frozen=True)
@@ -54,26 +57,35 @@ def measure(scale: Scale = Scale()) -> list[Row]:
 
 
 async def _measure(directory: Path, scale: Scale) -> list[Row]:
-    async with _stack(directory) as stack:
-        queue = stack.services.work.queue("scan")
-        woken = [await _waking_ms(stack, queue, number) for number in range(scale.woken)]
+    async with _stack(directory) as (stack, redis):
+        scan, thumbnails = (stack.services.work.queue(name) for name in ("scan", "thumbnails"))
+        empty_bytes = await _used_bytes(redis)
         await _add(stack, scale.pending)
-        rates = [await _rate(queue, scale.done) for _ in range(scale.rounds)]
+        task_bytes = (await _used_bytes(redis) - empty_bytes) / scale.pending
+        woken = [await _waking_ms(stack, thumbnails, number) for number in range(scale.woken)]
+        rates = [await _rate(scan, scale.done) for _ in range(scale.rounds)]
+        alone = [await _ack_ms(scan, task) for task in await scan.claim("worker", scale.woken)]
     waiting = f"{scale.pending:,} waiting"
     return [
         at_least(f"claims in batches of {MAX_CLAIM}, and as many acks, {waiting}", 2 * _PER_SECOND, rates, "a second"),
+        compared("an ack alone", alone, "ms"),
         at_most(
-            "from a commit until who waits has its task",
+            f"from a commit until who waits has its task, {waiting} in another queue",
             _WAKING_MS,
             [max(woken)],
             "ms",
             f"median {statistics.median(woken):.3g} ms",
         ),
+        at_most("Redis for each that waits", _TASK_BYTES, [task_bytes], "bytes"),
     ]
 
 
+async def _used_bytes(redis: Redis) -> float:
+    return float((await redis.info("memory"))["used_memory"])
+
+
 @asynccontextmanager
-async def _stack(directory: Path) -> AsyncIterator[Stack]:
+async def _stack(directory: Path) -> AsyncIterator[tuple[Stack, Redis]]:
     mysql, redis = PRIVATE_DATABASES["mysql"](directory / "mysql"), PrivateRedis(directory / "redis")
     mysql.start()
     redis.start()
@@ -85,11 +97,12 @@ async def _stack(directory: Path) -> AsyncIterator[Stack]:
         empty = Database(mysql.url("uploader"))
         await migrate.upgrade(empty)
         await empty.close()
-        events = events_file(directory / "events", _QUEUE)
-        async with running_stack(
-            directory / "data", mysql.url("uploader"), redis.url, jobs=True, events=events
-        ) as stack:
-            yield stack
+        events = events_file(directory / "events", _QUEUES)
+        async with (
+            running_stack(directory / "data", mysql.url("uploader"), redis.url, jobs=True, events=events) as stack,
+            Redis.from_url(redis.url) as client,
+        ):
+            yield stack, client
     finally:
         redis.stop()
         mysql.stop()
@@ -127,6 +140,12 @@ async def _rate(queue: WorkQueue, count: int) -> float:
 
 async def _ack(queue: WorkQueue, task: Handed) -> None:
     await queue.ack(task.id, task.lease)
+
+
+async def _ack_ms(queue: WorkQueue, task: Handed) -> float:
+    began = time.perf_counter()
+    await _ack(queue, task)
+    return (time.perf_counter() - began) * 1000
 
 
 async def _waking_ms(stack: Stack, queue: WorkQueue, number: int) -> float:

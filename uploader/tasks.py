@@ -5,7 +5,7 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass, field
@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from uploader.cores import run_anywhere
 from uploader.meter import Cost, Kind, cost_of_request
 
+K = TypeVar("K")
 T = TypeVar("T")
 # What a thread does; returns what is to be called on the event loop then, if anybody still waits for it.
 _Attempt = Callable[[], Callable[[], None] | None]
@@ -80,6 +81,46 @@ class OnePerKey(Generic[T]):
         del self._under_way[key]
         if not done.cancelled():
             done.exception()  # seen, if nobody waits any more
+
+
+class Rounds(Generic[K, T]):
+    """Work that costs little more for many than for one: what is asked for while a round is under way is done together in
+    the next. One that comes alone does not wait."""
+
+    def __init__(self, do: Callable[[Sequence[K]], Awaitable[Sequence[T]]], most: int) -> None:
+        """`do`: returns the result of each, for at most so many."""
+        self._do = do
+        self._most = most
+        self._waiting: list[tuple[K, asyncio.Future[T]]] = []
+        self._under_way: asyncio.Task[None] | None = None
+
+    async def run(self, asked: K) -> T:
+        """Return the result of what is asked for. It is done even if the caller is cancelled meanwhile."""
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((asked, outcome))
+        if self._under_way is None:
+            self._under_way = asyncio.create_task(self._go_on(), name="rounds")
+        return await outcome
+
+    async def _go_on(self) -> None:
+        while self._waiting:
+            some, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            try:
+                results = await self._do([asked for asked, _ in some])
+            except Exception as error:
+                settled: list[Callable[[], None]] = [partial(_fail, outcome, error) for _, outcome in some]
+            else:
+                settled = [
+                    partial(_succeed, outcome, result) for (_, outcome), result in zip(some, results, strict=True)
+                ]
+            for settle in settled:
+                settle()
+        self._under_way = None
+
+    async def close(self) -> None:
+        """Wait for the end of what was asked for."""
+        if self._under_way is not None:
+            await asyncio.wait({self._under_way})
 
 
 def _end_of(task: "asyncio.Task[Any]") -> "asyncio.Future[None]":

@@ -19,11 +19,12 @@ from tests.support.consumer import events_file
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
+from tests.support.statements import statements
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.accounting.keys import Shards
 from uploader.accounting.queue import DelayQueue
 from uploader.database import work as database
-from uploader.errors import LeaseLost, Unavailable
+from uploader.errors import LeaseLost, NotFound, Unavailable
 from uploader.service import work
 from uploader.service.work import Handed, WorkQueue
 
@@ -165,6 +166,24 @@ async def test_a_lease_that_ran_out_is_lost_to_the_next_worker_and_to_nobody_els
     await asyncio.sleep(BRIEF_SECONDS)
     await queue.ack(second.id, second.lease)
     assert await queue.claim("bob", 1) == []
+
+
+async def test_acks_of_one_moment_share_a_commit_and_each_has_its_own_answer(stack_on: Stack) -> None:
+    queue = scan(stack_on)
+    await upload(stack_on, 1, 5)
+    tasks = await queue.claim("bob", 5)
+    stale, held, ended, released, last = tasks
+    await queue.ack(ended.id, ended.lease)
+    await queue.release(released.id, released.lease, 60.0, None)
+    with statements(stack_on.services.database) as sent:
+        asked = [(held.id, held.lease), (ended.id, ended.lease), (held.id, held.lease), (stale.id, "another's")]
+        asked += [(released.id, released.lease), ("nobody's", held.lease), (last.id, last.lease)]
+        outcomes = await asyncio.gather(*(queue.ack(*each) for each in asked), return_exceptions=True)
+    kinds = [type(None), type(None), type(None), LeaseLost, LeaseLost, NotFound, type(None)]
+    assert [type(outcome) for outcome in outcomes] == kinds
+    assert len([each for each in sent if each.startswith("UPDATE delivery")]) == 1
+    await queue.ack(stale.id, stale.lease)
+    assert (await stack_on.services.work.report()).queues[0].waiting == 1, "the one that was given back"
 
 
 async def test_a_task_that_was_claimed_in_vain_too_often_is_dead_until_it_is_replayed(

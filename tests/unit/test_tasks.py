@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader import tasks as threads
-from uploader.tasks import Batches, OnePerKey, ended, give_way, run_in, uninterrupted
+from uploader.tasks import Batches, OnePerKey, Rounds, ended, give_way, run_in, uninterrupted
 
 
 class Work:
@@ -143,6 +143,31 @@ async def test_work_of_one_key_is_done_once_at_a_time() -> None:
     failing.go_on.set()
     alike = (works.run("a", failing.fail) for _ in range(2))
     assert [str(outcome) for outcome in await asyncio.gather(*alike, return_exceptions=True)] == ["broken"] * 2
+
+
+async def test_what_is_asked_for_during_a_round_is_done_in_the_next_and_whoever_is_gone_holds_nobody_up() -> None:
+    rounds, works = list[Sequence[int]](), [Work(), Work(), Work(), Work()]
+
+    async def divide(numbers: Sequence[int]) -> list[float]:
+        rounds.append(numbers)
+        await works[len(rounds) - 1].run()
+        return [1 / number for number in numbers]
+
+    together = Rounds(divide, most=3)
+    callers = [asyncio.create_task(together.run(number)) for number in (1, 2)]
+    await let_all_run()
+    later = [asyncio.create_task(together.run(number)) for number in (4, 5, 8, 0)]
+    await let_all_run()
+    assert rounds == [[1, 2]], "two that came together"
+    later[1].cancel()
+    for work in works:
+        work.go_on.set()
+    assert await asyncio.gather(*callers, later[0], later[2]) == [1, 1 / 2, 1 / 4, 1 / 8]
+    with pytest.raises(ZeroDivisionError):
+        await later[3]
+    await together.close()
+    assert rounds == [[1, 2], [4, 5, 8], [0]], "what was asked for is done, whoever still waits"
+    assert await together.run(2) == 1 / 2, "after an error there is another round"
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ Each verb is one conditional statement on the row, so that whatever raced with i
 which rows to look at. Time is the database's own, because the callers' clocks differ.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, Integer, Update, and_, bindparam, case, cast, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, Integer, Update, and_, bindparam, case, cast, func, literal, or_, select, tuple_, update
 
 from uploader.clock import Clock
 from uploader.database import models
@@ -74,6 +74,12 @@ _GIVE_UP = (
 )
 _EXTEND = _that_is_held().values(due_at=_UNTIL)
 _ACK = _that_is_held().values(state=DELIVERED, held=False, due_at=_NOW, last_error=None)
+_OF_CLAIMS = tuple_(_TASKS.outbox_id, _TASKS.lease).in_(bindparam("claims", expanding=True))
+_ACK_ALL = (
+    update(models.delivery)
+    .where(*_WAITING, _IS_AMONG, _OF_CLAIMS, _TASKS.held, _TASKS.on_failure.is_(None))
+    .values(state=DELIVERED, held=False, due_at=_NOW, last_error=None)
+)
 _RELEASE = _that_is_held().values(
     state=case((_TASKS.attempt >= bindparam("most"), _word(DEAD)), else_=_word(WAITING)),
     held=False,
@@ -133,6 +139,10 @@ class Task:
 
     def was_ended_by(self, lease: str) -> bool:
         return self.is_of(lease) and not self.held and self.state == DELIVERED
+
+
+# A task's id, and the lease of a claim of it.
+TaskClaim = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +209,18 @@ async def ack(connection: AsyncConnection, queue: str, task_id: str, lease: str,
         return True
     task = await task_of(connection, queue, task_id)
     return task is not None and task.was_ended_by(lease)
+
+
+async def ack_all(
+    connection: AsyncConnection, queue: str, claims: Collection[TaskClaim], now: datetime
+) -> set[TaskClaim]:
+    """End tasks of no gate, each for the claim that holds it; return the claims that have ended theirs, now or before."""
+    among = set(claims)
+    ids = sorted({task_id for task_id, _ in among})
+    if await changed(connection, _ACK_ALL, of_queue=queue, ids=ids, claims=sorted(among), now=now) == len(among):
+        return among
+    found = {task.id: task for task in await _look(connection, queue, ids)}
+    return {claim for claim in among if claim[0] in found and found[claim[0]].was_ended_by(claim[1])}
 
 
 async def release(

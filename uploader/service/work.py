@@ -17,13 +17,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from uploader.accounting.queue import ShardedQueue, Task
+from uploader.accounting.queue import MAX_CLAIM, ShardedQueue, Task
 from uploader.bell import Bell
 from uploader.clock import Clock
 from uploader.database import deliveries, work
 from uploader.database.engine import Connection, Database
 from uploader.database.outbox import DEAD, Told
-from uploader.database.work import Claimed, Figures, Holding
+from uploader.database.work import Claimed, Figures, Holding, TaskClaim
 from uploader.domain.events import Message
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, LeaseLost, NotFound, Unavailable
@@ -33,7 +33,7 @@ from uploader.service.gates import Gates, Verdict
 from uploader.service.ids import ID
 from uploader.sinks.base import envelope_of
 from uploader.sinks.configuration import QueueSettings
-from uploader.tasks import ended, uninterrupted
+from uploader.tasks import Rounds, ended, uninterrupted
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ _KEPT = 100
 # For so long a commit waits until its tasks are proposed, so that who is told of it can claim them.
 _PATIENCE_SECONDS = 1.0
 _NO_TASK = "This queue has no such task: events are kept for a week."
+# Why a task does not end by itself: its end decides what becomes of a file.
+_OF_GATE = Exception("the task is of a gate")
 # Of holders and of dead tasks, so many are shown.
 _SHOWN = 100
 
@@ -75,6 +77,10 @@ class WorkQueue:
     bell: Bell = field(default_factory=Bell, init=False)
     # Who waits for a task, in this process: the first one looks for it.
     _line: "OrderedDict[asyncio.Future[None], None]" = field(default_factory=OrderedDict, init=False)
+    _acks: "Rounds[TaskClaim, Exception | None]" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._acks = Rounds(self._end_all, MAX_CLAIM)
 
     async def claim(
         self,
@@ -193,14 +199,28 @@ class WorkQueue:
             if not await work.ack(connection, self.name, task_id, lease, now):
                 raise await self._loss(connection, task_id)
 
-        task = await self.database.read(work.task_of, self.name, task_id, brief=True)
-        if task is None or task.on_failure is None or task.was_ended_by(lease):
-            await self.database.transact(end)
-        else:
+        loss = await self._acks.run((task_id, lease))
+        if loss is _OF_GATE:
             await self.gates.end(task_id, verdict or "pass", reason, end)
+        elif loss is not None:
+            raise loss
         TASKS.labels(self.name, "acknowledged").inc()
         with suppress(Unavailable):  # it is proposed once more then, in vain
             await self.proposals.ack(Task(task_id, lease))
+
+    async def _end_all(self, claims: Sequence[TaskClaim]) -> list[Exception | None]:
+        """End the tasks of many in one transaction, whose commit costs most; return why each has not ended."""
+
+        async def end(connection: Connection) -> list[Exception | None]:
+            now = await work.now_of(connection, self.clock)
+            ended = await work.ack_all(connection, self.name, claims, now)
+            return [None if claim in ended else await self._obstacle(connection, claim[0]) for claim in claims]
+
+        return await self.database.transact(end)
+
+    async def _obstacle(self, connection: Connection, task_id: str) -> Exception:
+        task = await work.task_of(connection, self.name, task_id)
+        return _OF_GATE if task is not None and task.on_failure is not None else await self._loss(connection, task_id)
 
     async def release(self, task_id: str, lease: str, delay_seconds: float, error: str | None) -> None:
         """Give a task back, to be due after a delay. Raises LeaseLost, NotFound, Unavailable."""
@@ -252,6 +272,9 @@ class WorkQueue:
     async def _loss(self, connection: Connection, task_id: str) -> LeaseLost | NotFound:
         task = await work.task_of(connection, self.name, task_id)
         return NotFound(_NO_TASK) if task is None else LeaseLost()
+
+    async def close(self) -> None:
+        await self._acks.close()
 
     async def keep(self) -> float:
         """Propose what is not proposed, or too late: after a loss of Redis, and what a process left that died between a
@@ -358,5 +381,7 @@ class Work:
         return QueueFigures(name, of.waiting, of.held, of.dead, lag, of.attempts, holders, dead)
 
     async def close(self) -> None:
+        for queue in self.queues.values():
+            await queue.close()
         if self._proposing:
             await asyncio.wait(self._proposing)
