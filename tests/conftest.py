@@ -25,7 +25,7 @@ from tests.support.certificates import Authority
 from tests.support.chosen import chosen, places, seed
 from tests.support.clock import ManualClock
 from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
-from tests.support.process import can_mount
+from tests.support.process import can_mount, clamd_program
 from tests.support.proxies import PROXIES, program_of
 from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack, patient, running_stack
@@ -74,6 +74,7 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
         ("tmux", "tmux", tmux_path() is not None),
         ("The client of Kafka", "kafka_servers", find_spec("confluent_kafka") is not None),
         ("The right to mount", "mounts", can_mount()),
+        ("ClamAV", "clamd_path", clamd_program() is not None),
         ("A second core", "two_cores", len(os.sched_getaffinity(0)) > 1),
     ):
         if not is_here:

@@ -4,60 +4,77 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx2
 import pytest
+from PIL import Image
 
 from tests.support.consumer import events_file
 from tests.support.content import Content
-from tests.support.process import UPLOADER, Server, client_of_owner, ended, run_cli
+from tests.support.process import UPLOADER, Server, clamd_program, client_of_owner, ended, run_cli
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
 from uploader.client import AsyncTask, ServerProblem, Task, Unauthenticated, Worker
 
 # The shortest that a worker may hold a task for.
 LEASE_SECONDS = 1.0
+QUEUES = ("scan", "thumbnails")
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+VIRUS = b"a virus of our own"
 
 
 class Place:
     """A server with a queue, its owner, and a worker's token."""
 
     def __init__(self, directory: Path, more: str = "") -> None:
-        table = f'[queues.scan]\ntypes = ["file.finished"]\nmax_attempts = 9\n{more}'
+        table = '[queues.{}]\ntypes = ["file.finished"]\nmax_attempts = 9\n{}'
         self.data = directory / "data"
         self.settings = {
             "DATA": str(self.data),
             "FREE_SPACE_FLOOR": "0",
-            "EVENTS": str(events_file(directory / "events", table)),
+            "EVENTS": str(events_file(directory / "events", "".join(map(table.format, QUEUES, (more, ""))))),
         }
         self.server = Server(directory / "log", self.settings)
         self.owner = client_of_owner(self.server.url, self.data)
-        made = run_cli(self.settings, "token", "create", "worker", "--queue", "scan")
+        self.token = self.token_of("scan")
+
+    def token_of(self, queue: str) -> str:
+        made = run_cli(self.settings, "token", "create", "worker", "--queue", queue)
         assert made.returncode == 0, made.stderr
-        self.token = made.stdout.split()[-1]
+        return made.stdout.split()[-1]
 
     def upload(self, seed: int, name: str | None = None) -> Content:
         content = Content(100_000, seed=seed, name=name or f"folder/{seed}.bin")
-        response = self.owner.post(f"/me/files?name={content.name}", content=content.data)
-        assert response.status_code == 201, response.text
+        self.store(content.name, content.data)
         return content
 
-    def figures(self) -> dict[str, object]:
-        (queue,) = self.owner.get("/admin/work").json()["queues"]
-        return dict(queue)
+    def store(self, name: str, data: bytes) -> str:
+        response = self.owner.post(f"/me/files?name={name}", content=data)
+        assert response.status_code == 201, response.text
+        return str(response.json()["file"]["id"])
 
-    def is_done(self) -> bool:
-        return self.figures()["waiting"] == 0
+    def figures(self, queue: str = "scan") -> dict[str, object]:
+        (figures,) = [each for each in self.owner.get("/admin/work").json()["queues"] if each["queue"] == queue]
+        return dict(figures)
 
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "UPLOADER_URL": self.server.url, "UPLOADER_TOKEN": self.token}
+    def is_done(self, queue: str = "scan") -> bool:
+        return self.figures(queue)["waiting"] == 0
+
+    def environment(self, token: str = "") -> dict[str, str]:
+        return {**os.environ, "UPLOADER_URL": self.server.url, "UPLOADER_TOKEN": token or self.token}
 
 
 @pytest.fixture
@@ -206,7 +223,7 @@ def test_a_command_that_fails_says_why_on_the_task(place: Place) -> None:
     finally:
         worker.kill()
     shown = json.loads(run_cli(place.settings, "queue", "tasks", "--json").stdout)
-    assert (shown["queues"][0]["waiting"], shown["queues"][0]["held"]) == (1, 0)
+    assert [(queue["waiting"], queue["held"]) for queue in shown["queues"]] == [(1, 0)] * 2
     assert "scan" in run_cli(place.settings, "queue", "tasks").stdout
 
 
@@ -267,3 +284,73 @@ async def test_a_gate_s_command_and_its_program_let_files_pass_or_refuse_them(tm
             ("folder/4.bin", "refused", "worse"),
             ("folder/1.bin", "refused", "bad one"),
         ]
+
+
+@contextmanager
+def running(arguments: Sequence[str | Path], log: Path, **how: Any) -> Iterator[None]:
+    """A program that comes to its end by SIGTERM."""
+    with log.open("ab") as output:
+        program = subprocess.Popen(arguments, stdout=output, stderr=output, start_new_session=True, **how)
+    try:
+        yield
+        program.terminate()
+        assert program.wait(SERVER_SECONDS) == 0, log.read_text()
+    finally:
+        program.kill()
+        program.wait()
+
+
+@pytest.fixture
+def clamd_path() -> Iterator[str]:
+    """A PATH whose `clamdscan` asks a ClamAV that knows one virus."""
+    with TemporaryDirectory() as made:
+        directory = Path(made)  # a short one, as it has a socket
+        (directory / "own.ndb").write_text(f"Own.Virus:0:*:{VIRUS.hex()}\n")
+        configuration, wrapper = directory / "clamd.conf", directory / "clamdscan"
+        configuration.write_text(
+            f"LocalSocket {directory}/s\nDatabaseDirectory {directory}\nForeground yes\nAlertExceedsMax yes\n"
+        )
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("clamdscan")} --config-file={configuration} "$@"\n')
+        wrapper.chmod(0o755)
+        with running([clamd_program() or "clamd", f"--config-file={configuration}"], directory / "log"):
+            wait_for((directory / "s").exists)
+            yield f"{directory}:{os.environ['PATH']}"
+
+
+def test_the_example_of_a_virus_scan_refuses_what_clamav_finds(tmp_path: Path, clamd_path: str) -> None:
+    zipped, place = BytesIO(), Place(tmp_path, "gate = true\n")
+    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("within", b" " * 1000 + VIRUS)
+    scan, environment = [sys.executable, EXAMPLES / "virus_scan.py"], place.environment()
+    with ended(place.server), place.owner:
+        for name, data in (("a.exe", VIRUS), ("b.zip", zipped.getvalue()), ("c.txt", b"another virus")):
+            place.store(name, data)
+        with running(scan, tmp_path / "scan.log", env={**environment, "PATH": clamd_path}):
+            wait_for(place.is_done)
+        assert [file["name"] for file in place.owner.get("/me/files").json()["files"]] == ["c.txt"]
+        refused = place.owner.get("/me/trash").json()["files"]
+        assert sorted((file["name"], file["detail"]) for file in refused) == [
+            (name, "Own.Virus.UNOFFICIAL") for name in ("a.exe", "b.zip")
+        ]
+        place.store("d.txt", b"clean")
+        with running(scan, tmp_path / "scan.log", env=environment):
+            wait_for(lambda: place.figures()["attempts"] == 1 and not place.figures()["held"])
+        assert place.figures()["waiting"] == 1, "without a clamd nothing is clean"
+
+
+def test_the_example_of_thumbnails_makes_them_of_pictures(place: Place, tmp_path: Path) -> None:
+    made, environment = tmp_path / "made", place.environment(place.token_of("thumbnails"))
+    made.mkdir()
+    pictures = {}
+    for kind in ("JPEG", "WEBP", "PNG"):
+        Image.new("RGB", (1000, 500), "red").save(picture := BytesIO(), kind)
+        pictures[place.store(f"a.{kind}", picture.getvalue())] = (256, 128)
+    place.store("b.jpg", b"no picture")
+    place.store("c.png", picture.getvalue()[:-100])
+    with running([sys.executable, EXAMPLES / "thumbnails.py", made], tmp_path / "log", env=environment):
+        wait_for(lambda: place.is_done("thumbnails"))
+    sizes = {}
+    for path in made.iterdir():
+        with Image.open(path) as thumbnail:
+            sizes[path.stem] = thumbnail.size
+    assert sizes == pictures

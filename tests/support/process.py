@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import os
 import shlex
+import shutil
 import signal
 import ssl
 import subprocess
@@ -57,6 +58,11 @@ def run_elsewhere(
 def can_mount() -> bool:
     """In a namespace of its own, where nobody else sees it."""
     return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+def clamd_program() -> str | None:
+    """ClamAV's daemon, which scans for viruses."""
+    return shutil.which("clamd", path=f"{os.environ['PATH']}:/usr/sbin")
 
 
 def run_mounted(mounts: str, settings: Settings, *command: str) -> "subprocess.CompletedProcess[str]":
