@@ -17,7 +17,12 @@ from tests.support.process import UPLOADER, environment, run_cli, run_elsewhere
 from uploader import cli
 
 # Without these they ask for them, whatever the system is.
-_ASKED = {"reset": ("--yes",), "reset-unfinished": ("--yes",), "empty": ("--yes",), "replay": ("--dead",)}
+_ASKED = {
+    "redis reset": ("--yes",),
+    "reset-unfinished": ("--yes",),
+    "store-trash empty": ("--yes",),
+    "events replay": ("--dead",),
+}
 
 
 def test_config_shows_what_is_in_force_and_masks_secrets(tmp_path: Path) -> None:
@@ -85,7 +90,7 @@ def _of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) ->
                 *path,
                 name,
                 *("1MiB" if each.name == "total_space" else "some" for each in asked),
-                *_ASKED.get(name, ()),
+                *_ASKED.get(" ".join((*path, name)), ()),
             )
 
 

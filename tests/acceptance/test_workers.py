@@ -227,6 +227,23 @@ def test_a_command_that_fails_says_why_on_the_task(place: Place) -> None:
     assert "scan" in run_cli(place.settings, "queue", "tasks").stdout
 
 
+def test_a_command_hands_dead_tasks_out_once_more(place: Place) -> None:
+    place.upload(1)
+    dead = False
+    while not dead:
+        (task,) = place.owner.post("/queues/scan/claim", json={"wait_seconds": 30}).json()["tasks"]
+        place.owner.post(f"/queues/scan/tasks/{task['id']}/release", json={"lease": task["lease"]})
+        dead = place.figures()["dead"] == 1
+    assert "dead" in run_cli(place.settings, "queue", "tasks").stdout
+    missed = run_cli(place.settings, "queue", "replay", "sink")
+    assert (missed.returncode, missed.stderr) == (1, "uploader: UPLOADER_EVENTS has no queue of this name.\n")
+    for count, options in ((1, (task["id"],)), (0, ())):
+        replayed = run_cli(place.settings, "queue", "replay", "scan", *options)
+        assert replayed.stdout == f"tasks to be handed out once more: {count}\n", replayed.stderr
+    (again,) = place.owner.post("/queues/scan/claim", json={"wait_seconds": 30}).json()["tasks"]
+    assert (again["id"], again["attempt"], again["fence"]) == (task["id"], 1, task["fence"] + 1)
+
+
 def test_the_examples_of_the_page_make_thumbnails(place: Place, tmp_path: Path) -> None:
     """docs/work.md, as it stands there; `convert` copies, in place of a program that need not be here."""
     page = (Path(__file__).parents[2] / "docs" / "work.md").read_text()

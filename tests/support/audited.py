@@ -26,6 +26,7 @@ COMMANDS: dict[str, Action | None] = {
     "report": None,
     "queue": None,
     "queue tasks": None,
+    "queue replay": Action.EVENTS_REPLAYED,
     "audit": None,
     "scrub": Action.CONTENT_HEALED,
     "store-trash list": None,

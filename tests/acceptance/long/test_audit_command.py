@@ -23,6 +23,7 @@ from uploader.service import events
 
 CONTENT = Content(100 * KIB)
 OTHER = Content(70 * KIB, seed=1)
+QUEUE = '[queues.scan]\ntypes = ["file.finished"]\nmax_attempts = 1\n'
 
 
 async def _nothing(_stack: Stack) -> None:
@@ -57,6 +58,13 @@ async def _off(stack: Stack) -> None:
     await stack.services.database.transact(lambda connection: events.switch_off(connection, "hook", now))
 
 
+async def _dead_task(stack: Stack) -> None:
+    response = await stack.client.post("/me/files?name=dead", content=b"dead")
+    assert response.status_code == 201, response.text
+    (task,) = await stack.services.work.queue("scan").claim("bob", 1)
+    await stack.services.work.queue("scan").release(task.id, task.lease, 0.0, None)
+
+
 # What is done before it, and its arguments.
 RUNS: dict[str, tuple[Callable[[Stack], Awaitable[None]], list[str]]] = {
     "redis reset": (_nothing, ["--yes"]),
@@ -66,9 +74,10 @@ RUNS: dict[str, tuple[Callable[[Stack], Awaitable[None]], list[str]]] = {
     "backup": (_nothing, ["BACKUPS"]),
     "reconcile": (_wrong_figures, ["--repair"]),
     "scrub": (_put_away, ["--restart"]),
-    "trash restore": (_put_away, [CONTENT.sha256]),
-    "trash empty": (_unneeded, ["--yes"]),
+    "store-trash restore": (_put_away, [CONTENT.sha256]),
+    "store-trash empty": (_unneeded, ["--yes"]),
     "events replay": (_opened, ["--since", "1d"]),
+    "queue replay": (_dead_task, ["scan"]),
     "events test": (_off, ["hook"]),
     "token create": (_nothing, ["alice"]),
     "token revoke": (_nothing, ["TOKEN"]),
@@ -83,7 +92,7 @@ def test_each_command_that_the_trail_tells_of_is_run() -> None:
 
 async def test_each_command_leaves_a_row_that_says_who_ran_it(make_stack: MakeStack, tmp_path: Path) -> None:
     async with consuming() as consumer:
-        events = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        events = events_file(tmp_path / "events", webhook("hook", consumer.url) + QUEUE)
         async with make_stack(events=events) as stack:
             settings = stack.services.settings
             given = {"DATA": str(settings.data), "DATABASE_URL": settings.database_url or "", "EVENTS": str(events)}

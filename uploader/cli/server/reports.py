@@ -114,10 +114,7 @@ def queue(context: click.Context, user_id: str | None, upload_id: str | None, as
 @queue.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/work does.")
 def tasks(as_json: bool) -> None:
-    """Show the queues of tasks: how much waits, who holds what, and what is dead.
-
-    `uploader events replay --sink QUEUE --dead` hands dead tasks out once more.
-    """
+    """Show the queues of tasks: what waits, who holds which, what is dead."""
     asked = with_services(load_settings(), lambda services: services.work.report())
     if as_json:
         click.echo(_json(asked))
@@ -125,6 +122,19 @@ def tasks(as_json: bool) -> None:
         from uploader.cli.server.tables import print_tasks
 
         print_tasks(asked)
+
+
+@queue.command()
+@click.argument("queue")
+@click.argument("task_id", required=False)
+def replay(queue: str, task_id: str | None) -> None:
+    """Hand dead tasks out once more, all or one."""
+
+    async def replay(services: "Services") -> int:
+        services.work.queue(queue)  # a sink has a command of its own
+        return await services.reviewing.replay(sink=queue, event_id=task_id, since=None, dead=True)
+
+    click.echo(f"tasks to be handed out once more: {with_services(load_settings(), replay)}")
 
 
 @click.command()

@@ -54,12 +54,13 @@ def print_queue(queue: QueueReport) -> None:
 
 def print_tasks(report: WorkReport) -> None:
     sys.stdout.write(f"As of {report.as_of:%Y-%m-%d %H:%M:%S} UTC\n")
-    table = _table("Queues", " queue", "waiting", "held", "dead", "oldest")
+    table = _table("Queues", " queue", "waiting", "held", "oldest", "most attempts", "dead")
     told = _table(
         "Tasks that are held or dead", " queue", " task", " state", "attempt", " worker", " since or until", " error"
     )
     for queue in report.queues:
-        _add(table, queue.queue, str(queue.waiting), str(queue.held), str(queue.dead), human_seconds(queue.lag_seconds))
+        counts = [f"{count:,}" for count in (queue.waiting, queue.held, queue.attempts, queue.dead)]
+        _add(table, queue.queue, *counts[:2], human_seconds(queue.lag_seconds), *counts[2:])
         for state, tasks in (("held", queue.holders), ("dead", queue.given_up)):
             for task in tasks:
                 when = f"{task.due_at:%Y-%m-%d %H:%M:%S}"

@@ -2,9 +2,12 @@
 
 import { Problem } from "../client/api.js";
 import { element, setText } from "../dom.js";
-import { formatTime } from "../format.js";
+import { formatCount, formatTime } from "../format.js";
 import { t } from "../i18n.js";
 import { messageOf } from "../problems.js";
+
+// Of what events and tasks leave behind, the server counts no further.
+const MOST_COUNTED = 10_000;
 
 /** Do `work` for a card; what goes wrong is told in it. Whether nothing did. */
 export async function attempt(card, work) {
@@ -26,6 +29,10 @@ export async function attempt(card, work) {
 export function showAsOf(card, time) {
   const words = t("as-of", { time: formatTime(time) });
   card.querySelector(".as-of").replaceChildren(element("time", { datetime: time }, words));
+}
+
+export function counted(count) {
+  return count < MOST_COUNTED ? formatCount(count) : t("or-more", { count: formatCount(MOST_COUNTED) });
 }
 
 /** A figure with its name and a note. */

@@ -19,6 +19,7 @@ import { Temp } from "./temp.js";
 import { Totals } from "./totals.js";
 import { UserDialog } from "./user.js";
 import { Users } from "./users.js";
+import { Work } from "./work/work.js";
 
 const SILENCE_MS = 50;
 
@@ -50,6 +51,7 @@ const cost = new Cost($("cost"), api, { open });
 const users = new Users($("users"), api, { open, tell });
 const stale = new Stale($("stale"), api, { changed: reload, open });
 const sinks = new Sinks($("sinks"), api);
+const work = new Work($("work"), api);
 const audit = new Audit($("audit"), api);
 $("new-user").hidden = auth === "none"; // there is one user, and no other can come
 $("new-user").addEventListener("click", () => new NewUser(api, { hasTokens: auth === "token", made: (userId, made) => {
@@ -75,7 +77,7 @@ function summarise() {
 
 /** Everything as it is now. */
 function reload({ keepError = false } = {}) {
-  const lists = [growth.reload(), users.reload(), waiting.reload(), cost.reload(), sinks.reload(), audit.reload()];
+  const lists = [growth.reload(), users.reload(), waiting.reload(), cost.reload(), sinks.reload(), work.reload(), audit.reload()];
   return Promise.all([summarise(), ...lists, keepError || stale.reload()]);
 }
 

@@ -2,13 +2,10 @@
 
 import "./words.js";
 import { element, setText } from "../../dom.js";
-import { formatCount, formatDuration } from "../../format.js";
+import { formatDuration } from "../../format.js";
 import { onLanguage, t } from "../../i18n.js";
-import { attempt, showAsOf } from "../card.js";
+import { attempt, counted, showAsOf } from "../card.js";
 import { table } from "../tables.js";
-
-// The server counts no further.
-const MOST_COUNTED = 10_000;
 
 export class Sinks {
   #answer = null;
@@ -65,10 +62,6 @@ export class Sinks {
       this.#draw();
     });
   }
-}
-
-function counted(count) {
-  return count < MOST_COUNTED ? formatCount(count) : t("sinks.or-more", { count: formatCount(MOST_COUNTED) });
 }
 
 /** In what condition a sink is, and its last error. */

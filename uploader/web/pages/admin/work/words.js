@@ -1,0 +1,48 @@
+// The texts of work that is handed out.
+
+import { addWords } from "../../i18n.js";
+
+addWords({
+  en: {
+    "work.title": "Work handed out",
+    "work.hint": "Workers come for these tasks. Each is one worker's until its lease ends, and then anybody's again. One that was claimed in vain too often is dead, until it is handed out again.",
+    "work.caption": "Queues of tasks",
+    "work.queue": "Queue",
+    "work.waiting": "Waiting",
+    "work.held": "Held",
+    "work.oldest": "Oldest",
+    "work.attempts": "Most attempts",
+    "work.dead": "Dead",
+    "work.replay": "Hand out again",
+    "work.replay-one": "Hand out the dead tasks of {queue} again",
+    "work.replayed": { one: "{count} task of {queue} is handed out again.", other: "{count} tasks of {queue} are handed out again." },
+    "work.tasks": "Tasks that are held or dead",
+    "work.task": "Task",
+    "work.state": "State",
+    "work.held-by": "Held by {worker} until {time}",
+    "work.died": "Dead since {time}; {worker} had it last",
+    "work.attempt": "Attempts",
+    "work.none": "Nobody holds a task, and none is dead.",
+  },
+  zh: {
+    "work.title": "分派的任务",
+    "work.hint": "工作进程前来领取这些任务。租约到期前任务归其所有，之后任何工作进程都可领取。多次领取仍未完成的任务不再分派，直到重新分派为止。",
+    "work.caption": "任务队列",
+    "work.queue": "队列",
+    "work.waiting": "等待中",
+    "work.held": "处理中",
+    "work.oldest": "最早任务",
+    "work.attempts": "最多尝试次数",
+    "work.dead": "已停止",
+    "work.replay": "重新分派",
+    "work.replay-one": "重新分派 {queue} 中已停止的任务",
+    "work.replayed": "{queue} 中的 {count} 个任务将重新分派。",
+    "work.tasks": "处理中或已停止的任务",
+    "work.task": "任务",
+    "work.state": "状态",
+    "work.held-by": "由 {worker} 处理，至 {time}",
+    "work.died": "已停止于 {time}，最后由 {worker} 处理",
+    "work.attempt": "尝试次数",
+    "work.none": "没有处理中或已停止的任务。",
+  },
+});
