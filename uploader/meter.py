@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from math import ceil
 
 from uploader.bell import Bell
@@ -73,6 +74,33 @@ class NotYourTurn(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+class Lines:
+    """The requests of a party that wait, in lines: of each the oldest goes first, and the lines take turns."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, deque[Turn]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __iter__(self) -> "Iterator[Turn]":
+        return chain.from_iterable(self._lines.values())
+
+    def append(self, turn: "Turn") -> None:
+        self._lines.setdefault(turn.line, deque()).append(turn)
+
+    def popleft(self) -> "Turn":
+        line, turns = next(iter(self._lines.items()))
+        turn = turns.popleft()
+        if turns:
+            self._lines.move_to_end(line)
+        else:
+            del self._lines[line]
+        return turn
+
+
 @dataclass(eq=False, slots=True)
 class Party:
     """A user who has something under way, or no full credit."""
@@ -86,7 +114,7 @@ class Party:
     claimed_seconds: float = 0.0
     # What was charged since somebody took it.
     spent_seconds: float = 0.0
-    waiting: "deque[Turn]" = field(default_factory=deque)
+    waiting: Lines = field(default_factory=Lines)
 
     @property
     def spare_seconds(self) -> float:
@@ -101,6 +129,8 @@ class Turn:
     # What it is expected to cost, as far as that is known when it begins.
     expect: Callable[[], float]
     begin: Callable[[], None]
+    # In which of its party's lines it waits.
+    line: str = ""
     # Its sender is gone, or has waited too long.
     is_void: bool = False
     began_at: float = 0.0
@@ -207,14 +237,15 @@ class Turns:
 class Cost:
     """The cost of one request so far, and its turn."""
 
-    __slots__ = ("_has_begun", "_meter", "_operation", "_party", "_turn", "spent_seconds")
+    __slots__ = ("_has_begun", "_line", "_meter", "_operation", "_party", "_turn", "spent_seconds")
 
-    def __init__(self, meter: "Meter", party: Party, operation: str) -> None:
+    def __init__(self, meter: "Meter", party: Party, operation: str, line: str) -> None:
         self.spent_seconds = 0.0
         self._has_begun = False
         self._meter = meter
         self._party = party
         self._operation = operation
+        self._line = line
         self._turn: Turn | None = None
 
     def _expect(self) -> float:
@@ -243,7 +274,7 @@ class Cost:
 
     async def _take_turn(self, expect: Callable[[], float], timeout_seconds: float | None) -> None:
         meter = self._meter
-        self._turn = turn = Turn(self._party, expect, _nothing)
+        self._turn = turn = Turn(self._party, expect, _nothing, self._line)
         now = meter.now()
         if not meter.turns.enter(turn, now):
             await meter.wait(turn, now, timeout_seconds)
@@ -266,7 +297,7 @@ class Cost:
 
     def apart(self) -> "Cost":
         """Begin to charge what this request has begun and does not wait for; it is to `end`."""
-        cost = self._meter.open(self._party.user_id, self._operation)
+        cost = self._meter.open(self._party.user_id, self._operation, self._line)
         cost._has_begun = True
         return cost
 
@@ -309,8 +340,8 @@ class Meter:
     def is_quiet(self) -> bool:
         return not self._under_way and self.now() - self._last_at >= QUIET_SECONDS
 
-    def open(self, user_id: str, operation: str) -> Cost:
-        """Begin to charge a request; it is to `end`."""
+    def open(self, user_id: str, operation: str, line: str = "") -> Cost:
+        """Begin to charge a request; it is to `end`. `line`: in which of its party's it waits."""
         if self.is_quiet:
             self.bell.ring()
         self._under_way += 1
@@ -318,7 +349,7 @@ class Meter:
         if party is None:
             party = self._parties[user_id] = Party(user_id, CREDIT_SECONDS, self.now())
         party.under_way += 1
-        return Cost(self, party, operation)
+        return Cost(self, party, operation, line)
 
     def note_end(self) -> None:
         self._under_way -= 1

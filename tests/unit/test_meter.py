@@ -209,6 +209,26 @@ async def test_what_comes_by_links_has_a_share_and_is_paid_for_by_their_owner(me
     assert (await at_once(begin(metered, "bob"))) is not None
 
 
+async def test_links_of_one_user_take_turns_however_much_one_of_them_asks_for(metered: Meter) -> None:
+    begun: list[tuple[str, Cost]] = []
+
+    async def ask(line: str) -> None:
+        cost = metered.open("alice/links", LISTING, line)
+        await cost.begin()
+        begun.append((line, cost))
+
+    asking = [asyncio.create_task(ask(line)) for line in ["public"] * 30 + ["family"] * 3]
+    order = []
+    await settled()
+    while begun:
+        line, cost = begun.pop(0)
+        order.append(line)
+        spend(cost)
+        await settled()
+    assert (order[:8].count("family"), len(order)) == (3, 33)
+    await asyncio.gather(*asking)
+
+
 async def test_in_thread_raises_what_the_thread_raises() -> None:
     def fail() -> None:
         raise ValueError("no")

@@ -135,7 +135,7 @@ class Application:
                 exchange.visit = identity.visit
                 self.concurrency_limit.admit_caller(identity.caller, exchange)
                 actor_of_context.set(partial(self._actor, came_by, identity))
-                cost = self._charge(identity.party, operation, exchange)
+                cost = self._charge(identity, operation, exchange)
                 if cost is not None and operation.takes is None:
                     await cost.begin(pauses=bool(operation.takes_bytes))
                 async with self._for_as_long(exchange.visit):
@@ -154,11 +154,13 @@ class Application:
         """Return a context that ends with the link of a visitor, if it is one who asks."""
         return nullcontext() if visit is None else self.visitors.within(visit)
 
-    def _charge(self, party: str, operation: Operation, exchange: Exchange) -> Cost | None:
+    def _charge(self, identity: Identity, operation: Operation, exchange: Exchange) -> Cost | None:
         """Begin to charge a request to its user; None: it has none."""
-        if not party:
+        if not identity.party:
             return None
-        cost = exchange.cost = self.meter.open(party, operation.route)
+        # The links of a user, who makes as many as they like, have one share, and take turns in it.
+        line = identity.caller.link_id or ""
+        cost = exchange.cost = self.meter.open(identity.party, operation.route, line)
         cost_of_request.set(cost)
         return cost
 
