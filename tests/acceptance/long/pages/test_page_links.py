@@ -5,8 +5,10 @@ import hashlib
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 from playwright.async_api import Browser, Locator, expect
@@ -178,7 +180,7 @@ async def test_a_link_that_is_ended_while_files_are_sent_says_so(browser: Browse
         await expect(visitor.page.locator("#drop")).to_be_hidden()
 
 
-async def test_an_owner_makes_a_link_shows_it_and_ends_it(browser: Browser, site: Site) -> None:
+async def test_an_owner_makes_a_link_shows_changes_and_ends_it(browser: Browser, site: Site) -> None:
     async with a_shelf(browser, site, SHARED) as shelf:
         page, visitor = shelf.page, shelf.visitor
         await visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -202,7 +204,7 @@ async def test_an_owner_makes_a_link_shows_it_and_ends_it(browser: Browser, site
         url = str(await page.evaluate("navigator.clipboard.readText()"))
         await shown.get_by_role("button", name="Close").click()
         [listed] = (await site.stack.client.get("/me/links")).json()["links"]
-        assert url == f"{visitor.url}{listed['url']}"
+        assert url == urljoin(visitor.url, listed["url"])
         limits = {name: listed[name] for name in ("kind", "name", "label", "max_files", "max_bytes", "has_password")}
         assert limits == {
             "kind": "upload",
@@ -216,10 +218,47 @@ async def test_an_owner_makes_a_link_shows_it_and_ends_it(browser: Browser, site
         row = page.locator("#links-list .row")
         await expect(row).to_contain_text("0 files of 7")
         assert await visitor.violations() == []
-        await visitor.press("End the link to Holiday")
+        await _change(site, visitor, listed["id"])
+        await visitor.press("End the link to Party")
         await page.get_by_role("dialog").get_by_role("button", name="End the link").click()
         await expect(page.get_by_text("You have no links.")).to_be_visible()
         assert (await site.stack.client.get("/me/links")).json() == {"links": []}
+
+
+async def _change(site: Site, visitor: Visitor, link_id: str) -> None:
+    """A link called Holiday, of 7 files and 0.5 GiB."""
+
+    async def facts() -> dict[str, Any]:
+        return dict((await site.stack.client.get(f"/me/links/{link_id}")).json())
+
+    dialog, row = (
+        visitor.page.get_by_role("dialog", name="Change the link to"),
+        visitor.page.locator("#links-list .row"),
+    )
+    before = await facts()
+    await visitor.press("Change the link to Holiday")
+    await expect(dialog.get_by_label("How much it takes")).to_have_value("0.5")
+    await dialog.get_by_label("It works until").fill("2020-01-01T12:00")
+    assert await visitor.violations() == []
+    await visitor.press("Change the link")
+    await expect(dialog.get_by_role("alert")).to_contain_text("is not in the future")
+    await dialog.get_by_label("It works until").fill("")
+    await visitor.press("Change the link")
+    await expect(dialog.get_by_role("alert")).to_contain_text("not a date and a time")
+    soon = (datetime.now(UTC) + timedelta(days=2)).replace(second=0, microsecond=0)
+    await dialog.get_by_label("It works until").fill(f"{soon:%Y-%m-%dT%H:%M}")
+    await dialog.get_by_label("What it says").fill("Party")
+    await dialog.get_by_label("Password (optional)").fill("open sesame")
+    await dialog.get_by_label("How many files it takes").fill("")
+    await visitor.press("Change the link")
+    await expect(row).to_contain_text("with a password")
+    changed = {"label": "Party", "has_password": True, "max_files": None, "expires_at": f"{soon:%Y-%m-%dT%H:%M:%SZ}"}
+    assert await facts() == before | changed
+    await visitor.press("Change the link to Party")
+    await dialog.get_by_label("No password any more").check()
+    await visitor.press("Change the link")
+    await expect(row).not_to_contain_text("with a password")
+    assert await facts() == before | changed | {"has_password": False}
 
 
 async def test_an_administrator_ends_the_link_of_a_user(browser: Browser, site: Site) -> None:

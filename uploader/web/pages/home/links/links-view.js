@@ -1,4 +1,4 @@
-// The links of a person: what each leads to, what came of it, and its end.
+// The links of a person: what each leads to, what came of it, changing it, and its end.
 
 import "./words.js";
 import { confirmed } from "../../dialogs.js";
@@ -10,7 +10,7 @@ import { drawPath } from "../files/path-view.js";
 import { glyph, picture } from "../files/pictures.js";
 import { folderOf, hashOf } from "../files/place.js";
 import { saidOf } from "./sentences.js";
-import { showLink } from "./share.js";
+import { change, showLink } from "./share.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -61,8 +61,15 @@ export class LinksView {
         element("span", { class: "words" }, saidOf(link))),
       element("div", { class: "row-buttons" },
         button("links.show", "share", () => showLink(link)),
+        button("links.change", "rename", () => this.#change(link)),
         button("links.revoke", "remove", () => this.#revoke(link))));
     return { root, update: () => {} };
+  }
+
+  async #change(link) {
+    if (!(await change(this.api, link))) return;
+    this.tell(t("links.changed", { name: link.label || link.name }));
+    await this.show();
   }
 
   async #revoke(link) {
