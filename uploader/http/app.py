@@ -159,7 +159,7 @@ class Application:
         if not identity.party:
             return None
         # The links of a user, who makes as many as they like, have one share, and take turns in it.
-        line = identity.caller.link_id or ""
+        line = "" if identity.visit is None else identity.visit.link.id
         cost = exchange.cost = self.meter.open(identity.party, operation.route, line)
         cost_of_request.set(cost)
         return cost
