@@ -25,7 +25,7 @@ from tests.soak.races.table import BY_NAME
 from tests.soak.result import Result
 
 ROOT = Path(__file__).parents[2]
-# What is tried at each place that there is, and not at those that a commit chooses.
+# What is tried at each place that there is, and not at those that a commit chooses; races with all racers.
 PLACES = {
     "crash-points": [
         "tests/acceptance/test_crash_points.py",
@@ -34,6 +34,7 @@ PLACES = {
             for name in ("s3_crash_points", "interrupted_migrations", "client_survives")
         ),
     ],
+    "links": ["tests/integration/test_links.py"],
     "places": [f"tests/integration/test_{name}.py" for name in ("every_fault", "power_cuts", "damaged_parts")],
 }
 FAULTS = ("kills", "failovers", "storms", "leases", "flips", "races", *PLACES)

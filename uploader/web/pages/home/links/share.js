@@ -60,7 +60,7 @@ export async function change(api, link) {
   const { label, password, limits } = fields(link);
   const expiry = field("share-expiry", t("share.expiry"), { type: "datetime-local", value: localTime(link.expires_at), required: true });
   const open = element("input", { type: "checkbox", id: "share-open" });
-  const opening = element("label", { hidden: !link.has_password, for: "share-open" }, open, " ", t("share.no-password"));
+  const opening = element("label", { hidden: !link.has_password, for: "share-open" }, open, t("share.no-password"));
   open.addEventListener("change", () => {
     password.hidden = open.checked;
   });
