@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -99,7 +99,8 @@ class Rounds(Generic[K, T]):
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, outcome))
         if self._under_way is None:
-            self._under_way = asyncio.create_task(self._go_on(), name="rounds")
+            # In nobody's context: it goes on for others, and what it costs is not to be the first one's.
+            self._under_way = asyncio.create_task(self._go_on(), name="rounds", context=Context())
         return await outcome
 
     async def _go_on(self) -> None:

@@ -338,7 +338,8 @@ def test_the_example_of_a_virus_scan_refuses_what_clamav_finds(tmp_path: Path, c
     zipped, place = BytesIO(), Place(tmp_path, "gate = true\n")
     with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("within", b" " * 1000 + VIRUS)
-    scan, environment = [sys.executable, EXAMPLES / "virus_scan.py"], place.environment()
+    scan: list[str | Path] = [sys.executable, EXAMPLES / "virus_scan.py"]
+    environment = place.environment()
     with ended(place.server), place.owner:
         for name, data in (("a.exe", VIRUS), ("b.zip", zipped.getvalue()), ("c.txt", b"another virus")):
             place.store(name, data)

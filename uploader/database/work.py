@@ -8,7 +8,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, Integer, Update, and_, bindparam, case, cast, func, literal, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Update,
+    and_,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from uploader.clock import Clock
 from uploader.database import models

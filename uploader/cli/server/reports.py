@@ -114,7 +114,7 @@ def queue(context: click.Context, user_id: str | None, upload_id: str | None, as
 @queue.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/work does.")
 def tasks(as_json: bool) -> None:
-    """Show the queues of tasks: what waits, who holds which, what is dead."""
+    """Show queues of tasks: what waits, who holds which, what is dead."""
     asked = with_services(load_settings(), lambda services: services.work.report())
     if as_json:
         click.echo(_json(asked))
