@@ -25,6 +25,7 @@ from tests.support.certificates import Authority
 from tests.support.chosen import chosen, places, seed
 from tests.support.clock import ManualClock
 from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
+from tests.support.hosting import MakeUploader, identify
 from tests.support.process import can_mount, clamd_program
 from tests.support.proxies import PROXIES, program_of
 from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
@@ -32,6 +33,7 @@ from tests.support.stack import Stack, patient, running_stack
 from tests.support.storing import running_storage
 from tests.support.terminal import tmux_path
 from uploader.addresses import BucketAddress
+from uploader.asgi import Uploader
 from uploader.database import migrate, models
 from uploader.database.engine import Database
 from uploader.storage.store import Store
@@ -249,6 +251,15 @@ def redis_url(shared_redis_url: str) -> str:
     with Redis.from_url(shared_redis_url) as redis:
         redis.flushdb()
     return shared_redis_url
+
+
+@pytest.fixture
+def make_uploader(tmp_path: Path, redis_url: str) -> MakeUploader:
+    def make(**more: Any) -> Uploader:
+        keywords = {"data": tmp_path / "data", "redis_url": redis_url, "free_space_floor": 0, "min_chunk_size": "64KiB"}
+        return Uploader(**{"identify": identify, **keywords, **more})
+
+    return make
 
 
 @pytest.fixture

@@ -8,34 +8,50 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import isawaitable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from uploader import bootstrap
 from uploader.domain.events import EventType
 from uploader.domain.links import owner
-from uploader.domain.upload import File
+from uploader.domain.names import Folder, Place, normalise_name
+from uploader.domain.upload import File, State
 from uploader.embedded import EmbeddedRedis
-from uploader.errors import ConfigurationError, FileNotFound
+from uploader.errors import ConfigurationError, FileNotFound, UploadGone, UploadNotFound
 from uploader.http.app import Application
 from uploader.http.server.http11 import HttpConnection
 from uploader.service import access
-from uploader.service.files import Files
+from uploader.service.ids import ID
+from uploader.service.results import Target
 from uploader.settings import PREFIX, Settings
 from uploader.sinks.configuration import SINK_NAME, HandlerSettings
 from uploader.storage.ballast import Ballast
 from uploader.tasks import uninterrupted
 
-__all__ = ["File", "FileNotFound", "FinishedFiles", "HttpConnection", "Identity", "Uploader"]
+if TYPE_CHECKING:
+    from uploader.client import IfExists
+    from uploader.client.source import Uploadable
+
+__all__ = [
+    "File",
+    "FileNotFound",
+    "FinishedFiles",
+    "Folder",
+    "HttpConnection",
+    "Identity",
+    "UploadUnfinished",
+    "Uploader",
+]
 
 logger = logging.getLogger(__name__)
 
 _NOT_RUNNING = "the uploader does not run: enter `running()` in the lifespan of the application that it is a part of"
 _PIECE_BYTES = 256 << 10
+# What the client calls the server that is asked without a connection, and where its requests have their user.
+_IN_PROCESS, _NAMED = "http://uploader", "uploader.identity"
 # What looks at the database is waited for, when the application ends.
 _PATIENCE_SECONDS = 5.0
 
@@ -51,37 +67,102 @@ class Identity:
 # Returns who makes the request of a scope of ASGI, for which each framework has its own type; None: nobody that is known.
 Identify = Callable[[Any], Identity | Awaitable[Identity | None] | None]
 
+T = TypeVar("T")
 H = TypeVar("H", bound=Callable[[dict[str, Any]], Any])
+
+
+class UploadUnfinished(Exception):
+    """The upload is not finished: there is no file of it so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedFiles:
     """The files of users, in this process."""
 
-    _files: Files
+    _services: bootstrap.Services
+    # The server once more, for those whom this process itself names.
+    _application: Application
 
     async def get(self, user_id: str, file_id: str) -> File:
         """Return a finished file of the user. Raises FileNotFound."""
-        return await self._files.get(user_id, file_id)
+        return await self._services.files.get(user_id, file_id)
+
+    async def find(self, user_id: str, told_id: str) -> File:
+        """Return a finished file of the user by what a form tells: its id, or that of the upload that became it. Raises
+        FileNotFound, UploadUnfinished."""
+        if not ID.fullmatch(told_id):
+            raise FileNotFound()
+        try:
+            return await self.get(user_id, told_id)
+        except FileNotFound as unknown:
+            uploads = self._services.uploads
+            try:
+                upload = await uploads.known(Target(owner(user_id), upload_id=told_id))
+                if upload.state is State.OPEN:
+                    raise UploadUnfinished()
+                return (await uploads.ended(upload)).file
+            except (UploadNotFound, UploadGone):
+                raise unknown from None
+
+    async def named(self, user_id: str, name: str) -> File | None:
+        """Return the finished file of the user that has this name; None if none has."""
+        try:
+            return await self._services.files.named(user_id, normalise_name(name))
+        except ValueError:
+            return None
+
+    async def level(
+        self, user_id: str, prefix: str = "", *, after: Place | None = None, limit: int = 1000
+    ) -> tuple[list[Folder | File], Place | None]:
+        """Return a page of the folders and files right below a folder, whose prefix ends with a slash, by name; and where
+        the next page begins."""
+        return await self._services.folders.level(user_id, prefix, limit=limit, after=after)
 
     async def list(
         self, user_id: str, *, prefix: str = "", after: str | None = None, limit: int = 100
     ) -> tuple[list[File], str | None]:
         """Return a page of files whose names start with `prefix`, the newest first, and the cursor of the next page."""
-        return await self._files.list(user_id, limit=limit, after=after, prefix=prefix)
+        return await self._services.files.list(user_id, limit=limit, after=after, prefix=prefix)
 
     async def read(self, file: File, offset: int = 0) -> AsyncIterator[bytes]:
         """Yield the content of a file, from `offset` on, compared with its checksums as it is read. Raises FileNotFound,
         ContentDamaged, Unavailable."""
-        content = await self._files.open(file)
+        files = self._services.files
+        content = await files.open(file)
         try:
             while offset < file.size:
-                async with self._files.noting(file):
+                async with files.noting(file):
                     piece = await content.read(min(_PIECE_BYTES, file.size - offset), offset)
                 offset += len(piece)
                 yield piece
         finally:
             await uninterrupted(content.close())
+
+    async def link(self, file: File, lifetime_seconds: int = 300) -> str:
+        """Return a path, below that of the server, by which anybody downloads a file for so long, at most for
+        UPLOADER_LINK_LIFETIME."""
+        query, _ = await self._services.links.make(file.user_id, file.id, lifetime_seconds)
+        return f"/me/files/{file.id}/content?{query}"
+
+    async def upload(self, user_id: str, source: "Uploadable", name: str, *, if_exists: "IfExists" = "keep") -> File:
+        """Upload a path, bytes or a seekable binary file object for the user, as a client would: within their quota, and
+        with all that else is asked. Raises ClientError."""
+        # Here, because who uploads nothing so does without.
+        import httpx2
+
+        from uploader.client import AsyncClient
+
+        async def as_user(scope: Any, receive: Any, send: Any) -> None:
+            await self._application({**scope, _NAMED: access.Identity(owner(user_id))}, receive, send)
+
+        transport = httpx2.ASGITransport(as_user)
+        async with AsyncClient(_IN_PROCESS, http_transport=transport) as client:
+            made = await client.upload(source, name, if_exists=if_exists)
+        return await self.get(user_id, made.id)
+
+    async def delete(self, user_id: str, file_id: str) -> None:
+        """Delete a file of the user. Raises FileNotFound."""
+        await self._services.files.delete(user_id, file_id)
 
 
 class Uploader:
@@ -109,6 +190,7 @@ class Uploader:
         self._handlers: dict[str, HandlerSettings] = {}
         self._application: Application | None = None
         self._files: FinishedFiles | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # In process
 
@@ -117,6 +199,28 @@ class Uploader:
         if self._files is None:
             raise RuntimeError(_NOT_RUNNING)
         return self._files
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the outcome of `work` in a thread that has no event loop, while it runs in the loop of the uploader. Raises
+        RuntimeError elsewhere."""
+        try:
+            if self._loop is None:
+                raise RuntimeError(_NOT_RUNNING)
+            if _is_in_loop():
+                raise RuntimeError("an event loop can't wait: `await` it there, or wait in a thread")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # where the thread was interrupted
+
+    async def identity(self, scope: Any) -> Identity | None:
+        """Return whom `identify` knows the request of a scope of ASGI by."""
+        told = None if self._identify is None else self._identify(scope)
+        return await told if isawaitable(told) else told
 
     def on(self, *types: str, name: str | None = None) -> Callable[[H], H]:
         """Decorate a function, which may be asynchronous, that is told of events of these types, as docs/events.md has them:
@@ -159,15 +263,20 @@ class Uploader:
             await bootstrap.check_redis(settings)
             services = bootstrap.Services(settings, handlers=self._handlers)
             async with bootstrap.running(services, jobs=settings.jobs):
-                known = None if self._identify is None else partial(_known, self._identify)
+                known = None if self._identify is None else self._known
                 self._application = bootstrap.build_application(services, identify=known)
-                self._files = FinishedFiles(services.files)
+                self._files = FinishedFiles(services, bootstrap.build_application(services, identify=_named))
+                self._loop = asyncio.get_running_loop()
                 look_again()
                 try:
                     with bootstrap.connection_state(settings) as state:
                         yield state
                 finally:
-                    self._application = self._files = None
+                    self._application = self._files = self._loop = None
+
+    async def _known(self, scope: Any) -> access.Identity | None:
+        identity = await self.identity(scope)
+        return None if identity is None else access.Identity(owner(identity.user_id), identity.admin)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -193,6 +302,19 @@ class Uploader:
             await send({"type": f"lifespan.{step}.failed", "message": str(error)})
             raise
         await send({"type": "lifespan.shutdown.complete"})
+
+
+async def _named(scope: Any) -> access.Identity | None:
+    found: access.Identity | None = scope.get(_NAMED)
+    return found
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _settings_of(keywords: Mapping[str, Any]) -> Settings:
@@ -252,9 +374,3 @@ async def _looked_after(settings: Settings) -> AsyncIterator[Callable[[], None]]
         ended.set()
         if thread.ident is not None:
             await asyncio.to_thread(thread.join, _PATIENCE_SECONDS)
-
-
-async def _known(identify: Identify, scope: Any) -> access.Identity | None:
-    told = identify(scope)
-    identity = await told if isawaitable(told) else told
-    return None if identity is None else access.Identity(owner(identity.user_id), identity.admin)

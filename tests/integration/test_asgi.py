@@ -1,15 +1,13 @@
 """The server as a part of an application: mounted in those that people write, with their users, and in process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import httpx2
 import pytest
-from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.http import HttpResponse
 from django.urls import path
@@ -19,35 +17,17 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tests.support.content import KIB, Content
+from tests.support.hosting import CONTENT, PREFIX, MakeUploader, configure_django, identify, living, send_file
 from tests.support.problems import problem
 from tests.support.waiting import eventually
 from uploader.asgi import FileNotFound, Identity, Uploader
 from uploader.errors import ConfigurationError
 from uploader.settings import Settings
 
-PREFIX = "/uploads"
-CONTENT = Content(3 * 64 * KIB - 5, chunk_size=64 * KIB)
-MakeUploader = Callable[..., Uploader]
-
-
-def identify(scope: Scope) -> Identity | None:
-    user_id = dict(scope["headers"]).get(b"x-user", b"").decode()
-    return Identity(user_id, admin=user_id == "root") if user_id else None
-
 
 async def identify_later(scope: Scope) -> Identity | None:
     await asyncio.sleep(0)
     return identify(scope)
-
-
-@pytest.fixture
-def make_uploader(tmp_path: Path, redis_url: str) -> MakeUploader:
-    def make(**more: Any) -> Uploader:
-        keywords = {"data": tmp_path / "data", "redis_url": redis_url, "free_space_floor": 0, "min_chunk_size": "64KiB"}
-        return Uploader(**{"identify": identify, **keywords, **more})
-
-    return make
 
 
 def starlette(uploads: Uploader) -> ASGIApp:
@@ -74,8 +54,7 @@ def litestar(uploads: Uploader) -> ASGIApp:
 
 def django(uploads: Uploader) -> ASGIApp:
     """Which mounts nothing and has no lifespan: a function before it does both."""
-    if not settings.configured:
-        settings.configure(SECRET_KEY="x", ROOT_URLCONF="tests.integration.test_asgi", ALLOWED_HOSTS=["test"])
+    configure_django()
     of_django = get_asgi_application()
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,38 +68,6 @@ def django(uploads: Uploader) -> ASGIApp:
 
 # Of Django.
 urlpatterns = [path("films/", lambda _request: HttpResponse("films"))]
-
-
-@asynccontextmanager
-async def living(app: ASGIApp) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of an application between its startup and its shutdown, as a server makes them."""
-    to_app, from_app = asyncio.Queue[Any](), asyncio.Queue[Any]()
-    scope: Scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
-    task = asyncio.ensure_future(app(scope, to_app.get, from_app.put))
-    try:
-        await to_app.put({"type": "lifespan.startup"})
-        assert (told := await from_app.get())["type"] == "lifespan.startup.complete", told
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://test") as client:
-            client.headers["X-User"] = "alice"
-            yield client
-    finally:
-        await to_app.put({"type": "lifespan.shutdown"})
-        await asyncio.wait_for(task, 60)
-    assert (await from_app.get())["type"] == "lifespan.shutdown.complete"
-
-
-async def send_file(client: httpx2.AsyncClient, prefix: str = PREFIX, name: str = "a") -> dict[str, Any]:
-    """In chunks; the file."""
-    opening = {"name": name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-    opened = await client.post(f"{prefix}/uploads", json=opening)
-    assert opened.status_code == 201, opened.text
-    place = opened.headers["location"]
-    assert place.startswith(f"{prefix}/uploads/")
-    for number in range(CONTENT.chunk_count):
-        answer = await client.put(f"{place}/chunks/{number}", content=CONTENT.chunk(number))
-    assert answer.status_code == 201, answer.text
-    file: dict[str, Any] = answer.json()["file"]
-    return file
 
 
 @pytest.mark.parametrize("host", [starlette, fastapi, litestar, django], ids=lambda host: host.__name__)

@@ -70,6 +70,11 @@ class Files:
         """Raises FileNotFound if it has gone meanwhile."""
         return await self.get(file.user_id, file.id, held=file.held)
 
+    async def named(self, user_id: str, name: str) -> File | None:
+        """Return the newest file of this name; None if none has it."""
+        found = await self.database.read(queries.files_of_names, user_id, [name])
+        return max(found, key=lambda file: (file.created_at, file.id), default=None)
+
     async def open(self, file: File) -> OpenBlob:
         """Return the content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
         if file.damaged:

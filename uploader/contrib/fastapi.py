@@ -1,0 +1,81 @@
+"""The finished files of an `Uploader` as parameters of FastAPI's operations: looked up by the ids that clients tell, as
+those of the user who calls."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.params import Path
+
+from uploader.asgi import File, FileNotFound, Uploader, UploadUnfinished
+
+__all__ = ["File", "finished_file", "finished_files"]
+
+T = TypeVar("T")
+_MOST_FILES = 1000
+
+
+def finished_file(uploads: Uploader, source: Any, user_id: Callable[..., Any] | None = None) -> Any:
+    """Make a dependency that is a `File` of whoever calls: `Annotated[File, finished_file(uploads, Form(alias="film"))]`.
+
+    `source` says where its id, or that of the upload that became it, is: `Form`, `Body`, `Query`, `Header` or `Path` of
+    FastAPI, with an `alias`. `user_id` is a dependency that returns the id of the user; without it `identify` of the
+    uploader says who calls, and nobody is 401. Where this user has no such file, the answer is 422 as for any other value
+    that is not valid, and 404 for one of the path. Raises ValueError for a source without an alias."""
+    _check_alias(source)
+
+    async def find(
+        told_id: Annotated[str, source],
+        caller: Annotated[str, Depends(user_id or _identified(uploads))],
+    ) -> File:
+        return await _find(uploads, source, caller, told_id)
+
+    return Depends(find)
+
+
+def finished_files(uploads: Uploader, source: Any, user_id: Callable[..., Any] | None = None) -> Any:
+    """Make a dependency that is a list of `File`s, as `finished_file` does of one."""
+    _check_alias(source)
+
+    async def find(
+        told_ids: Annotated[list[str], source],
+        caller: Annotated[str, Depends(user_id or _identified(uploads))],
+    ) -> list[File]:
+        if len(told_ids) > _MOST_FILES:
+            raise _refusal(source, "too_long", f"At most {_MOST_FILES} files can be told", len(told_ids))
+        return [await _find(uploads, source, caller, each) for each in dict.fromkeys(told_ids)]
+
+    return Depends(find)
+
+
+def _check_alias(source: Any) -> None:
+    if not source.alias:
+        raise ValueError(f"{type(source).__name__} needs an `alias`: the name by which clients tell the file")
+
+
+def _identified(uploads: Uploader) -> Callable[[Request], Awaitable[str]]:
+    async def user_id(request: Request) -> str:
+        identity = await uploads.identity(request.scope)
+        if identity is None:
+            raise HTTPException(401, "Not authenticated")
+        return identity.user_id
+
+    return user_id
+
+
+async def _find(uploads: Uploader, source: Any, user_id: str, told_id: str) -> File:
+    try:
+        return await uploads.files.find(user_id, told_id)
+    except FileNotFound as error:
+        raise _refusal(source, "file_not_found", error.detail, told_id) from error
+    except UploadUnfinished as error:
+        raise _refusal(source, "upload_unfinished", "This upload is not finished.", told_id) from error
+
+
+def _refusal(source: Any, kind: str, message: str, told: Any) -> Exception:
+    if isinstance(source, Path):
+        return HTTPException(404, message)
+    # A form is a body, too.
+    place = getattr(getattr(source, "in_", None), "value", "body")
+    return RequestValidationError([{"type": kind, "loc": (place, source.alias), "msg": message, "input": told}])
