@@ -1,12 +1,12 @@
 """Uploads as a part of an application of FastAPI, which knows its users: `uvicorn fastapi_app:app`."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Form
 
-from uploader.asgi import Identity, Uploader
+from uploader.asgi import File, Identity, Uploader
+from uploader.contrib.fastapi import finished_file
 
 TOKENS = {"secret of alice": "alice", "secret of bob": "bob"}
 
@@ -17,7 +17,9 @@ def identify(scope: Mapping[str, Any]) -> Identity | None:
     return None if user_id is None else Identity(user_id)
 
 
-uploads = Uploader(identify=identify)  # its settings are UPLOADER_DATA and so on, or keywords: data="/srv/uploads"
+uploads = Uploader(identify=identify)
+app = FastAPI(lifespan=lambda _app: uploads.running())
+app.mount("/uploads", uploads)
 finished: list[str] = []
 
 
@@ -26,16 +28,11 @@ async def remember(event: dict[str, Any]) -> None:
     finished.append(event["data"]["file"]["id"])
 
 
-@asynccontextmanager
-async def lifespan(_app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
-    async with uploads.running() as state:
-        yield state
-
-
-app = FastAPI(lifespan=lifespan)
-app.mount("/uploads", uploads)
-
-
 @app.get("/finished")
 async def list_finished() -> list[str]:
     return finished
+
+
+@app.post("/films")
+async def add_film(film: Annotated[File, finished_file(uploads, Form(alias="film"))]) -> dict[str, Any]:
+    return {"name": film.name, "size": film.size, "url": "/uploads" + await uploads.files.link(film)}

@@ -1,355 +1,187 @@
-"""docs/integrating.md: what an application adds to have uploads, run as it stands on the page."""
+"""docs/integrating.md: its applications, commands and pages, as they stand there, in processes and in Chromium."""
 
-import json
 import re
-import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 import jwt
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Route, expect
-from starlette.authentication import SimpleUser
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import uploader
-from tests.conftest import MakeStack
-from tests.support.browser import drag_and_drop
-from tests.support.content import Content
-from tests.support.process import Server, ended
-from tests.support.sockets import serving_stack
-from tests.support.waiting import eventually
-from uploader.client import Client, Unauthenticated
+from tests.support.browser import PATIENCE_MS
+from tests.support.content import MIB, Content
+from tests.support.embedding import EXAMPLES, TOKEN, Running
+from tests.support.process import ended, wait_for
+from uploader.client import Client
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrating.md"
-TYPES = Path(uploader.__file__).parent / "web" / "client.d.ts"
-CONTENT = Content(300_000, seed=95)
+PAGE = (EXAMPLES.parent / "integrating.md").read_text()
+CONTENT = Content(3 * MIB + 1, seed=241, name="film.mp4")
+NOBODYS = "0" * 32
 
 
-def codes_of_the_page(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
-CLIENT_CODE, TOKEN_CODE = codes_of_the_page("python")
-ONE_FILE_CODE, DROP_ZONE_CODE = codes_of_the_page("javascript")
+APPLICATIONS = {match[1]: code for code in blocks("python") if (match := re.search(r"uvicorn (\w+):", code))}
+_, DJANGO, BESIDE = blocks("bash")
+SAME_ORIGIN, OTHER_ORIGIN = blocks("html")
 
 
-@pytest.mark.parametrize("code", [CLIENT_CODE, TOKEN_CODE, ONE_FILE_CODE, DROP_ZONE_CODE])
-def test_the_application_adds_less_than_thirty_lines(code: str) -> None:
-    lines = code.splitlines()
-    assert len(lines) < 30
-    assert max(map(len, lines)) <= 120
+@contextmanager
+def running(directory: Path, name: str, script: str = "") -> Iterator[Running]:
+    """The application of this module, made of what the page prints, by the command that its first sentence names."""
+    code = APPLICATIONS[name]
+    (directory / f"{name}.py").write_text(code)
+    command = re.search(r"`(uvicorn .*?)`", code)
+    assert command is not None
+    made = Running(directory, name, script=script or command[1])
+    with ended(made.process):
+        yield made.wait()
 
 
-def test_an_application_keeps_files_with_its_own_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = secrets.token_urlsafe(32)
-    settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "AUTH": "jwt", "JWT_SECRET": secret}
-    server = Server(tmp_path / "log", settings)
-    monkeypatch.setenv("UPLOADS_URL", server.url)
-    monkeypatch.setenv("UPLOADS_SECRET", secret)
-    path = tmp_path / "film"
-    path.write_bytes(CONTENT.data)
-    with ended(server):
-        page: dict[str, Any] = {}
-        exec(compile(CLIENT_CODE, str(PAGE), "exec"), page)
-        file = page["keep"]("alice", str(path), "videos/film")
-        assert (file.name, file.sha256) == ("videos/film", CONTENT.sha256)
-        with page["client_for"]("alice") as client:
-            assert client.usage().total_space == 50 << 30
+def test_the_page_prints_the_examples() -> None:
+    assert {f"{name}.py": code for name, code in APPLICATIONS.items()} == {
+        path.name: path.read_text() for path in EXAMPLES.glob("*.py")
+    }
+    assert len(blocks("python")) == len(APPLICATIONS)
+
+
+@pytest.mark.parametrize("name", ["starlette_app", "fastapi_app", "litestar_app"])
+def test_an_application_takes_uploads_of_its_users(tmp_path: Path, name: str) -> None:
+    with running(tmp_path, name) as app:
+        with Client(f"{app.url}/uploads", TOKEN) as client:
+            file = client.upload(CONTENT.data, "film")
             assert client.download(file, tmp_path / "back").read_bytes() == CONTENT.data
-        with page["client_for"]("bob") as client:
-            assert list(client.files()) == []
-        forged = jwt.encode(jwt.decode(page["token_for"]("alice"), options={"verify_signature": False}), "x" * 32)
-        with Client(server.url, forged) as client, pytest.raises(Unauthenticated):
-            client.usage()
+        assert httpx2.get(f"{app.url}/uploads/me/files").status_code == 401
+        if name == "fastapi_app":
+            check_operations(app, file.id)
 
 
-# In a browser: the page and the tokens come from the application's origin, the uploads go to another one.
+def check_operations(app: Running, file_id: str) -> None:
+    def add(told: str, token: str) -> httpx2.Response:
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx2.post(f"{app.url}/films", data={"film": told}, headers=headers, timeout=60)
 
-APPLICATION, EXAMPLE_SERVER = "http://localhost", "https://uploads.example.com"
-# Browsers ask before a page of elsewhere calls a server on their own machine, as only tests have it.
-MAY_CALL_THIS_MACHINE = "local-network-access"
-[POLICY] = re.findall(r"`(script-src https:[^`]+)`", re.sub(r"\s+", " ", PAGE.read_text()))
-HTML = """<!doctype html><input type="file" /><progress></progress><h1 id="zone">drop here</h1>
-<output id="status"></output><pre id="failures"></pre>
-<button id="pause">pause</button><button id="resume">resume</button><button id="cancel">cancel</button>
-<script type="module" src="/application.js"></script>"""
-SCRIPT = """import { keep } from "/one-file.js";
-import { dropZone } from "/drop-zone.js";
-const [input] = document.getElementsByTagName("input");
-window.bar = document.querySelector("progress");
-input.onchange = async () => {
-  try {
-    window.outcome = { file: await keep(input.files[0], bar) };
-  } catch (error) {
-    window.outcome = { code: error.code, message: error.message };
-  }
-};
-const ids = ["zone", "status", "failures", "pause", "resume", "cancel"];
-const [zone, status, failures, pause, resume, cancel] = ids.map((id) => document.getElementById(id));
-dropZone(zone, { status, failures, pause, resume, cancel });
-window.ready = true;
-"""
-SECRET = secrets.token_urlsafe(32)
-SETTINGS: dict[str, Any] = {"auth": "jwt", "jwt_secret": SECRET, "cors_origins": (APPLICATION,)}
+    added = add(file_id, TOKEN).json()
+    assert (added["name"], added["size"]) == ("film", CONTENT.size)
+    assert httpx2.get(app.url + added["url"]).content == CONTENT.data
+    refused = [add(file_id, "secret of bob"), add(NOBODYS, TOKEN), add(file_id, "wrong")]
+    assert [answer.status_code for answer in refused] == [422, 422, 401]
+    wait_for(lambda: httpx2.get(f"{app.url}/finished").json() == [file_id], 60, "the handler")
 
 
-class BadDay:
-    """Stands before the server: lets a few chunks through until it is mended, then refuses one and cuts one off."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self.let_through = 1
-        self.mended = False
-        self.taken: Counter[str] = Counter()
-        self.failures: Iterator[str] = iter(("refused", "cut off"))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("method") != "PUT":
-            await self._app(scope, receive, send)
-            return
-        if not self.mended and self.taken.total() >= self.let_through:
-            await _problem(503, "unavailable", retryable=True)(scope, receive, send)
-            return
-        failure = next(self.failures, None) if self.mended else None
-        if failure == "refused":
-            await _problem(503, "unavailable", retryable=True)(scope, receive, send)
-            return
-        self.taken[scope["path"]] += 1
-        await self._app(scope, receive, _into_nothing if failure == "cut off" else send)
-
-
-def _problem(status: int, code: str, *, retryable: bool) -> Response:
-    content = json.dumps({"code": code, "detail": code, "retryable": retryable})
-    return Response(content, status, {"Access-Control-Allow-Origin": APPLICATION}, "application/problem+json")
-
-
-async def _into_nothing(_message: Message) -> None:
-    """An answer that gets lost."""
-
-
-class Application:
-    """The application: its page, and tokens for its user bob, of which the first has expired."""
-
-    def __init__(self, server_url: str, *, total_space: int = 50 << 30) -> None:
-        self._server_url = server_url
-        self._total_space = total_space
-        self.tokens_given = 0
-
-    async def open(self, context: BrowserContext) -> Page:
-        await context.route(f"{APPLICATION}/**", self._serve)
-        page = await context.new_page()
-        await page.goto(f"{APPLICATION}/")
-        await until(page, "window.ready")
-        return page
-
-    def _token_for(self, user_id: str) -> str:
-        self.tokens_given += 1
-        lifetime_seconds = -900 if self.tokens_given == 1 else 900
-        claims = {"sub": user_id, "exp": int(time.time()) + lifetime_seconds, "total_space": self._total_space}
-        return jwt.encode(claims, SECRET, algorithm="HS256")
-
-    async def _serve(self, route: Route) -> None:
-        path = urlsplit(route.request.url).path
-        if path == "/upload-token":
-            page: dict[str, Any] = {"token_for": self._token_for}
-            exec(compile(TOKEN_CODE, str(PAGE), "exec"), page)
-            answer = await page["upload_token"](Request({"type": "http", "headers": [], "user": SimpleUser("bob")}))
-            await route.fulfill(content_type="text/plain", body=answer.body)
-            return
-        served = {
-            "/": ("text/html", HTML),
-            "/application.js": ("text/javascript", SCRIPT),
-            "/one-file.js": ("text/javascript", self._of_here(ONE_FILE_CODE)),
-            "/drop-zone.js": ("text/javascript", self._of_here(DROP_ZONE_CODE)),
-        }
-        kind, text = served[path]
-        policy = self._of_here(
-            POLICY.replace("script-src", "script-src 'self'").replace("connect-src", "connect-src 'self'")
-        )
-        await route.fulfill(
-            content_type=kind, body=text, headers={"Content-Security-Policy": f"default-src 'none'; {policy}"}
-        )
-
-    def _of_here(self, text: str) -> str:
-        return text.replace(EXAMPLE_SERVER, self._server_url)
-
-
-async def until(page: Page, expression: str) -> None:
-    """Asked again and again from outside: the policy of the page lets nobody do so inside."""
-
-    async def is_true() -> bool:
-        return bool(await page.evaluate(expression))
-
-    await eventually(is_true)
-
-
-async def outcome_of(page: Page) -> dict[str, Any]:
-    await until(page, "window.outcome")
-    outcome: dict[str, Any] = await page.evaluate("window.outcome")
-    return outcome
+# In Chromium
 
 
 @pytest.fixture
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    made = await browser.new_context(permissions=[MAY_CALL_THIS_MACHINE])
+    made = await browser.new_context(permissions=["local-network-access"])
+    made.set_default_timeout(PATIENCE_MS)
     yield made
     await made.close()
 
 
-async def test_a_page_uploads_through_failures_and_a_reload_with_the_tokens_of_its_application(
-    make_stack: MakeStack, context: BrowserContext, tmp_path: Path
-) -> None:
-    days: list[BadDay] = []
-
-    def around(app: ASGIApp) -> ASGIApp:
-        days.append(BadDay(app))
-        return days[0]
-
-    path = tmp_path / "film"
+async def upload_and_save(page: Page, directory: Path, *, then_save: bool = True) -> None:
+    """Choose the film in the element, and press the button of its form once it is finished."""
+    path = directory / CONTENT.name
     path.write_bytes(CONTENT.data)
-    settings = SETTINGS | {"chunk_size_bytes": CONTENT.chunk_size}
-    async with serving_stack(make_stack, around=around, **settings) as server:
-        application = Application(server.url)
-        page = await application.open(context)
-        await page.set_input_files("input", path)
-        await until(page, "bar.value > 0")
-        [day] = days
-
-        async def taken() -> bool:
-            return day.taken.total() == day.let_through
-
-        await eventually(taken)
-        assert application.tokens_given == 2
-        await page.close()
-
-        page = await application.open(context)
-        day.mended = True
-        await page.set_input_files("input", path)
-        file = (await outcome_of(page))["file"]
-        assert (file["name"], file["sha256"]) == ("videos/film", CONTENT.sha256)
-        assert len(day.taken) == CONTENT.chunk_count
-        assert day.taken.total() == CONTENT.chunk_count  # also of the one whose answer was cut off
-        assert await page.evaluate("bar.value === bar.max && bar.max") == CONTENT.size
+    await page.locator("uploader-drop input").set_input_files(path)
+    await expect(page.locator('uploader-drop li[data-state="complete"]')).to_be_visible()
+    if then_save:
+        await page.get_by_role("button", name="Save").click()
 
 
-async def test_a_page_takes_what_is_dropped_and_pauses_it_and_is_told_what_cannot_pass(
-    make_stack: MakeStack, context: BrowserContext, tmp_path: Path
+async def test_a_form_of_django_has_the_element_and_takes_files_of_its_user(
+    tmp_path: Path, context: BrowserContext
 ) -> None:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for number in range(3):
-        (folder / f"{number}.jpg").write_bytes(b"%d" % number * 1000)
-    large = tmp_path / "large"
-    large.write_bytes(b"x" * (1 << 20))
-    async with serving_stack(make_stack, chunk_size_bytes=64 << 10, **SETTINGS) as server:
-        page = await Application(server.url, total_space=10_000).open(context)
-        await page.set_input_files("input", large)
-        assert (await outcome_of(page))["file"] is None
-        zone = page.locator("#zone")
-        await drag_and_drop(page, zone, folder)
-        await expect(page.locator("#status")).to_have_text("3 of 3 are there")
-        # Everything once more, and one that does not fit: what is there is not sent, and what may not be there is told.
-        batches: list[str] = []
-        page.on("request", lambda request: batches.append(request.url) if "/files/batch?" in request.url else None)
-        await drag_and_drop(page, zone, folder, large)
-        await page.click("#pause")
-        await page.click("#resume")
-        await expect(page.locator("#status")).to_have_text("3 of 4 are there")
-        assert (await page.locator("#failures").text_content() or "").startswith("inbox/large: ")
-        assert batches == []
-        found = await page.evaluate(USE_EVERYTHING, f"{server.url}/client.js")
-        assert found == {
-            "exports": ["Client", "Problem", "fromInput", "fromTransfer"],
-            "members": members_of_the_types(),
-            "level": ["inbox/photos/"],
-            "named": ["inbox/photos/0.jpg"],
-            "linked": "0" * 1000,
-            "moved": 3,
-            "files": ["photos/2.jpg", "photos/1.jpg", "photos/0.jpg"],
-            "stopped": "AbortError",
-            "taken": "name-taken",
-            "paused": [[True, None], [True, None]],
-            "how": ["sent", "sent"],
-            "refused": "unauthenticated",
-            "late": ["quota-exceeded"],
-            "given": [[], []],
-            "deleted": 3,
-            "later": ["sent"],
-            "open": [],
-            "newest": ["late"],
-            "left": 10_000 - 1_004 - 8_000,
-        }
-
-
-# Each method of the page's table.
-USE_EVERYTHING = """async (url) => {
-  const { Client, ...others } = await import(url);
-  const token = async () => (await fetch("/upload-token")).text();
-  const client = new Client({ token });
-  const list = async (found) => { const all = []; for await (const { name } of found) all.push(name); return all; };
-  const failure = (promise) => promise.then(() => null, ({ code, name }) => (typeof code === "string" ? code : name));
-  const found = { exports: ["Client", ...Object.keys(others)].sort() };
-  const started = client.start(new Blob(["once"]), { name: "x" });
-  const many = client.startMany([]);
-  const kinds = { Client: client, Transfer: started, Transfers: many };
-  found.members = Object.fromEntries(Object.entries(kinds).map(([name, of]) => {
-    const members = [...Object.keys(of), ...Object.getOwnPropertyNames(Object.getPrototypeOf(of))];
-    return [name, members.filter((member) => member !== "constructor").sort()];
-  }));
-  started.pause();
-  started.resume();
-  const { id } = await started.result;
-  await many.result;
-  found.level = await list(client.level("inbox"));
-  const [first] = await client.named("inbox/photos/0.jpg");
-  found.named = [(await client.file(first.id)).name];
-  const link = await client.link(first.id, { lifetimeSeconds: 60 });
-  found.linked = await (await fetch(link.url)).text();
-  found.moved = await client.moveFolder("inbox", "");
-  found.files = await list(client.files("photos/", { part: "jpg" }));
-  const signal = AbortSignal.abort();
-  found.stopped = await failure(client.upload(new Blob(["never"]), { name: "never", signal }));
-  found.taken = await failure(client.upload(new Blob(["other"]), { name: "x", ifExists: "fail" }));
-  const two = client.startMany([{ file: new Blob(["0".repeat(1000)]), name: "y" }, new File(["new!"], "z")]);
-  two.pause();
-  while (two.transfers.length < 2) await client.usage();
-  found.paused = two.transfers.map(({ progress, outcome }) => [progress.paused, outcome]);
-  two.resume();
-  found.how = (await two.result).map(({ how }) => how);
-  const late = client.startMany([{ file: new Blob(["1".repeat(8000)]), name: "late" }]);
-  found.late = (await late.result).map(({ problem }) => problem.code);
-  const given = [client.startMany([new File(["a"], "a")]), client.startMany([new File(["b"], "b")])];
-  given[0].stop();
-  given[1].pause();
-  await given[1].cancel();
-  found.given = await Promise.all(given.map(({ result }) => result));
-  found.refused = await failure(new Client({ token: async () => "x" + Math.random() }).usage());
-  await client.rename(id, "renamed");
-  await client.delete(id);
-  found.deleted = await client.deleteFolder("photos");
-  late.retry();
-  found.later = (await late.result).map(({ how }) => how);
-  found.open = await client.uploads();
-  found.newest = (await client.page({ limit: 1 })).files.map(({ name }) => name);
-  found.left = (await client.usage()).available;
-  return found;
-}"""
-
-
-def members_of_the_types() -> dict[str, list[str]]:
-    """What the types say that there is: whoever changes one without the other is told."""
-    found = {}
-    for name in ("Client", "Transfer", "Transfers"):
-        match = re.search(
-            rf"^export (?:class|interface) {name} {{\n(.*?)^}}", TYPES.read_text(), re.DOTALL | re.MULTILINE
+    with running(tmp_path, "django_app", DJANGO) as app:
+        page = await context.new_page()
+        await page.goto(f"{app.url}/films/")  # leads to the login
+        await page.get_by_label("Username").fill("alice")
+        await page.get_by_label("Password").fill("secret")
+        await page.get_by_role("button", name="Log in").click()
+        await upload_and_save(page, tmp_path, then_save=False)
+        # Without a title the form is shown again, and still has the film.
+        await page.evaluate("document.querySelector('[name=title]').required = false")
+        await page.get_by_role("button", name="Save").click()
+        await expect(page.locator(".errorlist")).to_have_text("This field is required.")
+        await page.get_by_label("Title").fill("A film")
+        await page.get_by_role("button", name="Save").click()
+        link = page.get_by_role("link", name=f"films/{CONTENT.name}, {CONTENT.size} bytes")
+        url = await link.get_attribute("href")
+        assert httpx2.get(f"{app.url}{url}", timeout=60).content == CONTENT.data
+        # An id that nobody has.
+        await page.goto(f"{app.url}/films/")
+        await page.evaluate(
+            "(id) => document.querySelector('uploader-drop').outerHTML = `<input type=hidden name=film value=${id}>`",
+            NOBODYS,
         )
-        assert match is not None
-        found[name] = sorted(set(re.findall(r"^  (?:readonly )?(\w+)[(:]", match[1], re.MULTILINE)) - {"constructor"})
-    return found
+        await page.get_by_label("Title").fill("Nobody's")
+        await page.get_by_role("button", name="Save").click()
+        await expect(page.locator(".errorlist")).to_contain_text("This file is not there, or is not yours.")
+        assert httpx2.get(f"{app.url}/uploads/me/files").status_code == 401
+
+
+@pytest.mark.parametrize("html", [SAME_ORIGIN, OTHER_ORIGIN], ids=["in its process", "beside it"])
+async def test_a_form_of_any_page_sends_the_id_of_the_file(tmp_path: Path, context: BrowserContext, html: str) -> None:
+    """The same page, of an application whose origin the server has, and of another one."""
+    is_beside = html is OTHER_ORIGIN
+    if is_beside:
+        app, prefix = Running(tmp_path, "", script=BESIDE), ""
+        origin = "https://app.example"  # as the page's own command names it
+    else:
+        (tmp_path / "cookie_app.py").write_text(BY_COOKIE)
+        app, prefix = Running(tmp_path, "", script="uvicorn cookie_app:app"), "/uploads"
+        origin = app.url
+    posted = list[str]()
+
+    def token() -> str:
+        secret = (tmp_path / "uploads.secret").read_text().strip()
+        return jwt.encode({"sub": "alice", "exp": int(time.time()) + 900}, secret, algorithm="HS256")
+
+    async def serve(route: Route) -> None:
+        path = urlsplit(route.request.url).path
+        if path == "/films":
+            posted.append(route.request.post_data or "")
+        if path == "/upload-token":
+            await route.fulfill(content_type="text/plain", body=token())
+        else:
+            await route.fulfill(content_type="text/html", body=html.replace("https://uploads.example.com", app.url))
+
+    with ended(app.process):
+        app.wait(prefix)
+        for path in ("/page", "/films", "/upload-token"):
+            await context.route(f"{origin}{path}", serve)
+        await context.add_cookies([{"name": "user", "value": "alice", "url": app.url}])
+        page = await context.new_page()
+        await page.goto(f"{origin}/page")
+        await upload_and_save(page, tmp_path)
+        await page.wait_for_url(f"{origin}/films")
+        (told,) = parse_qs(posted[0])["film"]
+        headers: dict[str, Any] = {"Authorization": f"Bearer {token()}"} if is_beside else {"Cookie": "user=alice"}
+        found = httpx2.get(f"{app.url}{prefix}/me/files/{told}", headers=headers, timeout=60).json()
+        assert (found["name"], found["sha256"]) == (f"films/{CONTENT.name}", CONTENT.sha256)
+
+
+BY_COOKIE = """
+from starlette.applications import Starlette
+from starlette.requests import cookie_parser
+from starlette.routing import Mount
+
+from uploader.asgi import Identity, Uploader
+
+
+def identify(scope):
+    user = cookie_parser(dict(scope["headers"]).get(b"cookie", b"").decode()).get("user")
+    return Identity(user) if user else None
+
+
+uploads = Uploader(identify=identify)
+app = Starlette(routes=[Mount("/uploads", uploads)], lifespan=lambda _app: uploads.running())
+"""

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.support.content import MIB, Content
-from tests.support.embedding import EXAMPLES, RUN, TOKEN, Running
+from tests.support.embedding import RUN, TOKEN, Running
 from tests.support.process import ended, wait_for
 from uploader.client import Client
 
@@ -22,11 +22,6 @@ def running(directory: Path, server: str, *more: str) -> Iterator[Running]:
     made = Running(directory, server, *more)
     with ended(made.process):
         yield made.wait()
-
-
-def test_the_page_prints_the_example() -> None:
-    page = (EXAMPLES.parent / "embedding.md").read_text()
-    assert f"```python\n{(EXAMPLES / 'fastapi_app.py').read_text()}```\n" in page
 
 
 @pytest.mark.parametrize("server", RUN)

@@ -1,5 +1,6 @@
 """The applications of docs/examples, in processes of their own under the servers that people run."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,20 +29,25 @@ RUN = {
 class Running:
     """One of them, on a port of its own."""
 
-    def __init__(self, directory: Path, server: str, *more: str, port: int | None = None) -> None:
+    def __init__(self, directory: Path, server: str, *more: str, port: int | None = None, script: str = "") -> None:
+        """`script`: what a shell runs in the directory, in the place of a server of `RUN`."""
         self.directory = directory
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [word.format(port=self.port) for word in RUN[server]]
-        settings = {"DATA": str(directory / "data"), "FREE_SPACE_FLOOR": "0"}
-        python = ["env", f"PYTHONPATH={EXAMPLES}", sys.executable]
-        self.process = Process(directory / "log", settings, *command, *more, program=python)
+        settings = {"DATA": str(directory / "data"), "FREE_SPACE_FLOOR": "0", "PORT": str(self.port)}
+        program = ["env", f"PYTHONPATH={EXAMPLES}", sys.executable]
+        command = [word.format(port=self.port) for word in RUN.get(server, ())]
+        if script:
+            path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+            program = ["env", "-C", str(directory), path, f"UVICORN_PORT={self.port}", "bash", "-ec"]
+            command = [script]
+        self.process = Process(directory / "log", settings, *command, *more, program=program)
 
-    def wait(self) -> "Running":
+    def wait(self, prefix: str = "/uploads") -> "Running":
         def is_ready() -> bool:
             assert self.process.process.poll() is None, self.process.output()
             try:
-                return httpx2.get(f"{self.url}/uploads/readyz", timeout=60).is_success
+                return httpx2.get(f"{self.url}{prefix}/readyz", timeout=60).is_success
             except httpx2.TransportError:
                 return False
 

@@ -33,13 +33,29 @@ from uploader.errors import UploaderError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["FinishedFile", "UploadField", "UploadInput", "UploaderStorage", "identify", "user_id_of"]
+__all__ = ["FinishedFile", "UploadField", "UploadInput", "UploaderStorage", "identify", "mount", "user_id_of"]
 
 T = TypeVar("T")
 
 _BUFFER_BYTES = 256 << 10
 # What is to be saved and can't seek, or is text, is copied: up to here in memory.
 _COPY_BYTES = 8 << 20
+
+
+# The application
+
+
+def mount(uploader: Uploader, prefix: str, application: Any) -> Any:
+    """Put an uploader below a path of an application of Django, which by itself has neither mounts nor a lifespan."""
+
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        root_path = scope.get("root_path", "") + prefix
+        if scope["type"] == "lifespan" or f"{scope['path']}/".startswith(f"{root_path}/"):
+            await uploader({**scope, "root_path": root_path}, receive, send)
+        else:
+            await application(scope, receive, send)
+
+    return mounted
 
 
 # Users

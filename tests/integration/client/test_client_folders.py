@@ -333,7 +333,7 @@ async def test_an_older_server_says_what_it_can_not(old_client: AsyncClient, her
 
 
 async def test_without_an_event_loop_it_is_the_same(make_stack: MakeStack, here: Path) -> None:
-    """Each method that docs/integrating.md has in its table."""
+    """Each method that docs/libraries.md has in its table."""
 
     def use(url: str, token: str) -> None:
         with Client(url, token) as client:
