@@ -1,4 +1,4 @@
-"""Uppy with its dashboard, as docs/clients.md sets it up, in Chromium."""
+"""Uppy with its dashboard, as docs/clients.md sets it up, alone and beside <uploader-drop>, in Chromium."""
 
 from pathlib import Path
 
@@ -119,3 +119,38 @@ async def test_what_the_quota_has_no_room_for_is_told(person: Person, tmp_path: 
     await says(person, "Upload failed")
     await person.arrived(sha256s(CONTENTS[1]))
     assert sorted(status for status in await person.statuses() if status[0] == "POST") == [("POST", 201), ("POST", 413)]
+
+
+# Appended, where the tests of the element replace all that the page has.
+SHOW_ELEMENT = """async () => {
+  await import(`${serverUrl}/drop.js`);
+  const drop = document.createElement("uploader-drop");
+  drop.setAttribute("server", serverUrl);
+  drop.token = token;
+  document.body.append(drop);
+}"""
+
+
+async def test_the_element_beside_it_goes_on_with_what_uppy_began(person: Person, tmp_path: Path) -> None:
+    await show(person)
+    await person.page.evaluate(SHOW_ELEMENT)
+    drop = person.page.locator("uploader-drop")
+    # Both at once.
+    others = [Content(1000, seed=number, name=f"{number}.txt") for number in (1, 2)]
+    await add(person, others[0], directory=tmp_path)
+    (tmp_path / others[1].name).write_bytes(others[1].data)
+    await drop.locator("input").set_input_files(tmp_path / others[1].name)
+    await expect(drop.locator('li[data-state="complete"]')).to_contain_text(others[1].name)
+    await says(person, "Complete")
+    await person.open()
+    await add_and_hold(person, 3, tmp_path)
+    await person.until("uppy.getFiles()[0].tus?.uploadUrl")
+    await person.open()
+    await show(person)
+    await person.page.evaluate(SHOW_ELEMENT)
+    await expect(drop.locator('li[data-state="unfinished"]')).to_contain_text(LARGE.name)
+    await drop.locator("input").set_input_files(tmp_path / LARGE.name)
+    await expect(drop.locator('li[data-state="complete"]')).to_contain_text(LARGE.name)
+    await expect(drop.locator("li")).to_have_count(1)
+    assert person.sha256s() == sha256s(*others, LARGE)
+    person.check_nothing_is_held()

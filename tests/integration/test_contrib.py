@@ -12,6 +12,7 @@ from django import forms
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.core.files.base import ContentFile
 from django.core.files.uploadedfile import TemporaryUploadedFile
+from django.db import models
 from django.test.utils import override_settings
 from django.utils import translation
 from fastapi import Body, FastAPI, Form, Header, Path, Query, Request
@@ -200,6 +201,30 @@ async def test_what_is_saved_is_uploaded_as_its_owner_would(
     assert (await client.put("/admin/users/alice", json={"total_space": CONTENT.size}, headers=root)).is_success
     with pytest.raises(QuotaExceeded):
         await asyncio.to_thread(storage.save, "alice/d", ContentFile(b"x" * 1000))
+
+
+async def test_a_field_of_a_model_takes_a_finished_file_without_copying_it(
+    client: httpx2.AsyncClient, storage: UploaderStorage
+) -> None:
+    file = await send_file(client, "", "films/a b")
+
+    class Film(models.Model):
+        film = models.FileField(storage=storage, upload_to="elsewhere")
+
+        class Meta:
+            app_label = "films"
+
+    def keep() -> None:
+        form = film_form(storage, {"film": file["id"]})
+        assert form.is_valid()
+        film = Film(film=form.cleaned_data["film"])
+        assert Film._meta.get_field("film").pre_save(film, add=True).name == "alice/films/a b"
+        again = Film(film="alice/films/a b").film
+        assert (again.size, again.read(), again.url[:9]) == (CONTENT.size, CONTENT.data, "/uploads/")
+
+    await asyncio.to_thread(keep)
+    usage = (await client.get("/me/usage")).json()
+    assert usage["use_space_finished"] == CONTENT.size
 
 
 async def test_django_is_told_what_is_wrong_with_its_settings(

@@ -162,6 +162,8 @@ export interface ManyOptions {
   onProgress?: (progress: ManyProgress) => void;
   /** Is told of each file that is there, or failed. */
   onFile?: (outcome: Outcome) => void;
+  /** Finds the open upload that a file of this name and size goes on with, of whatever client; null: none that is known. */
+  expected?: (name: string, size: number) => Upload | null;
   signal?: AbortSignal;
 }
 

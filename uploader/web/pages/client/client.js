@@ -161,11 +161,12 @@ async function* inBatches(files, options) {
 }
 
 /** One file as uploads know it: a Blob, or {file, name}. Throws Problem. */
-function picked(given, { name, to = "", ifExists, modifiedAt }) {
+function picked(given, { name: asked, to = "", ifExists, modifiedAt, expected }) {
   const { file, name: ownName } = given instanceof Blob ? { file: given } : given;
-  const path = name ?? ownName ?? (file.webkitRelativePath || file.name);
+  const path = asked ?? ownName ?? (file.webkitRelativePath || file.name);
   if (!path) throw new Problem("invalid-name", { detail: "What is uploaded has no name of its own: give one." });
-  return { file: dated(file, modifiedAt), name: `${below(to)}${path}`.normalize("NFC"), size: file.size, ifExists };
+  const name = `${below(to)}${path}`.normalize("NFC");
+  return { file: dated(file, modifiedAt), name, size: file.size, ifExists, expected: expected?.(name, file.size) ?? null };
 }
 
 /** The same bytes, not copied, as a file that was changed at that time. */

@@ -127,6 +127,7 @@ export class UploaderDrop extends HTMLElement {
     set.uploads = this.client.startMany(isMany ? files : first(files), {
       to: this.getAttribute("to") ?? "",
       ifExists: this.getAttribute("if-exists") ?? undefined,
+      expected: (name, size) => this.#goesOnWith(name, size),
       onProgress: () => this.#draw(),
       onFile: ({ file, problem }) => this.#finished(file, problem),
     });
@@ -134,6 +135,14 @@ export class UploaderDrop extends HTMLElement {
     set.uploads.result.then(() => this.dispatchEvent(new Event("change", { bubbles: true })), (problem) => this.#tell("problem", problem));
     this.#draw();
     return set.uploads;
+  }
+
+  /** The upload that a file of this name and size goes on with. One whose digest is known is found by that: here are those that
+   * other clients began, as by tus. */
+  #goesOnWith(name, size) {
+    const upload = this.#unfinished.get(name)?.upload;
+    const takesChunks = upload?.state === "uploading" && upload.length_known !== false;
+    return takesChunks && upload.md5 === null && upload.size === size ? upload : null;
   }
 
   /** Stop what is going on, and forget all: what has arrived stays on the server. */
