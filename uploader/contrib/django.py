@@ -4,6 +4,7 @@ Owns what waits in a thread for the event loop that the uploader runs in, as Dja
 are so, and for `sync_to_async`. Refuses to run in an event loop, and where no uploader runs, such as in `manage.py`.
 """
 
+import asyncio
 import errno
 import io
 import tempfile
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from django import forms
 from django.conf import settings
 from django.contrib import auth
-from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation, ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.files.base import File as DjangoFile
 from django.core.files.storage import Storage, storages
+from django.db import close_old_connections
 from django.forms.utils import flatatt
 from django.http import HttpRequest, parse_cookie
 from django.utils import timezone
@@ -69,14 +71,20 @@ def user_id_of(user: Any) -> str:
 async def identify(scope: Mapping[str, Any]) -> Identity | None:
     """Find the user of Django's session who makes a request, for `Uploader(identify=identify)`: superusers are
     administrators."""
-    cookies = dict(scope["headers"]).get(b"cookie", b"").decode("latin-1")
-    request = HttpRequest()
+    cookies = "; ".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie")
     session_key = parse_cookie(cookies).get(settings.SESSION_COOKIE_NAME)
-    if session_key is None:
-        return None
-    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
-    user = await auth.aget_user(request)
-    return Identity(user_id_of(user), admin=user.is_superuser) if user.is_authenticated and user.is_active else None
+    return await asyncio.to_thread(_identity_in, session_key) if session_key else None
+
+
+def _identity_in(session_key: str) -> Identity | None:
+    request = HttpRequest()
+    close_old_connections()  # as Django does before and after a request of its own
+    try:
+        request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+        user = auth.get_user(request)
+        return Identity(user_id_of(user), admin=user.is_superuser) if user.is_authenticated else None
+    finally:
+        close_old_connections()
 
 
 # Files
@@ -233,11 +241,8 @@ class UploaderStorage(Storage):
         return found.rstrip("/")
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for what the uploader does in its event loop. Raises SynchronousOnlyOperation in an event loop."""
-        try:
-            return self.uploader.wait(work)
-        except RuntimeError as error:
-            raise SynchronousOnlyOperation(str(error)) from error
+        """Wait for what the uploader does in its event loop. Raises RuntimeError in an event loop."""
+        return self.uploader.wait(work)
 
     # As Django has it
 
