@@ -20,7 +20,7 @@ from uploader.domain.links import owner
 from uploader.domain.names import Folder, Place, normalise_name
 from uploader.domain.upload import File, State
 from uploader.embedded import EmbeddedRedis
-from uploader.errors import ConfigurationError, FileNotFound, UploadGone, UploadNotFound
+from uploader.errors import ConfigurationError, FileHeld, FileNotFound, UploadGone, UploadNotFound
 from uploader.http.app import Application
 from uploader.http.server.http11 import HttpConnection
 from uploader.service import access
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "File",
+    "FileHeld",
     "FileNotFound",
     "FinishedFiles",
     "Folder",
@@ -84,12 +85,12 @@ class FinishedFiles:
     _application: Application
 
     async def get(self, user_id: str, file_id: str) -> File:
-        """Return a finished file of the user. Raises FileNotFound."""
+        """Return a finished file of the user. Raises FileNotFound, FileHeld."""
         return await self._services.files.get(user_id, file_id)
 
     async def find(self, user_id: str, told_id: str) -> File:
         """Return a finished file of the user by what a form tells: its id, or that of the upload that became it. Raises
-        FileNotFound, UploadUnfinished."""
+        FileNotFound, FileHeld, UploadUnfinished."""
         if not ID.fullmatch(told_id):
             raise FileNotFound()
         try:
@@ -100,9 +101,12 @@ class FinishedFiles:
                 upload = await uploads.known(Target(owner(user_id), upload_id=told_id))
                 if upload.state is State.OPEN:
                     raise UploadUnfinished()
-                return (await uploads.ended(upload)).file
+                file = (await uploads.ended(upload)).file
             except (UploadNotFound, UploadGone):
                 raise unknown from None
+        if file.held:
+            raise FileHeld()
+        return file
 
     async def named(self, user_id: str, name: str) -> File | None:
         """Return the finished file of the user that has this name; None if none has."""
@@ -146,7 +150,7 @@ class FinishedFiles:
 
     async def upload(self, user_id: str, source: "Uploadable", name: str, *, if_exists: "IfExists" = "keep") -> File:
         """Upload a path, bytes or a seekable binary file object for the user, as a client would: within their quota, and
-        with all that else is asked. Raises ClientError."""
+        with all that else is asked. Raises ClientError. It may be `held` by a gate."""
         # Here, because who uploads nothing so does without.
         import httpx2
 
@@ -158,7 +162,7 @@ class FinishedFiles:
         transport = httpx2.ASGITransport(as_user)
         async with AsyncClient(_IN_PROCESS, http_transport=transport) as client:
             made = await client.upload(source, name, if_exists=if_exists)
-        return await self.get(user_id, made.id)
+        return await self._services.files.get(user_id, made.id, held=True)
 
     async def delete(self, user_id: str, file_id: str) -> None:
         """Delete a file of the user. Raises FileNotFound."""

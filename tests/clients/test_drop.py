@@ -82,10 +82,6 @@ async def test_it_pauses_and_another_page_goes_on_where_it_was(person: Person, t
     drop = await show(person)
     await choose(drop, tmp_path, film)
     await chunks.wait_for(3)
-    await drop.get_by_role("button", name=f"Pause {film.name}").click()
-    await expect(drop.locator("li")).to_contain_text("Paused at")
-    assert await person.page.evaluate("drop.validationMessage") == "An upload is not finished."
-
     arrived = set(map(number_in, chunks.urls[:2]))
 
     async def have_arrived() -> bool:
@@ -94,7 +90,10 @@ async def test_it_pauses_and_another_page_goes_on_where_it_was(person: Person, t
             missing = {number for first, last in upload.missing for number in range(first, last + 1)}
             return missing == set(range(4)) - arrived
 
-    await eventually(have_arrived, 60)
+    await eventually(have_arrived, 60)  # the pause would end what is on its way
+    await drop.get_by_role("button", name=f"Pause {film.name}").click()
+    await expect(drop.locator("li")).to_contain_text("Paused at")
+    assert await person.page.evaluate("drop.validationMessage") == "An upload is not finished."
     chunks.refuse()
     context = person.page.context
     await person.page.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import pathlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from django.utils import translation
 from fastapi import Body, FastAPI, Form, Header, Path, Query, Request
 
 from tests.support.hosting import CONTENT, PREFIX, MakeUploader, configure_django, living, send_file
-from uploader.asgi import FileNotFound, Uploader, UploadUnfinished
+from uploader.asgi import FileHeld, FileNotFound, Uploader, UploadUnfinished
 from uploader.client import ClientError, InvalidName, QuotaExceeded
 from uploader.contrib.django import FinishedFile, UploaderStorage, UploadField, UploadInput
 from uploader.contrib.fastapi import File, finished_file, finished_files
@@ -98,6 +99,39 @@ async def test_the_application_uploads_lists_links_and_deletes_as_a_user(
     for user_id, name, why in (("alice", "../a", InvalidName), ("a b", "c", ClientError)):
         with pytest.raises(why):
             await files.upload(user_id, b"c", name)
+
+
+async def test_what_a_gate_holds_is_not_given_out(make_uploader: MakeUploader, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "events.toml").write_text('[queues.scan]\ntypes = ["file.finished"]\ngate = true\n')
+    uploads = make_uploader(events=tmp_path / "events.toml")
+    configure_django()
+    storage = UploaderStorage(uploads, PREFIX)
+    app = FastAPI(lifespan=lambda _app: uploads.running())
+
+    @app.get("/query")
+    async def by_query(film: Annotated[File, finished_file(uploads, Query(alias="film"))]) -> str:
+        return film.name
+
+    @app.get("/films/{film}")
+    async def by_path(film: Annotated[File, finished_file(uploads, Path(alias="film"))]) -> str:
+        return film.name
+
+    app.mount(PREFIX, uploads)
+    async with living(app) as client:
+        opened = await client.post(f"{PREFIX}/uploads", json={"name": "a", "size": 1})
+        upload_id = opened.json()["upload"]["id"]
+        sent = await client.put(f"{PREFIX}/uploads/{upload_id}/chunks/0", content=b"a")
+        for told in (upload_id, sent.json()["file"]["id"]):
+            with pytest.raises(FileHeld):
+                await uploads.files.find("alice", told)
+            form = film_form(storage, {"film": told})
+            assert not await asyncio.to_thread(form.is_valid)
+            assert form.errors["film"] == ["This file is being checked. Send the form again later."]
+            assert (await client.get("/query", params={"film": told})).json()["detail"][0]["type"] == "file_held"
+            assert (await client.get(f"/films/{told}")).status_code == 409
+        assert (await uploads.files.upload("alice", b"b", "b")).held
+        saved = await asyncio.to_thread(storage.save, "alice/c", ContentFile(b"c"))
+        assert not await asyncio.to_thread(storage.exists, saved)
 
 
 async def test_a_thread_waits_and_an_event_loop_does_not(make_uploader: MakeUploader) -> None:

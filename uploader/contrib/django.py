@@ -29,7 +29,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.module_loading import import_string
 from django.utils.translation import get_language, gettext
 
-from uploader.asgi import File, FileNotFound, Folder, Identity, Uploader, UploadUnfinished
+from uploader.asgi import File, FileHeld, FileNotFound, Folder, Identity, Uploader, UploadUnfinished
 from uploader.errors import UploaderError
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class UploaderStorage(Storage):
 
     def _save(self, name: str, content: Any) -> str:
         """Upload it as its owner would: their quota counts, and hooks are asked. A finished file of here is not copied: it
-        keeps its name. Raises ClientError."""
+        keeps its name. What a gate holds is there once it has passed. Raises ClientError."""
         if isinstance(content, FinishedFile) and content.storage.uploader is self.uploader:
             return str(content.name)
         user_id, _, own_name = name.replace("\\", "/").partition("/")
@@ -296,7 +296,8 @@ class UploaderStorage(Storage):
     # By files
 
     def find(self, user_id: str, told_id: str) -> FinishedFile:
-        """Return a file of a user by its id, or that of its upload. Raises FileNotFound, UploadUnfinished."""
+        """Return a file of a user by its id, or that of its upload. Raises FileNotFound, FileHeld,
+        UploadUnfinished."""
         return FinishedFile(self, self.wait(self.uploader.files.find(user_id, told_id)))
 
     def url_of(self, stored: File) -> str:
@@ -345,10 +346,12 @@ def _source(content: Any) -> Iterator[BinaryIO]:
 _WORDS = {
     "invalid": "This file is not there, or is not yours. Upload it again.",
     "unfinished": "This upload is not finished. Wait until it is, and send the form again.",
+    "held": "This file is being checked. Send the form again later.",
 }
 _CHINESE = {
     _WORDS["invalid"]: "此文件不存在，或者不属于您。请重新上传。",
     _WORDS["unfinished"]: "上传尚未完成。请等待完成后再提交表单。",
+    _WORDS["held"]: "此文件正在检查中。请稍后再提交表单。",
 }
 
 
@@ -448,9 +451,14 @@ class UploadField(forms.Field):
         try:
             return self.storage.find(self.user_id, told_id)
         except FileNotFound as error:
-            raise ValidationError(self.error_messages["invalid"], code="invalid") from error
+            raise self._refusal("invalid") from error
         except UploadUnfinished as error:
-            raise ValidationError(self.error_messages["unfinished"], code="unfinished") from error
+            raise self._refusal("unfinished") from error
+        except FileHeld as error:
+            raise self._refusal("held") from error
+
+    def _refusal(self, code: str) -> ValidationError:
+        return ValidationError(self.error_messages[code], code=code)
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return [getattr(each, "id", each) for each in _listed(initial)] != self.to_python(data)

@@ -8,7 +8,7 @@ from fastapi import Depends, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Path
 
-from uploader.asgi import File, FileNotFound, Uploader, UploadUnfinished
+from uploader.asgi import File, FileHeld, FileNotFound, Uploader, UploadUnfinished
 
 __all__ = ["File", "finished_file", "finished_files"]
 
@@ -22,7 +22,8 @@ def finished_file(uploads: Uploader, source: Any, user_id: Callable[..., Any] | 
     `source` says where its id, or that of the upload that became it, is: `Form`, `Body`, `Query`, `Header` or `Path` of
     FastAPI, with an `alias`. `user_id` is a dependency that returns the id of the user; without it `identify` of the
     uploader says who calls, and nobody is 401. Where this user has no such file, the answer is 422 as for any other value
-    that is not valid, and 404 for one of the path. Raises ValueError for a source without an alias."""
+    that is not valid, and for one of the path 404, or 409 while a gate holds it. Raises ValueError for a source without an
+    alias."""
     _check_alias(source)
 
     async def find(
@@ -71,11 +72,13 @@ async def _find(uploads: Uploader, source: Any, user_id: str, told_id: str) -> F
         raise _refusal(source, "file_not_found", error.detail, told_id) from error
     except UploadUnfinished as error:
         raise _refusal(source, "upload_unfinished", "This upload is not finished.", told_id) from error
+    except FileHeld as error:
+        raise _refusal(source, "file_held", "This file is being checked.", told_id, 409) from error
 
 
-def _refusal(source: Any, kind: str, message: str, told: Any) -> Exception:
+def _refusal(source: Any, kind: str, message: str, told: Any, status_of_path: int = 404) -> Exception:
     if isinstance(source, Path):
-        return HTTPException(404, message)
+        return HTTPException(status_of_path, message)
     # A form is a body, too.
     place = getattr(getattr(source, "in_", None), "value", "body")
     return RequestValidationError([{"type": kind, "loc": (place, source.alias), "msg": message, "input": told}])
