@@ -198,22 +198,14 @@ async def test_the_unique_keys_and_indexes_are_there(empty: Database) -> None:
 
 async def test_no_figure_becomes_negative(database: Database) -> None:
     assert ("user_info", "reserved") in BYTE_COLUMNS
-    assert len(BYTE_COLUMNS) == 32
+    assert len(BYTE_COLUMNS) == 33
     rows: dict[str, dict[str, Any]] = {
         "user_info": {"user_id": "u"},
         "upload": {"id": "i", "user_id": "u", "name": "n", "state": "OPEN", "temp_path": "t"},
         "blob": {"created_at": NOW, **digests("")},
-        "file": {"id": "i", "user_id": "u", "name": "n", "instant": False, "created_at": NOW, **digests("")},
-        "trashed_file": {
-            "id": "i",
-            "user_id": "u",
-            "name": "n",
-            "instant": False,
-            "created_at": NOW,
-            **digests(""),
-            "deleted_at": NOW,
-            "reason": "deleted",
-        },
+        "file": (file := {"id": "i", "user_id": "u", "name": "n", "instant": False, "created_at": NOW, **digests("")}),
+        "held_file": {**file, "if_exists": "keep", "event_id": "e"},
+        "trashed_file": {**file, "deleted_at": NOW, "reason": "deleted"},
         "usage_daily": {"day": NOW.date(), "taken_at": NOW},
         "link": {
             **dict.fromkeys(("id", "user_id", "slug", "slug_sha256", "kind", "name", "label"), "l"),
