@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from playwright.async_api import expect
+from playwright.async_api import Locator, expect
 
 from tests.clients.site import Person
 from tests.support.content import MIB, Content
@@ -131,26 +131,35 @@ SHOW_ELEMENT = """async () => {
 }"""
 
 
-async def test_the_element_beside_it_goes_on_with_what_uppy_began(person: Person, tmp_path: Path) -> None:
+async def show_beside(person: Person) -> Locator:
     await show(person)
     await person.page.evaluate(SHOW_ELEMENT)
-    drop = person.page.locator("uploader-drop")
-    # Both at once.
-    others = [Content(1000, seed=number, name=f"{number}.txt") for number in (1, 2)]
-    await add(person, others[0], directory=tmp_path)
-    (tmp_path / others[1].name).write_bytes(others[1].data)
-    await drop.locator("input").set_input_files(tmp_path / others[1].name)
-    await expect(drop.locator('li[data-state="complete"]')).to_contain_text(others[1].name)
-    await says(person, "Complete")
-    await person.open()
+    return person.page.locator("uploader-drop")
+
+
+async def choose(drop: Locator, content: Content, directory: Path) -> None:
+    (directory / content.name).write_bytes(content.data)
+    await drop.locator("input").set_input_files(directory / content.name)
+    await expect(drop.locator('li[data-state="complete"]')).to_contain_text(content.name)
+    await expect(drop.locator("li")).to_have_count(1)
+
+
+async def test_the_element_uploads_beside_it(person: Person, tmp_path: Path) -> None:
+    drop = await show_beside(person)
+    await person.allow(0)
+    await add(person, LARGE, directory=tmp_path)
+    await person.holds(1)
+    await choose(drop, CONTENTS[1], tmp_path)
+    await person.allow()
+    await completed(person, *CONTENTS)
+
+
+async def test_the_element_goes_on_with_what_it_began(person: Person, tmp_path: Path) -> None:
     await add_and_hold(person, 3, tmp_path)
     await person.until("uppy.getFiles()[0].tus?.uploadUrl")
     await person.open()
-    await show(person)
-    await person.page.evaluate(SHOW_ELEMENT)
+    drop = await show_beside(person)
     await expect(drop.locator('li[data-state="unfinished"]')).to_contain_text(LARGE.name)
-    await drop.locator("input").set_input_files(tmp_path / LARGE.name)
-    await expect(drop.locator('li[data-state="complete"]')).to_contain_text(LARGE.name)
-    await expect(drop.locator("li")).to_have_count(1)
-    assert person.sha256s() == sha256s(*others, LARGE)
+    await choose(drop, LARGE, tmp_path)
+    assert person.sha256s() == sha256s(LARGE)
     person.check_nothing_is_held()
