@@ -47,7 +47,7 @@ def running(directory: Path, name: str, script: str = "") -> Iterator[Running]:
 
 def test_the_page_prints_the_examples() -> None:
     assert {f"{name}.py": code for name, code in APPLICATIONS.items()} == {
-        path.name: path.read_text() for path in EXAMPLES.glob("*.py")
+        path.name: path.read_text() for path in EXAMPLES.glob("*_app.py")
     }
     assert len(blocks("python")) == len(APPLICATIONS)
 
