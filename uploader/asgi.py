@@ -13,11 +13,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar
+from unicodedata import normalize
 
 from uploader import bootstrap
 from uploader.domain.events import EventType
 from uploader.domain.links import owner
-from uploader.domain.names import Folder, Place, normalise_name
+from uploader.domain.names import Folder, Place, check_user_id, normalise_name
 from uploader.domain.upload import File, State
 from uploader.embedded import EmbeddedRedis
 from uploader.errors import ConfigurationError, FileHeld, FileNotFound, UploadGone, UploadNotFound
@@ -111,7 +112,7 @@ class FinishedFiles:
     async def named(self, user_id: str, name: str) -> File | None:
         """Return the finished file of the user that has this name; None if none has."""
         try:
-            return await self._services.files.named(user_id, normalise_name(name))
+            return await self._services.files.named(check_user_id(user_id), normalise_name(name))
         except ValueError:
             return None
 
@@ -120,6 +121,7 @@ class FinishedFiles:
     ) -> tuple[list[Folder | File], Place | None]:
         """Return a page of the folders and files right below a folder, whose prefix ends with a slash, by name; and where
         the next page begins."""
+        prefix = normalize("NFC", prefix)
         return await self._services.folders.level(user_id, prefix, limit=limit, after=after)
 
     async def list(

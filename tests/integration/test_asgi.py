@@ -21,6 +21,7 @@ from tests.support.hosting import CONTENT, PREFIX, MakeUploader, configure_djang
 from tests.support.problems import problem
 from tests.support.waiting import eventually
 from uploader.asgi import FileNotFound, Identity, Uploader
+from uploader.contrib.django import mount
 from uploader.errors import ConfigurationError
 from uploader.settings import Settings
 
@@ -53,16 +54,9 @@ def litestar(uploads: Uploader) -> ASGIApp:
 
 
 def django(uploads: Uploader) -> ASGIApp:
-    """Which mounts nothing and has no lifespan: a function before it does both."""
+    """Which mounts nothing and has no lifespan."""
     configure_django()
-    of_django = get_asgi_application()
-
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"].startswith(f"{PREFIX}/"):
-            await uploads({**scope, "root_path": PREFIX}, receive, send)
-        else:
-            await of_django(scope, receive, send)
-
+    application: ASGIApp = mount(uploads, PREFIX, get_asgi_application())
     return application
 
 
@@ -88,6 +82,8 @@ async def test_mounted_it_serves_below_its_path(
         assert (found.name, found.sha256) == ("a", CONTENT.sha256)
         if host is django:
             assert (await client.get("/films/")).text == "films"
+            assert (await client.get(f"{PREFIX}er/")).status_code == 404
+            assert (await client.get(PREFIX)).text == (await client.get(f"{PREFIX}/")).text
 
 
 async def test_it_serves_alone_and_again(make_uploader: MakeUploader) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import httpx2
 import pytest
+from asgiref.sync import sync_to_async
 from django import forms
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.base import ContentFile
@@ -200,6 +201,8 @@ async def test_a_storage_has_what_django_asks_for(client: httpx2.AsyncClient, st
             assert storage.get_modified_time(name).tzinfo is None
         assert storage.listdir("alice") == (["films"], [])
         assert storage.listdir("alice/films/") == ([], ["a.mp4"])
+        assert storage.listdir("alice/nothing") == ([], [])
+        assert not storage.exists("\ud800/a")
         with pytest.raises(NotImplementedError, match="lists no users"):
             storage.listdir("")
         for ask in (storage.size, storage.url, storage.open, storage.get_modified_time):
@@ -321,6 +324,7 @@ async def test_the_field_gives_a_finished_file_of_the_user(
             assert refused.errors["film"] == ["上传尚未完成。请等待完成后再提交表单。"]
 
     await asyncio.to_thread(check)
+    assert await sync_to_async(film_form(storage, {"film": ids[0]}).is_valid)()  # of an asynchronous view
 
 
 async def test_the_widget_is_the_element(client: httpx2.AsyncClient, storage: UploaderStorage) -> None:
