@@ -16,7 +16,7 @@ from playwright.async_api import Browser, Locator, expect
 from tests.support.browser import Visitor, visiting
 from tests.support.content import KIB, MIB, Content
 from tests.support.shelf import a_shelf
-from tests.support.sites import CONNECTIONS, Site
+from tests.support.sites import CONNECTIONS, PREFIX, Site
 
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}}
 SHARED = {"photos/a.txt": b"alpha", "photos/2026/b.txt": b"beta", "photos/2026/c.bin": b"gamma", "other.txt": b"other"}
@@ -32,7 +32,7 @@ QR = {
 async def made(site: Site, **facts: Any) -> str:
     answer = await site.stack.client.post("/me/links", json=facts)
     assert answer.status_code == 201, answer.text
-    return str(answer.json()["url"])
+    return str(answer.json()["url"]).removeprefix(PREFIX)
 
 
 @asynccontextmanager
