@@ -175,6 +175,8 @@ async def test_acks_of_one_moment_share_a_commit_and_each_has_its_own_answer(sta
     stale, held, ended, released, last = tasks
     await queue.ack(ended.id, ended.lease)
     await queue.release(released.id, released.lease, 60.0, None)
+    with pytest.raises(LeaseLost):
+        await queue.extend(released.id, released.lease, 60.0)
     with statements(stack_on.services.database) as sent:
         asked = [(held.id, held.lease), (ended.id, ended.lease), (held.id, held.lease), (stale.id, "another's")]
         asked += [(released.id, released.lease), ("nobody's", held.lease), (last.id, last.lease)]
@@ -182,6 +184,7 @@ async def test_acks_of_one_moment_share_a_commit_and_each_has_its_own_answer(sta
     kinds = [type(None), type(None), type(None), LeaseLost, LeaseLost, NotFound, type(None)]
     assert [type(outcome) for outcome in outcomes] == kinds
     assert len([each for each in sent if each.startswith("UPDATE delivery")]) == 1
+    assert (await stack_on.services.work.report()).queues[0].held == 1, "the one of another's lease"
     await queue.ack(stale.id, stale.lease)
     assert (await stack_on.services.work.report()).queues[0].waiting == 1, "the one that was given back"
 

@@ -62,6 +62,13 @@ def _that_is_held() -> Update:
     return update(models.delivery).where(*of_claim, _TASKS.held, _TASKS.state == WAITING)
 
 
+def _that_are_held() -> Update:
+    """Change those of some tasks that are of no gate, each for who holds it."""
+    of_claims = tuple_(_TASKS.outbox_id, _TASKS.lease).in_(bindparam("claims", expanding=True))
+    is_free = _TASKS.on_failure.is_(None)
+    return update(models.delivery).where(*_WAITING, _IS_AMONG, of_claims, _TASKS.held, is_free)
+
+
 _UNTIL = bindparam("until", type_=UtcDateTime)
 _CLAIM = (
     _that_are_due()
@@ -88,12 +95,7 @@ _GIVE_UP = (
 )
 _EXTEND = _that_is_held().values(due_at=_UNTIL)
 _ACK = _that_is_held().values(state=DELIVERED, held=False, due_at=_NOW, last_error=None)
-_OF_CLAIMS = tuple_(_TASKS.outbox_id, _TASKS.lease).in_(bindparam("claims", expanding=True))
-_ACK_ALL = (
-    update(models.delivery)
-    .where(*_WAITING, _IS_AMONG, _OF_CLAIMS, _TASKS.held, _TASKS.on_failure.is_(None))
-    .values(state=DELIVERED, held=False, due_at=_NOW, last_error=None)
-)
+_ACK_ALL = _that_are_held().values(state=DELIVERED, held=False, due_at=_NOW, last_error=None)
 _RELEASE = _that_is_held().values(
     state=case((_TASKS.attempt >= bindparam("most"), _word(DEAD)), else_=_word(WAITING)),
     held=False,
