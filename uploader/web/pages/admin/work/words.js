@@ -5,7 +5,7 @@ import { addWords } from "../../i18n.js";
 addWords({
   en: {
     "work.title": "Work handed out",
-    "work.hint": "Workers come for these tasks. Each is one worker's until its lease ends, and then anybody's again. One that was claimed in vain too often is dead, until it is handed out again.",
+    "work.hint": "Workers come for these tasks. Each is one worker's until its lease ends, and then anybody's again. One that was claimed in vain too often is dead: nobody gets it any more, until you hand it out again.",
     "work.caption": "Queues of tasks",
     "work.queue": "Queue",
     "work.waiting": "Waiting",
