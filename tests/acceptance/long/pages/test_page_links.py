@@ -265,7 +265,8 @@ async def test_an_administrator_ends_the_link_of_a_user(browser: Browser, site: 
     link = await made(site, kind="upload", name="inbox/", label="Homework")
     async with visiting(browser, site.url) as visitor:
         await visitor.sign_in(await site.token("root", admin=True), "/admin/")
-        await visitor.press("alice")
+        users = visitor.page.get_by_role("region", name="Users with what they store")
+        await users.get_by_role("button", name="alice").click()
         dialog = visitor.page.get_by_role("dialog", name="alice")
         await expect(dialog.get_by_role("row").filter(has_text="Homework")).to_contain_text("0 files")
         assert await visitor.violations(["light"]) == []
