@@ -10,7 +10,7 @@
  * comes to be; or it fails with `name-taken`. */
 export type IfExists = "keep" | "replace" | "fail";
 
-/** A finished file on the server. */
+/** A finished file on the server; or one that it holds. */
 export interface StoredFile {
   readonly id: string;
   readonly name: string;
@@ -25,6 +25,10 @@ export interface StoredFile {
   readonly instant: boolean;
   /** The server found its bytes to have gone bad: the same content sent again heals it. */
   readonly damaged?: boolean;
+  /** It has arrived, and gates of the server have yet to let it pass: until then it is in no list, and can't be read or
+   * renamed (`file-held`). `file(id)` says when it has passed; what is refused is not found any more, and lies in its owner's
+   * trash. */
+  readonly held?: boolean;
 }
 
 /** An open upload. */
@@ -131,7 +135,7 @@ export interface ManyProgress {
   readonly retrying: Problem | null;
 }
 
-/** What became of one of many: the file it is, and whether it was `sent`, its content was there (`instant`), or the very file
+/** What became of one of many: the file it is (`file.held`: it waits for gates), and whether it was `sent`, its content was there (`instant`), or the very file
  * was (`present`); or the problem. */
 export interface Outcome {
   readonly name: string;
@@ -240,6 +244,7 @@ export class Client {
   level(folder?: string): AsyncGenerator<Folder | StoredFile, void, void>;
   /** The file of exactly this name, if there is one. */
   named(name: string): Promise<StoredFile[]>;
+  /** Also one that is held. */
   file(id: string): Promise<StoredFile>;
   /** A link to download a file without a token, for a while; the server may give less. */
   link(id: string, options?: { lifetimeSeconds?: number }): Promise<Link>;

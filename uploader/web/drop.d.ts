@@ -12,7 +12,7 @@
 import type { Client, ClientOptions, Files, Problem, StoredFile, Transfers } from "./client.js";
 
 export interface UploaderDropEvents {
-  /** A file is there. */
+  /** A file is there, or has arrived and is held. */
   upload: CustomEvent<StoredFile>;
   /** A file failed, or none could be asked for. */
   problem: CustomEvent<Problem>;

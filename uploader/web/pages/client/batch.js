@@ -1,6 +1,7 @@
 // Small files that share a request: packed beside the page, sent together, each with an answer of its own.
 
 import { Problem, Retrying } from "./api.js";
+import { fileOf } from "./plan.js";
 
 const LARGEST_COUNT = 500;
 // What a member costs besides its bytes: two headers, a pax record, and the rest of a block.
@@ -135,7 +136,8 @@ export class Batch {
   #settle(sent, results) {
     let again = null;
     sent.forEach((transfer, number) => {
-      const { status, file, problem } = results[number] ?? { problem: { code: "bad-answer" } };
+      const result = results[number] ?? { problem: { code: "bad-answer" } };
+      const [{ status, problem }, file] = [result, fileOf(result)];
       if (transfer.phase === "cancelled") this.#undo(status, file);
       else if (file) transfer.succeed(file);
       else {

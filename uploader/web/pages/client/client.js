@@ -2,6 +2,7 @@
 // said in client.d.ts; they are called as those of the Python client.
 
 import { Api, Problem, SERVER, unreachable } from "./api.js";
+import { fileOf } from "./plan.js";
 import { OneUpload, ManyUploads } from "./started.js";
 import { sharedBy } from "./transfers.js";
 
@@ -71,7 +72,8 @@ export class Client {
   }
 
   async file(id) {
-    return this.#call("GET", `/me/files/${id}`);
+    const told = await this.#call("GET", `/me/files/${id}`);
+    return fileOf(told) ?? told;
   }
 
   async link(id, { lifetimeSeconds } = {}) {

@@ -48,6 +48,11 @@ export function candidates(there, { size, ifExists }) {
   return there.filter((file) => file.size === size && !file.damaged);
 }
 
+/** The file that an upload became, as an answer tells; `held`: gates have yet to let it pass. None: it is no file so far. */
+export function fileOf({ state, file }) {
+  return state === "held" ? { ...file, held: true } : file;
+}
+
 /** Whether a file of the server, of the same name and size, is taken for this one of the device without a look inside.
  * Systems differ in the decimals of a second that they keep. */
 export function isUnchanged({ modified_at: modifiedAt }, { lastModified }) {

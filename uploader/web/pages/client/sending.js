@@ -2,7 +2,7 @@
 // list of missing chunks is the truth at every step.
 
 import { Problem, Retrying } from "./api.js";
-import { Queue, isMissing } from "./plan.js";
+import { Queue, fileOf, isMissing } from "./plan.js";
 
 export const CONNECTIONS = 4;
 const ROUNDS = 10;
@@ -72,7 +72,7 @@ export class Sending {
   /** Send what is missing until the upload is a file. */
   async finish(standing, signal) {
     let rounds = 0;
-    while (standing.state !== "complete") {
+    while (!standing.file) {
       const { upload } = standing;
       this.uploadId = upload.id;
       this.meter.opened(upload);
@@ -83,8 +83,9 @@ export class Sending {
         standing = await this.#sendMissing(upload, signal);
       } else standing = await this.#merge(upload.id, signal);
     }
-    this.meter.complete(standing.file);
-    return standing.file;
+    const file = fileOf(standing);
+    this.meter.complete(file);
+    return file;
   }
 
   async #waitForMerge(uploadId, signal) {
@@ -132,7 +133,7 @@ export class Sending {
         continue;
       }
       const answer = await this.slots.hold(signal, () => this.#send(upload, number, signal));
-      standing = ["merging", "complete"].includes(answer.state) ? answer : null;
+      standing = answer.file || answer.state === "merging" ? answer : null;
     }
     return standing;
   }

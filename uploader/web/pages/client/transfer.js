@@ -98,6 +98,11 @@ export class Transfer {
     return this.phase === "complete" && (this.unchanged || this.made.instant);
   }
 
+  /** Whether gates have yet to let it pass. */
+  get isHeld() {
+    return this.phase === "complete" && this.made.held === true;
+  }
+
   get canPause() {
     return ["waiting", "hashing", "uploading"].includes(this.phase);
   }

@@ -6,7 +6,7 @@ import { FreeSpace } from "./free-space.js";
 import { Hasher } from "./hasher.js";
 import { Lanes } from "./lanes.js";
 import { Offers } from "./offers.js";
-import { isUnchanged } from "./plan.js";
+import { fileOf, isUnchanged } from "./plan.js";
 import { Rate } from "./rate.js";
 import { totalsOf } from "./totals.js";
 import { Transfer } from "./transfer.js";
@@ -198,7 +198,7 @@ export class Transfers extends EventTarget {
     if (transfer.phase === "elsewhere" && !isOurs) {
       transfer.phase = "merging";
       try {
-        const { file } = await this.#shared.api.request("GET", `/uploads/${transfer.uploadId}`);
+        const file = fileOf(await this.#shared.api.request("GET", `/uploads/${transfer.uploadId}`));
         if (file) transfer.succeed(file);
       } catch {
         // it was cancelled

@@ -3,7 +3,7 @@
 // request (batch.js); how bytes get there is in sending.js.
 
 import { Problem, Retrying } from "./api.js";
-import { HASH_FIRST_BYTES } from "./plan.js";
+import { HASH_FIRST_BYTES, fileOf } from "./plan.js";
 import { Part, Sending } from "./sending.js";
 import { Gate } from "./waiting.js";
 
@@ -105,7 +105,7 @@ export class Uploading {
       if (states[md5].state !== "absent") return this.#byDigestsAlone(digests);
       this.meter.sending();
       try {
-        return (await this.slots.hold(this.signal, () => this.#sending.put(`/files/${md5}?${query}`, this.file, this.signal))).file;
+        return fileOf(await this.slots.hold(this.signal, () => this.#sending.put(`/files/${md5}?${query}`, this.file, this.signal)));
       } catch (problem) {
         if (problem.code === "unreachable") await this.#sending.check();
         await retrying.pause(problem);
@@ -153,7 +153,7 @@ export class Uploading {
     await this.gate.wait(this.signal);
     const opened = this.expected ? await this.#sending.standing(this.expected.id) : await this.#openByKey();
     if (!opened) return this.#byDigests(await this.#hashing.both);
-    if (opened.state === "complete") return opened.file;
+    if (opened.file) return fileOf(opened);
     this.#told.set(false);
     const sending = new Part(this.signal, (signal) => this.#sending.finish(opened, signal));
     try {
@@ -174,7 +174,7 @@ export class Uploading {
   async #endIfThere(sending) {
     const md5 = await this.#hashing.md5;
     const states = await this.#sending.call("POST", "/files/status", { md5s: [md5] });
-    if (states[md5].state !== "complete" || this.#told.open) return;
+    if (!["complete", "held"].includes(states[md5].state) || this.#told.open) return;
     this.meter.comparing();
     await sending.end();
   }
@@ -186,7 +186,7 @@ export class Uploading {
       const headers = { "Idempotency-Key": `${key}-${attempt}` };
       try {
         const opened = await this.#sending.call("POST", "/uploads", this.#facts, { headers });
-        if (opened.state !== "complete") return opened;
+        if (!opened.file) return opened;
         if (opened.file.sha256 === (await this.#hashing.both).sha256) return opened.file.name === this.name ? opened : null;
       } catch (problem) {
         if (["quota-exceeded", "too-many-files"].includes(problem.code) && (await this.#mayBeThere())) return null;
@@ -220,9 +220,9 @@ export class Uploading {
       told = (await this.#prove(place, digests, told.challenge)) ?? (await this.#sending.standing(upload.id));
     }
     this.#told.set(true);
-    if (told.state !== "complete") return sending.outcome(() => this.#sending.finish(told, this.signal));
+    if (!told.file) return sending.outcome(() => this.#sending.finish(told, this.signal));
     await sending.end();
-    return told.file.name === this.name ? told.file : this.#byDigestsAlone(digests);
+    return told.file.name === this.name ? fileOf(told) : this.#byDigestsAlone(digests);
   }
 
   /** The caller has another open upload of this content, perhaps from another device: go on with the fuller one. */

@@ -260,7 +260,7 @@ export class UploaderDrop extends HTMLElement {
         }
         const row = set.rows.get(member);
         if (row?.isRemoved) left -= outcome?.problem ? 1 : 0;
-        row?.show(progress, outcome?.problem ?? null);
+        row?.show(progress, outcome);
         seen += 1;
         beyond += row ? 0 : 1;
       }

@@ -22,12 +22,13 @@ export class Row {
     this.node = element("li", { part: "row" }, this.name, ...Object.values(this.#buttons), this.bar, this.status);
   }
 
-  /** `progress` as the client has it; `problem` where it failed. */
-  show(progress, problem) {
+  /** As the client has them; `outcome`: null while it goes on. */
+  show(progress, outcome) {
+    const problem = outcome?.problem ?? null;
     const { name, size, state, paused, sentBytes, hashedBytes, secondsLeft, retrying } = progress;
     const percent = formatPercent(sentBytes, size);
     const facts = { size: formatBytes(size), percent };
-    let text = t(`drop.${state}`, facts);
+    let text = t(outcome?.file?.held ? "drop.held" : `drop.${state}`, facts);
     if (problem) text = messageOf(problem);
     else if (retrying) text = t("drop.retrying", { reason: messageOf(retrying) });
     else if (paused && state !== "complete") text = t("drop.paused", facts);
