@@ -10,6 +10,7 @@ import { Toasts } from "./files/toasts.js";
 import { TrashView } from "./trash/trash-view.js";
 import { mountHeader, PAGES } from "../header.js";
 import { t, translate } from "../i18n.js";
+import { Held, tellOf } from "./held.js";
 import { openMenu } from "./menu.js";
 import { News } from "./news.js";
 import { carriesFiles, fromInput, fromTransfer, into } from "../client/picking.js";
@@ -42,14 +43,28 @@ const tell = (text) => news.tell(text);
 const transfers = new Transfers(api);
 new TransfersView(transfers, { choose, tell, question: new Question(transfers, hasTrash) });
 const toasts = new Toasts($("toasts"));
-const files = new FilesView(api, { toasts, changed, tell, hasTrash, hasLinks });
+const held = new Held(api, { hasTrash, changed: () => files.showHeld(), judged });
+const files = new FilesView(api, { toasts, changed, tell, hasTrash, hasLinks, held });
 const links = new LinksView(api, { tell });
-const trash = new TrashView(api, { toasts, changed: lookSoon, go: (place) => files.go(place), tell });
+const trash = new TrashView(api, { toasts, changed: restored, go: (place) => files.go(place), tell });
 
 /** Something was deleted, or is back. */
 function changed() {
   lookSoon();
   if (!$("trash").hidden) trash.show();
+}
+
+/** Files are back from the trash. */
+function restored(some) {
+  held.add(some);
+  lookSoon();
+}
+
+/** Gates have said what becomes of files. */
+function judged(said) {
+  tellOf(said, { transfers, toasts, tell, hasTrash });
+  files.judged(said);
+  if (said.refused.length) changed();
 }
 
 // What the server knows: the quota, and the uploads that are open, perhaps from other devices.
@@ -83,7 +98,8 @@ document.addEventListener("visibilitychange", () => document.visibilityState ===
 
 transfers.addEventListener("complete", ({ detail }) => {
   news.completed(detail);
-  files.add(detail.filter((transfer) => !transfer.unchanged).map((transfer) => transfer.made));
+  held.add(detail.map(({ made }) => made));
+  files.add(detail.filter(({ unchanged, isHeld }) => !unchanged && !isHeld).map(({ made }) => made));
   lookSoon();
 });
 transfers.addEventListener("failed", ({ detail }) => {
@@ -197,4 +213,4 @@ addEventListener("hashchange", turn);
 quota.usage = usage;
 $("app").hidden = false;
 turn();
-await Promise.all([look(), files.start()]);
+await Promise.all([look(), files.start(), held.look()]);

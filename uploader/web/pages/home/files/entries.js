@@ -7,14 +7,14 @@ import { lastSegment } from "./place.js";
 const SORTED_AT_ONCE = 1000;
 const LOOKED_AT_ONCE = 256;
 
-/** `at_least`: the server did not count all of its files. */
-export function entryOfFolder({ name, files, bytes, at_least: more = false }) {
-  return { key: `/${name}`, isFolder: true, path: name, name: lastSegment(name), files, size: bytes, time: 0, more };
+/** `at_least`: the server did not count all of its files; `held`: there are none but held ones in it. */
+export function entryOfFolder({ name, files, bytes, at_least: more = false, held: isHeld = false }) {
+  return { key: `/${name}`, isFolder: true, path: name, name: lastSegment(name), files, size: bytes, time: 0, more, isHeld };
 }
 
 export function entryOfFile(file) {
   const time = Date.parse(file.modified_at ?? file.created_at);
-  return { key: file.id, isFolder: false, path: file.name, name: lastSegment(file.name), size: file.size, time, file };
+  return { key: file.id, isFolder: false, path: file.name, name: lastSegment(file.name), size: file.size, time, file, isHeld: file.held === true };
 }
 
 const MEASURES = { name: () => 0, size: (entry) => entry.size, time: (entry) => entry.time };

@@ -25,17 +25,17 @@ export function fileRow(entry, view) {
     element("div", { role: "gridcell", class: "cell-check" }, check), named, size, time, actions);
 
   /** What is made of the name, which changes rarely. */
-  function call({ name, path, isFolder }) {
+  function call({ name, path, isFolder, isHeld }) {
     check.setAttribute("aria-label", t("file.select", { name }));
     setText(title, name);
     title.title = name;
     if (isFolder) title.href = hashOf({ prefix: path });
     drawn.replaceChildren(picture(isFolder ? "folder" : pictureOf(name)));
-    actions.replaceChildren(...actionsOf(name, view.hasLinks));
+    actions.replaceChildren(...actionsOf(name, isFolder, isHeld, view.hasLinks));
   }
 
   function update(now) {
-    if (root.entry?.path !== now.path) call(now);
+    if (root.entry?.path !== now.path || root.entry.isHeld !== now.isHeld) call(now);
     entry = root.entry = now;
     const selected = view.selection.has(entry.key);
     check.checked = selected;
@@ -52,12 +52,14 @@ export function fileRow(entry, view) {
   return { root, update };
 }
 
-function actionsOf(name, hasLinks) {
+/** A file that is held can be deleted; a folder of such can't. */
+function actionsOf(name, isFolder, isHeld, hasLinks) {
   const button = (action, drawn) => {
     const label = t(`file.${action}`, { name });
     const attributes = { type: "button", class: "icon-button", "aria-label": label, title: label, tabindex: -1, "data-act": action };
     return element("button", attributes, glyph(drawn));
   };
+  if (isHeld) return isFolder ? [] : [button("delete", "remove")];
   const more = button("more", "more");
   more.setAttribute("aria-haspopup", "menu");
   return [...(hasLinks ? [button("share", "share")] : []), button("download", "download"), more];
@@ -72,12 +74,15 @@ function sizeOf({ size, more }) {
   return more ? `${formatBytes(size)}+` : formatBytes(size);
 }
 
-/** Below the name: that it is damaged; where a search found it; how many files are in a folder; on phones, what else has a
- * column of its own. */
+/** Below the name: that it is damaged, or held; where a search found it; how many files are in a folder; on phones, what else
+ * has a column of its own. */
 function say(node, entry, { query }) {
   if (entry.file?.damaged) {
     node.dataset.kind = "bad";
     setText(node, t("file.damaged"));
+  } else if (entry.isHeld) {
+    node.dataset.kind = "held";
+    setText(node, [...(entry.isFolder ? [countOf(entry)] : []), t("file.held")].join(" · "));
   } else if (query) {
     node.dataset.kind = "where";
     const prefix = folderOf(entry.path);

@@ -6,6 +6,7 @@ import { onLanguage, t } from "../../i18n.js";
 import { messageOf } from "../../problems.js";
 import { openMenu } from "../menu.js";
 import { Actions } from "./actions.js";
+import { choicesOf, choicesOfMany, deletable, free } from "./choices.js";
 import { Deletions } from "./deletions.js";
 import { Dragging } from "./dragging.js";
 import { Grid } from "./grid.js";
@@ -13,7 +14,6 @@ import { fileRow } from "./file-row.js";
 import { Headings } from "./headings.js";
 import { Listing } from "./listing.js";
 import { drawPath } from "./path-view.js";
-import { glyph } from "./pictures.js";
 import { folderOf, hashOf, isPlace, placeOf } from "./place.js";
 import { contentsOf, preview } from "./preview.js";
 import { Selection } from "./selection.js";
@@ -33,16 +33,16 @@ export class FilesView {
   #settling = 0;
 
   /** `changed()` is called when the person has freed space, or taken some; `tell(text)` reads a text out; `hasTrash`: whether
-   * what is deleted can be had back; `hasLinks`: whether files can be shared. */
-  constructor(api, { toasts, changed, tell, hasTrash, hasLinks }) {
-    Object.assign(this, { api, hasTrash, hasLinks, changed });
+   * what is deleted can be had back; `hasLinks`: whether files can be shared; `held`: those that wait for gates. */
+  constructor(api, { toasts, changed, tell, hasTrash, hasLinks, held }) {
+    Object.assign(this, { api, hasTrash, hasLinks, held, changed });
     this.selection = new Selection(() => this.#drawSelection());
     this.actions = new Actions(api, this, { toasts, tell, hasTrash });
     this.deletions = new Deletions(api, toasts, {
       hasTrash,
       restored: (files) => {
         if (files.length) tell(t("restore.done", { count: files.length }));
-        this.restored();
+        this.restored(files);
       },
       failed: (entries, problem) => {
         this.refused(messageOf(problem));
@@ -57,7 +57,7 @@ export class FilesView {
     });
     $("file-list").append(this.headings.root);
     this.grid = new Grid($("file-list"), this, fileRow);
-    this.bar = new SelectionBar($("selection-bar"), this.selection, this.#choices());
+    this.bar = new SelectionBar($("selection-bar"), this.selection, choicesOfMany(this));
     this.dragging = new Dragging(api, this, [$("file-list"), $("path")]);
     this.#search();
     addEventListener("hashchange", () => this.#isElsewhere() && this.#arrive());
@@ -125,6 +125,7 @@ export class FilesView {
     this.selection.clear();
     this.selection.active = null;
     await listing.more();
+    await listing.hold(this.held.files);
     if (this.listing !== listing) return;
     $("file-list").removeAttribute("aria-busy");
     this.grid.toTop();
@@ -153,8 +154,9 @@ export class FilesView {
     const old = this.listing;
     const fresh = this.#listingOf(old.place);
     await fresh.load();
+    await fresh.hold(this.held.files);
+    while (fresh.order !== this.headings.order) await fresh.sort(this.headings.order); // it was changed meanwhile
     if (this.listing !== old || fresh.problem) return;
-    fresh.order = this.headings.order;
     this.listing = fresh;
     this.#draw();
   }
@@ -203,13 +205,33 @@ export class FilesView {
 
   /** What came from elsewhere, too; not where there is much to read. */
   #lookAgain() {
-    if (this.listing?.isComplete && this.listing.entries.length <= REFRESHED_ENTRIES && !this.renaming) this.refresh();
+    if (this.#canRefresh) this.refresh();
+  }
+
+  get #canRefresh() {
+    return this.listing?.isComplete && this.listing.entries.length <= REFRESHED_ENTRIES && !this.renaming;
+  }
+
+  /** There are others that are held. */
+  showHeld() {
+    this.listing?.hold(this.held.files);
+  }
+
+  /** Gates have let these pass, or refused them. */
+  judged({ passed, refused }) {
+    if (this.#canRefresh) {
+      this.refresh();
+      return;
+    }
+    this.listing?.remove(new Set([...passed, ...refused].map(({ id }) => id)));
+    this.listing?.add(passed);
   }
 
   removed(entries) {
     const keys = new Set(entries.map(({ key }) => key));
     const place = this.listing.entries.findIndex(({ key }) => keys.has(key));
     this.selection.clear();
+    this.held.forget(keys);
     this.listing.remove(keys).then(() => {
       const next = this.listing.entries[Math.min(place, this.listing.entries.length - 1)];
       this.selection.goTo(next?.key ?? null);
@@ -217,7 +239,8 @@ export class FilesView {
   }
 
   /** Files are back from the trash. */
-  restored() {
+  restored(files) {
+    this.held.add(files);
     this.changed();
     return this.refresh();
   }
@@ -235,25 +258,13 @@ export class FilesView {
   }
 
   #notRemoved(entries) {
+    this.held.add(entries.flatMap(({ file }) => file ?? []));
     const { prefix, query } = this.place;
     if (query) this.refresh();
     else this.listing.restore(entries.filter(({ path }) => folderOf(path) === prefix));
   }
 
   // What a person does
-
-  /** For all that is selected. */
-  #choices() {
-    const { actions } = this;
-    const isOne = (entries) => entries.length === 1;
-    return [
-      { key: "action.download", picture: "download", run: (entries) => actions.download(entries) },
-      { key: "action.share", picture: "share", run: ([entry]) => actions.share(entry), classes: "wide-only", suits: (entries) => isOne(entries) && this.hasLinks },
-      { key: "action.rename", picture: "rename", run: ([entry]) => this.rename(entry), classes: "wide-only", suits: isOne },
-      { key: "action.move", picture: "move", run: (entries) => actions.move(entries) },
-      { key: "action.delete", picture: "remove", run: (entries) => actions.remove(entries), classes: "danger-choice" },
-    ];
-  }
 
   selected() {
     return this.selection.of(this.listing.entries);
@@ -268,22 +279,28 @@ export class FilesView {
       this.go({ prefix: entry.path });
       return;
     }
-    const files = this.listing.entries.filter(({ isFolder }) => !isFolder);
+    if (entry.isHeld) {
+      this.menu(entry, this.grid.rowOf(entry));
+      return;
+    }
+    const files = free(this.listing.entries).filter(({ isFolder }) => !isFolder);
     const { actions } = this;
     const share = this.hasLinks ? (shown) => actions.share(shown) : null;
     preview(contentsOf(this.api), entry, files, { download: (shown) => actions.download([shown]), share });
   }
 
   remove() {
-    this.actions.remove(this.selected());
+    const entries = deletable(this.selected());
+    if (entries.length) this.actions.remove(entries);
   }
 
   moveInto(entries, prefix) {
-    this.actions.moveInto(entries, prefix);
+    this.actions.moveInto(free(entries), prefix);
   }
 
   act(name, entry) {
     if (name === "share") this.actions.share(entry);
+    else if (name === "delete") this.actions.remove([entry]);
     else this.actions.download([entry]);
   }
 
@@ -292,26 +309,12 @@ export class FilesView {
     if (!this.selection.has(entry.key)) this.selection.goTo(entry.key);
     const several = this.selection.has(entry.key) && this.selection.size > 1 ? this.selected() : null;
     const entries = several ?? [entry];
-    const { actions } = this;
-    const choice = (key, picture, run, more = {}) => ({ text: t(key), picture: glyph(picture), run, ...more });
-    const alone = several ? [] : [
-      choice(entry.isFolder ? "action.open" : "action.preview", "open", () => this.open(entry)),
-      ...(this.hasLinks ? [choice("action.share", "share", () => actions.share(entry))] : []),
-      choice("action.rename", "rename", () => this.rename(entry)),
-      choice(this.selection.has(entry.key) ? "action.unselect" : "action.select", "check", () => this.selection.toggle(entry.key)),
-    ];
-    openMenu([
-      ...alone.slice(0, 1),
-      choice(entries.length > 1 || entry.isFolder ? "action.download-zip" : "action.download", "download", () => actions.download(entries)),
-      ...alone.slice(1),
-      choice("action.move", "move", () => actions.move(entries)),
-      ...(several || entry.isFolder || !this.hasTrash ? [] : [choice("action.versions", "versions", () => this.#showVersions(entry))]),
-      choice("action.delete", "remove", () => actions.remove(entries), { danger: true }),
-    ], at, several ? t("selected.count", { count: several.length }) : entry.name);
+    openMenu(choicesOf(entries, this), at, several ? t("selected.count", { count: several.length }) : entry.name);
   }
 
   /** In place: the name becomes a field. */
   rename(entry) {
+    if (entry.isHeld) return;
     const stem = entry.isFolder ? entry.name.length : entry.name.replace(/\.[^.]+$/, "").length;
     const input = element("input", { type: "text", class: "rename", value: entry.name, maxlength: 1024, "aria-label": t("rename.label"), spellcheck: "false" });
     const end = async (isWanted) => {
@@ -333,8 +336,9 @@ export class FilesView {
     input.setSelectionRange(0, stem);
   }
 
-  async #showVersions(entry) {
-    if (await showVersions(this.api, entry)) await this.restored();
+  async versions(entry) {
+    const restored = await showVersions(this.api, entry);
+    if (restored.length) await this.restored(restored);
   }
 
   refused(text) {

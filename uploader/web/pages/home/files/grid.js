@@ -80,7 +80,7 @@ export class Grid {
     const entry = this.#entryAt(event);
     if (!entry) return;
     const root = event.target.closest(".row");
-    root.draggable = Boolean(this.view.prepare) && event.pointerType === "mouse" && !event.target.closest("input");
+    root.draggable = Boolean(this.view.prepare) && !entry.isHeld && event.pointerType === "mouse" && !event.target.closest("input");
     if (root.draggable) this.view.prepare(entry);
     if (event.pointerType === "mouse" || event.target.closest("button[data-act], input")) return;
     const timer = setTimeout(() => {

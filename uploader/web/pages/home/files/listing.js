@@ -83,9 +83,21 @@ export class Listing {
   add(files) {
     const { prefix, query } = this.place;
     if (query) return Promise.resolve();
-    const here = files.filter(({ name }) => name.startsWith(prefix));
-    const isDeeper = ({ name }) => name.indexOf("/", prefix.length) >= 0;
-    return this.#insert(here.filter((file) => !isDeeper(file)).map(entryOfFile)).then(() => this.#deepen(here.filter(isDeeper)));
+    const { direct, deeper } = split(files, prefix);
+    return this.#insert(direct.map(entryOfFile)).then(() => this.#deepen(deeper));
+  }
+
+  /** All files that are held: those of here are listed, and folders that have none but such. */
+  hold(files) {
+    const { prefix, query } = this.place;
+    if (query) return Promise.resolve();
+    const { direct, deeper } = split(files, prefix);
+    const folders = foldersOf(deeper, prefix);
+    for (const entry of this.entries) {
+      const held = entry.isHeld && folders.get(entry.path);
+      if (held) Object.assign(entry, { files: held.files, size: held.bytes });
+    }
+    return this.#insert([...direct.map(entryOfFile), ...[...folders.values()].map((folder) => entryOfFolder({ ...folder, held: true }))]);
   }
 
   /** An empty folder that was made just now; of one that lies deeper, the folder that is here. */
@@ -107,13 +119,7 @@ export class Listing {
 
   /** The folders of files that lie deeper, with what these add to them. */
   #deepen(files) {
-    const { prefix } = this.place;
-    const folders = new Map();
-    for (const { name, size } of files) {
-      const folder = name.slice(0, name.indexOf("/", prefix.length) + 1);
-      const { files: count = 0, bytes = 0 } = folders.get(folder) ?? {};
-      folders.set(folder, { name: folder, files: count + 1, bytes: bytes + size });
-    }
+    const folders = foldersOf(files, this.place.prefix);
     for (const entry of this.entries) {
       const more = entry.isFolder && folders.get(entry.path);
       if (more) Object.assign(entry, { files: entry.files + more.files, size: entry.size + more.bytes });
@@ -138,4 +144,22 @@ export class Listing {
   restore(entries) {
     return this.#insert(entries);
   }
+}
+
+/** Those right below a folder, and those in folders of it. */
+function split(files, prefix) {
+  const here = files.filter(({ name }) => name.startsWith(prefix));
+  const isDeeper = ({ name }) => name.indexOf("/", prefix.length) >= 0;
+  return { direct: here.filter((file) => !isDeeper(file)), deeper: here.filter(isDeeper) };
+}
+
+/** The folders below `prefix` that files lie in, by their names. */
+function foldersOf(files, prefix) {
+  const folders = new Map();
+  for (const { name, size } of files) {
+    const folder = name.slice(0, name.indexOf("/", prefix.length) + 1);
+    const { files: count = 0, bytes = 0 } = folders.get(folder) ?? {};
+    folders.set(folder, { name: folder, files: count + 1, bytes: bytes + size });
+  }
+  return folders;
 }

@@ -1,6 +1,7 @@
 // Brings files back from the trash. Whose name is taken meanwhile, a person is asked about.
 
 import { Problem } from "../../client/api.js";
+import { fileOf } from "../../client/plan.js";
 import { t } from "../../i18n.js";
 import { askAboutName, fact, fileNamed, ForAll, hintOf } from "../name-taken.js";
 import { lastSegment } from "../files/place.js";
@@ -22,16 +23,17 @@ export class Restores {
     Object.assign(this, { api, hasTrash });
   }
 
-  /** `trashed` are files of the trash: {restored, problem}, the files that are back, and why others are not, if there is a
-   * reason but the person's. Throws Problem. */
+  /** `trashed` are files of the trash: {restored, problem}, the files that are back, some of them held, and why others are
+   * not, if there is a reason but the person's. Throws Problem. */
   async restore(trashed) {
     const byId = new Map(trashed.map((file) => [file.id, file]));
     const taken = [];
     const [examined, ids] = [[], [...byId.keys()]];
     for (let first = 0; first < ids.length; first += AT_ONCE) {
       const { results } = await this.api.request("POST", "/me/trash/restore", { body: { ids: ids.slice(first, first + AT_ONCE) } });
-      for (const { id, status, file, problem } of results) {
-        if (file) this.#restored.push(file);
+      for (const result of results) {
+        const { id, status, problem } = result;
+        if (result.file) this.#restored.push(fileOf(result));
         else if (status === 202) examined.push(byId.get(id));
         else if (problem.code === "name-taken") taken.push({ file: byId.get(id), name: problem.taken });
         else this.#problem ??= problemOf(problem);
@@ -53,7 +55,7 @@ export class Restores {
       for (;;) {
         const told = await this.api.request("POST", `/me/trash/${file.id}/restore`, { body: { if_exists: ifExists } });
         if (told.state !== "restoring") {
-          this.#restored.push(told);
+          this.#restored.push(fileOf(told) ?? told);
           return;
         }
         await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY_MS));

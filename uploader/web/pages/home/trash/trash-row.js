@@ -13,6 +13,16 @@ export function entryOfTrashed(file) {
   return { key: file.id, name: lastSegment(file.name), size: file.size, file };
 }
 
+/** Whether it can be looked into, and brought back: not what a gate refused. */
+export function isUsable({ reason }) {
+  return reason !== "refused";
+}
+
+/** Why and when it came here. */
+export function causeOf({ reason, detail, deleted_at: time }) {
+  return detail ? t("trash.refused-for", { detail }) : t(`trash.${reason}`, { time: formatTime(time) });
+}
+
 /** A row; `view` has the selection. */
 export function trashRow(entry, view) {
   const { name, size, file } = entry;
@@ -23,7 +33,6 @@ export function trashRow(entry, view) {
   };
   const more = button("file.more", "more", "more");
   more.setAttribute("aria-haspopup", "menu");
-  const when = formatTime(file.deleted_at);
   const said = element("span", { class: "said", "data-kind": "where" });
   const root = element("div", { class: "row", id: `trashed-${(made += 1)}` },
     element("div", { role: "gridcell", class: "cell-check" }, check),
@@ -31,10 +40,10 @@ export function trashRow(entry, view) {
       element("span", { class: "kind" }, picture(pictureOf(name))),
       element("div", { class: "what" }, element("button", { type: "button", class: "name", tabindex: -1, title: file.name }, name), said)),
     element("div", { role: "gridcell", class: "cell-size" }, formatBytes(size)),
-    element("div", { role: "gridcell", class: "cell-time" }, when),
-    element("div", { role: "gridcell", class: "cell-actions" }, button("trash.restore-one", "restore", "restore"), more));
+    element("div", { role: "gridcell", class: "cell-time" }, formatTime(file.deleted_at)),
+    element("div", { role: "gridcell", class: "cell-actions" }, isUsable(file) && button("trash.restore-one", "restore", "restore"), more));
   const where = folderOf(file.name).slice(0, -1) || t("path.top");
-  setText(said, [where, t(`trash.${file.reason}`, { time: when }), t("trash.until", { day: formatDay(file.expires_at) })].join(" · "));
+  setText(said, [where, causeOf(file), t("trash.until", { day: formatDay(file.expires_at) })].join(" · "));
   root.entry = entry;
 
   function update() {

@@ -14,7 +14,7 @@ import { SelectionBar } from "../files/selection-bar.js";
 import { openMenu } from "../menu.js";
 import { Restores } from "./restores.js";
 import { saveTrashed } from "./saving.js";
-import { entryOfTrashed, trashRow } from "./trash-row.js";
+import { entryOfTrashed, isUsable, trashRow } from "./trash-row.js";
 
 const PAGE = 1000;
 // So many requests at once.
@@ -27,13 +27,13 @@ export class TrashView {
   #next = null;
   #loading = null;
 
-  /** `changed()` is called when files are back; `go(place)` leads to where they are; `tell(text)` reads a text out. */
+  /** `changed(files)` is called when these are back; `go(place)` leads to where they are; `tell(text)` reads a text out. */
   constructor(api, { toasts, changed, go, tell }) {
     Object.assign(this, { api, toasts, changed, go, tell });
     this.selection = new Selection(() => this.#drawSelection());
     this.grid = new Grid($("trash-list"), this, trashRow);
     this.bar = new SelectionBar($("trash-selection"), this.selection, [
-      { key: "trash.restore", picture: "restore", run: (entries) => this.restore(entries) },
+      { key: "trash.restore", picture: "restore", run: (entries) => this.restore(entries), suits: (entries) => usable(entries).length > 0 },
       { key: "trash.remove", picture: "remove", run: (entries) => this.end(entries), classes: "danger-choice" },
     ]);
     this.headings = element("div", { class: "headings", role: "rowgroup" });
@@ -109,21 +109,23 @@ export class TrashView {
     if (!this.selection.has(entry.key)) this.selection.goTo(entry.key);
     const entries = this.selection.has(entry.key) ? this.#selected() : [entry];
     const isOne = entries.length === 1;
+    const isAny = usable(entries).length > 0;
     openMenu([
-      { text: t("trash.restore"), picture: glyph("restore"), run: () => this.restore(entries) },
-      ...(isOne ? [{ text: t("action.download"), picture: glyph("download"), run: () => this.#attempt(() => saveTrashed(this.api, entry.file)) }] : []),
+      ...(isAny ? [{ text: t("trash.restore"), picture: glyph("restore"), run: () => this.restore(entries) }] : []),
+      ...(isOne && isAny ? [{ text: t("action.download"), picture: glyph("download"), run: () => this.#attempt(() => saveTrashed(this.api, entry.file)) }] : []),
       { text: t("trash.remove"), picture: glyph("remove"), run: () => this.end(entries), danger: true },
     ], at, isOne ? entry.name : t("selected.count", { count: entries.length }));
   }
 
+  /** Those that can be: the others stay. */
   async restore(entries) {
     await this.#attempt(async () => {
-      const { restored, problem } = await new Restores(this.api, { hasTrash: true }).restore(entries.map(({ file }) => file));
+      const { restored, problem } = await new Restores(this.api, { hasTrash: true }).restore(usable(entries).map(({ file }) => file));
       this.#gone(restored.map(({ id }) => id));
       if (restored.length) {
         const [{ name }] = restored;
         this.#say(t("restore.done", { count: restored.length }), { action: t("move.show"), run: () => this.go({ prefix: folderOf(name) }) });
-        this.changed();
+        this.changed(restored);
       }
       if (problem) throw problem;
     });
@@ -206,6 +208,10 @@ export class TrashView {
     this.bar.update(this.#selected());
     $("trash-bar").classList.toggle("covered", size > 0);
   }
+}
+
+function usable(entries) {
+  return entries.filter(({ file }) => isUsable(file));
 }
 
 /** It was ended elsewhere, or at its time. */

@@ -8,12 +8,13 @@ import { showModal } from "../files/modal.js";
 import { glyph } from "../files/pictures.js";
 import { saveTrashed } from "./saving.js";
 import { Restores } from "./restores.js";
+import { causeOf, isUsable } from "./trash-row.js";
 
 const PAGE = 100;
 
-/** Show them for an entry; whether one was brought back. */
+/** Show them for an entry; the one that was brought back, if any, in a list. */
 export async function showVersions(api, { path, name }) {
-  let isRestored = false;
+  let back = [];
   let close = () => {};
   let after;
   const list = element("ul", { class: "versions" });
@@ -34,7 +35,7 @@ export async function showVersions(api, { path, name }) {
     const { restored, problem } = await new Restores(api, { hasTrash: true }).restore([file]);
     if (problem) throw problem;
     if (!restored.length) return;
-    isRestored = true;
+    back = restored;
     close();
   });
 
@@ -44,11 +45,11 @@ export async function showVersions(api, { path, name }) {
       const label = t(key, { time });
       return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick: run }, glyph(picture));
     };
-    const facts = [formatBytes(file.size), t(`trash.${file.reason}`, { time: formatTime(file.deleted_at) })].join(" · ");
+    const facts = [formatBytes(file.size), causeOf(file)].join(" · ");
     return element("li", {},
       element("span", { class: "what" }, element("span", { class: "name" }, time), element("span", { class: "muted" }, facts)),
-      button("versions.download", "download", () => attempt(() => saveTrashed(api, file))),
-      button("versions.restore", "restore", () => restore(file)));
+      isUsable(file) && button("versions.download", "download", () => attempt(() => saveTrashed(api, file))),
+      isUsable(file) && button("versions.restore", "restore", () => restore(file)));
   }
 
   const load = () => attempt(async () => {
@@ -71,5 +72,5 @@ export async function showVersions(api, { path, name }) {
       load();
     },
   });
-  return isRestored;
+  return back;
 }

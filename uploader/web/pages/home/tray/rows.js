@@ -71,7 +71,7 @@ export function transferRow({ transfer, isBelow }, actions) {
   function update() {
     const { phase, size } = transfer;
     setAttribute(root, "data-phase", transfer.paused ? "paused" : phase);
-    picture.show(phase === "complete" && transfer.wasThere && !transfer.unchanged ? "instant" : (MARKS[phase] ?? "upload"));
+    picture.show(transfer.isHeld ? "held" : phase === "complete" && transfer.wasThere && !transfer.unchanged ? "instant" : (MARKS[phase] ?? "upload"));
     setText(words, ofTransfer(transfer));
     setAttribute(words, "title", transfer.problem || transfer.retry ? words.textContent : null);
     sent.hidden = ["failed", "asked", "cancelled", "skipped", "complete"].includes(phase);

@@ -47,6 +47,7 @@ function retrying(problem) {
 }
 
 function completed({ unchanged, made }) {
+  if (made.held) return "phase.held";
   if (unchanged) return "phase.there";
   return made.instant ? "phase.instant" : "phase.complete";
 }
@@ -97,8 +98,9 @@ function sizeOf({ going, done, size }) {
   return going ? t("phase.received", { received: formatBytes(done), size: formatBytes(size) }) : formatBytes(size);
 }
 
-function told({ failed, asked, there, skipped }) {
-  return [counted("total.failed", failed), counted("total.asked", asked), counted("total.there", there), counted("total.skipped", skipped)];
+function told({ failed, asked, there, held, skipped }) {
+  const said = { failed, asked, there, held, skipped };
+  return Object.entries(said).map(([key, count]) => counted(`total.${key}`, count));
 }
 
 function counted(key, count) {
@@ -127,8 +129,9 @@ export function ofHead(totals) {
   return { title: t("transfers.title"), detail };
 }
 
-function ofDone({ there, complete, size, skipped }) {
-  return joined([formatBytes(size), there < complete ? counted("total.there", there) : null, counted("total.skipped", skipped)]);
+function ofDone(totals) {
+  const { there, complete, size } = totals;
+  return joined([formatBytes(size), ...told({ ...totals, there: there < complete ? there : 0 })]);
 }
 
 function brief(totals) {
