@@ -284,7 +284,13 @@ class Folders:
                 await self.database.transact(remove, user_id, names)
         async for files in self._selected(user_id, Selection(selection.ids)):
             deleted += await self.database.transact(delete, files)
-        for ids in _batches(selection.ids):
+        return deleted + await self._delete_held(user_id, selection.ids)
+
+    async def _delete_held(self, user_id: str, file_ids: Sequence[str]) -> int:
+        deleted = 0
+        if not file_ids or not await self.database.read(queries.are_held, user_id):
+            return 0
+        for ids in _batches(file_ids):
             held = await self.database.read(queries.held_by_ids, user_id, ids)
             if held:
                 deleted += await self.database.transact(transactions.files.delete_held, held, self.clock.now())
