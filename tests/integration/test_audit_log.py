@@ -73,6 +73,12 @@ async def delete_file(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response
     return await root.delete(f"/admin/files/{made.json()['file']['id']}?reason=abuse")
 
 
+async def restore_file(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
+    made = (await stack.client.post("/me/files?name=good", content=b"good")).json()["file"]["id"]
+    assert (await stack.client.delete(f"/me/files/{made}")).status_code == 204
+    return await root.post(f"/admin/trash/{made}/restore")
+
+
 async def replay(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
     dead = update(models.delivery).values(state="dead")
     async with stack.services.database.engine.begin() as connection:
@@ -95,6 +101,7 @@ ROUTES = {
     ("DELETE", "/admin/users/{user_id}/links/{id}"): (revoke_link, Action.LINK_REVOKED),
     ("DELETE", "/admin/uploads/{upload_id}"): (expire_upload, Action.UPLOAD_EXPIRED),
     ("DELETE", "/admin/files/{id}"): (delete_file, Action.FILE_DELETED),
+    ("POST", "/admin/trash/{id}/restore"): (restore_file, Action.FILE_RESTORED),
     ("POST", "/admin/events/replay"): (replay, Action.EVENTS_REPLAYED),
 }
 

@@ -131,6 +131,7 @@ class _Content(io.RawIOBase):
     def _next_piece(self) -> bytes:
         """Raises OSError."""
         if self._offset >= self._stored.size:
+            self._forget()  # whoever reads to the end need not close it
             return b""
         if self._pieces is None:
             self._pieces = self._storage.uploader.files.read(self._stored, self._offset)

@@ -16,6 +16,7 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.outbox import gates
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import Challenge, draw_ranges, proof_of
 from uploader.domain.links import owner
@@ -78,20 +79,25 @@ class Instant:
         mode = "off" if opening.caller.session else self.settings.instant
         ask = partial(queries.newest_file, connection, opening.caller, md5, size=opening.size, sha256=opening.sha256)
         ask = partial(ask, sound=True)
-        held = partial(queries.newest_held, connection, opening.caller, md5=md5, size=opening.size)
-        held = partial(held, sha256=opening.sha256, name=opening.name)
         own = await ask()
         if own is not None:
             same = own if own.name_for(opening.caller) == opening.name else await ask(name=opening.name)
-            same = same or await held()
+            same = same or await self._held(connection, opening, md5)
             return same, own.sha256 if same is None and mode != "off" else None
-        if (same := await held()) is not None:
+        if (same := await self._held(connection, opening, md5)) is not None:
             return same, None
         if mode != "trust":
             return NO_SOURCE
         blobs = await queries.blobs_by_md5(connection, md5, opening.size)
         fitting = [blob.sha256 for blob in blobs if opening.sha256 in (None, blob.sha256)]
         return None, fitting[0] if fitting else None
+
+    async def _held(self, connection: Connection, opening: Opening, md5: str) -> File | None:
+        """Find the very file that is asked for, which waits for a gate."""
+        if not gates(connection):
+            return None
+        facts = partial(queries.newest_held, md5=md5, size=opening.size, sha256=opening.sha256, name=opening.name)
+        return await facts(connection, opening.caller)
 
     # Proof of possession
 

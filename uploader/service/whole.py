@@ -13,6 +13,7 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import links, queries, transactions, trash
 from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.outbox import gates
 from uploader.database.transactions.files import Added, Room
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.digest import ClaimedDigests
@@ -199,7 +200,7 @@ async def _refuse(connection: Connection, new: NewFile, size: int, max_files: in
     if not new.caller.session:  # whose names are below their link's folder, and never refused
         await names.read([new.name])
         of_name = names.standing([new.name])
-        if new.md5 is not None and not of_name:
+        if new.md5 is not None and not of_name and gates(connection):
             held = await queries.newest_held(connection, new.caller, md5=new.md5, size=size, name=new.name)
             of_name = [] if held is None else [held]
     elif await links.may_have_sent(connection, new.caller, new.name, size, new.md5):
