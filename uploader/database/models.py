@@ -266,7 +266,7 @@ blob = _table(
     Column("scrubbed_at", UtcDateTime),
     # When that is tried again; NULL: they could be read.
     Column("reread_at", UtcDateTime),
-    # The gates that have let these bytes pass, by their names, with a space around each.
+    # The gates that have let these bytes pass, by their names, with spaces between.
     Column("passed", Bytewise(1024)),
     Index("ix_blob_damaged", "damaged"),
     Index("ix_blob_scrubbed", "scrubbed_at", "created_at"),
@@ -276,21 +276,28 @@ blob = _table(
     Index("ix_blob_location", "location"),
 )
 
+
+def _file_columns() -> list[Column[Any]]:
+    return [
+        Column("id", Bytewise(32), primary_key=True),
+        Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
+        Column("md5", Bytewise(32)),
+        Column("sha256", PathWord(64), nullable=False),
+        Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
+        _figure("size"),
+        Column("instant", Boolean, nullable=False),
+        Column("created_at", UtcDateTime, nullable=False),
+        # Of the person's own file, as its client told.
+        Column("modified_at", UtcDateTime),
+        _session(),
+        # By that visitor, below the folder of the link.
+        Column("asked_name", Bytewise(MAX_NAME_BYTES)),
+    ]
+
+
 file = _table(
     "file",
-    Column("id", Bytewise(32), primary_key=True),
-    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
-    Column("md5", Bytewise(32)),
-    Column("sha256", PathWord(64), nullable=False),
-    Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
-    _figure("size"),
-    Column("instant", Boolean, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    # Of the person's own file, as its client told.
-    Column("modified_at", UtcDateTime),
-    _session(),
-    # By that visitor, below the folder of the link.
-    Column("asked_name", Bytewise(MAX_NAME_BYTES)),
+    *_file_columns(),
     Index("ix_file_user_md5", "user_id", "md5", "id"),
     Index("uq_file_name", "user_id", "name", unique=True),
     UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
@@ -300,22 +307,11 @@ file = _table(
     Index("ix_file_user", "user_id", "id"),
 )
 
-# A file that nobody sees before its gates let it pass: then it gets a name, and is one of `file`. It holds a ref, and counts
-# as a file does.
+# A file that nobody sees before its gates let it pass: then it gets a name, if possible the one that it has here, and is one
+# of `file`. It holds a ref, and counts as a file does.
 held_file = _table(
     "held_file",
-    Column("id", Bytewise(32), primary_key=True),
-    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
-    Column("md5", Bytewise(32)),
-    Column("sha256", PathWord(64), nullable=False),
-    # The name that is asked for.
-    Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
-    _figure("size"),
-    Column("instant", Boolean, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("modified_at", UtcDateTime),
-    _session(),
-    Column("asked_name", Bytewise(MAX_NAME_BYTES)),
+    *_file_columns(),
     Column("if_exists", Bytewise(16), nullable=False),
     # Whose deliveries are the tasks of the gates.
     Column("event_id", Bytewise(32), nullable=False),
@@ -329,19 +325,9 @@ held_file = _table(
 # other file, the trash of the store has the bytes.
 trashed_file = _table(
     "trashed_file",
-    Column("id", Bytewise(32), primary_key=True),
-    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
-    Column("md5", Bytewise(32)),
-    Column("sha256", PathWord(64), nullable=False),
-    Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
-    _figure("size"),
-    Column("instant", Boolean, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("modified_at", UtcDateTime),
+    *_file_columns(),
     Column("deleted_at", UtcDateTime, nullable=False),
     Column("reason", Bytewise(16), nullable=False),
-    _session(),
-    Column("asked_name", Bytewise(MAX_NAME_BYTES)),
     # Not where it was held when it went; and why a gate refused it.
     Column("passed", Boolean, nullable=False, server_default=text("1")),
     Column("detail", Bytewise(1024)),
