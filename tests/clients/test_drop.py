@@ -94,7 +94,7 @@ async def test_it_pauses_and_another_page_goes_on_where_it_was(person: Person, t
     await drop.get_by_role("button", name=f"Pause {film.name}").click()
     await expect(drop.locator("li")).to_contain_text("Paused at")
     assert await person.page.evaluate("drop.validationMessage") == "An upload is not finished."
-    chunks.refuse()
+    await chunks.refuse()
     context = person.page.context
     await person.page.close()
     person.page = await context.new_page()

@@ -46,21 +46,29 @@ class Held:
     def __init__(self, allowed: int = 0) -> None:
         self._allowed = asyncio.Semaphore(allowed)
         self._refused = False
+        self._held = 0
         self.urls: list[str] = []
 
     async def __call__(self, route: Route) -> None:
         self.urls.append(route.request.url)
+        self._held += 1
         await self._allowed.acquire()
         await (route.abort() if self._refused else route.continue_())
+        self._held -= 1
 
     def let_pass(self, count: int = 1_000_000) -> None:
         for _ in range(count):
             self._allowed.release()
 
-    def refuse(self) -> None:
+    async def refuse(self) -> None:
         """End those that are held, and all others, as a lost network does: of a page that closes the held ones pass."""
         self._refused = True
         self.let_pass()
+
+        async def none_is_held() -> bool:
+            return self._held == 0
+
+        await eventually(none_is_held)
 
     async def wait_for(self, count: int) -> None:
         async def so_many() -> bool:
