@@ -3,8 +3,10 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx2
 import pytest
@@ -18,7 +20,7 @@ from tests.support.problems import problem
 from tests.support.proofs import proof_by
 from tests.support.stack import Stack, running_stack
 from tests.support.visiting import make_link, send, visit
-from uploader.database import deliveries, recount
+from uploader.database import deliveries, recount, transactions
 
 GATE = '[queues.scan]\ntypes = ["file.finished"]\ngate = true\n'
 OTHER = '[queues.review]\ntypes = ["file.finished"]\ngate = true\n'
@@ -201,10 +203,10 @@ async def test_it_has_its_name_only_when_it_passes(make_stack_on: MakeStack, tmp
 async def test_what_is_refused_goes_to_the_trash_and_only_an_administrator_restores_it(stack_on: Stack) -> None:
     stack = stack_on
     file_id = (await post(stack, "bad.exe", b"virus"))["file"]["id"]
-    assert await judge(stack, verdict="refuse", reason="EICAR") == [file_id]
+    assert await judge(stack, verdict="refuse", reason="病" * 1000 + "\n") == [file_id]
     assert await told(stack) == [("file.refused", file_id)]
     (gone,) = await trashed(stack)
-    assert (gone["id"], gone["reason"], gone["detail"]) == (file_id, "refused", "EICAR")
+    assert (gone["id"], gone["reason"], gone["detail"]) == (file_id, "refused", "病" * 341), "1,024 bytes"
     assert (await stack.services.files.usage("alice")).use_space_finished == 0
     problem(await stack.client.get(f"/me/files/{file_id}"), 404, "file-not-found")
     problem(await stack.client.get(f"/me/trash/{file_id}/content"), 409, "file-held")
@@ -265,8 +267,11 @@ async def test_all_gates_have_to_let_it_pass_and_one_is_enough_to_refuse(make_st
 
 
 @pytest.mark.parametrize("on_failure", ["hold", "pass", "refuse"])
-@pytest.mark.parametrize("verb", ["release", "lose"])
-async def test_a_gate_that_says_nothing(make_stack: MakeStack, tmp_path: Path, on_failure: str, verb: str) -> None:
+@pytest.mark.parametrize("verb", ["release", "lose", "crash"])
+async def test_a_gate_that_says_nothing(
+    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_failure: str, verb: str
+) -> None:
+    """`crash`: the process dies before it has decided on the file of a task that is dead."""
     text = f'{GATE}max_attempts = 1\non_failure = "{on_failure}"\n{LOG}'
     async with make_stack(events=gates(tmp_path, text)) as stack:
         await post(stack, "a", b"a")
@@ -276,7 +281,13 @@ async def test_a_gate_that_says_nothing(make_stack: MakeStack, tmp_path: Path, o
         if verb == "release":
             path = f"/queues/scan/tasks/{task['id']}/release"
             assert (await worker.post(path, json={"lease": task["lease"]})).status_code == 204
+        if verb == "crash":
+            monkeypatch.setattr(stack.services.gates, "decide", AsyncMock())
         assert (await worker.post("/queues/scan/claim", json={"wait_seconds": 2})).json() == {"tasks": []}
+        if verb == "crash":
+            assert await listed(stack.client, state="held") == ["a"]
+            monkeypatch.undo()
+            await stack.services.gates.keep()
         seen = {"hold": ([], ["a"], []), "pass": (["a"], [], []), "refuse": ([], [], ["refused"])}[on_failure]
         reasons = [file["reason"] for file in await trashed(stack)]
         assert (await listed(stack.client), await listed(stack.client, state="held"), reasons) == seen
@@ -285,6 +296,35 @@ async def test_a_gate_that_says_nothing(make_stack: MakeStack, tmp_path: Path, o
             await stack.services.work.queue("scan").keep()
             assert len(await judge(stack)) == 1
             assert await listed(stack.client) == ["a"]
+        await checked_accounts(stack.services.database)
+
+
+async def test_a_gate_that_says_nothing_lets_no_file_pass_another_one(make_stack: MakeStack, tmp_path: Path) -> None:
+    text = f'{GATE}max_attempts = 1\non_failure = "pass"\n{OTHER}'
+    async with make_stack(events=gates(tmp_path, text)) as stack:
+        await post(stack, "a", b"a")
+        (task,) = await claim(stack)
+        path = f"/queues/scan/tasks/{task['id']}/release"
+        assert (await (await root(stack)).post(path, json={"lease": task["lease"]})).status_code == 204
+        failed = partial(transactions.gates.failed, limit=100)
+        assert await stack.services.database.read(failed, "scan") == [], "there is nothing to decide"
+        assert await listed(stack.client, state="held") == ["a"]
+        await judge(stack, "review")
+        assert await listed(stack.client) == ["a"]
+
+
+async def test_a_queue_that_is_a_gate_no_more_decides_on_what_it_was_asked(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    async with make_stack(events=gates(tmp_path)) as stack:
+        await post(stack, "a", b"a")
+        urls = {name: getattr(stack.services.settings, name) for name in ("redis_url", "database_url")}
+        later = GATE.replace("gate = true\n", "")
+        async with running_stack(stack.data, **urls, events=gates(tmp_path / "later", later)) as plain:
+            await post(plain, "b", b"b")
+            assert await listed(plain.client) == ["b"]
+            assert len(await judge(plain)) == 2
+            assert sorted(await listed(plain.client)) == ["a", "b"]
         await checked_accounts(stack.services.database)
 
 

@@ -1,1 +1,1 @@
-"""What applications of others' frameworks take of `uploader.asgi`: one module for each framework, which alone imports it."""
+"""Parts for applications of others' frameworks: one module for each framework, which alone imports it."""

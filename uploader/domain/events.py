@@ -30,7 +30,7 @@ MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 86_400.0
 
 
 class OnFailure(StrEnum):
-    """What becomes of a file whose gate has said nothing after so many attempts."""
+    """The fate of a file whose gate has said nothing after so many attempts."""
 
     HOLD = "hold"
     PASS = "pass"  # noqa: S105 (no password)

@@ -190,7 +190,6 @@ class WorkQueue:
     async def ack(self, task_id: str, lease: str, verdict: Verdict | None = None, reason: str | None = None) -> None:
         """End a task: it is done. Of a gate, `verdict`: what becomes of the file, which passes where nothing is said;
         `reason`: why it is refused. Raises InvalidRequest, LeaseLost, NotFound, Unavailable."""
-
         if self.settings.gate is None and verdict is not None:
             raise InvalidRequest.field("verdict", "is of the tasks of a gate, and this queue is none")
 
@@ -199,7 +198,7 @@ class WorkQueue:
             if not await work.ack(connection, self.name, task_id, lease, now):
                 raise await self._loss(connection, task_id)
 
-        loss = await self._acks.run((task_id, lease))
+        loss = _OF_GATE if self.settings.gate is not None else await self._acks.run((task_id, lease))
         if loss is _OF_GATE:
             await self.gates.end(task_id, verdict or "pass", reason, end)
         elif loss is not None:

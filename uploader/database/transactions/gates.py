@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
+from uploader.database.deliveries import MAX_ERROR_BYTES
 from uploader.database.models import UtcDateTime
 from uploader.database.outbox import DEAD, DELIVERED, WAITING, tell
 from uploader.database.transactions import rows
@@ -17,6 +18,7 @@ from uploader.database.transactions.files import delete_held, let_pass
 from uploader.database.trash import keeps
 from uploader.domain import events
 from uploader.domain.events import OnFailure
+from uploader.domain.names import CONTROL
 from uploader.domain.upload import File, IfExists, TrashReason, if_exists_of
 
 _HELD, _TASKS = models.held_file.c, models.delivery.c
@@ -27,9 +29,15 @@ _TASKS_OF_EVENT = sa.select(_TASKS.sink, _TASKS.state, _TASKS.on_failure).where(
 )
 _DECIDES = (OnFailure.PASS.value, OnFailure.REFUSE.value)
 _IS_HELD = sa.exists().where(_HELD.event_id == _TASKS.outbox_id)
+_OTHERS = models.delivery.alias().c
+_HOLDS = sa.and_(_OTHERS.state == DEAD, _OTHERS.on_failure == OnFailure.HOLD.value)
+_IS_ASKED = sa.exists().where(_OTHERS.outbox_id == _TASKS.outbox_id, sa.or_(_OTHERS.state == WAITING, _HOLDS))
+# One that refuses decides alone; one that lets pass, when no other gate is asked.
+_HAS_DECIDED = sa.or_(_TASKS.on_failure == OnFailure.REFUSE.value, ~_IS_ASKED)
 _FAILED = (
     sa.select(_TASKS.outbox_id)
     .where(_TASKS.state == DEAD, _TASKS.sink == sa.bindparam("of_sink"), _TASKS.on_failure.in_(_DECIDES), _IS_HELD)
+    .where(_HAS_DECIDED)
     .limit(sa.bindparam("most"))
 )
 _PASSED = sa.update(models.blob).where(models.blob.c.sha256 == sa.bindparam("of_content"))
@@ -84,10 +92,11 @@ async def decide(connection: AsyncConnection, waiting: Waiting, now: datetime) -
 
 
 async def refuse(connection: AsyncConnection, waiting: Waiting, reason: str | None, now: datetime) -> None:
-    """Put a file into its owner's trash, and tell of it."""
+    """Put a file into its owner's trash, and tell of it; of the reason what has room in one line."""
+    line = CONTROL.sub(" ", reason or "").strip().encode()[:MAX_ERROR_BYTES].decode(errors="ignore") or None
     file = waiting.file
-    await delete_held(connection, [file], now, TrashReason.REFUSED.value, reason)
-    await tell(connection, events.file_refused, replace(file, held=False), reason)
+    await delete_held(connection, [file], now, TrashReason.REFUSED.value, line)
+    await tell(connection, events.file_refused, replace(file, held=False), line)
 
 
 async def _note_passed(connection: AsyncConnection, sha256: str, gates: list[str]) -> None:

@@ -75,7 +75,7 @@ async def restore_placed(
 async def _restore(
     connection: AsyncConnection, trashed: Sequence[TrashedFile], if_exists: IfExists, locked: set[str], now: datetime
 ) -> list[Verdict]:
-    """What never passed its gates goes through those that there are."""
+    """Give files back whose contents are locked; those that never passed go through the gates that there are."""
     passed, files = [file.id for file in trashed if file.passed], [file_of(file) for file in trashed]
     known = await queries.blobs_by_sha256(connection, sorted({file.sha256 for file in files}))
     # Somebody may have computed it since.
