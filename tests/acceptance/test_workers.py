@@ -32,7 +32,8 @@ from uploader.client import AsyncTask, ServerProblem, Task, Unauthenticated, Wor
 # The shortest that a worker may hold a task for.
 LEASE_SECONDS = 1.0
 QUEUES = ("scan", "thumbnails")
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES, WORK = DOCS / "examples", DOCS / "work.md"
 VIRUS = b"a virus of our own"
 
 
@@ -246,9 +247,9 @@ def test_a_command_hands_dead_tasks_out_once_more(place: Place) -> None:
 
 def test_the_examples_of_the_page_make_thumbnails(place: Place, tmp_path: Path) -> None:
     """docs/work.md, as it stands there; `convert` copies, in place of a program that need not be here."""
-    page = (Path(__file__).parents[2] / "docs" / "work.md").read_text()
+    page = WORK.read_text()
     (python,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    (command,) = re.findall(r"^uploader (queue work .*)$", page, flags=re.MULTILINE)
+    (command,) = re.findall(r"^uploader (queue work thumbnails .*)$", page, flags=re.MULTILINE)
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "convert").write_text('#!/bin/sh\nexec cp "$1" "$4"\n')
@@ -350,6 +351,11 @@ def test_the_example_of_a_virus_scan_refuses_what_clamav_finds(tmp_path: Path, c
         assert sorted((file["name"], file["detail"]) for file in refused) == [
             (name, "Own.Virus.UNOFFICIAL") for name in ("a.exe", "b.zip")
         ]
+        (command,) = re.findall(r"^uploader (queue work scan .*)$", WORK.read_text(), flags=re.MULTILINE)
+        place.store("d.exe", VIRUS)
+        with running([UPLOADER, *command.split()], tmp_path / "command.log", env={**environment, "PATH": clamd_path}):
+            wait_for(place.is_done)
+        assert place.owner.get("/me/trash").json()["files"][0]["detail"] == "d.exe: Own.Virus.UNOFFICIAL FOUND"
         place.store("d.txt", b"clean")
         with running(scan, tmp_path / "scan.log", env=environment):
             wait_for(lambda: place.figures()["attempts"] == 1 and not place.figures()["held"])

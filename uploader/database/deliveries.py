@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, exists, func, select, u
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
 from uploader.database.models import UtcDateTime
-from uploader.database.outbox import DEAD, DELIVERED, WAITING
+from uploader.database.outbox import DEAD, DELIVERED, MAX_ERROR_BYTES, WAITING
 from uploader.database.queries import all_of, count, first_of
 from uploader.database.transactions.rows import changed, given
 from uploader.domain.events import Message
@@ -68,7 +68,6 @@ _PUT_OFF = (
     .where(*_WAITING_FOR, _DELIVERIES.outbox_id == bindparam("of_event"))
     .values(given("attempt", "due_at", "state", "last_error"))
 )
-MAX_ERROR_BYTES = 1024
 # A file is held for it.
 _IS_ASKED = exists().where(models.held_file.c.event_id == _EVENTS.id)
 

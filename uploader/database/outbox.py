@@ -20,6 +20,8 @@ from uploader.domain.events import EventType, News, OnFailure
 
 # Of a delivery: somebody is still to be told, was told, or could not be.
 WAITING, DELIVERED, DEAD = "waiting", "delivered", "dead"
+# Of what is kept of a reason.
+MAX_ERROR_BYTES = 1024
 
 # Of a connection, by its `info`.
 _OUTBOX, _TOLD = "outbox", "told"

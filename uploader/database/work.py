@@ -27,9 +27,9 @@ from sqlalchemy import (
 from uploader.clock import Clock
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
-from uploader.database.deliveries import MAX_ERROR_BYTES, MOST_COUNTED, messages_of
+from uploader.database.deliveries import MOST_COUNTED, messages_of
 from uploader.database.models import UtcDateTime
-from uploader.database.outbox import DEAD, DELIVERED, WAITING
+from uploader.database.outbox import DEAD, DELIVERED, MAX_ERROR_BYTES, WAITING
 from uploader.database.queries import all_of
 from uploader.database.transactions.rows import changed
 from uploader.domain.events import Message

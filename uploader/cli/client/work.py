@@ -57,10 +57,9 @@ def work(queue: str, command: tuple[str, ...], lease: str, at_once: int, refuse_
 async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None) -> str | None:
     """Return why the file is to be refused, if it is. Raises CommandFailed."""
     with tempfile.TemporaryDirectory(prefix="uploader-task-") as directory:
-        words = list(command)
+        words, name, path = list(command), "", Path(directory) / "content"
         if any(_PATH in word or _NAME in word for word in words):
             name = task.file.name.rpartition("/")[2]
-            path = Path(directory) / "content"
             if any(_PATH in word for word in words):
                 await task.save(path)
             words = [word.replace(_PATH, str(path)).replace(_NAME, name) for word in words]
@@ -78,7 +77,8 @@ async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None)
     sys.stderr.buffer.write(said)
     if process.returncode == refuse_on:
         lines = [line for line in (said + (printed or b"")).decode(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"exit code {refuse_on}"
+        # Of the file, and not of where it was for a while.
+        return lines[-1].strip().replace(str(path), name) if lines else f"exit code {refuse_on}"
     if process.returncode:
         last = said[-_MOST_SAID:].decode(errors="replace").strip()
         raise CommandFailed(f"exit code {process.returncode}: {last}")

@@ -10,9 +10,8 @@ import sqlalchemy as sa
 
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
-from uploader.database.deliveries import MAX_ERROR_BYTES
 from uploader.database.models import UtcDateTime
-from uploader.database.outbox import DEAD, DELIVERED, WAITING, tell
+from uploader.database.outbox import DEAD, DELIVERED, MAX_ERROR_BYTES, WAITING, tell
 from uploader.database.transactions import rows
 from uploader.database.transactions.files import delete_held, let_pass
 from uploader.database.trash import keeps
