@@ -215,8 +215,18 @@ async def test_a_folder_is_shared_as_it_is_at_the_time(stack: Stack) -> None:
     others = (await stack.client.get("/me/files", params={"prefix": "elsewhere/"})).json()["files"][0]
     problem(await visitor.get(f"{url}/files/{others['id']}/content"), 404, "file-not-found")
     assert (await send(stack.client, C, "s/late")).status_code == 201
-    archive = await visitor.get(f"{url}/archive")
-    assert sorted(zipfile.ZipFile(io.BytesIO(archive.content)).namelist()) == ["s/a.png", "s/deep/b", "s/late"]
+    browser, archives = stack.anonymous(), f"{url}/archive"
+    assert await members(visitor, archives) == ["s/a.png", "s/deep/b", "s/late"]
+    assert await members(visitor, f"{archives}?prefix=deep/") == ["deep/b"]
+    assert await members(visitor, f"{archives}?prefix=elsewhere/") == []
+    signed = (await visitor.post(f"{url}/link", json={"prefix": "deep/"})).json()["url"]
+    assert await members(browser, signed) == ["deep/b"]
+    for altered in (signed.replace("deep/", "d"), signed.replace("prefix=deep/", "")):
+        problem(await browser.get(altered), 401, "unauthenticated")
+
+
+async def members(client: httpx2.AsyncClient, url: str) -> list[str]:
+    return sorted(zipfile.ZipFile(io.BytesIO((await client.get(url)).content)).namelist())
 
 
 async def test_a_browser_follows_a_url_for_a_minute_in_which_nobody_is_named(stack: Stack, clock: ManualClock) -> None:
@@ -232,6 +242,9 @@ async def test_a_browser_follows_a_url_for_a_minute_in_which_nobody_is_named(sta
         assert "alice" not in url
         assert (await browser.get(url)).status_code == 200
     problem(await browser.get(urls["{}"].replace("zip", "tar")), 401, "unauthenticated")
+    problem(await visitor.post(f"{link['url']}/link", json={"id": file["id"], "prefix": ""}), 422, "invalid-request")
+    assert await members(visitor, f"{link['url']}/archive?prefix=a") == ["a"]
+    problem(await visitor.get(f"{link['url']}/archive?prefix=b"), 404, "file-not-found")
     clock.advance(61)
     problem(await browser.get(url), 401, "unauthenticated")
     url = (await visitor.post(f"{link['url']}/link", json={})).json()["url"]

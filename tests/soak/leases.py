@@ -25,6 +25,7 @@ from sqlalchemy import select
 from tests.soak.installation import QUEUE, Installation, Setup
 from tests.soak.monkey import Monkey
 from tests.soak.result import Result
+from tests.support.archives import Entry, archive
 from tests.support.invariants import checked_accounts
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.clock import Clock
@@ -33,6 +34,8 @@ from uploader.database.engine import Database
 from uploader.service.access import Accounts
 
 _WORKERS, _UPLOADERS = 20, 4
+# Seldom enough that thousands of files are done between two deaths of the database, which takes seconds to come back.
+_ACTS_PER_SECOND = 1.0
 # Of a batch, and of leases in seconds.
 _FILES, _LEASES = 25, (1.0, 3.0)
 # Who uploads waits while so many are to be done.
@@ -108,19 +111,19 @@ class _Person:
 
 
 async def _upload(person: _Person, number: int, stopping: asyncio.Event) -> None:
+    sent = person.record.sent.setdefault(number, set())
     made = 0
     while not stopping.is_set():
-        for _ in range(_FILES):
-            made += 1
-            name = f"{number}/{made}"
-            while True:
-                answer = await person.ask(f"/me/files?name={name}&if_exists=replace", content=name.encode())
-                if answer is not None and answer.status_code in (200, 201):
-                    person.record.counts["files"] += 1
-                    person.record.sent.setdefault(number, set()).add(name)
-                    break
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.05)
+        # What was not acknowledged, all of it again.
+        left = [f"{number}/{made + n}" for n in range(_FILES)]
+        made += _FILES
+        while left:
+            written = archive(*(Entry(name, name.encode()) for name in left))
+            answer = await person.ask("/files/batch?if_exists=replace", content=written)
+            results = answer.json()["results"] if answer is not None and answer.status_code == 200 else []
+            sent.update(result["name"] for result in results if result["status"] in (200, 201))
+            left = [name for name in left if name not in sent]
+        person.record.counts["files"] += _FILES
         while person.record.counts["files"] > len(person.record.acknowledged) + _MOST_WAITING and not stopping.is_set():
             await asyncio.sleep(0.05)
 
@@ -213,7 +216,7 @@ async def run_leases(
     installation = Installation(directory, setup)
     result, started, record = Result("leases", str(setup), seed), time.monotonic(), Record()
     await installation.start()
-    database, monkey = Database(installation.database_url), Monkey(installation, seed)
+    database, monkey = Database(installation.database_url), Monkey(installation, seed, _ACTS_PER_SECOND)
     try:
         accounts = Accounts(database, Clock(), default_total_space_bytes=1 << 40)
         scope = f"queue:{QUEUE}"

@@ -52,14 +52,14 @@ class Tally:
 class Monkey:
     """Kills until told to heal, then only watches that all runs. Servers started by its thread end with that thread."""
 
-    def __init__(self, installation: Installation, seed: int) -> None:
+    def __init__(self, installation: Installation, seed: int, acts_per_second: float = _ACTS_PER_SECOND) -> None:
         self._thread = threading.Thread(target=self._run, name="monkey", daemon=True)
         self._installation = installation
         self._random = random.Random(seed)
         self._started_at: dict[Member, float] = {}
         self._database_started_at = 0.0
         self.pairs = [pair for pair in (installation.valkeys, installation.databases) if pair is not None]
-        self._weights, acts_per_second = _FAILOVER_WEIGHTS if self.pairs else _WEIGHTS, _ACTS_PER_SECOND
+        self._weights = _FAILOVER_WEIGHTS if self.pairs else _WEIGHTS
         if installation.gateway is not None:
             self._weights, acts_per_second = _GATEWAY_WEIGHTS, _ACTS_PER_SECOND_ON_S3
         elif installation.sink is not None:

@@ -227,7 +227,8 @@ class Authenticator:
             raise Unauthenticated("The link is not valid.")
         session_id, expires, signature = (given[0] for given in values)
         visit = await self._visitors.by_id(session_id)
-        subject = visit_subject(session_id, request.path_params.get("id"), query.get("format", "zip"))
+        file_id, kind, prefix = request.path_params.get("id"), query.get("format", "zip"), query.get("prefix", "")
+        subject = visit_subject(session_id, file_id, kind, prefix)
         await self._links.check(visit.link.user_id, subject, expires, signature)
         return Identity(visit.caller, admin=False, visit=visit)
 
@@ -302,9 +303,9 @@ class Authenticator:
             raise Unauthenticated("Pages of other origins can't call without a token.")
 
 
-def visit_subject(session_id: str, file_id: str | None, kind: str) -> str:
-    """Return the subject of a signed link that a visitor makes: to a file, or to an archive of this kind."""
-    return f"visit/{session_id}/{f'file/{file_id}' if file_id is not None else f'archive/{kind}'}"
+def visit_subject(session_id: str, file_id: str | None, kind: str, prefix: str) -> str:
+    """Return the subject of a signed link that a visitor makes: to a file, or to an archive of what begins so."""
+    return f"visit/{session_id}/{f'file/{file_id}' if file_id is not None else f'archive/{kind}/{prefix}'}"
 
 
 def _check_visit(identity: Identity, access: Access, request: Request) -> None:

@@ -7,6 +7,7 @@ What a visitor sends goes the way of every upload, with the token of their sessi
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import quote
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from uploader.domain.links import Limits, Link, LinkKind, Visit
 from uploader.domain.names import CONTROL, Folder, Selection
 from uploader.domain.upload import File
-from uploader.errors import InvalidRequest, LinkNotFound, UploaderError
+from uploader.errors import FileNotFound, InvalidRequest, LinkNotFound, UploaderError
 from uploader.http.auth.authenticator import WrongTokens, visit_subject
 from uploader.http.native import schemas
 from uploader.http.native.archive import archive
@@ -251,24 +252,27 @@ class VisitorHandlers:
 
     @_visiting(
         "GET /s/{slug}/archive",
-        "Download all that a link shares as one zip or tar",
+        "Download all that a link shares, or one of its folders, as one zip or tar",
         problems=("file-not-found", "link-gone"),
-        parameters=(FORMAT, *_SIGNED),
+        parameters=(FORMAT, PREFIX, *_SIGNED),
     )
     async def get_archive(self, call: Call) -> Response:
         visit, kind = _visit(call), call.query_word("format", "zip", ("zip", "tar"))
-        link = visit.link
-        selection = Selection((link.file_id,)) if link.file_id is not None else Selection((), (link.name,))
+        link, prefix = visit.link, part_of_name(call, "prefix") or ""
+        name, selection = link.name + prefix, Selection((), (link.name + prefix,))
         if link.file_id is not None:
-            await self.shared.get(link, link.file_id)
+            file = await self.shared.get(link, link.file_id)
+            if not file.name.startswith(prefix):
+                raise FileNotFound()
+            name, selection = link.name, Selection((link.file_id,))
         if call.request.method != "HEAD":
             await self.visitors.count_download(visit)
         files = self.folders.read(link.user_id, selection)
-        return archive(files, [link.name], kind, self.files, tells_ids=False)
+        return archive(files, [name], kind, self.files, tells_ids=False)
 
     @_visiting(
         "POST /s/{slug}/link",
-        "Make a URL of a file, or of the archive, that a browser can follow within a minute",
+        "Make a URL of a file, or of an archive, that a browser can follow within a minute",
         takes=schemas.AskForUrl,
         takes_optional=True,
         responses={200: schemas.SignedUrl},
@@ -276,16 +280,18 @@ class VisitorHandlers:
     )
     async def make_url(self, call: Call) -> Response:
         visit, told = _visit(call), await call.json(schemas.AskForUrl, optional=True)
-        file_id, kind = or_none(told.id), or_none(told.format)
-        if file_id is not None and kind is not None:
-            raise InvalidRequest.field("format", "is not for a single file")
+        file_id, kind, prefix = or_none(told.id), or_none(told.format), or_none(told.prefix)
         if file_id is not None:
+            for field, value in (("format", kind), ("prefix", prefix)):
+                if value is not None:
+                    raise InvalidRequest.field(field, "is not for a single file")
             await self.shared.get(visit.link, file_id)
-        kind = kind or "zip"
-        query = await self.links.make_for(visit, visit_subject(visit.session_id, file_id, kind), _URL_SECONDS)
+        kind, prefix = kind or "zip", prefix or ""
+        query = await self.links.make_for(visit, visit_subject(visit.session_id, file_id, kind, prefix), _URL_SECONDS)
         path = public_path(f"/s/{visit.link.slug}")
         if file_id is None:
-            return Json(schemas.SignedUrl(f"{path}/archive?format={kind}&{query}"))
+            chosen = f"format={kind}" + (f"&prefix={quote(prefix)}" if prefix else "")
+            return Json(schemas.SignedUrl(f"{path}/archive?{chosen}&{query}"))
         return Json(schemas.SignedUrl(f"{path}/files/{file_id}/content?{query}"))
 
 

@@ -225,10 +225,11 @@ class SharedSchema(Struct):
 
 
 class AskForUrl(Struct, forbid_unknown_fields=True):
-    """A file, or else all of them as one archive."""
+    """A file, or else all of them, or those whose names begin with `prefix`, as one archive."""
 
     id: FileId | UnsetType = UNSET
     format: Literal["zip", "tar"] | UnsetType = UNSET
+    prefix: str | UnsetType = UNSET
 
 
 class SignedUrl(Struct):

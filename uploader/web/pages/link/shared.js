@@ -31,7 +31,7 @@ class SharedView {
     Object.assign(this, { visit, end, isFolder: true });
     this.list = new VirtualList($("file-list"), { make: (entry) => this.#row(entry), key: ({ key }) => key, onEnd: () => this.#listing?.isHuge && this.#listing.more() });
     $("download-all").prepend(glyph("download"));
-    $("download-all").addEventListener("click", () => this.#save(this.isFolder ? { format: "zip" } : { id: this.#listing.entries[0]?.key }));
+    $("download-all").addEventListener("click", () => this.#save(this.isFolder ? { format: "zip", prefix: this.#place.prefix } : { id: this.#listing.entries[0]?.key }));
     addEventListener("hashchange", () => this.arrive());
     onLanguage(() => {
       this.list.redraw();
