@@ -42,12 +42,12 @@ def names(places: Sequence[Place]) -> list[str]:
 
 @pytest.mark.parametrize("step", [1, 700, 1 << 20])
 def test_files_appear_with_their_times_under_the_names_chosen_here(tmp_path: Path, step: int) -> None:
-    unpacking, outcomes = Unpacking(places_in(tmp_path)), []
+    unpacking = Unpacking(places_in(tmp_path))
     archive = b"".join(map(member, range(5))) + END
     for start in range(0, len(archive), step):
-        outcomes += unpacking.take(archive[start : start + step])
+        unpacking.take(archive[start : start + step])
     unpacking.check_end()
-    outcomes += unpacking.save()
+    outcomes = unpacking.save()
     assert [(outcome.how, outcome.local.name) for outcome in outcomes] == [("fetched", f"{n}") for n in range(5)]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         f"{number}": content for number, content in enumerate(CONTENTS)

@@ -40,11 +40,11 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
     for each in wanted:
         try:
             checked_name(each.file.name)
-            checked = replace(each, path=checked_path(each.path))
+            path = checked_path(each.path)
         except errors.InvalidName as error:
             refused.append((each, error))
         else:
-            by_path[checked.path][each.file.id] = checked
+            by_path[path][each.file.id] = each if path == each.path else replace(each, path=path)
     folders = {folder for path in by_path for folder in folders_of(path)}
     kept = []
     for path, several in by_path.items():
@@ -83,7 +83,8 @@ class ManyDownloads(ManyFiles):
             local = LocalFile(each.path, each.file.name, each.file.size, 0)
             self.watcher.begun(local)
             self.end(Outcome(local, error=error))
-        self._wanted = {LocalFile(root / each.path, each.file.name, each.file.size, 0): each for each in chosen}
+        below = "" if root == Path() else os.path.join(root, "")  # noqa: PTH118 (text, for thousands a second)
+        self._wanted = {LocalFile(below + each.path, each.file.name, each.file.size, 0): each for each in chosen}
         self._small = deque(local for local in self._wanted if local.size <= plan.SMALL_BYTES)
         others = deque(local for local in self._wanted if local.size > plan.SMALL_BYTES)
         fetch = functools.partial(self._fetch, root)
@@ -177,8 +178,10 @@ class ManyDownloads(ManyFiles):
                     self.meter.moving(len(block))
                     self.meter.landed(len(block))
                     length += len(block)
-                    for outcome in await asyncio.to_thread(unpacking.take, block):
-                        self.end(outcome)
+                    unpacking.take(block)
+                    if unpacking.is_full:
+                        for outcome in await asyncio.to_thread(unpacking.save):
+                            self.end(outcome)
                 unpacking.check_end()
                 self._archive_bytes = bytes_for(length, time.monotonic() - began_at)
         except errors.BadAnswer as error:

@@ -26,7 +26,8 @@ ASK_FOR_ROOM_BYTES = 8 << 20
 
 _SAMPLE_BLOCK_BYTES = 4096
 _SAMPLE_BLOCKS = 256
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+_NOWHERE = frozenset(("", ".", ".."))
 
 
 def missing_numbers(missing: Iterable[tuple[int, int]]) -> Iterator[int]:
@@ -99,7 +100,7 @@ def moment_of(modified_ns: int) -> datetime | None:
 
 
 def modified_ns_of(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+    return (moment - _EPOCH) // _MICROSECOND * 1000
 
 
 def wishes(if_exists: IfExists, modified_ns: int | None) -> dict[str, str]:
@@ -122,7 +123,7 @@ def checked_name(name: str | None) -> str:
 def checked_path(path: str) -> str:
     """Return a relative path that leads nowhere but below. Raises InvalidName."""
     path = unicodedata.normalize("NFC", path)
-    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+    if "\0" in path or not _NOWHERE.isdisjoint(path.split("/")):
         raise InvalidName(f"the path {path!r} is not a relative path without empty, '.' or '..' segments")
     return path
 

@@ -48,7 +48,8 @@ Whole = tuple[Place, bytes]
 
 
 class Unpacking:
-    """The files of one archive. All but `check_end` blocks, and is for one thread at a time."""
+    """The files of one archive. `save` blocks, and nothing else is to be called meanwhile; the rest is less than what it
+    costs to pass a block to a thread."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         # In the order in which they were asked for; the first one may be on its way.
@@ -62,9 +63,13 @@ class Unpacking:
         self._content = bytearray()
         self._whole: list[Whole] = []
 
-    def take(self, block: bytes) -> list[Outcome]:
-        """Take what came; return the outcomes of files that are here now. Raises BadAnswer: what came whole before is for
-        `save`."""
+    @property
+    def is_full(self) -> bool:
+        """Tell whether enough came whole for a `save`."""
+        return len(self._whole) >= _TOGETHER
+
+    def take(self, block: bytes) -> None:
+        """Take what came. Raises BadAnswer: what came whole before is for `save`."""
         self._bytes_left -= len(block)
         if self._bytes_left < 0:
             raise BadAnswer("the server sent more than it was asked for")
@@ -76,7 +81,6 @@ class Unpacking:
                     self._add(found)
         except MalformedArchive as error:
             raise BadAnswer(f"what the server sent is no archive: {error}") from error
-        return self.save() if len(self._whole) >= _TOGETHER else []
 
     def check_end(self) -> None:
         """Raises Unreachable if there is no end yet."""

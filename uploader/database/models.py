@@ -10,6 +10,7 @@ is read as one that matches nothing (U+FFFD, the epoch, 0): what is wrong with o
 
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -64,6 +65,10 @@ class Bytewise(TypeDecorator[str]):
         if not isinstance(value, (bytes, bytearray)):
             return _NO_TEXT
         return value.decode(errors="replace")
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], str | None]:
+        """Process as `process_result_value` alone: what the bytes would go through before leaves them as they are."""
+        return partial(self.process_result_value, dialect=dialect)
 
 
 class PathWord(Bytewise):

@@ -138,7 +138,9 @@ async def first_of(
 async def all_of(
     connection: AsyncConnection, make: Callable[..., T], query: sa.Executable, **values: object
 ) -> list[T]:
-    return [make(**row) for row in (await connection.execute(query, values)).mappings()]
+    found = await connection.execute(query, values)
+    names = tuple(found.keys())  # a mapping of each row would look each of them up
+    return [make(**dict(zip(names, row, strict=True))) for row in found.all()]
 
 
 async def count(connection: AsyncConnection, *conditions: sa.ColumnElement[bool]) -> int:
@@ -699,7 +701,7 @@ async def files_below(
 
 async def names_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[str]:
     query = sa.select(_FILES.name).where(_FILES.user_id == user_id, _FILES.id.in_(ids))
-    return list((await connection.execute(query)).scalars())
+    return list((await connection.execute(query)).scalars().all())
 
 
 async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:

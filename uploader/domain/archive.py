@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
+from zlib import adler32
 
 from uploader.domain.names import MAX_NAME_BYTES
 
@@ -221,8 +222,16 @@ class ArchiveReader:
         self._expect(self._take_header)
 
 
+def _sum(part: bytes) -> int:
+    """Return the sum of up to 256 bytes: the lower half of their Adler-32 is one more (RFC 1950, where it is reduced by
+    65,521, which they do not reach). `sum` takes ten times as long."""
+    return (adler32(part) & 0xFFFF) - 1
+
+
 def _check_sum(block: bytes) -> None:
-    if sum(block) - sum(block[148:156]) + 8 * ord(" ") != _number(block[148:156]):
+    half = _BLOCK_BYTES // 2
+    claimed = block[148:156]
+    if _sum(block[:half]) + _sum(block[half:]) - _sum(claimed) + 8 * ord(" ") != _number(claimed):
         raise MalformedArchive("This is not a tar archive, or a header of it is damaged.")
 
 
@@ -314,32 +323,30 @@ def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
 def head_of_member(name: str, size: int, modified_ns: int, told: Mapping[bytes, str]) -> bytes:
     """Return what goes before the bytes of a member, `told` being records of its own; `padding` goes after them."""
     path = name.encode()
-    records = b"".join(
-        (
-            b"" if len(path) <= _NAME_BYTES and path.isascii() else _record(b"path", path),
-            b"" if size <= _LAST_OCTAL else _record(b"size", b"%d" % size),
-            _record(b"mtime", _decimal(modified_ns)),
-            *[_record(key, value.encode()) for key, value in told.items()],
-        )
-    )
+    records = b"" if len(path) <= _NAME_BYTES and path.isascii() else _record(b"path", path)
+    if size > _LAST_OCTAL:
+        records += _record(b"size", b"%d" % size)
+    records += _record(b"mtime", _decimal(modified_ns))
+    for key, value in told.items():
+        records += _record(key, value.encode())
     seconds = min(max(modified_ns // _NANOSECONDS, 0), _LAST_OCTAL)
-    return b"".join(
-        (
-            _header(b"pax", len(records), 0, b"x"),
-            records,
-            padding(len(records)),
-            _header(path[:_NAME_BYTES], size if size <= _LAST_OCTAL else 0, seconds, b"0"),
-        )
-    )
+    header = _header(path[:_NAME_BYTES], size if size <= _LAST_OCTAL else 0, seconds, b"0")
+    return _header_of_records(len(records)) + records + padding(len(records)) + header
 
 
 def padding(length: int) -> bytes:
     return bytes(-length % _BLOCK_BYTES)
 
 
+@lru_cache(maxsize=64)
+def _header_of_records(length: int) -> bytes:
+    """Most members have records of one of few lengths."""
+    return _header(b"pax", length, 0, b"x")
+
+
 def _header(name: bytes, size: int, seconds: int, kind: bytes) -> bytes:
     varying = b"%011o\x00%011o\x00" % (size, seconds)
-    checksum = _CONSTANT_SUM + sum(name) + sum(varying) + kind[0]
+    checksum = _CONSTANT_SUM + _sum(name + varying + kind)
     return b"".join(
         (name.ljust(_NAME_BYTES, b"\0"), _BEFORE_SIZE, varying, b"%06o\x00 " % checksum, kind, _BEHIND_KIND)
     )

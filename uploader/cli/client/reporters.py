@@ -37,13 +37,15 @@ class Reporter:
         click.echo(words, err=by_the_way)
 
 
+_LISTED = (events.Listed, events.ListedFolder, events.ListedUpload, events.ListedUsage, events.ListedLink)
+_SHOWN_WHEN_QUIET = (events.Failed, events.NamesRefused, events.MadeLink, *_LISTED)
+
+
 class Quiet(Reporter):
     """Prints errors, and the results that were asked for."""
 
     def show(self, event: Event) -> None:
-        listed = events.Listed | events.ListedFolder | events.ListedUpload | events.ListedUsage
-        listed |= events.ListedLink | events.MadeLink
-        if isinstance(event, events.Failed | events.NamesRefused | listed):
+        if isinstance(event, _SHOWN_WHEN_QUIET):
             super().show(event)
 
 
