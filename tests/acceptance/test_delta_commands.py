@@ -17,7 +17,7 @@ def test_only_what_changed_is_sent_unless_all_is_wanted_and_that_is_told(command
         write_tree(folder, {"disk.img": content}, 0)
 
     changed(NEW)
-    summary = commands.events("put", "images")[-1]
+    summary = commands.events("put", "images", "--delta")[-1]
     assert (summary["sent"], summary["replaced"]) == (1, 1)
     assert summary["moved_bytes"] < 500 * KIB
     assert summary["moved_bytes"] + summary["spared_bytes"] == len(NEW)
@@ -26,7 +26,7 @@ def test_only_what_changed_is_sent_unless_all_is_wanted_and_that_is_told(command
     # Each time another content, which the server has not had.
     for number, command in enumerate((["put", "images/disk.img", "--to", "images"], ["sync", "images", ":images"])):
         changed(b"%d" % number + NEW)
-        told = commands.run(*command)
+        told = commands.run(*command, "--delta")
         assert (told.returncode, "8.86 MiB not sent, as the server had them" in told.stderr) == (0, True)
     changed(b"all" + NEW)
     summary = commands.events("put", "images", "--no-delta")[-1]

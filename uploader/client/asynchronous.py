@@ -52,8 +52,8 @@ class AsyncClient:
     all uploads of the client. A file of at most `hash_first_bytes` is hashed before it is sent, because the content may
     be on the server already; a larger one is hashed beside its upload. `patience` says how long calls that fail for the
     moment are tried again; `on_retry` is told of each pause and why. `most_bytes_per_second` bounds what all transfers of
-    the client together send and receive; a low one leaves it fewer connections. Without `delta` a file that replaces
-    another one is sent as a whole.
+    the client together send and receive; a low one leaves it fewer connections. Of a large file that replaces
+    another one only what changed is sent where the line is slow, with `delta=True` always, with `delta=False` never.
 
     Every method raises `ClientError`; its `code` says what went wrong, its `retryable` whether later may be better.
     """
@@ -69,7 +69,7 @@ class AsyncClient:
         patience: Patience | None = None,
         on_retry: OnRetry | None = None,
         most_bytes_per_second: float | None = None,
-        delta: bool = True,
+        delta: bool | None = None,
         http_transport: "httpx2.AsyncBaseTransport | None" = None,
     ) -> None:
         """Raises ValueError for a URL that is none, or a rate that is none."""

@@ -4,6 +4,7 @@ The source is cut as far as chunks are asked for, once, as the signature says.
 """
 
 import asyncio
+import time
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -13,7 +14,18 @@ import msgspec
 from uploader.client.model import File
 from uploader.client.plan import Part
 from uploader.client.source import Source
-from uploader.domain.delta import ALGORITHM, HASH, MAX_INSTRUCTIONS, RECORD, Copy, Cuts, literal_head, pieces_of
+from uploader.domain.delta import (
+    ALGORITHM,
+    HASH,
+    MAX_INSTRUCTIONS,
+    RECORD,
+    Copy,
+    Cuts,
+    cuts_for,
+    literal_head,
+    load_cutter,
+    pieces_of,
+)
 from uploader.tasks import uninterrupted
 
 _READ_BYTES = 1 << 20
@@ -44,6 +56,15 @@ class _Stretch:
         return self.base_offset + self.length == other.base_offset
 
 
+def cutting_seconds(source: Source, length: int) -> float:
+    """Return how long it takes to find the pieces of the first bytes of a source. Raises FileChanged, Unreadable."""
+    load_cutter()
+    began_at = time.monotonic()
+    for _ in pieces_of(_Reading(source, length), cuts_for(source.size)):
+        pass
+    return time.monotonic() - began_at
+
+
 class Known:
     def __init__(self, source: Source, base: File, signature: bytes) -> None:
         """Raises ValueError for a signature that is none, or of a kind that is not known here."""
@@ -53,7 +74,7 @@ class Known:
         self.base_id = base.id
         starts = accumulate((length for length, _ in records), initial=0)
         self._offsets = dict(zip(records, starts, strict=False))
-        self._pieces = pieces_of(_Reading(source), cuts)
+        self._pieces = pieces_of(_Reading(source, source.size), cuts)
         self._source = source
         self._stretches: list[_Stretch] = []
         self._end = 0
@@ -98,12 +119,13 @@ class Known:
 
 
 class _Reading:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, end: int) -> None:
         self._source = source
         self._position = 0
+        self._end = end
 
     def readinto(self, buffer: memoryview, /) -> int:
-        count = min(len(buffer), _READ_BYTES, self._source.size - self._position)
+        count = min(len(buffer), _READ_BYTES, self._end - self._position)
         buffer[:count] = self._source.read(self._position, count)
         self._position += count
         return count

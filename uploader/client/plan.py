@@ -36,6 +36,15 @@ def missing_numbers(missing: Iterable[tuple[int, int]]) -> Iterator[int]:
         yield from range(first, last + 1)
 
 
+# To send what changed, the source is cut here; the base is cut there, and looked at once more while it is copied from.
+_DELTA_TIMES = 3
+
+
+def is_delta_faster(line_bytes_per_second: float, cutting_bytes_per_second: float) -> bool:
+    """Tell whether to find what changed takes less time than to send everything."""
+    return line_bytes_per_second * _DELTA_TIMES < cutting_bytes_per_second
+
+
 class Part(Struct, frozen=True):
     """Some bytes of a body: these, and then so many of the source."""
 

@@ -223,8 +223,10 @@ class Shared:
     hash_first_bytes: int
     chunk_size: int | None
     most_bytes_per_second: float | None = None
-    # Whether of a file that replaces another one only what changed is sent.
-    delta: bool = True
+    # Whether of a file that replaces another one only what changed is sent; None: where the line is slow.
+    delta: bool | None = None
+    # Sent by all uploads, but for batches.
+    moved_bytes: int = field(init=False, default=0)
     slots: asyncio.Semaphore = field(init=False)
     _locks: "WeakValueDictionary[str, asyncio.Lock]" = field(init=False, default_factory=WeakValueDictionary)
     _asking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)

@@ -7,6 +7,7 @@ knows how bytes are sent, and nothing of digests and merges: where the upload st
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,6 +30,9 @@ _PIECE_BYTES = 128 << 10
 # It pays for larger files, as a question and a signature cost more than what they spare of others.
 _SMALLEST_BYTES = 8 << 20
 _SMALLEST_BASE_BYTES = 1 << 20
+# How long a line is tried, and how much of a source is cut, to tell which of them is faster.
+_TRIED_SECONDS = 0.25
+_CUT_BYTES = 4 << 20
 _PAGE_FILES = 1000
 # What is said of instructions, and not of the chunk or its upload.
 _INSTRUCTIONS_REFUSED = frozenset({"invalid-delta", "base-unusable", "file-not-found", "chunk-length-mismatch"})
@@ -42,23 +46,44 @@ _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
 class Changes:
     """The changes of one source, if they can be sent alone: it replaces a file that is there, the server tells what
     that is made of, and goes on taking instructions. Whatever is in the way, everything is sent. The server is asked
-    when it is to be sent, and once."""
+    when it is to be sent, and once.
 
-    def __init__(self, api: Api, source: Source, name: str, *, wanted: bool) -> None:
-        """`wanted`: whether it replaces what has the name, and nobody asked for all of it to be sent."""
+    To find what changed, both sides read, cut and hash all of the file, which takes less time than a slow line, and more
+    than a fast one. So everything is sent for a moment, and what all transfers of the client move is compared with what it
+    takes to cut some of the source meanwhile. On a fast line the rest is sent, too; else what was on its way is dropped.
+    """
+
+    def __init__(self, api: Api, source: Source, name: str, *, replaces: bool, wanted: bool | None) -> None:
+        """`wanted`: whether to send the changes alone; None: where the line is slow."""
         self._api = api
         self._source = source
         self._name = name
-        self._is_possible = wanted and source.size >= _SMALLEST_BYTES
+        self._is_possible = replaces and wanted is not False and source.size >= _SMALLEST_BYTES
+        # Until it is, everything is sent.
+        self._is_chosen = wanted is True
         self._base: File | None = None
         self._asking = asyncio.Lock()
         # What the server has of it, if it is known.
         self.known: Known | None = None
 
+    async def depend_on_the_line(self) -> bool:
+        return not self._is_chosen and await self.can_spare()
+
+    async def choose(self, bytes_per_second: float) -> bool:
+        """Choose by the rate of the line; return whether to send the changes alone. Raises FileChanged, Unreadable."""
+        from uploader.client.delta import cutting_seconds
+
+        cut_bytes = min(self._source.size, _CUT_BYTES)
+        cutting = await asyncio.to_thread(cutting_seconds, self._source, cut_bytes)
+        self._is_chosen = plan.is_delta_faster(bytes_per_second, cut_bytes / cutting)
+        if not self._is_chosen:
+            self.give_up()
+        return self._is_chosen
+
     async def look(self) -> None:
         """Find out what is known. Raises FileChanged, Unreadable."""
         async with self._asking:
-            if not self._is_possible or self.known is not None:
+            if not self._is_possible or not self._is_chosen or self.known is not None:
                 return
             if base := await self._find_base():
                 from uploader.client.delta import Known  # here, because most uploads replace nothing that is large
@@ -98,7 +123,30 @@ class Sending(Struct, frozen=True):
     async def send_missing(self, upload: Upload) -> UploadStatus:
         """Send all chunks that the server misses; where it stands then."""
         self.meter.enter("uploading")
+        if await self.changes.depend_on_the_line():
+            status = await self._try_line(upload)
+            if not isinstance(status, Open):
+                return status
+            upload = status.upload
         await self.changes.look()
+        return await self._send_all(upload)
+
+    async def _try_line(self, upload: Upload) -> UploadStatus:
+        """Send whole chunks, for a moment if the line is slow; where it stands then."""
+        moved_bytes, began_at = self.shared.moved_bytes, time.monotonic()
+        sending = asyncio.create_task(self._send_all(upload))
+        try:
+            await asyncio.wait({sending}, timeout=_TRIED_SECONDS)
+            if not sending.done():
+                rate = (self.shared.moved_bytes - moved_bytes) / (time.monotonic() - began_at)
+                if await self.changes.choose(rate):
+                    await end(sending)
+                    return await self.api.status(upload.id)
+            return await sending
+        finally:
+            await end(sending)
+
+    async def _send_all(self, upload: Upload) -> UploadStatus:
         queue = plan.Queue(upload.missing, hold_last=not self.told.is_set())
         workers = [self._send_from(queue, upload) for _ in range(min(self.shared.connections, len(queue)))]
         for status in await all_or_none(workers):
@@ -177,6 +225,7 @@ class Sending(Struct, frozen=True):
                     piece = block[at : at + _PIECE_BYTES]
                     moving_bytes += len(piece)
                     self.meter.moving(len(piece))
+                    self.shared.moved_bytes += len(piece)
                     yield piece
 
         try:
@@ -228,8 +277,8 @@ class Uploading:
         self._meter = meter
         self._shared = shared
         self._told = asyncio.Event()  # the server has the digests, or has to do without
-        wants_delta = shared.delta and destination.if_exists == "replace"
-        self._changes = Changes(api, source, destination.name, wanted=wants_delta)
+        replaces = destination.if_exists == "replace"
+        self._changes = Changes(api, source, destination.name, replaces=replaces, wanted=shared.delta)
         self._sending = Sending(api, source, meter, shared, gate, self._told, self._changes)
         self._wishes: dict[str, str] = {}  # beyond keeping the bytes
         self._present = False

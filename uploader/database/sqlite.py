@@ -59,6 +59,9 @@ class Rows:
         (row,) = self.rows
         return row
 
+    def keys(self) -> Sequence[str]:
+        return self.names
+
     def scalar(self) -> Any:
         return self.rows[0][0] if self.rows else None
 

@@ -17,7 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from struct import Struct
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pyfastcdc import FastCDC
 
 ALGORITHM = "fastcdc-2020"
 # SHA-256 cut off after 128 bits, as RFC 6920 names it.
@@ -60,11 +63,15 @@ def head_of(size_bytes: int, sha256: str) -> bytes:
     return json.dumps(facts | {"size": size_bytes, "sha256": sha256}).encode() + b"\n"
 
 
-def pieces_of(content: Readable, cuts: Cuts) -> Iterator[tuple[int, bytes]]:
-    """Yield the length and the hash of each piece, in order; from a thread. Raises ValueError for cuts that are none."""
+def load_cutter() -> "type[FastCDC]":
     from pyfastcdc import FastCDC  # here, because most processes never cut anything
 
-    cutter = FastCDC(cuts.avg, min_size=cuts.min, max_size=cuts.max)
+    return FastCDC
+
+
+def pieces_of(content: Readable, cuts: Cuts) -> Iterator[tuple[int, bytes]]:
+    """Yield the length and the hash of each piece, in order; from a thread. Raises ValueError for cuts that are none."""
+    cutter = load_cutter()(cuts.avg, min_size=cuts.min, max_size=cuts.max)
     for piece in cutter.cut_stream(content):
         yield piece.length, hash_of(piece.data)
 

@@ -29,7 +29,7 @@ class Edited(Content):
 
 
 NEW = Edited(OLD.size + 1001, name=OLD.name)
-OPTIONS: dict[str, Any] = {"chunk_size": MIB, "hash_first_bytes": MIB}
+OPTIONS: dict[str, Any] = {"chunk_size": MIB, "hash_first_bytes": MIB, "delta": True}
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def replaced(client: AsyncClient) -> Progress:
 
 @pytest.mark.parametrize(
     "client_options",
-    [OPTIONS, {"chunk_size": 16 * MIB, "hash_first_bytes": 64 * MIB}],
+    [OPTIONS, OPTIONS | {"chunk_size": 16 * MIB, "hash_first_bytes": 64 * MIB}],
     ids=["hashed meanwhile", "hashed first"],
 )
 async def test_only_what_changed_is_sent(client: AsyncClient, wire: Wire) -> None:
@@ -71,6 +71,25 @@ async def test_only_what_changed_is_sent(client: AsyncClient, wire: Wire) -> Non
 
 @pytest.mark.parametrize("client_options", [OPTIONS | {"delta": False}])
 async def test_everything_is_sent_where_that_is_asked_for(client: AsyncClient, wire: Wire) -> None:
+    progress = await replaced(client)
+    assert (progress.moved_bytes, progress.spared_bytes) == (NEW.size, 0)
+    assert wire.count(".*/signature") == 0
+
+
+@pytest.mark.parametrize("client_options", [OPTIONS | {"delta": None, "most_bytes_per_second": 8 * MIB}])
+async def test_only_what_changed_is_sent_over_a_slow_line(client: AsyncClient, wire: Wire) -> None:
+    progress = await replaced(client)
+    assert progress.spared_bytes > 0
+    # What was on its way is lost, and told.
+    assert progress.moved_bytes + progress.spared_bytes > NEW.size
+    assert wire.count(".*/signature") == 1
+
+
+@pytest.mark.parametrize("client_options", [OPTIONS | {"delta": None}])
+async def test_everything_is_sent_where_cutting_takes_longer(
+    client: AsyncClient, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.client.delta.cutting_seconds", lambda _source, length: length)
     progress = await replaced(client)
     assert (progress.moved_bytes, progress.spared_bytes) == (NEW.size, 0)
     assert wire.count(".*/signature") == 0

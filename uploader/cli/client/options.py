@@ -33,12 +33,9 @@ limit_rate = click.option(
     help="Limit the bytes a second of all together, such as 10M.",
 )
 delta = click.option(
-    "--no-delta",
-    "delta",
-    flag_value=False,
-    type=bool,
-    default=True,
-    help="Send changed files of 8 MiB or more whole, not only their changed pieces.",
+    "--delta/--no-delta",
+    default=None,
+    help="Send only the changed pieces of changed files of 8 MiB or more, or all of them.  [default: by the line]",
 )
 files_from = click.option(
     "--files-from",
