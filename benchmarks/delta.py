@@ -1,7 +1,7 @@
 """A large file that changed a little, beside rsync and a whole upload: `python -m benchmarks.delta`.
 
-Each change is made to the same random bytes and sent through a relay that counts both directions: by `uploader put`, by
-`uploader put --no-delta`, and by `rsync --no-whole-file` to a daemon, if there is an rsync. Then both ends are compared.
+Each change is made to the same random bytes and sent through a relay that counts both directions: by `uploader put`, which
+chooses by the line, by `uploader put --delta` and `--no-delta`, and by `rsync --no-whole-file` to a daemon, if there is an rsync. Then both ends are compared.
 """
 
 import argparse
@@ -32,6 +32,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SECTION = "delta"
 
 GIB, MIB = 1 << 30, 1 << 20
+DELTA = " --delta"
 _EDITS, _EDIT_BYTES = 100, 4 << 10
 
 
@@ -122,7 +123,7 @@ def our_ways(directory: Path) -> Iterator[list[Way]]:
                 relay,
             )
 
-        yield [way("`uploader put`"), way("`uploader put --no-delta`", "--no-delta")]
+        yield [way(f"`uploader put{option}`", *option.split()) for option in (DELTA, " --no-delta", "")]
 
 
 @contextmanager
@@ -223,7 +224,7 @@ def measure(directory: Path, size: int, rsync: str | None) -> list[str]:
         make(old, new)
         for cost, name in _costs(directory, old, new, rsync):
             part = cost.wire_bytes / size
-            verdict = "–" if name != "`uploader put`" else "met" if part <= share else "missed"
+            verdict = "–" if name != f"`uploader put{DELTA}`" else "met" if part <= share else "missed"
             figures = f"{cost.wire_bytes / MIB:.1f} MiB ({part:.2%}) | {cost.seconds:.1f} s"
             row = f"| {change} | {name} | {figures} | {cost.client_cpu:.1f} s | {cost.server_cpu:.1f} s | {verdict} |"
             print(row, flush=True)
