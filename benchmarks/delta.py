@@ -1,7 +1,8 @@
 """A large file that changed a little, beside rsync and a whole upload: `python -m benchmarks.delta`.
 
 Each change is made to the same random bytes and sent through a relay that counts both directions: by `uploader put`, which
-chooses by the line, by `uploader put --delta` and `--no-delta`, and by `rsync --no-whole-file` to a daemon, if there is an rsync. Then both ends are compared.
+chooses by the line, by `uploader put --delta` and `--no-delta`, and by `rsync --no-whole-file` to a daemon, if there is an
+rsync. Then both ends are compared.
 """
 
 import argparse

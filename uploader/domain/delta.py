@@ -97,15 +97,33 @@ class Pieces:
             number, offset = number + 1, until
         return parts
 
-    def extent(self, number: int) -> tuple[int, int]:
-        """Return the offset of a piece, and its length in bytes."""
-        return self._starts[number], self._starts[number + 1] - self._starts[number]
+    def extent(self, first: int, last: int | None = None) -> tuple[int, int]:
+        """Return the offset of a piece, or of a run of them, and its length in bytes."""
+        end = self._starts[(first if last is None else last) + 1]
+        return self._starts[first], end - self._starts[first]
 
-    def fit(self, numbers: list[int], contents: list[bytes]) -> bool:
+    @staticmethod
+    def runs_of(numbers: list[int]) -> list[tuple[int, int]]:
+        """Return the first and the last of those that follow each other, of numbers in order."""
+        runs: list[tuple[int, int]] = []
+        for number in numbers:
+            if runs and number == runs[-1][1] + 1:
+                runs[-1] = runs[-1][0], number
+            else:
+                runs.append((number, number))
+        return runs
+
+    def cut(self, first: int, last: int, content: memoryview) -> Iterator[memoryview]:
+        """Yield the pieces of a run."""
+        start = self._starts[first]
+        for number in range(first, last + 1):
+            yield content[self._starts[number] - start : self._starts[number + 1] - start]
+
+    def fit(self, numbers: list[int], contents: list[memoryview]) -> bool:
         """Return whether these are the bytes of these pieces."""
         return all(self._fits(*each) for each in zip(numbers, contents, strict=True))
 
-    def _fits(self, number: int, content: bytes) -> bool:
+    def _fits(self, number: int, content: memoryview) -> bool:
         _, hashed = RECORD.unpack_from(self._records, number * RECORD.size)
         return bool(hashed == hash_of(content))
 

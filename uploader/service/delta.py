@@ -76,19 +76,19 @@ class DeltaBase:
             for number, piece in zip(numbers, await uninterrupted(self._compare(numbers)), strict=True):
                 found |= self._cut(number, piece, wanted)
                 if number == last and len(piece) <= _KEPT_BYTES:
-                    self._kept, self._piece = number, piece
+                    self._kept, self._piece = number, bytes(piece)
         rest = list(chain.from_iterable(wanted.values()))
         if rest:
             read = await uninterrupted(self.content.read_all([(offset, length) for _, offset, length in rest]))
             found |= zip(rest, read, strict=True)
         return found
 
-    def _cut(self, number: int, piece: bytes, wanted: dict[int, list[_Part]]) -> dict[_Part, bytes]:
+    def _cut(self, number: int, piece: bytes | memoryview, wanted: dict[int, list[_Part]]) -> dict[_Part, bytes]:
         parts = wanted.pop(number, None)
         if parts is None:
             return {}
         start, _ = self.pieces.extent(number)
-        return {part: piece[part[1] - start : part[1] - start + part[2]] for part in parts}
+        return {part: bytes(piece[part[1] - start : part[1] - start + part[2]]) for part in parts}
 
     def _to_compare(self, numbers: Iterable[int]) -> list[int]:
         """Return those of some pieces that were not compared yet, in order. Raises InvalidDelta if they are too
@@ -114,8 +114,16 @@ class DeltaBase:
         if batch:
             yield batch
 
-    async def _compare(self, numbers: list[int]) -> list[bytes]:
-        pieces = await self.content.read_all([self.pieces.extent(number) for number in numbers])
+    async def _compare(self, numbers: list[int]) -> list[memoryview]:
+        """Read and compare pieces, those that follow each other at one go: a store compares whole blocks, of which two
+        neighbours share one."""
+        runs = self.pieces.runs_of(numbers)
+        read = await self.content.read_all([self.pieces.extent(*run) for run in runs])
+        pieces = [
+            piece
+            for run, content in zip(runs, read, strict=True)
+            for piece in self.pieces.cut(*run, memoryview(content))
+        ]
         if not await asyncio.to_thread(self.pieces.fit, numbers, pieces):
             raise errors.BaseUnusable()
         self._compared.update(numbers)

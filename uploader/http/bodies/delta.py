@@ -27,6 +27,7 @@ _LAYOUTS = {COPY_KIND: COPY, LITERAL_KIND: LITERAL}
 
 # In one turn: what so many cost the event loop, or a thread, is about a millisecond.
 _TURN_PARTS = 512
+_TURN_BYTES = 1 << 20
 
 
 class InstructionReader:
@@ -153,7 +154,7 @@ def _turns(parts: Iterator[Copy | memoryview]) -> Iterator[list[Copy | memoryvie
     for part in parts:
         turn.append(part)
         length += part.length if isinstance(part, Copy) else len(part)
-        if len(turn) == _TURN_PARTS or length >= PIECE_BYTES:
+        if len(turn) == _TURN_PARTS or length >= _TURN_BYTES:
             yield turn
             turn, length = [], 0
     if turn:

@@ -150,7 +150,10 @@ class BlobFile:
         return [self._read_range(offset, length) for offset, length in ranges]
 
     def _read_range(self, offset: int, length: int) -> bytes:
-        content = bytearray()
+        first = self.view(offset, length)
+        if len(first) == length:
+            return bytes(first)
+        content = bytearray(first)
         while len(content) < length:
             piece = self.view(offset + len(content), length - len(content))
             if not piece:
