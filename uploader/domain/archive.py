@@ -57,7 +57,7 @@ _KEPT = {key: key for key in (b"path", b"size", b"mtime", MD5, SHA256, FILE_ID, 
 }
 # What is never true of all members that follow.
 _OF_ONE_MEMBER = frozenset({b"path", b"linkpath", b"size"})
-_OCTAL = re.compile(rb"[0-7]*")
+_OCTAL = b"01234567"
 _DIGITS = re.compile(rb"[0-9]{1,20}")
 _DECIMAL = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]*))?")
 # Of what a record says of its length, which is that of a header at the most.
@@ -181,7 +181,8 @@ class ArchiveReader:
             raise MalformedArchive("Bytes follow the end of the archive.")
 
     def _begin_member(self, block: bytes, kind: bytes, size: int) -> Member | None:
-        told, long_name = self._defaults | self._extended, self._long_name
+        told = self._defaults | self._extended if self._defaults else self._extended
+        long_name = self._long_name
         self._extended, self._long_name = {}, None
         path = told.get(b"path") or long_name or _path_of(block)
         if kind == b"\0" and path.endswith(b"/"):  # as directories were written before there was a word for them
@@ -200,7 +201,8 @@ class ArchiveReader:
             self._expect(partial(self._take_sparse_map, length))
         else:
             self._skipped = length
-        md5, sha256, file_id, problem = (_claim(told, key) for key in (MD5, SHA256, FILE_ID, PROBLEM))
+        md5, sha256 = _claim(told, MD5), _claim(told, SHA256)
+        file_id, problem = _claim(told, FILE_ID), _claim(told, PROBLEM)
         return Member(path, size, _modified_at(block, told), md5, sha256, refused, file_id, problem)
 
     def _take_sparse_map(self, skipped: int, block: bytes) -> None:
@@ -229,9 +231,9 @@ def _sum(part: bytes) -> int:
 
 
 def _check_sum(block: bytes) -> None:
-    half = _BLOCK_BYTES // 2
-    claimed = block[148:156]
-    if _sum(block[:half]) + _sum(block[half:]) - _sum(claimed) + 8 * ord(" ") != _number(claimed):
+    # Its own field counts as spaces.
+    half = block[:148] + b"        " + block[156:256]
+    if _sum(half) + _sum(block[256:]) != _number(block[148:156]):
         raise MalformedArchive("This is not a tar archive, or a header of it is damaged.")
 
 
@@ -244,7 +246,7 @@ def _number(field: bytes) -> int:
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     digits = _text(field).strip(b" ")
-    if not _OCTAL.fullmatch(digits):
+    if digits.strip(_OCTAL):
         raise MalformedArchive("A header of the archive has a malformed number.")
     return int(digits or b"0", 8)
 
@@ -306,11 +308,10 @@ def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
         key, at, count = content[space + 1 : equals], end, count + 1
         if count > MAX_RECORDS:
             raise MalformedArchive(f"An extended header has more than {MAX_RECORDS} records.")
-        if key in _OF_ONE_MEMBER or key.startswith(_SPARSE):
-            if of_all:
-                raise MalformedArchive("A global header has a path, size or link, which belong to one member.")
-            if key.startswith(_SPARSE):
-                found[_SPARSE] = b""
+        if of_all and (key in _OF_ONE_MEMBER or key.startswith(_SPARSE)):
+            raise MalformedArchive("A global header has a path, size or link, which belong to one member.")
+        if key.startswith(_SPARSE):
+            found[_SPARSE] = b""
         if key in _KEPT:
             start = equals + 1
             found[_KEPT[key]] = content[start : min(end - 1, start + MAX_VALUE_BYTES)]
