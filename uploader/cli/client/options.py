@@ -35,7 +35,7 @@ limit_rate = click.option(
 delta = click.option(
     "--delta/--no-delta",
     default=None,
-    help="Send only the changed pieces of changed files of 8 MiB or more, or all of them.  [default: by the line]",
+    help="Send what changed of large files, or all.  [default: by the line]",
 )
 files_from = click.option(
     "--files-from",
