@@ -2,7 +2,7 @@
 so that nobody waits for its time-outs, and nobody sends a body that it would not take.
 
 Then one caller at a time tries it by a call that is cheap, at most once a second, before its own. The first answer closes
-the breaker. It is of one process: each finds out by itself.
+the breaker. It is of one process: each finds out by itself. A Redis Cluster has one for each slot that is used.
 """
 
 import logging
@@ -26,6 +26,7 @@ MOMENT_SECONDS = 0.5
 
 # Of this process: while there is none, nobody need ask any of them.
 OPEN: "WeakSet[Breaker]" = WeakSet()
+_open_lock = Lock()
 
 
 class Silent(Exception):
@@ -45,7 +46,7 @@ class Breaker:
         self._opened_at: datetime | None = None
         # When it may be tried again; None: somebody tries it.
         self._try_at: float | None = 0.0
-        OPEN_BREAKERS.labels(store).set(0)
+        self._tell()
 
     def answered(self) -> None:
         """Note an answer, whatever it says."""
@@ -54,10 +55,9 @@ class Breaker:
                 self.unanswered_calls = 0
                 self.is_open = False
                 opened_at, self._opened_at = self._opened_at, None
-                OPEN.discard(self)
+                self._tell()
             if opened_at is not None:
                 seconds = round((datetime.now(UTC) - opened_at).total_seconds(), 1)
-                OPEN_BREAKERS.labels(self._store).set(0)
                 logger.warning("a store answers again", extra={"store": self._store, "silent_seconds": seconds})
 
     def unanswered(self, reason: str) -> None:
@@ -68,10 +68,14 @@ class Breaker:
             if opens:
                 self._opened_at, self._try_at = datetime.now(UTC), time.monotonic()
                 self.is_open = True
-                OPEN.add(self)
+                self._tell()
         if opens:
-            OPEN_BREAKERS.labels(self._store).set(1)
             logger.warning("a store does not answer, and is not asked", extra={"store": self._store, "reason": reason})
+
+    def _tell(self) -> None:
+        with _open_lock:
+            (OPEN.add if self.is_open else OPEN.discard)(self)
+            OPEN_BREAKERS.labels(self._store).set(sum(each._store == self._store for each in OPEN))
 
     def check(self) -> None:
         """Raises Silent if it is open, and it is not the time to try the store, or somebody else does."""

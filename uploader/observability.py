@@ -78,7 +78,9 @@ S3_REQUESTS = Counter(
     "uploader_s3_requests", "Requests to S3, with those that were tried again, by operation.", ["operation"]
 )
 OPEN_BREAKERS = Gauge(
-    "uploader_open_breakers", "Whether a store is not asked, because it has not answered, by store.", ["store"]
+    "uploader_open_breakers",
+    "Stores, and slots of a Cluster, that are not asked: they have not answered, by store.",
+    ["store"],
 )
 MD5_LANES = Gauge(
     "uploader_md5_lanes", "Of how many contents a process computes the MD5 at once, by kind of vectors.", ["kind"]

@@ -17,11 +17,17 @@ from tests.conftest import MakeStack
 from tests.support.background import stopped, succeeds
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
-from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
+from tests.support.servers import (
+    PRIVATE_DATABASES,
+    PrivateCluster,
+    PrivateDatabase,
+    PrivateRedis,
+    PrivateSentinel,
+)
 from tests.support.switching import Left, switched
 from tests.support.waiting import eventually
 from uploader import breaker
-from uploader.accounting.redis import PipelinedRedis
+from uploader.accounting.redis import PipelinedCluster, PipelinedRedis
 from uploader.database.engine import Connection, Database
 from uploader.database.mysql import Mysql
 from uploader.errors import Unavailable
@@ -72,16 +78,41 @@ async def test_a_redis_that_hangs_is_given_up_within_its_time(make_stack: MakeSt
         await succeeds(lambda: stack.put(CONTENT, 1))
 
 
+@pytest.fixture(params=["server", "sentinel", "cluster"])
+def some_redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, list[PrivateRedis]]]:
+    """A URL, and the servers that may have what is written to it."""
+    made: PrivateRedis | PrivateSentinel | PrivateCluster
+    match request.param:
+        case "server":
+            made = PrivateRedis(tmp_path / "server").start()
+            servers = [made]
+        case "sentinel":
+            made = PrivateSentinel(tmp_path / "sentinel", down_after_ms=600_000)
+            servers = [made.master]
+        case _:
+            made = PrivateCluster(tmp_path / "cluster")
+            servers = made.nodes
+    try:
+        if not isinstance(made, PrivateRedis):
+            made.start()
+        yield made.url, servers
+    finally:
+        made.stop()
+
+
 async def test_a_redis_that_hangs_is_not_asked_again_and_no_body_is_received_for_it(
-    make_stack: MakeStack, own_redis: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+    make_stack: MakeStack, some_redis: tuple[str, list[PrivateRedis]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(breaker, "_TRY_SECONDS", 60.0)
-    async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=1.0) as stack:
-        await stack.open(CONTENT)
+    url, servers = some_redis
+    async with make_stack(redis_url=url, redis_timeout_seconds=2.0) as stack:
+        upload_id = (await stack.open(CONTENT)).json()["upload"]["id"]
         await stack.put(CONTENT, 0)
-        with stopped(own_redis):
-            for _ in range(4):  # the last one has tried it by something cheap
-                problem(await stack.put(CONTENT, 1), 503, "unavailable")
+        key = stack.services.pending.shards.upload(upload_id).up
+        with stopped(next(server for server in servers if server.raw("EXISTS", key).startswith(b":1"))):
+            for response in await asyncio.gather(*(stack.put(CONTENT, 1) for _ in range(3))):
+                problem(response, 503, "unavailable")
+            problem(await stack.put(CONTENT, 1), 503, "unavailable")  # which has tried it by something cheap
             sent = []
 
             async def body() -> AsyncIterator[bytes]:
@@ -92,11 +123,14 @@ async def test_a_redis_that_hangs_is_not_asked_again_and_no_body_is_received_for
             refused = await stack.client.put(f"/files/{CONTENT.md5}/chunks/1", content=body(), headers=length)
             problem(refused, 503, "unavailable")
             assert (refused.headers["retry-after"], sent) == ("2", [])
+            whole = await stack.client.post("/me/files?name=whole", content=b"which Redis need not know")
+            assert whole.status_code == 201
         redis = stack.services.redis
-        assert isinstance(redis, PipelinedRedis)
-        assert redis._trying is not None
-        await asyncio.wait({redis._trying})
-        redis._gate._try_at = 0.0
+        assert isinstance(redis, PipelinedRedis | PipelinedCluster)
+        gate = redis._gate if isinstance(redis, PipelinedRedis) else redis._gate_to(key)
+        assert gate._trying is not None
+        await asyncio.wait({gate._trying})
+        gate.breaker._try_at = 0.0
         await succeeds(lambda: stack.put(CONTENT, 1))
 
 

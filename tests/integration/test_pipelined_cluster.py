@@ -3,7 +3,7 @@ reply, or an error within bounded time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -165,6 +165,37 @@ async def test_a_master_that_hangs_holds_up_nobody_for_long_and_the_others_not_a
         return all(b"cluster_state:ok" in node.raw("CLUSTER", "INFO") for node in cluster.nodes)
 
     await eventually(all_answer)
+
+
+@pytest.mark.parametrize("client", [2], indirect=True)
+async def test_a_slot_whose_master_hangs_is_not_asked_until_another_one_has_it(
+    cluster: PrivateCluster, client: Client
+) -> None:
+    await client.echo("handed-over", 0)
+    node = master_of(cluster, "handed-over")
+    target = next(other for other in cluster.nodes if other is not node)
+    slot = key_slot(b"handed-over")
+    with stopped(node):
+        assert all(
+            isinstance(result, RedisError)
+            for result in await asyncio.gather(
+                *(client.echo("handed-over", 0) for _ in range(3)), return_exceptions=True
+            )
+        )
+        with pytest.raises(RedisError, match="has not answered since"):
+            await client.echo("handed-over", 0)
+        for other in cluster.nodes:
+            if other is not node:
+                other.command("CLUSTER", "SETSLOT", slot, "NODE", id_of(target))
+
+        async def is_found() -> bool:
+            with suppress(RedisError):
+                await client.echo("handed-over", 1)
+                return True
+            return False
+
+        await eventually(is_found)
+    end_to_move(cluster, "handed-over", target, node)
 
 
 async def test_a_master_that_does_not_know_a_script_says_so(cluster: PrivateCluster, client: Client) -> None:

@@ -25,7 +25,16 @@ from uploader.accounting.queue import (
     added_up,
     epoch_minute,
 )
-from uploader.accounting.redis import AWAY, PipelinedRedis, RedisConnection, Script, asking, away, time_argument
+from uploader.accounting.redis import (
+    AWAY,
+    PipelinedCluster,
+    PipelinedRedis,
+    RedisConnection,
+    Script,
+    asking,
+    away,
+    time_argument,
+)
 from uploader.crashpoints import crash_point
 from uploader.domain.digest import Challenge
 from uploader.domain.upload import Tail, Upload, chunk_count, to_bitmap
@@ -143,11 +152,11 @@ class Pending:
         era, state, received, chunks = await _READ_UPLOAD.run(self.redis, [keys.up, keys.era], [_era_token()])
         return KnownUpload(era.decode(), state.decode(errors="replace"), received, chunks)
 
-    async def check_answers(self) -> None:
-        """Raises Unavailable if a single server is known to be silent; of a Cluster each call finds out."""
-        if isinstance(self.redis, PipelinedRedis):
+    async def check_answers(self, upload_id: str) -> None:
+        """Raises Unavailable if the server that has an upload is known to be silent."""
+        if isinstance(self.redis, PipelinedRedis | PipelinedCluster):
             with asking(self.redis):
-                await self.redis.check_answers()
+                await self.redis.check_answers(self.shards.upload(upload_id).up)
 
     async def measure_all(self) -> dict[str, Measured]:
         """Measure each queue, of all shards. Raises Unavailable."""

@@ -7,11 +7,11 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -327,12 +327,63 @@ def time_argument(now_ms: int | None) -> int | str:
     return "" if now_ms is None else now_ms
 
 
+@dataclass(eq=False, repr=False)
+class _Gate:
+    """Lets calls through to a server, or to whichever node of a Cluster has a slot, until it falls silent. Then `ping`
+    tries it now and then."""
+
+    ping: Callable[[], Awaitable[Any]]
+    ping_seconds: float
+    breaker: Breaker = field(default_factory=lambda: Breaker(_STORE), init=False)
+    _trying: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def check_answers(self) -> None:
+        """Raises TimeoutError of redis-py if the server is known to be silent, and does not answer the `ping` at once."""
+        if not self.breaker.is_open:
+            return
+        try:
+            if self._trying is None or self._trying.done():
+                self.breaker.check()
+                self._trying = asyncio.create_task(self._try(), name="asking a silent redis")
+            await asyncio.wait({self._trying}, timeout=MOMENT_SECONDS)
+            if self.breaker.is_open:
+                raise self.breaker.silent()
+        except Silent as silent:
+            raise exceptions.TimeoutError(f"it {silent}") from None
+
+    async def _try(self) -> None:
+        with suppress(Silent, *AWAY), self.breaker.trying():
+            async with asyncio.timeout(self.ping_seconds):
+                await self.ping()
+
+    @asynccontextmanager
+    async def answering(self, timeout_seconds: float) -> AsyncIterator[None]:
+        """As `answering`; and the breaker hears of it."""
+        is_known = not wait_budget().left(_STORE, timeout_seconds)  # to be silent
+        try:
+            async with answering(timeout_seconds):
+                yield
+        except exceptions.TimeoutError as error:
+            if not is_known:
+                self.breaker.unanswered(str(error))
+            raise
+        self.answered()
+
+    def answered(self) -> None:
+        if self.breaker.unanswered_calls:
+            self.breaker.answered()
+
+    async def aclose(self) -> None:
+        """End a try under way, unless it is that which calls this."""
+        if self._trying is not None and self._trying is not asyncio.current_task():
+            await ended(self._trying)
+
+
 class PipelinedRedis(Redis):
     """A client of one server whose scripts share a connection."""
 
     _pipeline: Pipeline | None = None
-    _breaker: Breaker | None = None
-    _trying: asyncio.Task[None] | None = None
+    _its_gate: _Gate | None = None
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """Run a script as redis-py does, with its retries: for scripts that may be run twice."""
@@ -344,7 +395,7 @@ class PipelinedRedis(Redis):
 
     async def _call(self, command: bytes) -> Any:
         pipeline, timeout_seconds = self._shared(), self._timeout_seconds
-        await self.check_answers()
+        await self._gate.check_answers()
         own, began = wait_budget(), time.monotonic()
         if pipeline.is_connected and own.left(_STORE, timeout_seconds) == timeout_seconds:
             try:
@@ -354,57 +405,27 @@ class PipelinedRedis(Redis):
                 pass  # the server closed it meanwhile
             except exceptions.TimeoutError as error:
                 own.give_up(_STORE)
-                self._gate.unanswered(str(error))
+                self._gate.breaker.unanswered(str(error))
                 raise
             else:
-                if self._gate.unanswered_calls:
-                    self._gate.answered()
+                self._gate.answered()
                 return reply
             finally:
                 own.note(began, timeout_seconds * LEAST)
         retry = self.connection_pool.connection_kwargs["retry"]
-        async with self._answering(timeout_seconds):
+        async with self._gate.answering(timeout_seconds):
             return await retry.call_with_retry(lambda: pipeline.call(command), _try_again)
 
-    @asynccontextmanager
-    async def _answering(self, timeout_seconds: float) -> AsyncIterator[None]:
-        """As `answering`; and the breaker hears of it."""
-        is_known = not wait_budget().left(_STORE, timeout_seconds)  # to be silent
-        try:
-            async with answering(timeout_seconds):
-                yield
-        except exceptions.TimeoutError as error:
-            if not is_known:
-                self._gate.unanswered(str(error))
-            raise
-        if self._gate.unanswered_calls:
-            self._gate.answered()
-
-    async def check_answers(self) -> None:
-        """Raises TimeoutError of redis-py if the server is known to be silent, and does not answer at once to a PING, which
-        is sent now and then."""
-        if not self._gate.is_open:
-            return
-        try:
-            if self._trying is None or self._trying.done():
-                self._gate.check()
-                self._trying = asyncio.create_task(self._try(), name="asking a silent redis")
-            await asyncio.wait({self._trying}, timeout=MOMENT_SECONDS)
-            if self._gate.is_open:
-                raise self._gate.silent()
-        except Silent as silent:
-            raise exceptions.TimeoutError(f"it {silent}") from None
-
-    async def _try(self) -> None:
-        with suppress(Silent, *AWAY), self._gate.trying():
-            async with asyncio.timeout(min(self._timeout_seconds, _CONNECT_SECONDS)):
-                await super().execute_command("PING")  # type: ignore[no-untyped-call]
+    async def check_answers(self, _key: str) -> None:
+        """Raises TimeoutError of redis-py if the server is known to be silent."""
+        await self._gate.check_answers()
 
     @property
-    def _gate(self) -> Breaker:
-        if self._breaker is None:
-            self._breaker = Breaker(_STORE)
-        return self._breaker
+    def _gate(self) -> _Gate:
+        if self._its_gate is None:
+            ping = partial(super().execute_command, "PING")
+            self._its_gate = _Gate(ping, min(self._timeout_seconds, _CONNECT_SECONDS))
+        return self._its_gate
 
     @property
     def _timeout_seconds(self) -> float:
@@ -420,17 +441,16 @@ class PipelinedRedis(Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command as redis-py does. The connections to a server that takes no writes any more are dropped: by
         its address, or from its Sentinels, the next ones may find the one that took its place."""
-        await self.check_answers()
+        await self._gate.check_answers()
         try:
-            async with self._answering(self._timeout_seconds):
+            async with self._gate.answering(self._timeout_seconds):
                 return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except exceptions.ReadOnlyError:
             await self.connection_pool.disconnect(inuse_connections=False)
             raise
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        if self._trying is not None:
-            await ended(self._trying)
+        await self._gate.aclose()
         await self._shared().aclose()  # also one that nobody has used: nobody is let in after
         await super().aclose(close_connection_pool)
 
@@ -465,7 +485,9 @@ def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float 
         # Each call tries again by itself, and other nodes tell what becomes of one that hangs.
         options["socket_timeout"] = timeout_seconds / 2
         # As many again: redis-py looks for the nodes beside the calls.
-        return _Cluster(connections, timeout_seconds, startup_nodes=nodes, max_connections=2 * connections, **options)
+        return PipelinedCluster(
+            connections, timeout_seconds, startup_nodes=nodes, max_connections=2 * connections, **options
+        )
     if address.kind is RedisKind.SENTINEL:
         return _connect_by_sentinel(address, connections, options)
     if address.kind is RedisKind.SOCKET:
@@ -518,7 +540,7 @@ def _retry() -> Retry:
     return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2, supported_errors=(exceptions.ConnectionError,))
 
 
-class _Cluster(RedisCluster):
+class PipelinedCluster(RedisCluster):
     """Bounds what redis-py does not, and calls again what it breaks off: when one call reads the slots anew, redis-py
     closes the connections of all others, which raise AttributeError. That is safe, because every script is
     idempotent."""
@@ -530,16 +552,33 @@ class _Cluster(RedisCluster):
         self._timeout_seconds = timeout_seconds
         # To each master, by its name.
         self._pipelines: dict[str, Pipeline] = {}
+        # Of slots, and not of nodes: another one may take a slot over.
+        self._gates: dict[int, _Gate] = {}
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """Run a script as redis-py does: over the pipeline to the master that has the keys. Where it has them no more,
         or is away, redis-py looks for them, and the next call finds them."""
-        async with answering(self._timeout_seconds):
+        gate = self._gate_to(keys_and_args[0])
+        await gate.check_answers()
+        async with gate.answering(self._timeout_seconds):
             pipeline = self._pipeline_to(keys_and_args[0])
             if pipeline is not None:
                 with suppress(PipelineFull, *_ELSEWHERE):
                     return await pipeline.call(packed_script(sha, numkeys, keys_and_args))
             return await super().evalsha(sha, numkeys, *keys_and_args)
+
+    async def check_answers(self, key: str) -> None:
+        """Raises TimeoutError of redis-py if the node that has the key is known to be silent."""
+        await self._gate_to(key).check_answers()
+
+    def _gate_to(self, key: str) -> _Gate:
+        slot = key_slot(key.encode())
+        gate = self._gates.get(slot)
+        if gate is None:
+            # So long that redis-py finds the node silent, and asks the others who has the slot now.
+            ping = partial(self._call, "EXISTS", key)
+            gate = self._gates[slot] = _Gate(ping, self._timeout_seconds)
+        return gate
 
     def _pipeline_to(self, key: str) -> Pipeline | None:
         """Return the pipeline to the node of a key, as far as that is known."""
@@ -554,24 +593,26 @@ class _Cluster(RedisCluster):
 
     async def aclose(self) -> None:
         """Let go of all connections, as redis-py does when sent elsewhere often; who calls afterwards connects anew."""
+        for gate in [*self._gates.values()]:
+            await gate.aclose()
         pipelines, self._pipelines = self._pipelines, {}
         for pipeline in pipelines.values():
             await pipeline.aclose()
         await super().aclose()
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            async with answering(self._timeout_seconds), self._turns:
-                return await self._call(*args, **kwargs)
-        except exceptions.RedisClusterException as error:  # no RedisError: no node answers, or slots have no master
-            raise exceptions.ConnectionError(str(error)) from error
+        async with answering(self._timeout_seconds), self._turns:
+            return await self._call(*args, **kwargs)
 
     async def _call(self, *args: Any, **kwargs: Any) -> Any:
-        for pause_seconds in _PAUSES_SECONDS:
-            try:
-                return await super().execute_command(*args, **kwargs)
-            except AttributeError:
-                await asyncio.sleep(pause_seconds)
+        try:
+            for pause_seconds in _PAUSES_SECONDS:
+                try:
+                    return await super().execute_command(*args, **kwargs)
+                except AttributeError:
+                    await asyncio.sleep(pause_seconds)
+        except exceptions.RedisClusterException as error:  # no RedisError: no node answers, or slots have no master
+            raise exceptions.ConnectionError(str(error)) from error
         raise exceptions.ConnectionError("The connections to the Cluster keep being closed.")
 
 

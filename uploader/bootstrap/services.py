@@ -175,8 +175,8 @@ class Services:
         self.instant = instant = Instant(
             settings, database, storage, storage, healing, closers, uploads, challenges, pre_create_hook, clock
         )
-        checks = (database.check_answers, pending.check_answers, storage.check_answers)
-        concurrency = ConcurrentBodies(settings.max_concurrent_chunks, checks)
+        stores = (database.check_answers, storage.check_answers)
+        concurrency = ConcurrentBodies(settings.max_concurrent_chunks, stores, pending.check_answers)
         self.visitors = visitors = Visitors(database, clock)
         self.receiving = receiving = Receiving(database, storage, pending, closers, uploads, concurrency=concurrency)
         max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)

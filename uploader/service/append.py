@@ -366,7 +366,8 @@ class Appends:
                 found = await self._heed(found, offset, said)
             except (Gone, NotOpen):
                 found = await self._complete(target)
-        async with self.concurrency.counted(target.caller), taking as source:
+        upload_id = found.id if isinstance(found, Upload) else None
+        async with self.concurrency.counted(target.caller, upload_id), taking as source:
             if isinstance(found, Upload):
                 taken = await self._take_or_complete(found, target, offset, said, source)
             else:

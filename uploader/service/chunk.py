@@ -108,18 +108,25 @@ class AlreadyComplete(Exception):
 class ConcurrentBodies:
     """Lets the bodies of files in, as long as the stores take them, and counts those that each user is sending now."""
 
-    def __init__(self, limit: int, checks: Sequence[Callable[[], Awaitable[None]]]) -> None:
-        """`checks`: raise Unavailable if what would have to store or to count a body is known to be silent."""
+    def __init__(
+        self, limit: int, stores: Sequence[Callable[[], Awaitable[None]]], counter: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """`stores`, `counter`: raise Unavailable if what has to store a body, or to count it in an upload, is known to be
+        silent."""
         self._limit = limit
-        self._checks = checks
+        self._check_stores = stores
+        self._check_counter = counter
         self._counts: dict[Caller, int] = {}
 
     @asynccontextmanager
-    async def counted(self, caller: Caller) -> AsyncIterator[None]:
-        """Raises TooManyRequests, Unavailable."""
+    async def counted(self, caller: Caller, upload_id: str | None = None) -> AsyncIterator[None]:
+        """`upload_id`: the upload in which the bytes will count; a whole file has none. Raises TooManyRequests,
+        Unavailable."""
         if breaker.OPEN:
-            for check in self._checks:
+            for check in self._check_stores:
                 await check()
+            if upload_id is not None:
+                await self._check_counter(upload_id)
         count = self._counts.get(caller, 0)
         if count >= self._limit:
             raise errors.TooManyRequests(limit=self._limit)
@@ -152,7 +159,7 @@ class Receiving:
                 upload = await self.admit(target, number, source.declared_bytes)
             except errors.InvalidRequest as error:
                 return await self._refuse(target, self._remembered.get(target), number, error)
-            async with self.concurrency.counted(target.caller):
+            async with self.concurrency.counted(target.caller, upload.id):
                 try:
                     body = await _receive_checked(source, upload, number, claims)
                 except _BAD_BODIES as error:
