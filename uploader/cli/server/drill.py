@@ -5,6 +5,7 @@ Knows the server by its processes, its files and its HTTP contract.
 
 import errno
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -229,13 +230,14 @@ class Lost(Exception):
     """Something that was acknowledged is not there."""
 
 
-# The faults. Each is there within its context; what it yields was seen by itself.
+# The faults. Each is there within its context; what it yields was seen by itself. The docstring is for operators.
 
 Fault = Callable[[Scratch, Path, bytes], AbstractContextManager[list[str]]]
 
 
 @contextmanager
 def _killed(scratch: Scratch, _directory: Path, _content: bytes) -> Iterator[list[str]]:
+    """Kill everything."""
     scratch.kill()
     yield []
     scratch.start()
@@ -243,6 +245,7 @@ def _killed(scratch: Scratch, _directory: Path, _content: bytes) -> Iterator[lis
 
 @contextmanager
 def _torn_log(scratch: Scratch, _directory: Path, _content: bytes) -> Iterator[list[str]]:
+    """Kill everything, and tear the end off Valkey's log."""
     scratch.kill()
     logs = sorted(scratch.data.glob("redis/appendonlydir/*.incr.aof"))
     for log in logs:
@@ -250,13 +253,13 @@ def _torn_log(scratch: Scratch, _directory: Path, _content: bytes) -> Iterator[l
             torn.truncate(max(0, log.stat().st_size - 20))
             torn.seek(0, os.SEEK_END)
             torn.write(os.urandom(64))
-    yield [f"{len(logs)} logs torn"]
+    yield [f"torn: {', '.join(log.name for log in logs)}"]
     scratch.start()
 
 
 @contextmanager
 def _flipped_byte(scratch: Scratch, _directory: Path, content: bytes) -> Iterator[list[str]]:
-    """Its owner sends the file again."""
+    """Flip a bit of a file; its owner sends it again."""
     _flip(scratch.blob(content))
     yield []
     scratch.upload(content)
@@ -264,7 +267,7 @@ def _flipped_byte(scratch: Scratch, _directory: Path, content: bytes) -> Iterato
 
 @contextmanager
 def _flipped_byte_with_a_copy(scratch: Scratch, _directory: Path, content: bytes) -> Iterator[list[str]]:
-    """The trash has one: it was deleted, and sent again."""
+    """Flip a bit of a file; the trash has a copy."""
     file = scratch.upload(content)  # once more: it is there
     scratch.delete(file).raise_for_status()
     if not _until(lambda: not scratch.blob(content).exists()):
@@ -285,6 +288,7 @@ def _flip(blob: Path) -> None:
 
 @contextmanager
 def _unreadable_file(scratch: Scratch, _directory: Path, content: bytes) -> Iterator[list[str]]:
+    """Make a file unreadable for a while."""
     scratch.unreadable.write_text(scratch.blob(content).name)
     yield []
     scratch.unreadable.unlink()
@@ -292,6 +296,7 @@ def _unreadable_file(scratch: Scratch, _directory: Path, content: bytes) -> Iter
 
 @contextmanager
 def _lost_directory(scratch: Scratch, directory: Path, _content: bytes) -> Iterator[list[str]]:
+    """Take the directory of contents away for a while."""
     blobs, elsewhere = scratch.data / "blobs", directory / "blobs.elsewhere"
     blobs.rename(elsewhere)
     yield []
@@ -303,6 +308,7 @@ def _lost_directory(scratch: Scratch, directory: Path, _content: bytes) -> Itera
 
 @contextmanager
 def _stopped_redis(scratch: Scratch, _directory: Path, _content: bytes) -> Iterator[list[str]]:
+    """Stop Valkey for a while."""
     for process_id in scratch.valkeys():
         os.kill(process_id, signal.SIGSTOP)
     yield []
@@ -312,7 +318,7 @@ def _stopped_redis(scratch: Scratch, _directory: Path, _content: bytes) -> Itera
 
 @contextmanager
 def _locked_database(scratch: Scratch, _directory: Path, _content: bytes) -> Iterator[list[str]]:
-    """For so short that who writes waits for it."""
+    """Hold the database's lock for two seconds."""
     database = scratch.data / "uploader.db"
     with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as held:
         held.execute("BEGIN IMMEDIATE")
@@ -324,7 +330,7 @@ def _locked_database(scratch: Scratch, _directory: Path, _content: bytes) -> Ite
 
 @contextmanager
 def _full_disk(scratch: Scratch, directory: Path, content: bytes) -> Iterator[list[str]]:
-    """All that gives space back still works."""
+    """Fill the disk, with nothing in the trash."""
     Ballast(scratch.data / BALLAST).fill()  # as the server does in its first minute
     spare, opened, filler = scratch.upload(os.urandom(_FILE_BYTES)), Opened(scratch), directory / "filler"
     with filler.open("wb", buffering=0) as filling:
@@ -350,7 +356,28 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@click.command()
+def _said_of(fault: str) -> str:
+    """Return what a fault does, in words."""
+    said = inspect.getdoc(FAULTS[fault]) or ""
+    return said[:1].lower() + said[1:].rstrip(".")
+
+
+_LINES = "\n".join(f"{name:26} {_said_of(name)}" for name in FAULTS)
+_HELP = f"""Cause faults in a scratch installation, and print how it came back.
+
+DIRECTORY is new or empty: it gets a data directory with an embedded Valkey and SQLite, whatever the settings in force
+are, and stays to be looked at. With --backup, the newest backup in there is restored into it first.
+
+\b
+{_LINES}
+
+A full disk needs a small filesystem: DIRECTORY's own, or one that may be mounted in a namespace (unshare, mount).
+
+Exit codes: 0 all came back by itself, and nothing was lost; 1 something did not, or was; 2 bad usage.
+"""
+
+
+@click.command(help=_HELP)
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--backup", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Restore this backup first."
@@ -358,26 +385,6 @@ FAULTS: dict[str, Fault] = {
 @click.option("--fault", "chosen", type=click.Choice([*FAULTS]), multiple=True, help="Only this one; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list of objects.")
 def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json: bool) -> None:
-    """Cause faults in a scratch installation, and print how it came back.
-
-    DIRECTORY is new or empty: it gets a data directory with an embedded Valkey and SQLite, whatever the settings in force
-    are, and stays to be looked at. With --backup, the newest backup in there is restored into it first.
-
-    \b
-    kill                       everything is killed
-    torn-log                   as kill, and the end of Valkey's log is torn off
-    flipped-byte               a bit of a file is flipped, and its owner sends the file again
-    flipped-byte-with-a-copy   the same, of a file of which the trash has a copy
-    read-error                 the disk can't read a file for a while
-    lost-directory             the directory of contents is away for a while
-    stopped-redis              Valkey stands still for a while
-    locked-database            somebody else holds the database for a while
-    full-disk                  no byte is free, and nothing is in the trash
-
-    A full disk needs a small filesystem: DIRECTORY's own, or one that may be mounted in a namespace (unshare, mount).
-
-    Exit codes: 0 all came back by itself, and nothing was lost; 1 something did not, or was; 2 bad usage.
-    """
     require_server()
     if directory.exists() and any(each.name != "lost+found" for each in directory.iterdir()):
         fail(f"{directory} is not empty: a drill is for a scratch installation", EXIT_USAGE)
@@ -389,6 +396,8 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
                 scratch.run("restore-backup", str(backup.absolute()))
             scratch.begin()
             for name in chosen or FAULTS:
+                if not as_json:
+                    click.echo(f"{name}: {_said_of(name)}")
                 outcomes.append(_tried(scratch, directory.absolute(), name))
                 if not as_json:
                     _print(outcomes[-1])
@@ -401,7 +410,11 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
         click.echo(json.dumps([asdict(outcome) for outcome in outcomes]))
     for line in drift:
         click.echo(f"a figure drifted: {line}", err=as_json)
-    sys.exit(EXIT_OK if not drift and all(outcome.is_good for outcome in outcomes) else EXIT_FAILED)
+    is_good = not drift and all(outcome.is_good for outcome in outcomes)
+    if not as_json:
+        end = "all came back by itself, nothing was lost, and no figure drifted" if is_good else "NOT ALL IS WELL"
+        click.echo(f"In the end {end}. The installation stays in {directory}; the server's log is {directory / 'log'}.")
+    sys.exit(EXIT_OK if is_good else EXIT_FAILED)
 
 
 def _tried(scratch: Scratch, directory: Path, name: str) -> Outcome:
@@ -410,9 +423,9 @@ def _tried(scratch: Scratch, directory: Path, name: str) -> Outcome:
     content, wrong, lost = os.urandom(_FILE_BYTES), list[str](), list[str]()
     try:
         scratch.upload(content)
-        opened = Opened(scratch)
+        opened, known = Opened(scratch), _reasons(scratch.ask("GET", "/readyz"))
         with FAULTS[name](scratch, directory, content) as own:
-            seen = own + _seen(scratch, content, opened, wrong)
+            seen = own + _seen(scratch, content, opened, wrong, known)
             began_at = time.monotonic()
 
         def is_healed() -> bool:
@@ -429,10 +442,10 @@ def _tried(scratch: Scratch, directory: Path, name: str) -> Outcome:
     return Outcome(name, seen, time.monotonic() - began_at if is_well else None, wrong + lost)
 
 
-def _seen(scratch: Scratch, content: bytes, opened: Opened, wrong: list[str]) -> list[str]:
-    """Ask for what users ask for, and for the health."""
+def _seen(scratch: Scratch, content: bytes, opened: Opened, wrong: list[str], known: list[str]) -> list[str]:
+    """Ask for what users ask for, and for the health, of which the reasons `known` are nothing new."""
     if scratch.is_dead:
-        return []
+        return ["nobody answers"]
     name = hashlib.sha256(content).hexdigest()
 
     def download() -> httpx2.Response:
@@ -445,13 +458,18 @@ def _seen(scratch: Scratch, content: bytes, opened: Opened, wrong: list[str]) ->
         "download": download,
         "upload": lambda: scratch.try_upload(os.urandom(_CHUNK_BYTES)),
         "chunk": lambda: opened.send(1),
-        "readyz": lambda: scratch.ask("GET", "/readyz"),
+        "/readyz": lambda: scratch.ask("GET", "/readyz"),
     }
-    return [f"{what} {_told(ask)}" for what, ask in asked.items()]
+    return [f"{what} {_told(ask, known)}" for what, ask in asked.items()]
 
 
-def _told(ask: Callable[[], httpx2.Response]) -> str:
-    """Say how something was answered: its status, and the code of its problem or the reasons of the health; or why not."""
+def _reasons(ready: httpx2.Response) -> list[str]:
+    return [f"({name}: {check['reason']})" for name, check in ready.json()["checks"].items() if check["reason"]]
+
+
+def _told(ask: Callable[[], httpx2.Response], known: Collection[str] = ()) -> str:
+    """Say how something was answered: its status, and the code of its problem or the new reasons of the health; or why
+    not."""
     try:
         answer = ask()
     except httpx2.HTTPError as error:
@@ -460,8 +478,7 @@ def _told(ask: Callable[[], httpx2.Response]) -> str:
     if "problem" in answer.headers.get("content-type", ""):
         words.append(answer.json()["code"])
     elif answer.url.path == "/readyz":
-        checks = answer.json()["checks"].items()
-        words += [f"({name}: {check['reason']})" for name, check in checks if check["reason"]]
+        words += [reason for reason in _reasons(answer) if reason not in known]
     return " ".join(words)
 
 
@@ -499,9 +516,9 @@ def _print(outcome: Outcome) -> None:
         end = f"DID NOT COME BACK within {human_seconds(_HEALED_SECONDS)}"
     else:
         end = f"came back after {human_seconds(outcome.healed_seconds)}, nothing lost"
-    click.echo(f"{outcome.fault}: {end}")
-    for line in outcome.seen:
-        click.echo(f"  {line}")
+    if outcome.seen:
+        click.echo(f"  meanwhile: {'; '.join(outcome.seen)}")
+    click.echo(f"  {end}")
 
 
 def _until(condition: Callable[[], bool]) -> bool:
