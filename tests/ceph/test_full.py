@@ -21,7 +21,7 @@ from tests.support.gateways import GIVEN_S3, given_gateway
 from tests.support.process import Server, client_of_owner, ended, owner_token
 from tests.support.waiting import eventually
 
-CONTENT = Content(150 * MIB, chunk_size=5 * MIB)
+CONTENT = Content(100 * MIB, chunk_size=5 * MIB)
 # As docs/s3.md has it.
 LONGEST_SECONDS = 15.0
 
@@ -31,10 +31,14 @@ def ceph(*arguments: str) -> str:
     return subprocess.run(["ceph", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def limit_share(full: float) -> None:
-    """Let it be full where so much of its room is taken."""
+def fill() -> None:
+    """Let it be full where a bit of its room is taken; the ratios have an order."""
     for ratio in ("nearfull", "backfillfull", "full"):
-        ceph("osd", f"set-{ratio}-ratio", str(full))
+        ceph("osd", f"set-{ratio}-ratio", "0.0001")
+
+
+def make_room() -> None:
+    ceph("osd", "set-full-ratio", "0.95")
 
 
 async def is_full() -> bool:
@@ -86,7 +90,7 @@ async def test_a_full_ceph_holds_nobody_for_long_and_is_used_again_once_it_has_r
         sender = Sender(server, data)
         numbers = iter(range(CONTENT.chunk_count))
         try:
-            limit_share(0.0001)
+            fill()
             await asyncio.gather(*(sender.put(next(numbers)) for _ in range(3)))
             await becomes(is_full, True)
             while 200 in {status for status, _ in await asyncio.gather(*(sender.put(next(numbers)) for _ in range(3)))}:
@@ -101,7 +105,7 @@ async def test_a_full_ceph_holds_nobody_for_long_and_is_used_again_once_it_has_r
                 assert time.monotonic() - began < LONGEST_SECONDS
             assert sender.longest_seconds < LONGEST_SECONDS
         finally:
-            limit_share(0.95)
+            make_room()
 
         for number in range(CONTENT.chunk_count - 1):
             await eventually(partial(sender.is_stored, number))

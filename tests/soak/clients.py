@@ -46,6 +46,8 @@ class Habits:
     chunk_size: int = 64 * KIB
     # Of all files of one user, so that a round takes as much of the disk however long it is.
     max_kept_bytes: int = 64 * MIB
+    # Of each file that is downloaded, besides all of it.
+    ranges: int = 0
     # For what says "not now"; None: all will be well in the end, and nothing else is there than was promised.
     patience_seconds: float | None = None
 
@@ -517,9 +519,18 @@ class Client:
     async def compare(self, file_id: str) -> None:
         """Download a file: its bytes, or no bytes."""
         content = self.promises.files[file_id][1]
-        response = await self._asked(content.md5, "GET", f"/me/files/{file_id}/content", {200})
-        self._count["downloads"] += 1
-        if response.content != content.data:
+        await self._compare(file_id, content, range(content.size))
+        for _ in range(self._habits.ranges if content.size else 0):
+            start = self._random.randrange(content.size)
+            await self._compare(file_id, content, range(start, self._random.randint(start, content.size - 1) + 1))
+
+    async def _compare(self, file_id: str, content: Content, part: range) -> None:
+        is_whole = len(part) == content.size
+        headers = {} if is_whole else {"Range": f"bytes={part.start}-{part.stop - 1}"}
+        path, expected = f"/me/files/{file_id}/content", {200 if is_whole else 206}
+        response = await self._asked(content.md5, "GET", path, expected, headers=headers)
+        self._count["downloads" if is_whole else "ranges"] += 1
+        if response.content != content.data[part.start : part.stop]:
             self._given_up.add(content.md5)
             self._write_down(content.md5, f"wrong bytes are served, {len(response.content)}", wrong_bytes=True)
             raise Harmed

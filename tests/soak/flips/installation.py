@@ -35,7 +35,8 @@ class Installation:
         self._process: Process | None = None
 
     def start(self) -> str | None:
-        """None once the server is ready; what it said, if it would not start."""
+        """None once the server is ready, and its database is as it should be; what it said, if it would not start, or ended
+        once it had looked at its database."""
         log = self.directory / f"log-{self._starts:03}"
         self._starts += 1
         self._process = Process(log, self._settings, "serve", "--port", str(self._port))
@@ -44,10 +45,23 @@ class Installation:
             if self._process.process.poll() is not None:
                 return self._process.output()
             if answers(self._port):
-                return None
+                return self._said_at_its_end() if self._is_database_damaged() else None
             time.sleep(0.05)
         self.end()
         return f"not ready within {SERVER_SECONDS:g} s: {self._process.output()}"
+
+    def _is_database_damaged(self) -> bool:
+        with closing(sqlite3.connect(self.database)) as connection:
+            try:
+                return connection.execute("PRAGMA integrity_check").fetchall() != [("ok",)]
+            except sqlite3.DatabaseError:
+                return True
+
+    def _said_at_its_end(self) -> str:
+        process = self._process
+        assert process is not None
+        wait_for(lambda: process.process.poll() is not None)
+        return process.output()
 
     def stop(self) -> None:
         """In order, so that all there is to know is in the files, and in no log beside them."""

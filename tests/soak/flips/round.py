@@ -25,7 +25,10 @@ from tests.support.waiting import PATIENCE_SECONDS
 _PATIENCE_SECONDS = 20.0
 _CLIENTS = 8
 _HABITS = Habits(
-    {"finish": 10, "leave": 4, "download": 5, "delete": 2}, max_kept_bytes=2 * MIB, patience_seconds=_PATIENCE_SECONDS
+    {"finish": 10, "leave": 4, "download": 5, "delete": 2},
+    max_kept_bytes=2 * MIB,
+    ranges=8,
+    patience_seconds=_PATIENCE_SECONDS,
 )
 # So long clients work before, between and after flips.
 _WORK_SECONDS = (0.2, 0.8)
@@ -43,7 +46,7 @@ async def run_flips(directory: Path, *, seed: int, flips: int = sys.maxsize, sec
     finally:
         installation.end()
     outcomes = Counter(f"{flip.kind} {flip.outcome}" for flip in round_.flips)
-    counts = {name: record.counts[name] for name in ("chunks", "files", "downloads")}
+    counts = {name: record.counts[name] for name in ("chunks", "files", "downloads", "ranges")}
     verdict = round_.verdict
     return Result(
         "flips",
