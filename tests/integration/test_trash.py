@@ -24,6 +24,8 @@ from uploader.service.trash import Purged
 from uploader.storage.base import Digests, Found, Pace, Space
 
 CONTENT = Content(3 * 64 * KIB - 100)
+# Has checksums of its blocks beside it.
+LARGE = Content(5 * 64 * KIB)
 OTHERS = [Content(100 * KIB + seed, seed=seed, name=f"{seed}.bin") for seed in range(1, 4)]
 DAY = 86_400.0
 
@@ -127,20 +129,21 @@ async def test_the_trash_is_purged_after_the_retention_but_not_after_a_jump_of_t
     make_stack: MakeStack, clock: ManualClock
 ) -> None:
     async with make_stack(clock=clock) as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
+        assert (await stack.upload(LARGE)).status_code == 201
         await _delete_all(stack)
         keeper = keeper_of(stack)
         await _keep(keeper, clock, 6 * 24, 3600)
-        assert await _names(stack) == [CONTENT.sha256]
+        assert await _names(stack) == [LARGE.sha256]
         await _keep(keeper, clock, 2 * 24, 3600)
-        assert await _names(stack) == [CONTENT.sha256], "after an outage, as it seems, nothing goes for an hour"
+        assert await _names(stack) == [LARGE.sha256], "after an outage, as it seems, nothing goes for an hour"
         await _keep(keeper, clock, 50, 60)
         clock.jump(365 * DAY)
         await keeper.run_once()
         await _keep(keeper, clock, 50, 60)
-        assert await _names(stack) == [CONTENT.sha256]
+        assert await _names(stack) == [LARGE.sha256]
         await _keep(keeper, clock, 70, 60)
         assert await _names(stack) == []
+        assert [path for path in (stack.data / "trash").rglob("*") if path.is_file()] == [], "no checksums either"
 
 
 async def test_without_a_retention_nothing_is_kept(make_stack: MakeStack) -> None:
