@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -184,6 +186,22 @@ async def test_after_an_early_answer_a_large_body_closes_the_connection(
     await connection.request(*operation.split(), *headers)
     await connection.send(b"x" * sent)
     await is_refused(connection, status, code)
+
+
+@on_both_loops
+@pytest.mark.parametrize("framing", [f"Content-Length: {8 * MIB}", "Transfer-Encoding: chunked"])
+async def test_who_sends_all_before_it_reads_gets_an_early_answer_too(server: Server, framing: str) -> None:
+    """To close with bytes unread would reset the connection, and take the answer away again (RFC 9112, section 9.6)."""
+    piece = b"10000\r\n%s\r\n" % bytes(64 * KIB) if framing.endswith("chunked") else bytes(64 * KIB)
+
+    def ask() -> bytes:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(f"PUT {NOBODYS}/chunks/0 HTTP/1.1\r\nHost: test\r\n{framing}\r\n\r\n".encode())
+            for _ in range(128):
+                client.sendall(piece)
+            return b"".join(iter(partial(client.recv, 64 * KIB), b""))
+
+    assert (await asyncio.to_thread(ask)).startswith(b"HTTP/1.1 401 ")
 
 
 async def test_a_body_that_stands_still_is_given_up(server: Server, connection: Connection) -> None:

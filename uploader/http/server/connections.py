@@ -307,6 +307,8 @@ class WriteBatching:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._ended = False
+        # A method that tells whether a connection that is to be closed stays for a while, if there is one.
+        self.lingers: Callable[[], Callable[[], bool] | None] = lambda: None
         # Asked for often, so without a step in between.
         self.is_closing = transport.is_closing
         self.pause_reading = transport.pause_reading
@@ -342,7 +344,9 @@ class WriteBatching:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        lingers = self.lingers()
+        if lingers is None or not lingers():
+            self._transport.close()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self.flush()  # so that the transport says at once whether it is over them

@@ -322,7 +322,8 @@ class LimitedProtocol(HttpToolsProtocol):
     stalls: connections.StallWatch
     _linger_timer: asyncio.TimerHandle | None = None
     _excess: UploaderError | None = None  # what all but a probe is answered, if the connection is beyond the limits
-    _refused = False
+    _refused = False  # or answered for good: nothing that comes is looked at any more
+    _has_ended = False  # its client sends nothing more
     _in_head = True  # from the end of one request to the end of the next one's headers
     _unparsed_bytes = 0
     _header_bytes = 0
@@ -366,6 +367,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Answer, then end the connection: the client sends no more, and may still read. Or it is gone: TCP tells that
         apart no sooner than an answer is sent."""
         self._head_late_at = None
+        self._has_ended = True
         last = None
         if not self._refused:
             last = self.cycle if self._in_head else self._break_off()
@@ -504,6 +506,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._refused:
+            self._unset_keepalive_if_required()
+            return
         if self.cycle.response_complete:
             self._connections.wait(self)
         if self.direct is not None and not self.transport.is_closing():
@@ -579,11 +584,28 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if cycle is not None:
             _abandon(cycle)
-        self.flow.resume_reading()
         self.transport.write(refusal(error, self._connections.mount))
+        self._linger()
+
+    def lingers(self) -> bool:
+        """Tell whether a connection that is to be closed stays for a while: after an answer to a request whose body was not
+        read to its end."""
+        is_read = self._in_head and self.direct is None
+        if self._refused or self._has_ended or is_read or not self.cycle.response_complete:
+            return False
+        self._refused = True
+        if self.direct is not None:
+            self.direct.lose()
+            self.direct = None
+        self._linger()
+        return True
+
+    def _linger(self) -> None:
+        """Read what still comes, and drop it, for a while. To close with bytes unread would reset the connection, and take
+        the answer away from the client again (RFC 9112, section 9.6)."""
+        self.flow.resume_reading()
         self.transport.write_eof()
         self._connections.refuse(self)
-        # To close with bytes unread would take the answer away from the client again.
         self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
 
@@ -601,6 +623,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._begin(connections.WriteBatching(transport, self._http.loop))
 
     def _begin(self, writes: connections.WriteBatching) -> None:
+        writes.lingers = weakref.WeakMethod(self._http.lingers)  # in a circle they would wait for the garbage collector
         self._http.connection_made(cast(asyncio.Transport, writes))
 
     def get_buffer(self, _size_hint: int) -> memoryview:
