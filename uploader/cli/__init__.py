@@ -67,6 +67,8 @@ def is_of_server(command: click.Command) -> bool:
     return isinstance(command, Later) and command.module.startswith("server.")
 
 
+# How many more objects than at the last look for cycles there have to be before the next; how many looks make a longer one.
+_COLLECTED = (10_000, 20, 50)
 _COMMANDS = (
     Later("serve", "server.serve", "Run the server, and the background jobs with it."),
     Later("work", "server.serve", "Run the background jobs only."),
@@ -140,6 +142,9 @@ def main(context: click.Context) -> None:
     if is_of_server(main.commands[context.invoked_subcommand or ""]):
         # Whatever they make, and what Valkey and SQLite make for them, is nobody else's to read.
         context.call_on_close(partial(os.umask, os.umask(0o077)))
+    else:
+        # Of thousands of files all is kept to the end, and to look through it again and again is among what they cost most.
+        gc.set_threshold(*_COLLECTED)
 
 
 if "_UPLOADER_COMPLETE" in os.environ:
