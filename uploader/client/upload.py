@@ -67,6 +67,7 @@ class Changes:
         self.known: Known | None = None
 
     async def depend_on_the_line(self) -> bool:
+        """Tell whether the line has to be tried first."""
         return not self._is_chosen and await self.can_spare()
 
     async def choose(self, bytes_per_second: float) -> bool:

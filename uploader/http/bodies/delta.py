@@ -2,7 +2,7 @@
 
 The reader of instructions is pure: pieces in, parts of the chunk out. What an instruction asks for is compared with the base
 and the chunk before anybody does it. What is made gathers as every body does; beside that no more is held than one piece of
-what was sent, and as much of the base; while that is compared, some MiB of it.
+what was sent, and a MiB of the base; while that is compared, some MiB of it.
 """
 
 import asyncio
