@@ -1,11 +1,10 @@
-"""A large file that changed a little, beside rsync and a whole upload: `python -m benchmarks.delta`.
+"""A large file that changed a little, beside rsync and a whole upload.
 
 Each change is made to the same random bytes and sent through a relay that counts both directions: by `uploader put`, which
-chooses by the line, by `uploader put --delta` and `--no-delta`, and by `rsync --no-whole-file` to a daemon, if there is an
-rsync. Then both ends are compared.
+chooses by the line, by `uploader put --delta` and `--no-delta`, and by `rsync --no-whole-file` to a daemon. Then both ends
+are compared.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -13,28 +12,28 @@ import random
 import resource
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
-from benchmarks.ingest import processes
+from benchmarks.ingest import installing, peers, processes
+from benchmarks.ingest.installing import NotAvailable
 from benchmarks.ingest.ours import Mode, ours
+from benchmarks.ingest.rounds import reason
+from benchmarks.ingest.scale import GIB, MIB
+from benchmarks.tables import BOTH_DIGESTS, Cell, Column, Line, Table
 from tests.support.process import UPLOADER, environment
 from tests.support.relay import Relay
-from tests.support.servers import free_port
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-SECTION = "delta"
-
-GIB, MIB = 1 << 30, 1 << 20
-DELTA = " --delta"
-_EDITS, _EDIT_BYTES = 100, 4 << 10
+_EDITS_A_GIB, _EDIT_BYTES = 100, 4 << 10
+_DELTA, _RSYNC = "`uploader put --delta`", "`rsync --no-whole-file`"
+_RSYNC_DOES = "checksum, no sync, resumes"
+# Of the client and of the server, in CPU seconds.
+_MOST_CPU = (0.5, 0.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,40 +123,31 @@ def our_ways(directory: Path) -> Iterator[list[Way]]:
                 relay,
             )
 
-        yield [way(f"`uploader put{option}`", *option.split()) for option in (DELTA, " --no-delta", "")]
+        others = [way("`uploader put --no-delta`", "--no-delta"), way("`uploader put`")]
+        yield [way(_DELTA, "--delta"), *others]
 
 
 @contextmanager
-def rsync_way(directory: Path, program: str) -> Iterator[Way]:
+def rsync_way(directory: Path) -> Iterator[Way]:
     there = directory / "rsync"
     there.mkdir()
-    port = free_port()
-    configuration = directory / "rsyncd.conf"
-    module = f"path = {there}\nread only = no\nuid = {os.getuid()}\ngid = {os.getgid()}\n"
-    configuration.write_text(f"use chroot = no\n[files]\n{module}")
-    command = [program, "--daemon", "--no-detach", "--address=127.0.0.1", f"--port={port}", f"--config={configuration}"]
-    daemon = subprocess.Popen(command)
-    try:
-        with relaying(port) as relay:
-            url = f"rsync://127.0.0.1:{relay.server_address[1]}/files/image"
+    with peers.rsync(directory / "daemon", there) as (port, pid), relaying(port) as relay:
+        program, url = installing.program("rsync"), f"rsync://127.0.0.1:{relay.server_address[1]}/files/image"
 
-            def prepare(old: Path) -> None:
-                shutil.copy(old, there / "image")
+        def prepare(old: Path) -> None:
+            shutil.copy(old, there / "image")
 
-            def send(new: Path) -> None:
-                subprocess.run([program, "--no-whole-file", "--ignore-times", new, url], check=True)
+        def send(new: Path) -> None:
+            subprocess.run([program, "--no-whole-file", "--ignore-times", new, url], check=True)
 
-            yield Way(
-                "`rsync --no-whole-file`",
-                prepare,
-                send,
-                lambda: _sha256_of(there / "image"),
-                lambda: _cpu_with_children(daemon.pid),
-                relay,
-            )
-    finally:
-        daemon.terminate()
-        daemon.wait()
+        yield Way(
+            _RSYNC,
+            prepare,
+            send,
+            lambda: _sha256_of(there / "image"),
+            lambda: _cpu_with_children(pid),
+            relay,
+        )
 
 
 def _cpu_with_children(pid: int) -> float:
@@ -170,96 +160,59 @@ def _cpu_with_children(pid: int) -> float:
 # The changes
 
 
-def _copy(source: Path, target: Path, start: int = 0, length: int | None = None) -> None:
-    with source.open("rb") as reading, target.open("ab") as writing:
-        reading.seek(start)
-        left = source.stat().st_size - start if length is None else length
-        while left and (block := reading.read(min(left, MIB))):
-            writing.write(block)
-            left -= len(block)
-
-
 def inserted(old: Path, new: Path) -> None:
-    new.write_bytes(b"x")
-    _copy(old, new)
+    with old.open("rb") as reading, new.open("wb") as writing:
+        writing.write(b"x")
+        shutil.copyfileobj(reading, writing)
 
 
 def edited(old: Path, new: Path) -> None:
-    _copy(old, new)
+    shutil.copyfile(old, new)
     places = random.Random(1)
     with new.open("r+b") as file:
-        for _ in range(_EDITS):
+        for _ in range(max(1, _EDITS_A_GIB * old.stat().st_size // GIB)):
             file.seek(places.randrange(old.stat().st_size - _EDIT_BYTES))
             file.write(os.urandom(_EDIT_BYTES))
 
 
-def appended(old: Path, new: Path) -> None:
-    _copy(old, new)
-    with new.open("ab") as file:
-        for _ in range(old.stat().st_size // 10 // MIB):
-            file.write(os.urandom(MIB))
+# With what may go over the wire, as a share of the old file.
+CHANGES = {"a byte in front": (inserted, 0.01), f"{_EDITS_A_GIB} edits of 4 KiB in a GiB": (edited, 0.02)}
+_WIRE, _SECONDS, _CLIENT, _SERVER = "on the wire, MiB", "time, s", "client, CPU s", "server, CPU s"
 
 
-def truncated(old: Path, new: Path) -> None:
-    _copy(old, new, 0, old.stat().st_size * 9 // 10)
-
-
-# By what the issue calls them, with what may go over the wire, as a share of the old file.
-CHANGES = {
-    "a byte in front": (inserted, 0.01),
-    f"{_EDITS} edits of 4 KiB": (edited, 0.02),
-    "a tenth appended": (appended, 0.11),
-    "a tenth cut off": (truncated, 0.01),
-}
-
-
-def measure(directory: Path, size: int, rsync: str | None) -> list[str]:
-    """The rows of the table."""
+def measure(directory: Path, size: int, rounds: int, *, with_peers: bool = True) -> Table:
+    """In each round all ways in turn, each change after the other."""
     old, new = directory / "old", directory / "new"
     with old.open("wb") as file:
         for _ in range(size // MIB):
             file.write(os.urandom(MIB))
-    rows = []
-    for change, (make, share) in CHANGES.items():
-        new.unlink(missing_ok=True)
-        make(old, new)
-        for cost, name in _costs(directory, old, new, rsync):
-            part = cost.wire_bytes / size
-            verdict = "–" if name != f"`uploader put{DELTA}`" else "met" if part <= share else "missed"
-            figures = f"{cost.wire_bytes / MIB:.1f} MiB ({part:.2%}) | {cost.seconds:.1f} s"
-            row = f"| {change} | {name} | {figures} | {cost.client_cpu:.1f} s | {cost.server_cpu:.1f} s | {verdict} |"
-            print(row, flush=True)
-            rows.append(row)
-    return rows
+    lines, problem = [], ""
+    with ExitStack() as stack:
+        ways = stack.enter_context(our_ways(directory))
+        if with_peers:
+            try:
+                ways.append(stack.enter_context(rsync_way(directory)))
+            except (NotAvailable, RuntimeError, OSError) as error:
+                problem = reason(error)
+        for change, (make, share) in CHANGES.items():
+            make(old, new)
+            costs: dict[str, list[Cost]] = {way.name: [] for way in ways}
+            for _ in range(rounds):
+                for way in ways:
+                    costs[way.name].append(way.measure(old, new))
+            lines += [_line(change, way, costs[way.name], share * size / MIB) for way in ways]
+    if problem:
+        lines.append(Line(_RSYNC, _RSYNC_DOES, problem=problem))
+    columns = [Column(_WIRE), Column(_SECONDS), Column(_CLIENT), Column(_SERVER)]
+    return Table(f"A file of {size // MIB} MiB that changed a little", columns, lines)
 
 
-def _costs(directory: Path, old: Path, new: Path, rsync: str | None) -> Iterator[tuple[Cost, str]]:
-    """Each in a place of its own, which goes afterwards."""
-    with tempfile.TemporaryDirectory(dir=directory) as place, our_ways(Path(place)) as ways:
-        for way in ways:
-            yield way.measure(old, new), way.name
-    if rsync is not None:
-        with tempfile.TemporaryDirectory(dir=directory) as place, rsync_way(Path(place), rsync) as way:
-            yield way.measure(old, new), way.name
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.delta", description=__doc__)
-    parser.add_argument("--size", type=int, default=1024, metavar="MIB", help="of the file; the page is for 1024 alone")
-    parser.add_argument("--directory", type=Path, help="needs six times the size")
-    parser.add_argument("--rsync", default=shutil.which("rsync"), help="the program, if it is not in the path")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=arguments.directory) as directory:
-        rows = measure(Path(directory), arguments.size * MIB, arguments.rsync)
-    head = [
-        "| change | by | on the wire, both ways | time | CPU of the client | CPU of the server | within the share |"
-    ]
-    table = "\n".join([*head, "|---|---|---|---|---|---|---|", *rows])
-    section = f"{report.machine(())}; a file of {arguments.size} MiB.\n\n{table}"
-    print(section)
-    if arguments.size * MIB == GIB:
-        report.write(PAGE, SECTION, section)
-
-
-if __name__ == "__main__":
-    main()
+def _line(change: str, way: Way, costs: list[Cost], most_wire: float) -> Line:
+    bounds = (most_wire, *_MOST_CPU) if way.name == _DELTA else (None, None, None)
+    cells = {
+        _WIRE: Cell([one.wire_bytes / MIB for one in costs], at_most=bounds[0]),
+        _SECONDS: Cell([one.seconds for one in costs]),
+        _CLIENT: Cell([one.client_cpu for one in costs], at_most=bounds[1]),
+        _SERVER: Cell([one.server_cpu for one in costs], at_most=bounds[2]),
+    }
+    return Line(f"{change}: {way.name}", _RSYNC_DOES if way.name == _RSYNC else BOTH_DIGESTS, cells)

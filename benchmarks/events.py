@@ -1,4 +1,4 @@
-"""Measures events, and writes the table of `docs/capacity.md`: `python -m benchmarks.events`.
+"""Measures events, and writes the table of `docs/events.md`: `python -m benchmarks.events`.
 
 The cost: CPU of a server process for each file, without events, with them written, and with them written and told to a
 stream of Redis by the same process, which then runs all jobs. The servers take turns, because a machine is not as fast at
@@ -48,7 +48,7 @@ from uploader.sinks.configuration import EventSettings, WebhookSettings, load_ev
 from uploader.sinks.stream import StreamSink
 from uploader.sinks.webhook import WebhookSink
 
-PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
+PAGE = Path(__file__).parents[1] / "docs" / "events.md"
 SECTION = "events"
 
 

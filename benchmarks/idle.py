@@ -1,31 +1,23 @@
-"""How a server starts, and how it sleeps: `python -m benchmarks.idle`
+"""How a server starts, and how it sleeps.
 
 Started is `uploader serve` as shipped, with its embedded Valkey: for the first time, once more, and with many files of four
 bytes. It is ready when `/readyz` answers 200. Then nobody asks for anything, and counted are the waits that its threads and
 those of Valkey ended by themselves, and their CPU.
 """
 
-import argparse
 import hashlib
 import os
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from benchmarks import report
-from benchmarks.ingest.places import memory_directory
-from benchmarks.report import Row
+from benchmarks.tables import OURS, Cell, Column, Line, Table
 from tests.support.process import UPLOADER, Server
 from tests.support.wakeups import Slept, descendants, slept
 
-PAGE = Path(__file__).parents[1] / "docs" / "running.md"
-SECTION = "idle"
-
-_READY_SECONDS, _READY_FULL_SECONDS = 0.8, 1.2
-_WAKEUPS, _CPU_MILLIS = 10.0, 2.0
+_READY, _WAKE_UPS, _CPU = "ready after, s", "wake-ups a second", "CPU, ms a second"
 _THEN = "2026-01-01 00:00:00.000000"
 
 
@@ -72,59 +64,38 @@ def fill(data: Path, count: int) -> None:
         database.execute("UPDATE user_info SET files = ?, use_space_finished = ?", (count, 4 * count))
 
 
-def sleeps(directory: Path, quiet_seconds: float, seconds: float) -> list[Row]:
+def sleeps(directory: Path, quiet_seconds: float, seconds: float) -> Slept:
+    """What it and its Valkey do in so many seconds, after some in which it came to rest."""
     with started(directory) as (server, _):
         time.sleep(quiet_seconds)
-        parts = {"server": [server.process.pid], "Valkey": descendants(server.process.pid)}
-        before = {part: [slept(each) for each in pids] for part, pids in parts.items()}
+        pids = [server.process.pid, *descendants(server.process.pid)]
+        before = [slept(pid) for pid in pids]
         time.sleep(seconds)
-        found: dict[str, Slept] = {}
-        for part, pids in parts.items():
-            each = [slept(pid) - first for pid, first in zip(pids, before[part], strict=True)]
-            found[part] = Slept(sum(one.wakeups for one in each), sum(one.cpu_seconds for one in each))
-    wakeups = {part: one.wakeups / seconds for part, one in found.items()}
-    millis = {part: 1000 * one.cpu_seconds / seconds for part, one in found.items()}
-    return [
-        report.at_most("idle: wake-ups", _WAKEUPS, [sum(wakeups.values())], "a second", _shares(wakeups)),
-        report.at_most("idle: CPU", _CPU_MILLIS, [sum(millis.values())], "ms a second", _shares(millis)),
-    ]
+        found = [slept(pid) - first for pid, first in zip(pids, before, strict=True)]
+        return Slept(sum(one.wakeups for one in found), sum(one.cpu_seconds for one in found))
 
 
-def _shares(of: dict[str, float]) -> str:
-    return ", ".join(f"{part} {figure:.1f}" for part, figure in of.items())
-
-
-def measure(directory: Path, *, rounds: int, files: int, quiet_seconds: float, seconds: float) -> list[Row]:
+def measure(directory: Path, *, rounds: int, files: int, quiet_seconds: float, seconds: float) -> Table:
     first = [taken for number in range(rounds) for taken in starts(_made(directory / f"first {number}"), 1)]
     full = _made(directory / "full")
     again = starts(full, rounds + 1)[1:]
     idle = sleeps(full, quiet_seconds, seconds)
     fill(full / "data", files)
-    return [
-        report.compared("ready after the first start", first, "s"),
-        report.at_most("ready after a start, empty", _READY_SECONDS, again, "s"),
-        report.at_most(f"ready after a start, {files:,} files", _READY_FULL_SECONDS, starts(full, rounds), "s"),
-        *idle,
-    ]
+    cells = {
+        "first start": {_READY: Cell(first)},
+        "start, empty": {_READY: Cell(again, at_most=0.8)},
+        f"start, {files:,} files": {_READY: Cell(starts(full, rounds), at_most=1.2)},
+        "idle": {
+            _WAKE_UPS: Cell([idle.wakeups / seconds], at_most=10.0),
+            _CPU: Cell([1000 * idle.cpu_seconds / seconds], at_most=2.0),
+        },
+    }
+    columns = [Column(_READY), Column(_WAKE_UPS), Column(_CPU)]
+    return Table(
+        "A start, and an idle server", columns, [Line(f"{OURS}, {name}", "–", found) for name, found in cells.items()]
+    )
 
 
 def _made(directory: Path) -> Path:
     directory.mkdir()
     return directory
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.idle", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few files, a short while; the page stays as it is")
-    given = parser.parse_args()
-    rounds, files, quiet_seconds, seconds = (2, 2_000, 15, 20) if given.quick else (5, 150_000, 90, 120)
-    with tempfile.TemporaryDirectory(prefix="idle-", dir=memory_directory()) as directory:
-        rows = measure(Path(directory), rounds=rounds, files=files, quiet_seconds=quiet_seconds, seconds=seconds)
-    section = f"{report.machine([])}. Files in memory.\n\n{report.table(rows)}"
-    print(section)
-    if not given.quick:
-        report.write(PAGE, SECTION, section)
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,7 @@ from tests.support.gateways import Gateway
 from tests.support.proxies import running_nginx
 from uploader.units import parse_size
 
-PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 SECTION = "nodes"
 
 _MIB, _GIB = 1 << 20, 1 << 30

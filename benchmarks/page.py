@@ -25,7 +25,7 @@ from benchmarks.report import Row
 from tests.support.browser import Visitor, running_chromium, visiting
 from tests.support.process import UPLOADER, Server, ended, owner_token
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
 SECTION = "page"
 
 _FILE_BYTES = 4096

@@ -18,7 +18,7 @@ from benchmarks.report import Row
 from tests.support.browser import running_chromium
 from tests.support.process import UPLOADER, Server, ended
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
 SECTION = "page-hashing"
 
 _GIB = 1 << 30

@@ -1,45 +1,31 @@
-"""Whole files by tus, each in one large PATCH, beside other tus servers: `python -m benchmarks.patches`.
+"""Whole files by tus, each in one large PATCH, beside other tus servers.
 
 This server as it is shipped: what it answers is durable, hashed and accounted for, and a file. Afterwards the SHA-256 of all
 files is compared, also of those of the others.
 """
 
-import argparse
 import hashlib
-import tempfile
-import time
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import interpreter, report
-from benchmarks.ingest import installing, peers
+from benchmarks.ingest import peers
 from benchmarks.ingest.contender import TusContender
 from benchmarks.ingest.load import Plan, Request, content_of, head
 from benchmarks.ingest.ours import Mode, ours
-from benchmarks.ingest.places import Places, memory_directory
-from benchmarks.ingest.rounds import Entry, Result, interleaved, rates_to
-from benchmarks.ingest.scale import MIB, Load
-from benchmarks.report import Row, at_least
+from benchmarks.ingest.places import Places
+from benchmarks.ingest.rounds import Entry, Start, interleaved
+from benchmarks.ingest.scale import Load
 from benchmarks.storage.client import Connection
+from benchmarks.tables import OURS, RESUMES, Cell, Column, Line, Table
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-SECTION = "patches"
-
-FULL = Load(connections=4, chunks=1, chunk_bytes=256 * MIB, rounds=5, limit_seconds=300.0, budget_seconds=900.0)
-QUICK = Load(connections=4, chunks=1, chunk_bytes=64 * MIB, rounds=1, limit_seconds=300.0)
-TINY = Load(connections=2, chunks=1, chunk_bytes=MIB, rounds=1)
-
-_OURS, _ON_DISK = "this server, as shipped", ", on the disk"
-# Which syncs at the end of a file alone, and so is most like those that sync nothing.
-_OURS_PROCESS = "this server, `process`"
-_PEERS: dict[str, Callable[[Path], AbstractContextManager[TusContender]]] = {
-    "@tus/server": peers.tus_node,
-    "tuspyserver": peers.tuspyserver,
-}
-_TIMES = 1.5
+_IN_MEMORY, _ON_DISK = "in memory", "on the disk"
+_WE_DO = "SHA-256, synced, resumes"
+# Of tuspyserver's rate; CPU seconds for a GiB.
+_TIMES, _MOST_CPU = 1.5, 1.9
 _SEED = 1
 # So that files differ, though all begin alike.
 _STEP_BYTES = 64 << 10
@@ -121,52 +107,42 @@ def _whole_ours(directory: Path, *, workers: int = 1, durability: str = "power")
         yield Whole(server.port, server.pids, "/resumable", server.bearer, sha256s, remove, set())
 
 
-def entries(*, with_peers: bool = True, on_disk: bool = True) -> dict[str, Entry]:
-    """All contenders, by name."""
-    found: dict[str, Entry] = {}
-    for place, is_disk in (("", False), (_ON_DISK, True))[: 1 + on_disk]:
-        found[_OURS + place] = Entry(_whole_ours, on_disk=is_disk)
-        found[f"{_OURS}, 2 workers{place}"] = Entry(partial(_whole_ours, workers=2), on_disk=is_disk)
-        if is_disk:
-            found[_OURS_PROCESS + place] = Entry(partial(_whole_ours, durability="process"), on_disk=True)
-        if with_peers:
-            found |= {name + place: Entry(partial(_whole_peer, start), is_disk) for name, start in _PEERS.items()}
-    return found
+_STARTS: Mapping[str, tuple[Start, str]] = {
+    OURS: (_whole_ours, _WE_DO),
+    f"{OURS}, 2 workers": (partial(_whole_ours, workers=2), _WE_DO),
+    "tuspyserver": (partial(_whole_peer, peers.tuspyserver), RESUMES),
+    "@tus/server": (partial(_whole_peer, peers.tus_node), RESUMES),
+}
 
 
-def measure(places: Places, load: Load, taking_part: Mapping[str, Entry]) -> list[Row]:
-    results = interleaved(places, load, taking_part)
-    return [result.large_row(name) for name, result in results.items()] + _compared(results)
-
-
-def _compared(results: Mapping[str, Result]) -> list[Row]:
-    rows = []
-    for name, place in ((_OURS, ""), (_OURS, _ON_DISK), (_OURS_PROCESS, _ON_DISK)):
-        for peer in _PEERS:
-            if measured := rates_to(results, name + place, peer + place):
-                rows.append(at_least(f"{name}{place}, to {peer}{place}", _TIMES, measured, "times"))
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.patches", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small files, one round; the page stays as it is")
-    parser.add_argument("--directory", type=Path, help="on the disk to be measured; needs 2 GiB there")
-    arguments = parser.parse_args()
-    interpreter.choose()
-    machine = report.machine(())
-    began = time.monotonic()
-    with ExitStack() as stack:
-        disk, memory = (
-            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=parent)))
-            for parent in (arguments.directory, memory_directory() or arguments.directory)
+def measure(places: Places, load: Load, *, with_peers: bool = True) -> Table:
+    """In memory, and on the disk, where a sync costs something."""
+    entries = {
+        (name, where): Entry(start, on_disk=where == _ON_DISK)
+        for where in (_IN_MEMORY, _ON_DISK)
+        for name, (start, _) in _STARTS.items()
+        if with_peers or name.startswith(OURS)
+    }
+    results = interleaved(places, load, {", ".join(key): entry for key, entry in entries.items()})
+    lines = {name: Line(name, _STARTS[name][1]) for name, _ in entries}
+    for name, where in entries:
+        result = results[f"{name}, {where}"]
+        if not result.rounds:
+            lines[name] = replace(lines[name], problem=result.problem or "")
+            continue
+        peer = results.get(f"tuspyserver, {where}")
+        least = _TIMES * statistics.median(one.rate for one in peer.rounds) if peer and peer.rounds else None
+        most = _MOST_CPU if where == _IN_MEMORY else None
+        is_judged = name == OURS
+        lines[name].cells[f"{where}, MB/s"] = Cell(
+            [one.rate for one in result.rounds], at_least=least if is_judged else None
         )
-        rows = measure(Places(memory, disk), QUICK if arguments.quick else FULL, entries())
-    section = f"{', '.join([machine, *installing.versions()])}.\n\n{report.table(rows)}"
-    print(section, f"{time.monotonic() - began:.0f} s", sep="\n\n")
-    if not arguments.quick:
-        report.write(PAGE, SECTION, section)
-
-
-if __name__ == "__main__":
-    main()
+        lines[name].cells[f"{where}, CPU s/GiB"] = Cell(
+            [one.cpu_per_gib for one in result.rounds], at_most=most if is_judged else None
+        )
+    columns = [
+        Column(f"{where}, {unit}", is_better)
+        for where in (_IN_MEMORY, _ON_DISK)
+        for unit, is_better in (("MB/s", True), ("CPU s/GiB", False))
+    ]
+    return Table("One file in one PATCH", columns, list(lines.values()))

@@ -28,7 +28,7 @@ from tests.support.gateways import Gateway, JuiceGateway, RadosGateway
 from tests.support.process import Server, ended, owner_token
 from uploader.storage.s3.bucket import make_client
 
-PAGE = Path(__file__).parents[1] / "docs" / "capacity.md"
+PAGE = Path(__file__).parents[1] / "docs" / "s3.md"
 SECTION = "s3"
 
 _MIB, _GIB = 1 << 20, 1 << 30

@@ -1,48 +1,40 @@
-"""Measures receiving, and writes tables of `docs/performance.md` and `docs/capacity.md`: `python -m benchmarks.ingest`."""
+"""Measures what receiving costs, and writes tables of `docs/capacity.md`: `python -m benchmarks.ingest`."""
 
 import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import interpreter, report
-from benchmarks.ingest import growth, installing, large, latency, memory, metering, small
+from benchmarks.ingest import growth, latency, memory, metering
 from benchmarks.ingest.load import LoadFailed
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.ingest.rounds import reason
 from benchmarks.ingest.scale import FULL, QUICK, Scale
 from benchmarks.report import Row
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 
-Benchmark = Callable[[Places, Scale, Collection[str]], list[Row]]
+Benchmark = Callable[[Places, Scale], list[Row]]
 BENCHMARKS: dict[str, Benchmark] = {
-    "large": large.large,
-    "small": small.small,
     "metering": metering.metering,
     "memory": memory.memory,
     "latency": latency.latency,
     "connections": growth.connections,
     "open": growth.open_uploads,
 }
-# Of each table: its page, and the benchmarks whose rows it has.
-TABLES: dict[str, tuple[Path, list[str]]] = {
-    "large": (DOCS / "performance.md", ["large"]),
-    "small": (DOCS / "capacity.md", ["small"]),
-    "metering": (DOCS / "capacity.md", ["metering"]),
-    "load": (DOCS / "capacity.md", ["memory", "latency", "connections", "open"]),
-}
+# Of each table, the benchmarks whose rows it has.
+TABLES = {"metering": ["metering"], "load": ["memory", "latency", "connections", "open"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ingest", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds; the page stays as it is")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help="; ".join(BENCHMARKS))
-    parser.add_argument("--servers", nargs="+", default=(), metavar="TEXT", help="only those whose name contains one")
     parser.add_argument("--directory", type=Path, help="on the disk to be measured; needs 10 GiB there")
     arguments = parser.parse_args()
     interpreter.choose()
@@ -50,19 +42,17 @@ def main() -> None:
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     scale = QUICK if arguments.quick else FULL
-    machine, rows = measure(scale, arguments.only or list(BENCHMARKS), arguments.servers, arguments.directory)
-    for name, (page, parts) in TABLES.items():
+    machine, rows = measure(scale, arguments.only or list(BENCHMARKS), arguments.directory)
+    for name, parts in TABLES.items():
         measured = [row for part in parts for row in rows.get(part, ())]
         section = f"{machine}\n\n{report.table(measured)}"
         if measured:
             print(section)
-        if not arguments.quick and not arguments.only and not arguments.servers:
-            report.write(page, name, section)
+        if not arguments.quick and not arguments.only:
+            report.write(PAGE, name, section)
 
 
-def measure(
-    scale: Scale, names: list[str], servers: Collection[str], directory: Path | None
-) -> tuple[str, dict[str, list[Row]]]:
+def measure(scale: Scale, names: list[str], directory: Path | None) -> tuple[str, dict[str, list[Row]]]:
     """Return the line about the machine, and the figures of each benchmark."""
     machine = report.machine([f"{name} {version(name)}" for name in ("uvicorn", "starlette", "uvloop")])
     rows: dict[str, list[Row]] = {}
@@ -75,13 +65,12 @@ def measure(
         for name in names:
             begin = time.monotonic()
             try:
-                measured = BENCHMARKS[name](places.of(name), scale, servers)
+                measured = BENCHMARKS[name](places.of(name), scale)
             except (LoadFailed, RuntimeError, OSError) as error:
                 measured = [Row(name, "–", f"failed: {reason(error)}")]  # the other parts are worth their time
             rows[name] = measured
             print(f"{name}: {time.monotonic() - begin:.0f} s", *measured, sep="\n  ", flush=True)
-    peers = installing.versions() if scale.peers else []
-    return f"{', '.join([machine, *peers])}.", rows
+    return f"{machine}.", rows
 
 
 if __name__ == "__main__":

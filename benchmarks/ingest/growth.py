@@ -4,7 +4,7 @@ import asyncio
 import random
 import statistics
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +21,11 @@ _MODES = (Mode(durability="process", digests=False), Mode())
 _USERS = 32
 
 
-def connections(places: Places, scale: Scale, only: Collection[str] = ()) -> list[Row]:
+def connections(places: Places, scale: Scale) -> list[Row]:
     """The same servers with more and more connections, spread over their users."""
     rows = []
     for number, mode in enumerate(_MODES):
         name = f"this server, {mode}"
-        if only and not any(part in name for part in only):
-            continue
         with ours(places.memory / str(number), mode, users=_USERS) as server:
             rounds: dict[int, list[Round]] = {count: [] for count in scale.connections}
             for _ in range(scale.many.rounds):
@@ -48,7 +46,7 @@ def _spread(load: Load, connections: int) -> Load:
     return replace(load, connections=connections, chunks=chunks)
 
 
-def open_uploads(places: Places, scale: Scale, _only: Collection[str] = ()) -> list[Row]:
+def open_uploads(places: Places, scale: Scale) -> list[Row]:
     """One connection to servers as shipped with more and more open uploads: chunks of the same few, and of all in turn."""
     few = min(scale.open_uploads)
     cases = [(count, drawn) for count in scale.open_uploads for drawn in sorted({few, count})]

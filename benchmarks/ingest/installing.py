@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from benchmarks import interpreter
@@ -29,16 +30,20 @@ def kept() -> Path:
     return Path(caches) / "uploader-benchmarks"
 
 
-def nginx() -> Path:
-    """The program: of this system, or unpacked from Debian's package. Raises NotAvailable."""
-    found = shutil.which("nginx", path=_SYSTEM_PATH)
-    return Path(found) if found else _once("nginx", _unpack_nginx) / "usr" / "sbin" / "nginx"
+def program(name: str) -> Path:
+    """Of this system, or unpacked from the Debian package of this name. Raises NotAvailable."""
+    if found := shutil.which(name, path=_SYSTEM_PATH):
+        return Path(found)
+    directory = _once(name, partial(_unpack, name))
+    if found := shutil.which(name, path=f"{directory}/usr/sbin:{directory}/usr/bin"):
+        return Path(found)
+    raise NotAvailable(f"{name}: not in its package")
 
 
-def _unpack_nginx(directory: Path) -> None:
+def _unpack(name: str, directory: Path) -> None:
     subprocess.run(["apt-get", "update"], check=False, capture_output=True)
-    subprocess.run(["apt-get", "download", "nginx"], cwd=directory, check=True, capture_output=True)
-    (package,) = directory.glob("nginx_*.deb")
+    subprocess.run(["apt-get", "download", name], cwd=directory, check=True, capture_output=True)
+    (package,) = directory.glob(f"{name}_*.deb")
     subprocess.run(["dpkg-deb", "-x", package, directory], check=True, capture_output=True)
 
 
@@ -62,7 +67,7 @@ def versions() -> list[str]:
     """Of those that are there."""
     found = []
     with suppress(NotAvailable):
-        said = subprocess.run([nginx(), "-v"], capture_output=True, text=True, check=False).stderr
+        said = subprocess.run([program("nginx"), "-v"], capture_output=True, text=True, check=False).stderr
         found.append(f"nginx {said.rpartition('/')[2].split()[0]}")
     with suppress(NotAvailable):
         for package in ("@tus/server", "@tus/file-store"):
@@ -70,6 +75,12 @@ def versions() -> list[str]:
             found.append(f"{package} {facts['version']}")
         said = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout
         found.append(f"Node {said.strip().lstrip('v')}")
+    for name in ("rsync", "rclone"):
+        with suppress(NotAvailable, StopIteration):
+            words = subprocess.run(
+                [program(name), "--version"], capture_output=True, text=True, check=False
+            ).stdout.split()
+            found.append(f"{name} {next(word.lstrip('v') for word in words if word.lstrip('v')[0].isdigit())}")
     return found + python_versions()
 
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ _PAUSE_SECONDS = 0.004
 _SHARE = 0.8
 
 
-def latency(places: Places, scale: Scale, _only: Collection[str] = ()) -> list[Row]:
+def latency(places: Places, scale: Scale) -> list[Row]:
     """Of a server as shipped, on the disk, over a connection that is kept."""
     rows = []
     with ours(places.disk / "latency", Mode()) as server:

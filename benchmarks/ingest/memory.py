@@ -1,6 +1,5 @@
 """What the server holds in memory: with bodies of many users on their way, and with connections that do nothing."""
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from benchmarks.ingest import processes
@@ -16,7 +15,7 @@ _IDLE_MIB = 150.0
 _USERS = 16
 
 
-def memory(places: Places, scale: Scale, _only: Collection[str] = ()) -> list[Row]:
+def memory(places: Places, scale: Scale) -> list[Row]:
     """Of a server as shipped: of its process where the body budget is the measure, with its Valkey where all is."""
     return [_with_bodies(places, scale), _with_idle_connections(places, scale)]
 

@@ -3,7 +3,6 @@ meter beside one without."""
 
 import asyncio
 import time
-from collections.abc import Collection
 from functools import partial
 
 from benchmarks.ingest.ours import Mode, ours
@@ -21,7 +20,7 @@ _ROUTE, _ANSWER_BYTES = "PUT /uploads/{id}/chunks/{n}", 300
 _THREADS = 2
 
 
-def metering(places: Places, scale: Scale, _only: Collection[str] = ()) -> list[Row]:
+def metering(places: Places, scale: Scale) -> list[Row]:
     """Of a server as shipped, in memory. The calls alone are measured, because they are far less than what two servers
     differ by."""
     entries = {str(mode): Entry(partial(ours, mode=mode)) for mode in (_METERED, _UNMETERED)}

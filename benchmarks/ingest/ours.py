@@ -17,7 +17,6 @@ from uploader.bootstrap import Services
 from uploader.settings import Settings
 
 _UNDIGESTED = (sys.executable, "-m", "benchmarks.ingest.undigested")
-_HOLLOW = (sys.executable, "-m", "benchmarks.ingest.hollow")
 _UNLANED = (sys.executable, "-m", "benchmarks.ingest.unlaned")
 _UNMETERED = (sys.executable, "-m", "benchmarks.ingest.unmetered")
 _USERS = 16
@@ -26,19 +25,16 @@ _names = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """How it runs. As shipped it has digests and `power`, stores what comes, and charges it to its user."""
+    """How it runs. As shipped it has digests and `power`, and charges what comes to its user."""
 
     digests: bool = True
     durability: str = "power"
     workers: int = 1
-    stores: bool = True
     charges: bool = True
     lanes: bool = True
 
     @property
     def program(self) -> Sequence[str | Path]:
-        if not self.stores:
-            return _HOLLOW
         if not self.charges:
             return _UNMETERED
         if not self.lanes:
@@ -46,8 +42,6 @@ class Mode:
         return (UPLOADER,) if self.digests else _UNDIGESTED
 
     def __str__(self) -> str:
-        if not self.stores:
-            return "that stores and accounts for nothing"
         if not self.charges:
             return "that charges nobody"
         if not self.lanes:

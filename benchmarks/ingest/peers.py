@@ -56,7 +56,7 @@ new Server({{ path: "/files", datastore }}).listen({{ host: "127.0.0.1", port: {
 @contextmanager
 def nginx(directory: Path, *, tuned: bool) -> Iterator[PutContender]:
     """Its dav module; `tuned` with a body buffer of 1 MiB, else as shipped but for what it needs to take a PUT."""
-    program, port, files = installing.nginx(), free_port(), _prepared(directory)
+    program, port, files = installing.program("nginx"), free_port(), _prepared(directory)
     (directory / "temp").mkdir()
     user = "user root;" if os.getuid() == 0 else ""
     more = _TUNED if tuned else f"access_log {directory}/access.log;"
@@ -99,23 +99,49 @@ def copyparty(directory: Path) -> Iterator[PutContender]:
 
 
 @contextmanager
-def naive(directory: Path, *, verb: str = "put") -> Iterator[PutContender]:
-    """Starlette and aiofiles; `drop`: Starlette alone."""
-    with _own("benchmarks.ingest.naive", directory, verb) as contender:
-        yield contender
+def rsync(directory: Path, files: Path) -> Iterator[tuple[int, int]]:
+    """The port and the process of a daemon that gives and takes files of a directory, as `rsync://…/files`."""
+    program, port = installing.program("rsync"), free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    configuration = directory / "rsyncd.conf"
+    module = f"path = {files}\nread only = no\nuid = {os.getuid()}\ngid = {os.getgid()}\n"
+    configuration.write_text(f"use chroot = no\n[files]\n{module}")
+    command: list[str | Path] = [
+        program,
+        "--daemon",
+        "--no-detach",
+        "--address=127.0.0.1",
+        f"--port={port}",
+        f"--config={configuration}",
+    ]
+    with running(command, directory, port) as pid:
+        yield port, pid
+
+
+@contextmanager
+def rclone(directory: Path, files: Path) -> Iterator[tuple[int, int]]:
+    """The port and the process of one that serves a directory over HTTP."""
+    program, port = installing.program("rclone"), free_port()
+    directory.mkdir(parents=True, exist_ok=True)
+    command: list[str | Path] = [program, "serve", "http", "--config", "", "--addr", f"127.0.0.1:{port}", files]
+    with running(command, directory, port) as pid:
+        yield port, pid
 
 
 @contextmanager
 def bare(directory: Path, *, buffer_bytes: int = 1 << 20, hashed: bool = False) -> Iterator[PutContender]:
     """Receiving and nothing else, but perhaps hashing."""
-    with _own("benchmarks.ingest.bare", directory, str(buffer_bytes), *(["hashed"] if hashed else [])) as contender:
-        yield contender
-
-
-@contextmanager
-def _own(module: str, directory: Path, *options: str) -> Iterator[PutContender]:
-    port, files = free_port(), _prepared(directory)
-    with running([sys.executable, "-m", module, files, str(port), *options], directory, port) as pid:
+    port, files, hashing = free_port(), _prepared(directory), ["hashed"] if hashed else []
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "benchmarks.ingest.bare",
+        files,
+        str(port),
+        str(buffer_bytes),
+        *hashing,
+    ]
+    with running(command, directory, port) as pid:
         yield PutContender(port, [pid], files)
 
 

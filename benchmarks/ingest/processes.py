@@ -24,12 +24,22 @@ def tree(pids: Sequence[int]) -> list[int]:
 
 def cpu_seconds(pids: Sequence[int]) -> float:
     """What these processes and their descendants have used, in user and kernel mode, those that ended included."""
-    ticks = 0
+    return sum(_user_and_kernel_seconds(pids))
+
+
+def kernel_seconds(pids: Sequence[int]) -> float:
+    """What of it was in kernel mode."""
+    return _user_and_kernel_seconds(pids)[1]
+
+
+def _user_and_kernel_seconds(pids: Sequence[int]) -> tuple[float, float]:
+    in_user = in_kernel = 0
     for pid in tree(pids):
         with suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(field) for field in fields[11:15])
-    return ticks / _TICKS
+            own_user, own_kernel, ended_user, ended_kernel = map(int, fields[11:15])
+            in_user, in_kernel = in_user + own_user + ended_user, in_kernel + own_kernel + ended_kernel
+    return in_user / _TICKS, in_kernel / _TICKS
 
 
 def wait_until_quiet(pids: Sequence[int]) -> float:

@@ -16,9 +16,6 @@ from benchmarks.ingest.places import Places
 from benchmarks.ingest.scale import GIB, Load
 from benchmarks.report import Row, amount, compared, percentile
 
-# A server that is done this soon after its last answer was done with it.
-_LAG_SECONDS = 0.3
-
 Start = Callable[[Path], AbstractContextManager[Contender]]
 
 
@@ -36,6 +33,8 @@ class Round:
 
     outcome: Outcome
     cpu_seconds: float
+    # Of it, in the kernel.
+    kernel_seconds: float
     # From the last answer until it had nothing left to do.
     lag_seconds: float
 
@@ -59,6 +58,10 @@ class Round:
         return self.cpu_seconds * GIB / self.outcome.body_bytes
 
     @property
+    def kernel_per_gib(self) -> float:
+        return self.kernel_seconds * GIB / self.outcome.body_bytes
+
+    @property
     def cpu_per_request(self) -> float:
         return self.cpu_seconds / len(self.outcome.took_seconds)
 
@@ -69,16 +72,6 @@ class Result:
 
     rounds: list[Round] = field(default_factory=list)
     problem: str | None = None
-
-    def large_row(self, name: str) -> Row:
-        """Throughput, and what it cost."""
-        if not self.rounds:
-            return Row(name, "–", f"not available: {self.problem}")
-        costs = f"{_spread([one.cpu_per_gib for one in self.rounds])} CPU s/GiB; load generator {self._generator()}"
-        if statistics.median(one.lag_seconds for one in self.rounds) > _LAG_SECONDS:
-            rate = statistics.median(one.rate_until_quiet for one in self.rounds)
-            costs += f"; {amount(rate)} MB/s until the digests were done, too"
-        return compared(name, [one.rate for one in self.rounds], "MB/s", costs)
 
     def small_row(self, name: str) -> Row:
         """Requests, and what they cost."""
@@ -100,7 +93,14 @@ def _spread(values: Sequence[float]) -> str:
 
 def interleaved(places: Places, load: Load, entries: Mapping[str, Entry]) -> dict[str, Result]:
     """Every contender that can be had, in turn, `load.rounds` times."""
-    results = {name: Result() for name in entries}
+    return interleaved_loads(places, [load], entries)[0]
+
+
+def interleaved_loads(
+    places: Places, loads: Sequence[Load], entries: Mapping[str, Entry]
+) -> Sequence[dict[str, Result]]:
+    """Every contender that can be had, in turn, with all loads one after the other; as often as the first load says."""
+    results = [{name: Result() for name in entries} for _ in loads]
     with ExitStack() as stack:
         running: dict[str, Contender] = {}
         for number, (name, entry) in enumerate(entries.items()):
@@ -108,13 +108,16 @@ def interleaved(places: Places, load: Load, entries: Mapping[str, Entry]) -> dic
             try:
                 running[name] = stack.enter_context(entry.start(directory))
             except (NotAvailable, RuntimeError, OSError, AssertionError) as error:
-                results[name].problem = reason(error)
-        until = time.monotonic() + load.budget_seconds
-        for number in range(load.rounds):
+                for each in results:
+                    each[name].problem = reason(error)
+        until = time.monotonic() + sum(load.budget_seconds for load in loads)
+        for number in range(loads[0].rounds):
             if number and time.monotonic() > until:
                 break
             for name, contender in list(running.items()):
-                if not _measure(places, load, contender, results[name], on_disk=entries[name].on_disk):
+                pairs = zip(loads, results, strict=True)
+                is_on_disk = entries[name].on_disk
+                if not all(_measure(places, load, contender, each[name], on_disk=is_on_disk) for load, each in pairs):
                     del running[name]
     return results
 
@@ -137,20 +140,18 @@ def measure(places: Places, load: Load, contender: Contender, *, on_disk: bool =
         os.sync()
     processes.wait_until_quiet(contender.pids)
     places.warm(load.total_bytes)  # last: some machines give memory that is free back to their host within seconds
-    before = processes.cpu_seconds(contender.pids)
+    before, kernel_before = _used(contender)
     outcome = send(replace(plan, limit_seconds=load.limit_seconds))
     lag = processes.wait_until_quiet(contender.pids)
-    return Round(outcome, processes.cpu_seconds(contender.pids) - before, lag)
+    after, kernel_after = _used(contender)
+    return Round(outcome, after - before, kernel_after - kernel_before, lag)
+
+
+def _used(contender: Contender) -> tuple[float, float]:
+    """Return its CPU, and what of it was in the kernel."""
+    return processes.cpu_seconds(contender.pids), processes.kernel_seconds(contender.pids)
 
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line that fits into a table."""
     return " ".join(f"{type(error).__name__}: {error}".replace("|", "/").split())[:300]
-
-
-def rates_to(results: Mapping[str, Result], one: str, other: str) -> list[float]:
-    """How many times as fast one was as the other, round by round; none if either did not take part."""
-    if one not in results or other not in results:
-        return []
-    pairs = zip(results[one].rounds, results[other].rounds, strict=False)
-    return [mine.rate / theirs.rate for mine, theirs in pairs]

@@ -25,7 +25,6 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    large: Load
     small: Load
     # All at once: their bodies are there but for the last byte.
     held: Load
@@ -39,16 +38,9 @@ class Scale:
     open_uploads: tuple[int, ...]
     drawn_chunks: int
     drawn_rounds: int
-    # Of the bounds.
-    hashed_bytes: int
-    # Whether servers that have to be installed take part.
-    peers: bool = True
-    # Whether what is compared in memory is measured on the disk, too.
-    on_disk: bool = True
 
 
 FULL = Scale(
-    large=Load(connections=4, chunks=48, chunk_bytes=8 * MIB, rounds=5),
     small=Load(connections=16, chunks=2000, chunk_bytes=64 * KIB, rounds=5, limit_seconds=1.5, budget_seconds=120.0),
     held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=3),
     idle_connections=1000,
@@ -61,11 +53,8 @@ FULL = Scale(
     open_uploads=(10, 1000, 100_000),
     drawn_chunks=400,
     drawn_rounds=5,
-    hashed_bytes=GIB,
 )
 QUICK = Scale(
-    on_disk=False,
-    large=Load(connections=4, chunks=8, chunk_bytes=8 * MIB, rounds=1),
     small=Load(connections=16, chunks=600, chunk_bytes=64 * KIB, rounds=1, limit_seconds=1.0),
     held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=1),
     idle_connections=1000,
@@ -75,10 +64,8 @@ QUICK = Scale(
     open_uploads=(10, 1000),
     drawn_chunks=150,
     drawn_rounds=2,
-    hashed_bytes=GIB // 4,
 )
 TINY = Scale(
-    large=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
     small=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
     held=Load(connections=2, chunks=1, chunk_bytes=64 * KIB, rounds=1),
     idle_connections=10,
@@ -88,9 +75,6 @@ TINY = Scale(
     open_uploads=(3,),
     drawn_chunks=5,
     drawn_rounds=1,
-    hashed_bytes=MIB,
-    peers=False,
-    on_disk=False,
 )
 
 

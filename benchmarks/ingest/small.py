@@ -1,55 +1,112 @@
-"""Small chunks: how many requests a second, each of them accounted."""
+"""Small chunks: how many requests a second, each of them accounted, on cores of their own and beside busy neighbours."""
 
-from collections.abc import Collection
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.ingest import peers
-from benchmarks.ingest.ours import Mode, ours
+from benchmarks.ingest.load import sending
+from benchmarks.ingest.ours import Mode, Ours, ours
 from benchmarks.ingest.per_chunk import per_chunk
 from benchmarks.ingest.places import Places
-from benchmarks.ingest.rounds import Entry, interleaved, rates_to
-from benchmarks.ingest.scale import Scale, spelled
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.ingest.rounds import Entry, Round, interleaved, measure
+from benchmarks.ingest.scale import Load, spelled
+from benchmarks.tables import BOTH_DIGESTS, NOTHING, OURS, RESUMES, Cell, Column, Line, Table
 
-_NGINX, _PER_CHUNK = "nginx dav, tuned", "one UPDATE in MariaDB for each chunk"
-_TUSPYSERVER, _TUS_NODE = "tuspyserver", "@tus/server"
-_UNDIGESTED, _AS_SHIPPED, _HOLLOW = Mode(durability="process", digests=False), Mode(), Mode(stores=False)
-_TARGETS = {
-    _UNDIGESTED: {_NGINX: 0.7, _PER_CHUNK: 4.0, _TUSPYSERVER: 5.0, _TUS_NODE: 5.0},
-    _AS_SHIPPED: {_NGINX: 0.7, _PER_CHUNK: 4.0, _TUSPYSERVER: 1.8, _TUS_NODE: 5.0},
+_OWN = {OURS: "auto", f"{OURS}, `UPLOADER_CPU_AFFINITY=off`": "off"}
+_STARTS = {
+    "one UPDATE in MariaDB for each chunk": (Entry(per_chunk), f"{NOTHING}, a quota"),
+    "nginx dav": (Entry(partial(peers.nginx, tuned=True)), NOTHING),
+    "tuspyserver": (Entry(peers.tuspyserver), RESUMES),
+    "@tus/server": (Entry(peers.tus_node), RESUMES),
 }
-_MOST_CPU_MICROS = 650.0
+_MOST_CPU_MICROS = 400.0
+_RATE, _COST = "requests/s", "CPU µs"
+_BUSY_RATE, _BUSY_COST = "beside busy neighbours, requests/s", "beside them, CPU µs"
+_LET_GO = "let go of its core after, s"
+_LOOK_SECONDS = 0.05
+# Of the rounds of a load.
+_PATIENCE = 10.0
+_MOST_CHUNKS = 9_000  # of an upload
 
 
-def small(places: Places, scale: Scale, only: Collection[str] = ()) -> list[Row]:
-    """`only`: contenders whose name contains one of these."""
-    what = f"{spelled(scale.small.chunk_bytes)} chunks"
-    entries = {
-        "Starlette that stores nothing": Entry(partial(peers.naive, verb="drop")),
-        "Starlette and aiofiles, the naive way": Entry(peers.naive),
-        _PER_CHUNK: Entry(per_chunk),
-    }
-    if scale.peers:
-        entries |= {
-            _NGINX: Entry(partial(peers.nginx, tuned=True)),
-            _TUSPYSERVER: Entry(peers.tuspyserver),
-            _TUS_NODE: Entry(peers.tus_node),
+def small(places: Places, load: Load, *, with_peers: bool = True) -> Table:
+    """As shipped, in memory; then this server alone beside a program on each core that never pauses."""
+    entries = {name: Entry(partial(ours, mode=Mode(), CPU_AFFINITY=value)) for name, value in _OWN.items()}
+    does = dict.fromkeys(_OWN, f"{BOTH_DIGESTS}, a quota")
+    if with_peers:
+        entries |= {name: entry for name, (entry, _) in _STARTS.items()}
+        does |= {name: done for name, (_, done) in _STARTS.items()}
+    results = interleaved(places.of("quiet"), load, entries)
+    lines = {}
+    for name, result in results.items():
+        micros = [one.cpu_per_request * 1e6 for one in result.rounds]
+        cells = {
+            _RATE: Cell([one.requests for one in result.rounds]),
+            _COST: Cell(micros, at_most=_MOST_CPU_MICROS if name == OURS else None),
         }
-    entries |= {_ours(mode): Entry(partial(ours, mode=mode)) for mode in (_HOLLOW, _UNDIGESTED, _AS_SHIPPED)}
-    if scale.on_disk:
-        entries[f"{_ours(_AS_SHIPPED)}, on the disk"] = Entry(partial(ours, mode=_AS_SHIPPED), on_disk=True)
-    taking_part = {name: entry for name, entry in entries.items() if not only or any(part in name for part in only)}
-    results = interleaved(places, scale.small, taking_part)
-    rows = [result.small_row(f"{what}: {name}") for name, result in results.items()]
-    for mode, targets in _TARGETS.items():
-        for other, target in targets.items():
-            if measured := rates_to(results, _ours(mode), other):
-                rows.append(at_least(f"{what}: {_ours(mode)}, to {other}", target, measured, "times"))
-    if (shipped := results.get(_ours(_AS_SHIPPED))) and shipped.rounds:
-        micros = [one.cpu_per_request * 1e6 for one in shipped.rounds]
-        rows.append(at_most(f"{what}: {_ours(_AS_SHIPPED)}, CPU of a chunk", _MOST_CPU_MICROS, micros, "µs"))
-    return rows
+        lines[name] = Line(name, does[name], cells) if micros else Line(name, does[name], problem=result.problem or "")
+    for name, found in _beside_neighbours(places.of("busy"), load).items():
+        lines[name].cells.update(found)
+    columns = [Column(_RATE, more_is_better=True), Column(_COST)]
+    columns += [Column(_BUSY_RATE, more_is_better=True), Column(_BUSY_COST), Column(_LET_GO)]
+    heading = f"Chunks of {spelled(load.chunk_bytes)} over {load.connections} connections"
+    return Table(heading, columns, list(lines.values()))
 
 
-def _ours(mode: Mode) -> str:
-    return f"this server{'' if mode is _HOLLOW else ','} {mode}"
+def _beside_neighbours(places: Places, load: Load) -> dict[str, dict[str, Cell]]:
+    """In turn, once the one that has a core has let go of it."""
+    rounds: dict[str, list[Round]] = {name: [] for name in _OWN}
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(ours(places.memory / value, Mode(), CPU_AFFINITY=value))
+            for name, value in _OWN.items()
+        }
+        stack.enter_context(_neighbours())
+        let_go = _seconds_to_let_go(servers[OURS], load)
+        for _ in range(load.rounds):
+            for name, server in servers.items():
+                rounds[name].append(measure(places, load, server))
+                server.clear()
+    cells = {
+        name: {
+            _BUSY_RATE: Cell([one.requests for one in each]),
+            _BUSY_COST: Cell([one.cpu_per_request * 1e6 for one in each]),
+        }
+        for name, each in rounds.items()
+    }
+    if let_go is not None:
+        cells[OURS][_LET_GO] = Cell([let_go])
+    return cells
+
+
+@contextmanager
+def _neighbours() -> Iterator[None]:
+    """A program on each core that never pauses."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def _seconds_to_let_go(server: Ours, load: Load) -> float | None:
+    """Until its event loop may run on any core, while chunks are sent; None if it never has one, or keeps it."""
+    (process,) = server.pids
+    if len(os.sched_getaffinity(process)) > 1:
+        return None
+    plan = server.plan(replace(load, chunks=min(_MOST_CHUNKS, 20 * load.chunks)))
+    limit = _PATIENCE * load.limit_seconds
+    with sending(replace(plan, limit_seconds=limit)):
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < limit and len(os.sched_getaffinity(process)) == 1:
+            time.sleep(_LOOK_SECONDS)
+    server.clear()
+    return passed if len(os.sched_getaffinity(process)) > 1 else None

@@ -1,4 +1,4 @@
-"""Measures many small files, and writes the table of `docs/performance.md`: `python -m benchmarks.small_files`."""
+"""Measures many small files, and writes the table of `docs/capacity.md`: `python -m benchmarks.small_files`."""
 
 import argparse
 import tempfile
@@ -15,19 +15,15 @@ from benchmarks.ingest.rounds import reason
 from benchmarks.report import Row
 from benchmarks.small_files.bounds import bounds
 from benchmarks.small_files.costs import costs
-from benchmarks.small_files.getting import getting
 from benchmarks.small_files.owned import owned
-from benchmarks.small_files.putting import putting
 from benchmarks.small_files.scale import FULL, QUICK, Scale
 from benchmarks.small_files.unchanged import unchanged
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 SECTION = "small files"
 
 Benchmark = Callable[[Places, Scale], list[Row]]
 BENCHMARKS: dict[str, Benchmark] = {
-    "put": putting,
-    "get": getting,
     "costs": costs,
     "owned": owned,
     "unchanged": unchanged,

@@ -1,11 +1,12 @@
 """Servers, each with the client that was made for it: a folder here becomes one there by a single command."""
 
 import resource
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.ingest import installing, peers, processes
@@ -144,5 +145,43 @@ def copyparty(directory: Path) -> Iterator[Pair]:
         )
 
 
-UPLOADER_PUT, TUS, COPYPARTY = "`uploader put`", "tuspy to tuspyserver", "u2c to copyparty"
-Start = Callable[[Path], AbstractContextManager[Pair]]
+UPLOADER_PUT, COPYPARTY = "`uploader put`", "u2c to copyparty"
+
+
+# A folder that is there, and comes from it
+
+
+@contextmanager
+def uploader_get(folder: Path, directory: Path) -> Iterator[Pair]:
+    """This server as shipped, and `uploader get`."""
+    with uploader(directory) as pair:
+        put(pair, folder, "all")
+        options = ["--quiet", "--no-empty", "all/"]
+        yield replace(pair, command=lambda target, _: [UPLOADER, "get", *options, "-o", target])
+
+
+@contextmanager
+def rsync_get(folder: Path, directory: Path) -> Iterator[Pair]:
+    """rsync, and its daemon."""
+    with peers.rsync(directory, folder) as (port, pid):
+        command: list[str | Path] = [installing.program("rsync"), "-a", f"rsync://127.0.0.1:{port}/files/"]
+        yield Pair([pid], lambda target, _: [*command, target], environment({}), lambda: 0)
+
+
+@contextmanager
+def rclone_get(folder: Path, directory: Path) -> Iterator[Pair]:
+    """rclone from another one that serves HTTP, with sixteen files at once."""
+    program = installing.program("rclone")
+    with peers.rclone(directory, folder) as (port, pid):
+        options = ["--config", "", "--transfers", "16", "--checkers", "16", "--http-url", f"http://127.0.0.1:{port}"]
+        yield Pair([pid], lambda target, _: [program, "copy", *options, ":http:", target], environment({}), lambda: 0)
+
+
+@contextmanager
+def tar_get(folder: Path, directory: Path) -> Iterator[Pair]:
+    """copyparty, which sends a folder as a tar, and curl with tar."""
+    with peers.copyparty(directory) as server:
+        shutil.copytree(folder, server.files / "folder")
+        script = f'curl -sSf "http://127.0.0.1:{server.port}/folder/?tar" | tar -x -C "$1"'
+        command = ["bash", "-o", "pipefail", "-c", script, "tar"]
+        yield Pair(server.pids, lambda target, _: [*command, target], environment({}), lambda: 0)

@@ -7,9 +7,6 @@ SIZE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    # Put as a folder by each client.
-    files: int
-    put_rounds: int
     # Of one round of each way to send a file, and how many of them travel in a batch.
     sent: int
     batch_members: int
@@ -31,8 +28,6 @@ class Scale:
 
 
 FULL = Scale(
-    files=5000,
-    put_rounds=3,
     sent=2000,
     batch_members=500,
     cost_rounds=5,
@@ -45,8 +40,6 @@ FULL = Scale(
     bound_rounds=3,
 )
 QUICK = Scale(
-    files=300,
-    put_rounds=1,
     sent=200,
     batch_members=100,
     cost_rounds=1,
@@ -59,8 +52,6 @@ QUICK = Scale(
     bound_rounds=1,
 )
 TINY = Scale(
-    files=4,
-    put_rounds=1,
     sent=4,
     batch_members=2,
     cost_rounds=1,

@@ -1,4 +1,4 @@
-"""Measures the storage, and writes the table of `docs/performance.md`: `python -m benchmarks.storage`."""
+"""Measures the storage, and writes the table of `docs/capacity.md`: `python -m benchmarks.storage`."""
 
 import argparse
 import tempfile
@@ -12,7 +12,7 @@ from benchmarks.report import Row
 from benchmarks.storage import concatenating, finishing, hashing, writing
 from benchmarks.storage.scale import FULL, QUICK, Scale
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "capacity.md"
 SECTION = "storage"
 
 Benchmark = Callable[[Path, Scale], list[Row]]

@@ -3,43 +3,39 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
-from benchmarks import interpreter
+from benchmarks.ingest import peers
+from benchmarks.ingest.installing import NotAvailable
 from benchmarks.report import Row, compared
 from benchmarks.storage.client import Bytes, Connection, in_parallel
 from benchmarks.storage.scale import Scale, spelled
 from tests.support.process import answers
 from tests.support.servers import free_port
 
-_TUS = "tuspyserver==4.4.3"
+# Of a chunk size and a size, the seconds from the last byte to the end.
+Finish = Callable[[int, int], float]
 _PARTS = 4
 _START_SECONDS = 60.0
-
-_TUS_APPLICATION = """
-import sys
-from fastapi import FastAPI
-from tuspyserver import create_tus_router
-
-app = FastAPI()
-app.include_router(create_tus_router(prefix="files", files_dir=sys.argv[1], max_size=1 << 40))
-app.get("/readyz")(lambda: "ready")
-
-import uvicorn
-uvicorn.run(app, port=int(sys.argv[2]), log_level="warning")
-"""
 
 
 def concatenating(directory: Path, scale: Scale) -> list[Row]:
     """A file for each chunk; at the end they are copied into one, and that is read again for its digests."""
     rows = []
-    with _running([sys.executable, "-m", "benchmarks.storage.concatenator"], directory) as port:
+    with concatenator(directory) as finish:
         for size, times in scale.concatenated:
-            seconds = [_finish_concatenator(port, Bytes(scale.chunk_size), size) for _ in range(times)]
+            seconds = [finish(scale.chunk_size, size) for _ in range(times)]
             rows.append(compared(f"last byte to the end, {spelled(size)}: concatenate and read again", seconds, "s"))
     return rows
+
+
+@contextmanager
+def concatenator(directory: Path) -> Iterator[Finish]:
+    with _running([sys.executable, "-m", "benchmarks.storage.concatenator"], directory) as port:
+        yield lambda chunk_size, size: _finish_concatenator(port, Bytes(chunk_size), size)
 
 
 def _finish_concatenator(port: int, content: Bytes, size: int) -> float:
@@ -54,19 +50,23 @@ def _finish_concatenator(port: int, content: Bytes, size: int) -> float:
 
 def tus(directory: Path, scale: Scale) -> list[Row]:
     """tus: as many partial uploads as connections, then the request that concatenates them. It computes no digest."""
-    try:
-        python = interpreter.install(directory / "venv", _TUS, "uvicorn")
-    except (subprocess.CalledProcessError, OSError):
-        return [Row("tus concatenation", "–", f"left out: {_TUS} could not be installed")]
-    application = directory / "application.py"
-    application.write_text(_TUS_APPLICATION)
     rows = []
-    with _running([str(python), str(application)], directory / "files") as port:
-        for size, times in scale.concatenated:
-            seconds = [_finish_tus(port, scale.chunk_size, size) for _ in range(times)]
-            figure = f"concatenation of {_PARTS} partial uploads, {spelled(size)}: tuspyserver"
-            rows.append(compared(figure, seconds, "s", "without digests, without fsync"))
+    figure = f"concatenation of {_PARTS} partial uploads: tuspyserver"
+    try:
+        with tuspyserver(directory) as finish:
+            for size, times in scale.concatenated:
+                seconds = [finish(scale.chunk_size, size) for _ in range(times)]
+                rows.append(compared(f"{figure}, {spelled(size)}", seconds, "s", "without digests"))
+    except NotAvailable as error:
+        return [Row(figure, "–", f"not available: {error}")]
     return rows
+
+
+@contextmanager
+def tuspyserver(directory: Path) -> Iterator[Finish]:
+    """Raises NotAvailable."""
+    with peers.tuspyserver(directory) as server:
+        yield partial(_finish_tus, server.port)
 
 
 def _finish_tus(port: int, chunk_size: int, size: int) -> float:

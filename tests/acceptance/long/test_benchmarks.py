@@ -4,8 +4,10 @@ import asyncio
 import platform
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.async_api import Browser
 
@@ -18,7 +20,6 @@ from benchmarks import (
     lanes,
     listing,
     nodes,
-    patches,
     pieces,
     report,
     s3,
@@ -26,6 +27,9 @@ from benchmarks import (
 )
 from benchmarks.accounting import __main__ as accounting
 from benchmarks.accounting.scale import TINY as TINY_ACCOUNTING
+from benchmarks.all import __main__ as command
+from benchmarks.all import pages, plots
+from benchmarks.all.questions import QUESTIONS, TINY
 from benchmarks.ingest import __main__ as ingest
 from benchmarks.ingest.places import Places
 from benchmarks.ingest.scale import TINY as TINY_INGEST
@@ -37,16 +41,10 @@ from benchmarks.small_files import __main__ as small_files
 from benchmarks.small_files.scale import TINY as TINY_SMALL_FILES
 from benchmarks.storage import __main__ as storage
 from benchmarks.storage.scale import TINY as TINY_STORAGE
+from benchmarks.tables import Cell, Table
 from uploader.database.engine import Database
 
-# Those that take part: what has to be installed is no business of the tests, and every server takes its time to start.
-RECEIVING = {
-    "large": ("bare receiving", "`process`, digests off"),
-    "small": ("UPDATE",),
-    "metering": (),
-    "latency": (),
-    "open": (),
-}
+RECEIVING = ("metering", "latency", "open")
 
 
 def make_a_table(rows: Sequence[report.Row]) -> None:
@@ -88,7 +86,7 @@ async def test_the_benchmarks_of_what_requests_cost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RECEIVING)
 async def test_the_benchmarks_of_receiving(name: str, tmp_path: Path) -> None:
     places = Places(tmp_path, tmp_path).of(name)
-    make_a_table(await asyncio.to_thread(ingest.BENCHMARKS[name], places, TINY_INGEST, RECEIVING[name]))
+    make_a_table(await asyncio.to_thread(ingest.BENCHMARKS[name], places, TINY_INGEST))
 
 
 @pytest.mark.parametrize("name", small_files.BENCHMARKS)
@@ -104,11 +102,8 @@ async def test_the_benchmarks_of_the_storage(name: str, tmp_path: Path) -> None:
 
 
 OTHERS: dict[str, Callable[[Places], Sequence[report.Row]]] = {
-    "large patches": lambda places: patches.measure(
-        places, patches.TINY, patches.entries(with_peers=False, on_disk=False)
-    ),
     "S3": lambda _: s3.measure(s3.TINY),
-    "lanes": lambda places: [*lanes.measure_kernels(1), *lanes.receiving(places, TINY_INGEST.large)],
+    "lanes": lambda _: lanes.measure(1),
     "pieces": lambda places: pieces.measure(places, size=8 << 20, rounds=1),
     "events": lambda _: events.measure(events.TINY),
     "work": lambda _: work.measure(work.TINY),
@@ -118,6 +113,32 @@ OTHERS: dict[str, Callable[[Places], Sequence[report.Row]]] = {
 @pytest.mark.parametrize("measure", OTHERS.values(), ids=OTHERS)
 def test_the_other_benchmarks(measure: Callable[[Places], Sequence[report.Row]], tmp_path: Path) -> None:
     make_a_table(measure(Places(tmp_path, tmp_path)))
+
+
+# What has to be installed is no business of the tests, and does not take part.
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_each_question_is_answered_on_both_pages(name: str, tmp_path: Path) -> None:
+    table = QUESTIONS[name].measure(Places(tmp_path, tmp_path).of(name), TINY)
+    assert [line.problem for line in table.lines] == [""] * len(table.lines)
+    lines = pages.markdown(["facts"], {name: table}).splitlines()
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    page = plots.html(["facts"], {name: table})
+    assert page.count("<svg") == page.count("</svg>") == len(table.measured)
+    assert msgspec.json.decode(msgspec.json.encode(table), type=Table) == table
+
+
+def test_a_question_that_fails_or_takes_too_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for limit_seconds, told in ((60.0, "ImportError: broken"), (0.0, "took longer than 0 s")):
+        (tmp_path / "sitecustomize.py").write_text("raise SystemExit('ImportError: broken')")
+        (answer,) = command.measure(replace(TINY, limit_seconds=limit_seconds), ["idle"], tmp_path, quick=True).values()
+        assert told in answer.markdown(spread=True)
+
+
+def test_a_bound_that_is_missed_says_so() -> None:
+    cells = [Cell([3, 1, 2], at_most=2), Cell([3, 1, 2], at_most=1), Cell([2], at_least=4), Cell([2])]
+    told = ["2 (1 to 3; ≤ 2)", "2 (1 to 3; ≤ 1, missed by 100%)", "2 (≥ 4, missed by 50%)", "2"]
+    assert [cell.text(spread=True) for cell in cells] == told
 
 
 def test_the_benchmark_of_nodes() -> None:
