@@ -20,6 +20,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+_KEPT, _GIVEN_BACK = "a core is kept for short work", "no core is kept for short work: other programs want it"
+
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # Those of this process before its threads were given one to share; empty: they share none.
 _everywhere: set[int] = set()
@@ -127,7 +129,7 @@ class SharedCore:
         others = sum(ran - before.get(task, (ran, 0))[0] for task, (ran, _) in times.items() if task != self._loop)
         if self._patience.note(worked / passed, max(0, waited - others) / passed):
             cores = {_core_of(self._loop)} if self._patience.is_shared else _everywhere
-            logger.info("short work has a core" if self._patience.is_shared else "short work lets go of its core")
+            logger.info(_KEPT if self._patience.is_shared else _GIVEN_BACK)
             for task in _threads() - _anywhere:
                 with suppress(ProcessLookupError):  # it ended
                     os.sched_setaffinity(task, cores)

@@ -50,7 +50,7 @@ class WaitBudget:
         return max(timeout_seconds - self._waited_seconds + self._worked_seconds[store], least)
 
     def left_in_all(self) -> float | None:
-        """Return how long a store may take that works, though it has not answered; None: as long as it takes."""
+        """Return for how many seconds to wait for a store that is at work but has not answered; None: without an end."""
         return max(IN_ALL_SECONDS - self._waited_seconds, 1.0) if self._given_up else None
 
     def note(self, began: float, short_seconds: float, worked: str = "") -> None:

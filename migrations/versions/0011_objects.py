@@ -1,4 +1,4 @@
-"""What a store on S3 has: the chunks of open uploads, where contents lie, and what is put away.
+"""Add the ledger of a store on S3: the chunks of open uploads, where contents lie, and what is put away.
 
 Revision: 0011
 """

@@ -1,4 +1,4 @@
-"""What a user deleted, and what was replaced, is in a trash of their own.
+"""Give each user a trash of their own, for deleted and for replaced files.
 
 Revision: 0016
 """

@@ -1,5 +1,5 @@
-"""What both halves of the command line read and say: sizes, durations and times as options, the same for a person, and a
-line on standard error with an exit code for what can't go on."""
+"""Reads and prints for both halves of the command line: sizes, durations and times as options and for a person, and a line
+on standard error with an exit code for what can't go on."""
 
 import os
 import re

@@ -126,7 +126,7 @@ class Changed(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """A link of one's own: `download` gives a file, or a folder (a name that ends with a slash), to whoever has its URL;
+    """A link of one's own: `download` gives a file, or a folder (a name that ends with a slash), to anyone with its URL;
     `upload` takes files from them into a folder. `downloads`, `files` and `bytes` are what came of it, the `max_` figures
     what may; None: as much as there is room for."""
 

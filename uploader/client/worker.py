@@ -284,7 +284,7 @@ class _Serving:
         self._working.discard(task)
         self._freed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a task was left to its lease", exc_info=error)
+            logger.error("a task has ended with an error; it is handed out again when its lease ends", exc_info=error)
 
     async def _work(self, claimed: _Claimed) -> None:
         facts = {"queue": self._handler.queue, "task_id": claimed.id, "attempt": claimed.attempt}

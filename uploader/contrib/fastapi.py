@@ -17,7 +17,7 @@ _MOST_FILES = 1000
 
 
 def finished_file(uploads: Uploader, source: Any, user_id: Callable[..., Any] | None = None) -> Any:
-    """Make a dependency that is a `File` of whoever calls: `Annotated[File, finished_file(uploads, Form(alias="film"))]`.
+    """Make a dependency that is a `File` of the caller: `Annotated[File, finished_file(uploads, Form(alias="film"))]`.
 
     `source` says where its id, or that of the upload that became it, is: `Form`, `Body`, `Query`, `Header` or `Path` of
     FastAPI, with an `alias`. `user_id` is a dependency that returns the id of the user; without it `identify` of the

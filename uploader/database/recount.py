@@ -79,17 +79,17 @@ class _Range:
 
 
 async def users_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedUser]:
-    """Wrong are figures that are not what their definitions make them, or break a bound."""
+    """Recount the next users; wrong is a figure that differs from its definition, or breaks a bound."""
     return await _slice(connection, models.user_info.c.user_id, after, count, _recounted_users)
 
 
 async def refs_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedRefs]:
-    """Wrong are refs that are not the number of files."""
+    """Recount the refs of the next contents; wrong are those that differ from the number of files."""
     return await _slice(connection, models.blob.c.sha256, after, count, _recounted_refs)
 
 
 async def links_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedLink]:
-    """Wrong are figures of what is open that are not what the open uploads make them."""
+    """Recount the next links; wrong is a figure of open uploads that differs from their sum."""
     return await _slice(connection, models.link.c.id, after, count, _recounted_links)
 
 

@@ -433,7 +433,8 @@ class Sqlite:
             return run_to_its_end(work, connection)
 
     def _glance(self, work: "Work[T]") -> T:
-        """Read here and now. What was not in memory shows that others may not be, either: for a moment, threads wait."""
+        """Read in this thread, the event loop's. If the disk had to be read, other pages may not be in memory either: for a
+        moment, reads go to threads."""
         before = getrusage(RUSAGE_THREAD).ru_inblock
         try:
             return self._read(work)

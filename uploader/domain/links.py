@@ -15,7 +15,7 @@ _VISITORS = "visitors"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A user (`session` is empty), or a visitor of a link of theirs."""
+    """A user (`session` is empty), or a visitor of a link of that user."""
 
     user_id: str
     session: str

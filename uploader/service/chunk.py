@@ -111,8 +111,8 @@ class ConcurrentBodies:
     def __init__(
         self, limit: int, stores: Sequence[Callable[[], Awaitable[None]]], counter: Callable[[str], Awaitable[None]]
     ) -> None:
-        """`stores`, `counter`: raise Unavailable if what has to store a body, or to count it in an upload, is known to be
-        silent."""
+        """`stores`, `counter`: raise Unavailable if a store that has to keep a body, or the one that counts it in an upload,
+        is known not to answer."""
         self._limit = limit
         self._check_stores = stores
         self._check_counter = counter

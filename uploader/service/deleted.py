@@ -131,7 +131,7 @@ class DeletedFiles:
         return outcome
 
     async def restore_of_anybody(self, file_id: str) -> File | None:
-        """Give a file back to whoever had it, as an administrator. Raises as `restore`."""
+        """Give a file back to its user, as an administrator. Raises as `restore`."""
         owner = await self.database.read(trash.owner_of, file_id) if ID.fullmatch(file_id) else None
         if owner is None:
             raise errors.FileNotFound("There is no such deleted file.")

@@ -148,8 +148,8 @@ class Files:
 
     @asynccontextmanager
     async def noting(self, file: File) -> AsyncIterator[None]:
-        """Have a content looked at soon that can't be read within, and at once one whose bytes were altered. Raises
-        ContentDamaged for that."""
+        """Watch over the reading of a content: if it can't be read, have it examined soon; if its bytes were altered, at once,
+        and raise ContentDamaged."""
         try:
             yield
         except errors.StorageAway:
@@ -172,7 +172,7 @@ class Files:
         raise errors.Unavailable(_CHANGING)
 
     async def delete_any(self, file_id: str, why: str | None) -> None:
-        """Delete a file of whoever has it, as an administrator. Raises FileNotFound."""
+        """Delete a file of any user, as an administrator. Raises FileNotFound."""
         for _ in range(_ATTEMPTS):
             file, now = await self.database.read(queries.file_of_anybody, file_id), self.clock.now()
             if file is None:

@@ -78,7 +78,7 @@ def _scrypt(password: str, salt: bytes) -> bytes:
 
 @dataclass(eq=False, repr=False)
 class Sharing:
-    """What owners do with their links."""
+    """Makes, changes and ends links, for their owners."""
 
     database: Database
     folders: Folders

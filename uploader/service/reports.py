@@ -144,7 +144,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """Which open uploads: those that nothing was accounted for so long, and of one user, if given."""
+    """A choice of open uploads: those of `user_id`, or of all, for which nothing was accounted in the last `seconds`."""
 
     seconds: float = 0
     user_id: str | None = None

@@ -13,7 +13,7 @@ from uploader.domain.upload import File, IfExists, Upload, UploadKind
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which upload a caller means: the open one of an MD5, one by id, or both (then they must agree)."""
+    """An upload as its caller names it: the open one of an MD5, one by its id, or by both, which must agree."""
 
     caller: Caller
     md5: str | None = None

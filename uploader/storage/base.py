@@ -194,7 +194,7 @@ class BytesBody:
 
 @dataclass(frozen=True, slots=True)
 class PresentChunks:
-    """Which chunks of an upload are stored."""
+    """The chunks of an upload that are stored."""
 
     # For each chunk 1 or 0.
     present: bytearray

@@ -66,7 +66,7 @@ def _close_to_others(path: Path) -> bool | None:
 
 @dataclass(slots=True)
 class Tally:
-    """How many there are, and the first of them."""
+    """A count of paths, and the first of them."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -83,8 +83,8 @@ class Tally:
 
 @dataclass(slots=True)
 class Access:
-    """What others may do, by the modes: with what they can get at; with what a directory above keeps them from; what is
-    another account's; and what could not be looked at. `is_whole`: all of it was looked at, in the time there was."""
+    """The paths whose modes let other accounts in: `open` ones, those that a directory above closes, those that belong to
+    another account, and those that could not be looked at. `is_whole`: there was time to look at all."""
 
     seen: int = 0
     is_whole: bool = True

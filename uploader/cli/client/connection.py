@@ -1,5 +1,5 @@
-"""Which server the client commands talk to, and as whom: from the environment, or from what `login` kept; and how such a
-command runs: how its events are shown, and how errors become exit codes."""
+"""Finds the server and the token of the client's commands, in the environment or in what `login` kept; and runs such a
+command: shows its events, and makes exit codes of errors."""
 
 import asyncio
 import ipaddress

@@ -1,5 +1,5 @@
-"""Which names are meant: patterns, and which files are taken by what was excluded, included and listed. Pure, but for
-reading the list.
+"""Compares names with patterns, and decides which files are taken by what was excluded, included and listed. Pure, but
+for reading the list.
 
 A pattern has `*`, `?`, `[…]` within one part of a name, `**` for any number of parts, as shells have them. A filter is as in
 a .gitignore: with a `/` before its end it is of a whole path, without one of a name in any folder; a `/` at its end says

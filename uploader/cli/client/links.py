@@ -48,7 +48,7 @@ async def share(
     max_files: int | None,
     max_downloads: int | None,
 ) -> int:
-    """Make a link to a file or a folder. Whoever has its URL, the last word that is printed, needs no account. A folder has
+    """Make a link to a file or a folder. Anyone with its URL, the last word that is printed, needs no account. A folder has
     a `/` at its end.
     """
     if upload and max_downloads is not None:

@@ -1,5 +1,5 @@
-"""Which files here the words of a command line mean, below directories, too; and names that no server takes, as names that
-each takes, and back.
+"""Finds the files of this machine that a command line names, below directories, too; and turns names that no server takes
+into names that each takes, and back.
 
 What is refused of a name is written `%5C`, byte by byte, as in a URL. A `%` that could be read as such is written `%25`, so
 that each encoded name is one name here, whatever else lies beside it.

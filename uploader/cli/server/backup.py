@@ -167,7 +167,7 @@ def _restore_last(settings: "Settings", yes: bool) -> None:
             await services.storage.prepare()
             unnamed = [each async for each in services.cleanup.unnamed()]
             click.echo(f"kept, though the copy does not name them: {len(unnamed)} contents and uploads")
-            click.echo(f"open uploads whose chunks are not there: {await services.cleanup.count_lost()}")
+            click.echo(f"open uploads whose chunks are missing: {await services.cleanup.count_lost()}")
             return True
         finally:
             services.storage.stop()

@@ -23,7 +23,7 @@ def events() -> None:
 
 @events.command("list")
 @_SINCE
-@click.option("--dead", is_flag=True, help="Only events that a sink did not take in all attempts.")
+@click.option("--dead", is_flag=True, help="Only events that a sink refused in every attempt.")
 @click.option(
     "--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Print so many at the most."
 )
@@ -62,7 +62,7 @@ def show(event_id: str, as_json: bool) -> None:
 
 @events.command()
 @_SINCE
-@click.option("--dead", is_flag=True, help="Only events that a sink did not take in all attempts.")
+@click.option("--dead", is_flag=True, help="Only events that a sink refused in every attempt.")
 @click.option("--id", "event_id", metavar="EVENT_ID", help="Only this event.")
 @click.option("--sink", help="Send to this sink only.")
 def replay(since: datetime | None, dead: bool, event_id: str | None, sink: str | None) -> None:

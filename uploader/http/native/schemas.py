@@ -177,7 +177,7 @@ class ShareWith(Struct, forbid_unknown_fields=True):
 
 
 class ChangeShare(Struct, forbid_unknown_fields=True):
-    """What is to be otherwise; `null` takes a password or a limit away."""
+    """Changes to a link; `null` takes a password or a limit away."""
 
     label: Label | UnsetType = UNSET
     expires_at: Moment | UnsetType = UNSET
@@ -213,7 +213,7 @@ class ShareList(Struct):
 
 
 class SharedSchema(Struct):
-    """What is said of a link to those who come by it: more, where it has no password."""
+    """A link as its visitors see it; one with a password keeps its name and its limits back."""
 
     kind: Literal["download", "upload"]
     label: str

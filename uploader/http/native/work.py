@@ -31,7 +31,7 @@ Lease = Annotated[str, Meta(min_length=1, max_length=_MAX_LEASE_LENGTH, descript
 
 
 class ClaimTasks(Struct, forbid_unknown_fields=True):
-    """How many tasks to claim, for how long, and how long to wait for one."""
+    """Claim `max` tasks at most, for `lease_seconds`; wait `wait_seconds` at most for the first."""
 
     max: Annotated[int, Meta(ge=1, le=_MAX_CLAIMED)] = 1
     lease_seconds: Seconds | UnsetType = UNSET

@@ -1,5 +1,5 @@
-"""Where clients see the server: by a public URL, or below the `root_path` of the application that it is part of. Its prefix
-is taken off what they ask for by `Application`, and put before each path that they are told by `operation.public_path`.
+"""Knows the address that clients see: a public URL, or the `root_path` of the application that the server is part of.
+`Application` takes its prefix off what they ask for, `operation.public_path` puts it before each path that they are told.
 
 Knows no route by itself: those that a prefix makes look like others are compared here, for the start to refuse.
 """

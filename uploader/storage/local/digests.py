@@ -137,8 +137,8 @@ class Follower(Following):
         return self._looks_in_vain < LOOKS_IN_VAIN and not self._is_hurried
 
     def keeps_waiting(self, offset: int, begun: int, near_bytes: int) -> bool:
-        """Return whether the sender of the chunk at `offset` has to wait on; the digests were at `begun` when it began
-        to."""
+        """Return whether the sender of the chunk at `offset` has to go on waiting, as the digests are still far behind it;
+        they were at `begun` when it began to wait."""
         if self.position is None:
             return False
         return offset - self.position > near_bytes and self.position - begun < NEARER_BYTES

@@ -344,7 +344,7 @@ class Bucket:
                     raise failed(self.place, f"DeleteObjects: {error.get('Code')}")
 
     def list_keys(self, prefix: str, after: str = "") -> Iterator[list[Stat]]:
-        """Yield all objects whose keys begin so, by key, after the key `after`, in batches."""
+        """Yield, in batches, the objects whose keys begin with `prefix`, in the order of their keys, from after `after` on."""
         more = {"StartAfter": self._prefix + after} if after else {}
         pages = self._pages("list_objects_v2", Prefix=self._prefix + prefix, **more)
         for page in pages:
@@ -652,7 +652,7 @@ def _begin(context: dict[str, Any], **_: Any) -> None:
 def _end_in_time(
     request_dict: dict[str, Any], operation: Any, response: Any, caught_exception: Exception | None, **_: Any
 ) -> None:
-    """Let a call fail that the SDK would make once more, if it has taken too long for that, or got no answer in time."""
+    """Keep the SDK from repeating a call that has taken too long already, or that got no answer in time: it fails."""
     took = time.monotonic() - request_dict["context"].get(_BEGAN, 0.0)
     if caught_exception is not None:
         if took > _AGAIN_WITHIN_SECONDS or _silence(caught_exception) in _TIMED_OUT:

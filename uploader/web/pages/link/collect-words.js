@@ -13,7 +13,7 @@ addWords({
     "phase.held": "Sent, being checked",
     "thanks.title": "Sent. Thank you!",
     "thanks.text": { one: "{count} file has arrived, {size}. You can close this page, or send more.", other: "{count} files have arrived, {size}. You can close this page, or send more." },
-    "problem.link-exhausted": "No more files can be sent by this link. Ask whoever gave it to you.",
+    "problem.link-exhausted": "No more files can be sent by this link. Ask the person who gave it to you.",
     "problem.too-many-uploads": "You have too many unfinished uploads. Finish or cancel one.",
     "phase.unfinished": "interrupted: choose the file to go on, until {until}",
   },

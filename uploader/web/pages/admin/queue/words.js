@@ -33,7 +33,7 @@ addWords({
     "queue.queue": "用途",
     "queue.flush": "记账",
     "queue.merge": "合并",
-    "queue.minute": "最早时间",
+    "queue.minute": "最早到期",
     "queue.unreadable": "无法读取",
     "queue.uploads": "上传数",
     "queue.bytes": "字节",

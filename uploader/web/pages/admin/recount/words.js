@@ -15,7 +15,7 @@ addWords({
     "recount.kind": "Figure",
     "recount.subject": "Of",
     "recount.expected": "Counted",
-    "recount.actual": "In the books",
+    "recount.actual": "Recorded",
     "recount.use_space_finished": "Finished",
     "recount.use_space_unfinished": "Unfinished",
     "recount.reserved": "Reserved",

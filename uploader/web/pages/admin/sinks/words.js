@@ -5,7 +5,7 @@ import { addWords } from "../../i18n.js";
 addWords({
   en: {
     "sinks.title": "Events",
-    "sinks.hint": "Who is told of what happens here. An event that is not taken is told again for more than a day; then it is dead.",
+    "sinks.hint": "These sinks are told of events. An event that a sink does not take is sent again for more than a day; then it is dead.",
     "sinks.caption": "Sinks of events",
     "sinks.sink": "Sink",
     "sinks.condition": "State",
@@ -22,7 +22,7 @@ addWords({
   },
   zh: {
     "sinks.title": "事件",
-    "sinks.hint": "此处发生的事会通知这些接收方。未被接收的事件会在一天多的时间里重试，之后不再重试。",
+    "sinks.hint": "事件会发送给这些接收方。未被接收的事件会在一天多的时间里重试，之后不再重试。",
     "sinks.caption": "事件接收方",
     "sinks.sink": "接收方",
     "sinks.condition": "状态",

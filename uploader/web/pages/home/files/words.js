@@ -93,7 +93,7 @@ addWords({
     "delete.many": { one: "{count} file is deleted.", other: "{count} files are deleted." },
     "delete.undo": "Undo",
     "toasts.title": "Messages",
-    "problem.content-damaged": "What the server has of this went bad. Upload it again, or download the others.",
+    "problem.content-damaged": "The server's copy of this is damaged. Upload it again, or download the others.",
   },
   zh: {
     "upload.title": "上传",
