@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -30,6 +31,7 @@ from tests.support.rows import NOW, file_row, upload_row
 from uploader import observability
 from uploader.database import models
 from uploader.domain import events
+from uploader.domain.advisories import ADVISORIES
 from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Subject
 from uploader.domain.events import EventType, Message, News
@@ -124,6 +126,45 @@ def test_the_readme_gives_the_two_commands_of_a_newcomer() -> None:
     blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
     assert blocks[0] == "python3 -m venv .venv && .venv/bin/pip install -q '.[server]' && .venv/bin/uploader serve\n"
     assert blocks[1] == "tests/run\n"
+
+
+def test_the_readme_compares_by_figures_that_were_measured() -> None:
+    measured = re.sub(r" \([^)]*\)", "", (ROOT / "docs" / "performance.md").read_text())
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if re.search(r"\d (?:MB|files)/s", line)]
+    figures = [figure for row in rows for figure in re.findall(r"[\d,]+ (?:MB|files)/s", row)]
+    assert len(figures) > 3
+    assert [figure for figure in figures if f"| {figure}" not in measured] == []
+
+
+def test_no_docstring_begins_with_a_clause_as_a_subject() -> None:
+    """`tests/` and `benchmarks/` have some of old."""
+    begin = re.compile(r'^ *r?"""(?:What|Whether|Who|Whom|Whose|Whoever|Which|Where|How) .*', re.MULTILINE)
+    sources = [path for directory in (PACKAGE, ROOT / "migrations", ROOT / "docs") for path in directory.rglob("*.py")]
+    assert {path.name: begin.findall(path.read_text()) for path in sources if begin.search(path.read_text())} == {}
+
+
+def _oldest() -> dict[str, str]:
+    """Return the oldest version that is allowed of each library that a server or a client may need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"]]
+    for extra in ("server", "s3", "kafka"):
+        lines += project["optional-dependencies"][extra]
+    found = [re.match(r"([\w-]+)(?:\[\w+\])?[>~]=([\w.]+)", line) for line in lines]
+    return {each[1]: each[2] for each in found if each}
+
+
+def test_the_page_on_contributing_says_of_each_library_why_not_an_older_one() -> None:
+    rows = table(ROOT / "docs" / "contributing.md", "## The oldest libraries")
+    assert {name.strip("`"): version for name, version, why in rows if why} == _oldest()
+
+
+def test_no_library_may_be_so_old_that_the_doctor_warns_of_it() -> None:
+    oldest = _oldest()
+    known = [each for each in ADVISORIES if each.package in oldest]
+    assert len(known) > 4
+    assert [
+        (each.package, each.fixed_in(oldest[each.package])) for each in known if each.fixed_in(oldest[each.package])
+    ] == []
 
 
 def test_the_index_of_decisions_has_each_once() -> None:

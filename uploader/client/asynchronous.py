@@ -93,7 +93,7 @@ class AsyncClient:
     async def from_link(
         cls, url: str, password: "Password | None" = None, *, remember: bool = True, **options: Any
     ) -> Self:
-        """Make a client for a visitor of a link (`https://…/s/…`), without an account; `options` are those of the constructor.
+        """Make a client for a link (`https://…/s/…`), without an account; `options` are those of the constructor.
 
         By a link to upload into, all ways of uploading work, and a run that was interrupted is gone on with; by one to
         download from, its files can be listed and downloaded, by names below its folder. Nothing else does. `password` may

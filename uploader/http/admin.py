@@ -124,7 +124,7 @@ class Recount(Struct, forbid_unknown_fields=True):
 
 
 class Replay(Struct, forbid_unknown_fields=True):
-    """Whom to tell once more: every sink, or one."""
+    """Send dead events once more, to every sink or to one."""
 
     sink: Annotated[str, Meta(min_length=1, max_length=64)] | UnsetType = UNSET
 

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlencode
 
-import aiofiles
-
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import meta, queries
@@ -126,7 +124,7 @@ class Accounts:
     # Callers
 
     async def authenticate(self, token: str) -> Identity:
-        """Whose token this is. Raises Unauthenticated, Unavailable."""
+        """Return the user and the rights of a token. Raises Unauthenticated, Unavailable."""
         token_sha256 = _hash(token)
         believed = self._believed.get(token_sha256)
         if believed is not None:
@@ -361,23 +359,22 @@ async def owner_token(directory: Path, accounts: Accounts) -> str | None:
     """
     path = directory / OWNER_TOKEN_FILE
     if await accounts.tokens():
-        return await _read_secret(path) if path.exists() else None
+        return _read_secret(path) if path.exists() else None
     if not path.exists():
         _write_secret(path, f"{new_token()}\n")
     crash_point("owner.after_token_file")
-    token = await _read_secret(path)
+    token = _read_secret(path)
     with suppress(Duplicate):  # another process starts at the same moment
         await accounts.add_token(token, OWNER, admin=True)
     return token
 
 
-async def _read_secret(path: Path) -> str:
-    async with aiofiles.open(path) as file:
-        return (await file.read()).strip()
+def _read_secret(path: Path) -> str:
+    return path.read_text().strip()
 
 
 def _write_secret(path: Path, content: str) -> None:
-    """Whole or not at all, for the owner's eyes only. Of two that write at once, the first one's stands."""
+    """Write a file whole or not at all, for its owner alone to read. Of two that write at once, the first one's stands."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -148,8 +148,8 @@ class Files:
 
     @asynccontextmanager
     async def noting(self, file: File) -> AsyncIterator[None]:
-        """Watch over the reading of a content: if it can't be read, have it examined soon; if its bytes were altered, at once,
-        and raise ContentDamaged."""
+        """Watch over the reading of a content: have it examined soon if it can't be read, and at once if its bytes were
+        altered. Raises ContentDamaged for that."""
         try:
             yield
         except errors.StorageAway:

@@ -113,7 +113,7 @@ class PreCreateTable(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Whom to POST to, and the secrets to sign with, the newest first."""
+    """A webhook: the URL to POST to, and the secrets to sign with, the newest first."""
 
     url: str
     secrets: tuple[bytes, ...] = field(repr=False)

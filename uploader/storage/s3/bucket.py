@@ -344,7 +344,7 @@ class Bucket:
                     raise failed(self.place, f"DeleteObjects: {error.get('Code')}")
 
     def list_keys(self, prefix: str, after: str = "") -> Iterator[list[Stat]]:
-        """Yield, in batches, the objects whose keys begin with `prefix`, in the order of their keys, from after `after` on."""
+        """Yield the objects whose keys begin with `prefix` and come after `after`, by key, in batches."""
         more = {"StartAfter": self._prefix + after} if after else {}
         pages = self._pages("list_objects_v2", Prefix=self._prefix + prefix, **more)
         for page in pages:
