@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlencode
 
+import aiofiles
+
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import meta, queries
@@ -359,18 +361,19 @@ async def owner_token(directory: Path, accounts: Accounts) -> str | None:
     """
     path = directory / OWNER_TOKEN_FILE
     if await accounts.tokens():
-        return _read_secret(path) if path.exists() else None
+        return await _read_secret(path) if path.exists() else None
     if not path.exists():
         _write_secret(path, f"{new_token()}\n")
     crash_point("owner.after_token_file")
-    token = _read_secret(path)
+    token = await _read_secret(path)
     with suppress(Duplicate):  # another process starts at the same moment
         await accounts.add_token(token, OWNER, admin=True)
     return token
 
 
-def _read_secret(path: Path) -> str:
-    return path.read_text().strip()
+async def _read_secret(path: Path) -> str:
+    async with aiofiles.open(path) as file:
+        return (await file.read()).strip()
 
 
 def _write_secret(path: Path, content: str) -> None:
