@@ -168,7 +168,9 @@ async def test_whatever_is_damaged_the_upload_is_finished_with_the_right_bytes(s
         damage(stack.data / upload.place)
         if seed % 2:
             response = await stack.put(content, 3)
-            assert (response.status_code, response.json()["duplicate"]) == (200, False)
+            assert response.status_code == 200
+            # A flipped mark may be of this very chunk, which never came: that is found out when its bytes are hashed.
+            assert not response.json()["duplicate"] or what == "the mark of a record"
         await finished(stack, content)
     assert await stack.usage("alice") == {"finished": len(damages) * content.size, "unfinished": 0, "reserved": 0}
 
