@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _LOCK_TIMEOUT_SECONDS = 120
 # The fact: the head revision of the oldest program that may serve with this schema.
 _OLDEST = "oldest program"
+# What the indexes of this program begin with: others may be an operator's own.
+_OUR_INDEXES = ("ix_", "uq_")
 
 
 def migrations_directory() -> Path:
@@ -189,24 +191,32 @@ def _note_oldest(connection: Connection, scripts: "ScriptDirectory", revision: s
 
 
 def _refuse_gaps(connection: Connection) -> None:
-    """Raises ConfigurationError if tables, columns or indexes are missing: going down is many statements, and the revision
-    changes after them."""
-    inspector, gaps = inspect(connection), []
+    """Raises ConfigurationError if tables, columns or indexes are missing, or an older version's index is there: going down
+    is many statements, and the revision changes after them."""
+    inspector, gaps, leftover = inspect(connection), list[str](), list[str]()
     for table in models.metadata.sorted_tables:
         if not inspector.has_table(table.name):
             gaps.append(table.name)
             continue
         there = {column["name"] for column in inspector.get_columns(table.name)}
-        there |= {str(index["name"]) for index in inspector.get_indexes(table.name)}
+        indexes = {str(index["name"]) for index in inspector.get_indexes(table.name)}
+        known = {str(index.name) for index in table.indexes} | {str(each.name) for each in table.constraints}
         wanted = [*(column.name for column in table.columns), *(str(index.name) for index in table.indexes)]
-        gaps += [f"{table.name}.{name}" for name in wanted if name not in there]
+        gaps += [f"{table.name}.{name}" for name in wanted if name not in there | indexes]
+        leftover += [f"{table.name}.{name}" for name in indexes - known if name.startswith(_OUR_INDEXES)]
     if gaps:
         raise _lacking(gaps)
+    if leftover:
+        raise _unfinished(f"has {', '.join(sorted(leftover))} of an older version")
 
 
 def _lacking(gaps: list[str]) -> ConfigurationError:
+    return _unfinished(f"lacks {', '.join(gaps)}")
+
+
+def _unfinished(what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the database lacks {', '.join(gaps)}: end the migration down that was interrupted, or restore the backup"
+        f"the database {what}: end the migration down that was interrupted, or restore the backup"
     )
 
 
