@@ -125,7 +125,8 @@ async def test_where_nobody_signs_in_nobody_is_made(make_stack: MakeStack, brows
         await expect(visitor.page.get_by_text("Drop files or folders here")).to_be_visible()
         await expect(visitor.page.get_by_label("Token")).to_have_count(0)
         await visitor.page.get_by_role("link", name="Administration").click()
-        await expect(visitor.page.get_by_role("button", name="local")).to_be_visible()
+        users = visitor.page.get_by_role("region", name="Users with what they store")
+        await expect(users.get_by_role("button", name="local")).to_be_visible()
         await expect(visitor.page.get_by_role("button", name="New user")).to_have_count(0)
 
 

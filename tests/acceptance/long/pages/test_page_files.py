@@ -148,7 +148,7 @@ async def test_five_hundred_of_ten_thousand_files_are_saved_as_one_zip(shelf: Sh
     await _many_files(shelf, 10_000)
     await page.reload()
     await page.get_by_role("link", name="many").click()
-    await expect(page.locator("#files-note")).to_contain_text("10,000 files")
+    await expect(page.locator("#files-note")).to_contain_text("10,000 files", timeout=300_000)
     await page.get_by_label("Select 0.dat").click()
     await page.locator("#file-list").evaluate("(list) => { list.scrollTop = 499 * 52; }")
     await page.get_by_label("Select 499.dat").click(modifiers=["Shift"])
