@@ -258,6 +258,7 @@ async def _deleted(node: Node) -> Dump:
 
 async def _restore_dump(stack: Stack, dump: Dump) -> None:
     async with stack.services.database.engine.begin() as connection:
+        await connection.execute(models.trashed_file.delete())  # of before the file was deleted
         for table, rows in dump.items():
             await connection.execute(table.delete())
             await connection.execute(table.insert(), rows)
