@@ -204,6 +204,21 @@ async def test_who_sends_all_before_it_reads_gets_an_early_answer_too(server: Se
     assert (await asyncio.to_thread(ask)).startswith(b"HTTP/1.1 401 ")
 
 
+async def test_a_long_early_answer_is_taken_as_slowly_as_its_client_likes(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for longer than the connection stays for what is still sent."""
+    monkeypatch.setattr("uploader.http.server.http11._LINGER_SECONDS", 0.1)
+    members = b"".join(header(b"%05d" % number, 0) for number in range(10_000))
+    async with server.connection(narrow=True) as connection:
+        await connection.request("POST", "/files/batch", f"Content-Length: {10**9}")
+        await connection.send(members + b"x" * 2 * MIB)
+        begin = await connection.take(1)
+        await asyncio.sleep(0.2)
+        head, _, body = (begin + await connection.rest()).partition(b"\r\n\r\n")
+        assert (head[:12], len(json.loads(body)["results"])) == (b"HTTP/1.1 422", 10_000)
+
+
 async def test_a_body_that_stands_still_is_given_up(server: Server, connection: Connection) -> None:
     await is_asked_for(connection)
     await connection.send(bytes(1000))

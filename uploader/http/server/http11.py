@@ -606,7 +606,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self._connections.refuse(self)
-        self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self._end_lingering)
+
+    def _end_lingering(self) -> None:
+        if self.is_sending():
+            self.transport.close()  # a long answer, to a client that takes it slowly
+        else:
+            self.transport.abort()
 
 
 class HttpConnection(asyncio.BufferedProtocol):
