@@ -203,3 +203,18 @@ async def test_a_page_that_forbids_the_worker_is_told_so(site: Site, browser: Br
         failed = await page.evaluate(UPLOAD, [0, "small"])
         assert failed["code"] == "worker-failed"
         assert "hash-worker.js" in failed["detail"]
+
+
+async def test_a_worker_that_was_lost_on_its_way_is_started_again(site: Site, browser: Browser, tmp_path: Path) -> None:
+    content = Content(MIB, seed=64)
+    lost = 0
+
+    async def lose(route: Route) -> None:
+        nonlocal lost
+        lost += 1
+        await (route.abort("internetdisconnected") if lost == 1 else route.continue_())
+
+    async with a_page(browser, site, "script-src 'self'", a_file(tmp_path / "small", content)) as page:
+        await page.context.route("**/md5.umd.min.js", lose)
+        made = await page.evaluate(UPLOAD, [0, "small"])
+        assert (made["sha256"], lost) == (content.sha256, 2)

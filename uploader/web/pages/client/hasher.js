@@ -1,9 +1,11 @@
 // Digests, keys, proofs and batches of files, from workers: one for small files, one for each digest of large ones, one for
 // what is short, and one for batches.
 
-import { Problem } from "./api.js";
+import { Api, Problem } from "./api.js";
 import { HASH_FIRST_BYTES } from "./plan.js";
 
+// One that does not start although the server gives its module never will.
+const STARTS = 3;
 const WORKER = new URL("./hash-worker.js", import.meta.url);
 // A page of another origin may start no worker from here, but one of its own that imports this one.
 const STARTED = WORKER.origin === location.origin ? WORKER : URL.createObjectURL(importing(WORKER));
@@ -21,11 +23,13 @@ class Lane {
   #worker = null;
   #jobs = new Map();
   #nextId = 1;
+  #failures = 0; // in a row
 
   run(job, facts, { signal, onHashed } = {}) {
     signal?.throwIfAborted();
     this.#worker ??= this.#start();
     const id = this.#nextId++;
+    const message = { id, job, ...facts };
     return new Promise((resolve, reject) => {
       const settle = (action, value) => {
         this.#jobs.delete(id);
@@ -37,29 +41,43 @@ class Lane {
         settle(reject, signal.reason);
       };
       this.#jobs.set(id, {
+        message,
         onHashed,
         resolve: (result) => settle(resolve, result),
         reject: (problem) => settle(reject, problem),
       });
       signal?.addEventListener("abort", aborted);
-      this.#worker.postMessage({ id, job, ...facts });
+      this.#worker.postMessage(message);
     });
   }
 
   #start() {
     const worker = new Worker(STARTED, { type: "module" });
     worker.onmessage = ({ data }) => {
+      this.#failures = 0;
       const job = this.#jobs.get(data.id);
       if (!job) return; // it was cancelled
       if (data.hashedBytes !== undefined) job.onHashed?.(data.hashedBytes);
       else if (data.problem) job.reject(problemOf(data.problem));
       else job.resolve(data.result);
     };
-    worker.onerror = () => {
-      this.#worker = null;
-      for (const job of [...this.#jobs.values()]) job.reject(problemOf("worker-failed"));
-    };
+    worker.onerror = () => this.#startAgain();
     return worker;
+  }
+
+  /** No browser says why a worker did not start. Mostly the network went while its modules came: then when it is back. */
+  async #startAgain() {
+    this.#failures += 1;
+    try {
+      if (this.#failures === STARTS) throw problemOf("worker-failed");
+      const onRetry = () => (this.#failures = 0);
+      await new Api({ base: WORKER.href }).request("GET", "", { raw: true, onRetry, patienceSeconds: Infinity });
+      this.#worker = this.#start();
+      for (const { message } of this.#jobs.values()) this.#worker.postMessage(message);
+    } catch {
+      [this.#worker, this.#failures] = [null, 0];
+      for (const job of [...this.#jobs.values()]) job.reject(problemOf("worker-failed"));
+    }
   }
 }
 
