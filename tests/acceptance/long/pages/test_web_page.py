@@ -129,6 +129,7 @@ async def test_ten_thousand_files_that_are_dropped_cost_no_more_rows_than_are_se
     await visitor.drop_many(10_000)
     await expect(visitor.total).to_contain_text("of 10,000 files done")
     await visitor.press("Pause all")
+    await expect(visitor.tray).to_contain_text("uploads paused")
     assert await rows.count() < 40
     await visitor.page.locator("#transfer-list").press("End")
     await expect(visitor.row("9999.txt", "paused")).to_be_visible()
