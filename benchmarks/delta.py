@@ -176,7 +176,7 @@ def edited(old: Path, new: Path) -> None:
 
 
 # With what may go over the wire, as a share of the old file.
-CHANGES = {"a byte in front": (inserted, 0.01), f"{_EDITS_A_GIB} edits of 4 KiB in a GiB": (edited, 0.02)}
+CHANGES = {"a byte in front": (inserted, 0.01), f"{_EDITS_A_GIB} edits of 4 KiB a GiB": (edited, 0.02)}
 _WIRE, _SECONDS, _CLIENT, _SERVER = "on the wire, MiB", "time, s", "client, CPU s", "server, CPU s"
 
 
