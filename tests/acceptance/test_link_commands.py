@@ -1,5 +1,6 @@
 """`share`, `links` and `unshare` of an owner; `put` and `get` of who has but a link: no account, no configuration."""
 
+import json
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -8,6 +9,7 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.commands import Commands, checked_events, outcome, token_of_somebody, tree_in, write_tree
 from tests.support.content import KIB, Content
+from tests.support.lying import lying
 from tests.support.process import Server
 from tests.support.sites import CONNECTIONS, a_site
 
@@ -135,3 +137,22 @@ async def test_a_stranger_who_was_killed_goes_on_where_it_was(make_stack: MakeSt
             content.sha256
         ]
         assert site.gate.begun.total() - content.chunk_count <= CONNECTIONS
+
+
+def test_the_name_of_a_link_leads_nowhere_else(tmp_path: Path) -> None:
+    facts = {"kind": "download", "expires_at": "2099-01-01T00:00:00Z"}
+    session = {"token": "token", "expires_at": "2099-01-01T00:00:00Z"}
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("../evil", f"{tmp_path}/evil", "a/../../evil"):
+
+        def says(target: str, name: str = name) -> tuple[int, dict[str, str], list[bytes]]:
+            listed: dict[str, object] = {"files": [], "next": None}
+            told = session if target.endswith("/session") else listed if "/files" in target else {**facts, "name": name}
+            return 200, {"Content-Type": "application/json"}, [json.dumps(told).encode()]
+
+        with lying(says=says) as server:
+            got = Commands(home).run("get", f"{server.url}/s/{'a' * 22}")
+        assert (got.returncode, got.stdout) == (6, "")
+        assert "[invalid-name]" in got.stderr
+        assert list(tmp_path.iterdir()) == [home]

@@ -76,7 +76,7 @@ def lying(files: Sequence[dict[str, Any]] = (), *, old: bool = False, says: Says
                 for block in body:
                     self.wfile.write(block)
 
-        do_PATCH = do_DELETE = do_GET  # noqa: N815
+        do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002
 

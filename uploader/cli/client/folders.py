@@ -14,6 +14,7 @@ from uploader.cli.client.reporters import Reporter
 from uploader.cli.terminal import shown_path
 from uploader.client import AsyncClient, ClientError, ServerTooOld, errors
 from uploader.client.download import placed
+from uploader.client.plan import checked_path
 from uploader.client.transfer import all_or_none
 
 _AT_ONCE = 4
@@ -77,12 +78,12 @@ def _make_here(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, ClientEr
     link. Blocking."""
     for path in paths:
         try:
-            placed(root, path).mkdir()
+            placed(root, checked_path(path)).mkdir()
         except FileExistsError:
             here = root / path
             if here.is_symlink() or not here.is_dir():
                 yield path, errors.TargetExists(f"{shown_path(here)} is there already, and is no folder")
-        except errors.LeadsOutside as error:
+        except (errors.InvalidName, errors.LeadsOutside) as error:
             yield path, error
         except OSError as error:
             yield path, errors.Unwritable(f"{error.filename or root / path}: {error.strerror}")

@@ -22,7 +22,7 @@ from uploader.cli.client.reporters import Reporter, Telling, moving
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from uploader.client import AsyncClient, ClientError, File, LocalFile, Outcome, Progress, Wanted
 from uploader.client.files import prefixes_of
-from uploader.client.plan import folders_of
+from uploader.client.plan import checked_path, folders_of
 
 STDOUT = "-"
 
@@ -86,7 +86,9 @@ def get(
             found, codes = await one_thing_each(client, reporter, words)
         if not found and not listed:
             return worst_of(codes)
-        into = target or (found[0].word if link is not None and not found[0].is_file else ".")
+        into = target or "."
+        if target is None and link is not None and not found[0].is_file:
+            into = f"{checked_path(found[0].word.rstrip('/'))}/"
         is_directory = into.endswith("/") or await asyncio.to_thread(Path(into).is_dir)
         is_alone = (len(words) == 1 or link is not None) and not listed
         alone = found[0].files[0] if is_alone and found[0].is_file else None
