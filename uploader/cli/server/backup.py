@@ -62,14 +62,14 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
     Exit codes: 0 ok; 1 no backup was made, or it lacks the contents that the command names as damaged or missing. Then
     --keep removes nothing.
     """
-    progress = _Progress()
+    settings, progress = load_settings(), _Progress()
 
     async def run(services: "Services") -> "BackedUp":
         with closing(progress):
             return await services.backups.back_up(directory, progress.tell, rereads=reread, keeps=keep)
 
     with _told():
-        made = with_services(load_settings(), run, stores=True)
+        made = with_services(settings, run, stores=True)
     copied, doubt = made.copied, made.dumped.doubt
     _tell_lacking(copied)
     if doubt is not None:

@@ -90,9 +90,9 @@ def db() -> None:
 @db.command()
 def upgrade() -> None:
     """Bring the database to the schema of this version. Safe to repeat, and to run twice at once."""
+    settings = load_settings()
     from uploader import bootstrap
 
-    settings = load_settings()
     if settings.database_url is None:
         make_data_directory(settings)
     click.echo(f"the database is at revision {run_to_end(bootstrap.upgrade_database(settings))}")
@@ -282,9 +282,10 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
 
     Exit codes: 0 no damage, 1 any damage, also if it was healed, or an earlier run of the same pass found it.
     """
-    from uploader.service.scrub import RateLimit
 
     async def run(services: "Services") -> "ScrubProgress":
+        from uploader.service.scrub import RateLimit
+
         async for damage in services.scrubbing.scrub(RateLimit(rate), restart=restart):
             click.echo(_as_json(damage) if as_json else _as_text(damage))
             sys.stdout.flush()
