@@ -6,7 +6,6 @@ short work to each other share a core; what takes long, and lets go of that lock
 thread, and new threads and processes inherit its cores (sched_setaffinity(2)).
 """
 
-import fcntl
 import logging
 import os
 import threading
@@ -39,6 +38,8 @@ def share_a_core(directory: Path) -> int | None:
     allowed = os.sched_getaffinity(0)
     if len(allowed) == 1 or any(quota < len(allowed) for quota in quotas()):
         return None
+    import fcntl  # here, because the client imports this, on Windows, too
+
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

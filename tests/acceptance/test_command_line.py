@@ -56,7 +56,7 @@ def test_unknown_and_bad_settings_stop_with_one_line_each(tmp_path: Path, comman
     ("place", "said"),
     [
         ("macos", "the server needs Linux: run it in a container or a virtual machine"),
-        ("windows", "this needs Linux or macOS; on Windows it runs in WSL"),
+        ("windows", "the server needs Linux: run it in WSL (wsl --install); `put`, `get`"),
         ("musl", "the server needs Linux with glibc, as Debian has it, not musl: run it in a container"),
         ("32-bit", "the server needs a Python of 64 bits: run it"),
     ],
@@ -71,19 +71,11 @@ def test_where_the_server_cannot_run_it_says_so_and_what_to_do(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_client_says_that_it_is_not_for_windows(tmp_path: Path) -> None:
-    stopped = run_elsewhere("windows", ("put", "film"), environment({}), tmp_path)
-    assert (stopped.returncode, stopped.stderr.count("\n")) == (2, 1), stopped.stderr
-    program = "from tests.support.elsewhere import be; be('windows'); import uploader.client"
-    started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert started.stderr.splitlines()[-1].startswith("ImportError: uploader.client needs Linux or macOS; on Windows")
-
-
-def _of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command of those who run a server, with something for each argument that it asks for."""
     for name, command in cli.commands_of(group).items():
         if isinstance(command, click.Group):
-            yield from _of_the_server(command, (*path, name))
+            yield from of_the_server(command, (*path, name))
         elif command.callback is not None and command.callback.__module__.startswith("uploader.cli.server."):
             asked = [each for each in command.params if isinstance(each, click.Argument) and each.required]
             yield (
@@ -94,8 +86,8 @@ def _of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) ->
             )
 
 
-@pytest.mark.parametrize("command", [*_of_the_server()], ids=" ".join)
-def test_no_command_of_the_server_runs_elsewhere(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", [*of_the_server()], ids=" ".join)
+def test_no_commandof_the_server_runs_elsewhere(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     stopped = CliRunner().invoke(cli.main, command)
     assert (stopped.exit_code, stopped.stdout) == (2, "")

@@ -6,7 +6,7 @@ import pytest
 
 from uploader.cli.client.filters import Filters
 from uploader.cli.client.sync import Tree, delete_file, delete_folder, read_tree
-from uploader.client import FileChanged, LeadsOutside
+from uploader.client import FileChanged, LeadsOutside, Unwritable
 
 
 @pytest.fixture
@@ -36,6 +36,12 @@ def test_what_changed_since_it_was_seen_stays(tree: Tree) -> None:
         with pytest.raises(FileChanged):
             delete_file(tree.root, path, tree.files[path])
     assert (tree.root / "a").read_text() == (tree.root / "b").read_text() == "changed"
+
+
+def test_below_what_is_a_file_by_now_nothing_is_deleted(tree: Tree) -> None:
+    with pytest.raises(Unwritable):
+        delete_file(tree.root, "a/once/a/folder", tree.files["a"])
+    assert (tree.root / "a").is_file()
 
 
 def test_a_folder_that_became_a_link_leads_nowhere(tree: Tree, tmp_path: Path) -> None:

@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.client import AmbiguousName, File, InvalidName, LeadsOutside, Wanted
+from uploader.cli.client.events import EXIT_FAILED
+from uploader.cli.client.folders import make_here
+from uploader.cli.client.reporters import Quiet
+from uploader.client import AmbiguousName, File, InvalidName, LeadsOutside, Wanted, downloads, plan
 from uploader.client.download import placed
 from uploader.client.downloads import sorted_out
+from uploader.client.system import why_not_on_windows
 
 
 def file(file_id: str, name: str) -> File:
@@ -60,6 +64,60 @@ def test_two_names_that_are_one_path(names: list[tuple[str, str]], kept: list[st
     taken, left_out = sorted_out(wanted(*names))
     assert [each.path for each in taken] == kept
     assert [(each.path, type(error)) for each, error in left_out] == [(path, AmbiguousName) for path in refused]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "C:",
+            "C:/x",
+            "a:stream",
+            "a\\b",
+            "..\\a",
+            "what?",
+            "*",
+            "a|b",
+            "<a>",
+            'a"b',
+            "a\tb",
+            "dot.",
+            "folder./a",
+            "space ",
+            "...",
+        ),
+        *("CON", "con", "nul.txt", "aux .tar.gz", "a/PRN", "Com1", "lpt9.log", "COM¹", "conin$", "CONOUT$.x"),
+    ],
+)
+def test_a_name_that_windows_can_not_have_is_refused_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_not_on_windows(name) is not None
+    monkeypatch.setattr(plan, "why_not_here", why_not_on_windows)
+    with pytest.raises(InvalidName):
+        plan.checked_path(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["console", "com", "com10", "a.con", "lpt/x", ".x", "a b", "日本.txt", "~1", "nulls/x", "COM.1"]
+)
+def test_a_name_like_those_is_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "why_not_here", why_not_on_windows)
+    assert plan.checked_path(name) == name
+
+
+def test_names_that_differ_in_capitals_are_one_path_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [("1", "Photo"), ("2", "photo"), ("3", "A"), ("4", "a/b"), ("5", "other")]
+    assert len(sorted_out(wanted(*names))[0]) == len(names)
+    monkeypatch.setattr(downloads, "same_here", str.lower)
+    kept, refused = sorted_out(wanted(*names))
+    assert [each.path for each in kept] == ["a/b", "other"]
+    assert [(each.path, type(error)) for each, error in refused] == [("Photo", AmbiguousName), ("A", AmbiguousName)]
+
+
+async def test_an_empty_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    codes = await make_here(Quiet(), root, ["../evil", "a/../../evil", "good"])
+    assert codes == {EXIT_FAILED}
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["root", "root/good"]
 
 
 def test_no_symbolic_link_below_the_root_is_followed(tmp_path: Path) -> None:

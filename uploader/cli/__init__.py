@@ -5,10 +5,12 @@ Refuses to decide anything about uploads: a command asks a service or a client, 
 
 import atexit
 import gc
+import io
 import os
 import sys
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -34,16 +36,16 @@ class Loading(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if sys.platform == "win32":  # before a module is imported that needs more of POSIX
-            from uploader.cli.terminal import EXIT_CONFIGURATION, fail
-
-            fail("this needs Linux or macOS; on Windows it runs in WSL: wsl --install", EXIT_CONFIGURATION)
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, Later) else command, rest
 
 
 class Commands(Loading):
     """The commands in two lists: a user who uploads need not know those of the server."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run as click does, but leave patterns alone: on Windows it would expand those of names on the server, too."""
+        return super().main(*args, **{"windows_expand_args": False, **options})
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         limit = formatter.width - 6 - max(map(len, self.commands))
@@ -137,6 +139,10 @@ def main(context: click.Context) -> None:
     Exit codes of the client: 0 ok, 2 bad usage, 3 authentication, 4 quota,
     5 try again, 6 failed, 130 interrupted.
     """
+    if sys.platform == "win32":  # by itself it would write the letters of one language into a file or a pipe
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(encoding="utf-8")
     # The process gives all back at its end: to look through it for cycles before would cost more than a small upload.
     atexit.register(gc.freeze)
     if is_of_server(main.commands[context.invoked_subcommand or ""]):

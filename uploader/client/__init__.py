@@ -7,11 +7,6 @@ with Client("https://uploads.example.org", token) as client:
 ```
 """
 
-import sys
-
-if sys.platform == "win32":
-    raise ImportError("uploader.client needs Linux or macOS; on Windows it runs in WSL: wsl --install")
-
 from uploader.client.asynchronous import AsyncClient
 from uploader.client.errors import (
     AmbiguousName,

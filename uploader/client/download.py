@@ -5,7 +5,6 @@ Refuses to believe the server: no name that it gives leads out of the directory 
 """
 
 import asyncio
-import fcntl
 import hashlib
 import os
 import re
@@ -19,6 +18,7 @@ from typing import BinaryIO
 from uploader.client import errors, plan
 from uploader.client.api import Api
 from uploader.client.model import File, How
+from uploader.client.system import leads_elsewhere, open_alone, open_directory, set_modified
 from uploader.client.transfer import Meter
 
 _READ_BYTES = 1 << 20
@@ -42,7 +42,7 @@ def made_below(root: Path, folder: str) -> Path:
     directory = root
     for name in folder.split("/") if folder else ():
         directory /= name
-        if directory.is_symlink():
+        if leads_elsewhere(directory):
             raise errors.LeadsOutside(f"{directory} is a symbolic link: what comes into {folder} would be elsewhere")
         directory.mkdir(exist_ok=True)
     return directory
@@ -109,15 +109,15 @@ class Partial(Sink):
         self.length = 0
 
     def become(self, target: Path, modified_at: datetime | None) -> None:
-        """Give the whole file its own name, also after a power cut."""
+        """Give the whole file its own name, also after a power cut, where the system can promise that."""
         set_time(self._opened.fileno(), modified_at)
         os.fsync(self._opened.fileno())
         self._path.replace(target)
-        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        if (directory := open_directory(target.parent)) is not None:
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
 
 @contextmanager
@@ -127,12 +127,11 @@ def partial_of(file: File, target: Path) -> Iterator[Partial]:
     Raises TargetBusy, OSError.
     """
     path = target.with_name(partial_name(file))
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(path, flags, 0o666), "r+b") as opened:  # noqa: PTH123 (a descriptor, not a path)
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise errors.TargetBusy(f"another download of {file.name} into {target.parent} is running") from error
+    try:
+        descriptor = open_alone(path)
+    except BlockingIOError as error:
+        raise errors.TargetBusy(f"another download of {file.name} into {target.parent} is running") from error
+    with open(descriptor, "r+b") as opened:  # noqa: PTH123 (a descriptor, not a path)
         if not _is_at(opened, path):
             raise errors.TargetBusy(f"another download of {file.name} into {target.parent} has just ended")
         try:
@@ -155,7 +154,7 @@ def set_time(file: Path | int, modified_at: datetime | None) -> None:
     if modified_at is not None:
         nanoseconds = plan.modified_ns_of(modified_at)
         with suppress(OSError, OverflowError):
-            os.utime(file, ns=(nanoseconds, nanoseconds), follow_symlinks=isinstance(file, int))
+            set_modified(file, nanoseconds)
 
 
 def sha256_of(path: Path) -> str:

@@ -18,6 +18,7 @@ from uploader.client.batch import bytes_for, first_bytes, next_batch
 from uploader.client.download import Downloading, is_there, made_below, partial_name, placed, unwritable
 from uploader.client.files import LocalFile, ManyFiles, Outcome, There, Wanted, ambiguous
 from uploader.client.plan import checked_name, checked_path, folders_of
+from uploader.client.system import same_here
 from uploader.client.transfer import Meter, all_or_none
 from uploader.client.unpack import Place, Unpacking
 
@@ -35,6 +36,7 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
     Refused are names that are no relative paths, paths that several files are to become, and files where others need a
     folder: nothing decides in silence which of them it is.
     """
+    # By what the system takes for the same: Windows by paths in small letters.
     by_path: dict[str, dict[str, Wanted]] = defaultdict(dict)
     refused: list[Refused] = []
     for each in wanted:
@@ -44,16 +46,16 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
         except errors.InvalidName as error:
             refused.append((each, error))
         else:
-            by_path[path][each.file.id] = each if path == each.path else replace(each, path=path)
+            by_path[same_here(path)][each.file.id] = each if path == each.path else replace(each, path=path)
     folders = {folder for path in by_path for folder in folders_of(path)}
     kept = []
     for path, several in by_path.items():
         first = next(iter(several.values()))
         if len(several) > 1:
-            refused.append((first, ambiguous(path, [each.file for each in several.values()])))
+            refused.append((first, ambiguous(first.path, [each.file for each in several.values()])))
         elif path in folders:
             refused.append(
-                (first, errors.AmbiguousName(f"{path!r} is a file and a folder; get {first.file.id} by its id"))
+                (first, errors.AmbiguousName(f"{first.path!r} is a file and a folder; get {first.file.id} by its id"))
             )
         else:
             kept.append(first)

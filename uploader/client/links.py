@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,11 +169,11 @@ def _keep(path: Path, kept: Kept) -> None:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that nobody else can read, in the place of what was there. Raises OSError."""
+    """Write a file that nobody else can read, in the place of what was there. On Windows it is as its directory, which in a
+    user's own is for the user and administrators. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
+    with open(new, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as opened:
         opened.write(text)
     new.replace(path)

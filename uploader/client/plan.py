@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from uploader.client.errors import InvalidName
 from uploader.client.model import IfExists
+from uploader.client.system import why_not_here
 from uploader.domain.names import normalise_name
 
 # Up to this size a file is sent without a question: asking whether its bytes can be spared costs as much.
@@ -131,10 +132,12 @@ def checked_name(name: str | None) -> str:
 
 
 def checked_path(path: str) -> str:
-    """Return a relative path that leads nowhere but below. Raises InvalidName."""
+    """Return a relative path that leads nowhere but below, and that the system can have. Raises InvalidName."""
     path = unicodedata.normalize("NFC", path)
     if "\0" in path or not _NOWHERE.isdisjoint(path.split("/")):
         raise InvalidName(f"the path {path!r} is not a relative path without empty, '.' or '..' segments")
+    if (why := why_not_here(path)) is not None:
+        raise InvalidName(f"Windows can't have a file {path!r}: it {why}")
     return path
 
 

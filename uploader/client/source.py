@@ -16,6 +16,7 @@ from typing import BinaryIO
 from uploader.client.errors import FileChanged, Unreadable
 from uploader.client.model import Challenge, Digests
 from uploader.client.plan import sample_ranges
+from uploader.client.system import open_to_read, read_at
 
 Uploadable = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -68,8 +69,7 @@ class _PathSource(Source):
         self.name = path.name or path.resolve().name
         self._path = path
         try:
-            # A named pipe must not hold up the opening; it is refused below.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = open_to_read(path)
         except OSError as error:
             raise Unreadable(f"{path}: {error.strerror}") from error
         self._seen = os.fstat(self._descriptor)
@@ -81,7 +81,7 @@ class _PathSource(Source):
 
     def _read_some(self, offset: int, length: int) -> bytes:
         try:
-            piece = os.pread(self._descriptor, length, offset)
+            piece = read_at(self._descriptor, length, offset)
         except OSError as error:
             raise Unreadable(f"{self._path}: {error.strerror}") from error
         if not piece:

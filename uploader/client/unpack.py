@@ -5,9 +5,9 @@ Refuses to believe the server: names are those that were chosen here, and an arc
 """
 
 import ctypes
-import fcntl
 import hashlib
 import os
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -19,6 +19,7 @@ from uploader.client.download import partial_name, set_time, unwritable
 from uploader.client.errors import BadAnswer, Unreachable
 from uploader.client.files import LocalFile, Outcome
 from uploader.client.model import File
+from uploader.client.system import open_alone, open_directory
 from uploader.domain.archive import MAX_PADDING_BYTES, ArchiveReader, MalformedArchive, Member
 
 # What is open at once, and made durable together.
@@ -27,8 +28,7 @@ _TOGETHER = 64
 _MANY = 4
 # Of what goes before the bytes of a member, and fills up its last block: more than the longest name takes.
 _HEAD_BYTES = 8 << 10
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+_syncfs = None if sys.platform == "win32" else getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
 class Place(Struct, frozen=True):
@@ -155,7 +155,7 @@ class _Saving:
     def __init__(self) -> None:
         self.left_over: list[Place] = []
         self._outcomes: list[Outcome] = []
-        self._directories: dict[str, int] = {}
+        self._directories: dict[str, int | None] = {}
         # The partial files.
         self._written: dict[str, tuple[Place, int]] = {}
 
@@ -163,26 +163,29 @@ class _Saving:
         try:
             for place, content in files:
                 self._write(place, content)
-            _sync([descriptor for _, descriptor in self._written.values()], self._directories.values())
+            _sync([descriptor for _, descriptor in self._written.values()], self._open_directories())
             renamed = [place for path, (place, _) in list(self._written.items()) if self._rename(path, place)]
-            _sync(self._directories.values(), self._directories.values())
+            _sync(self._open_directories(), self._open_directories())
         except OSError as error:  # of a disk: nothing is known of any
             lost = [place for place, _ in self._written.values()]
             return self._outcomes + [Outcome(place.local, error=unwritable(error, place.target)) for place in lost]
         return self._outcomes + [Outcome(place.local, place.file, "fetched") for place in renamed]
 
     def close(self) -> None:
-        for descriptor in (*self._directories.values(), *(descriptor for _, descriptor in self._written.values())):
+        for descriptor in (*self._open_directories(), *(descriptor for _, descriptor in self._written.values())):
             os.close(descriptor)
+
+    def _open_directories(self) -> list[int]:
+        return [descriptor for descriptor in self._directories.values() if descriptor is not None]
 
     def _write(self, place: Place, content: bytes) -> None:
         path, parent = f"{place.directory}/{partial_name(place.file)}", place.directory
         try:
             # Opened before: what is written from here on, this descriptor is told of if it fails.
             if parent not in self._directories:
-                self._directories[parent] = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            descriptor = os.open(path, _NEW, 0o666)
-        except FileExistsError:
+                self._directories[parent] = open_directory(parent)
+            descriptor = open_alone(path, new=True)
+        except (FileExistsError, BlockingIOError):
             self.left_over.append(place)
             return
         except OSError as error:
@@ -190,14 +193,10 @@ class _Saving:
             return
         self._written[path] = place, descriptor
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left = memoryview(content)
             while left:
                 left = left[os.write(descriptor, left) :]
             set_time(descriptor, place.file.modified_at)
-        except BlockingIOError:  # somebody else was as fast
-            self._forget(path)
-            self.left_over.append(place)
         except OSError as error:
             self._remove(path)
             self._fail(place, error)

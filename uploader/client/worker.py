@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -205,13 +206,17 @@ class Worker:
 
     async def _until_signal(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.stop)
+
+        # The loop's own handlers are no part of it on Windows.
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             await self.serve()
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def stop(self) -> None:
         """Take no task more; those that are worked on come to their end. From the event loop."""

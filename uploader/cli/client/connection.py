@@ -91,7 +91,7 @@ def save_profile(profile: Profile, environment: Mapping[str, str] = os.environ) 
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         import tomllib  # here, because who is named by the environment has no such file
 
         kept = tomllib.loads(text)

@@ -43,7 +43,9 @@ _WIPE = "\r\x1b[K\n\x1b[J\x1b[A"
 _USUAL_COLUMNS = 79
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 # Those that would leave the lines behind: to be stopped by Ctrl-Z, and to be ended.
-_LEAVING = (signal.SIGTSTP, signal.SIGTERM, signal.SIGHUP)
+_LEAVING = tuple(
+    signal.Signals[name] for name in ("SIGTSTP", "SIGTERM", "SIGHUP") if name in signal.Signals.__members__
+)
 
 STDOUT = "-"
 _MOST_BARS = 12
@@ -245,6 +247,8 @@ class Live:
 
     def _is_in_foreground(self) -> bool:
         """Tell whether the terminal is ours: that of a job in the background is its shell's."""
+        if sys.platform == "win32":
+            return True
         try:
             return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
         except OSError:
@@ -268,7 +272,9 @@ def reporter_of_terminal() -> Reporter:
 
 
 def _is_own_terminal() -> bool:
-    """Return whether nobody else writes to the terminal for us."""
+    """Return whether nobody else writes to the terminal for us. On Windows nobody knows."""
+    if sys.platform == "win32":
+        return False
     try:
         stdout, stderr = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):  # it is closed

@@ -123,9 +123,9 @@ def listed_in(opened: IO[bytes]) -> list[str]:
     """Return the relative paths of a list, one a line, each once, in order. Raises ValueError."""
     listed: dict[str, None] = {}
     for number, line in enumerate(opened.read().split(b"\n"), 1):
-        path = os.fsdecode(line.removesuffix(b"\r"))
+        path = os.fsdecode(line.removesuffix(b"\r")).replace(os.sep, "/")
         parts = [part for part in path.split("/") if part not in ("", ".")]
-        if path.startswith("/") or ".." in parts:
+        if path.startswith("/") or os.path.splitdrive(path)[0] or ".." in parts:
             raise ValueError(f"line {number} is not a path below a folder: {path!r}")
         if parts:
             listed["/".join(parts)] = None

@@ -89,7 +89,7 @@ def get(
         into = target or "."
         if target is None and link is not None and not found[0].is_file:
             into = f"{checked_path(found[0].word.rstrip('/'))}/"
-        is_directory = into.endswith("/") or await asyncio.to_thread(Path(into).is_dir)
+        is_directory = into.endswith(("/", os.sep)) or await asyncio.to_thread(Path(into).is_dir)
         is_alone = (len(words) == 1 or link is not None) and not listed
         alone = found[0].files[0] if is_alone and found[0].is_file else None
         if alone is not None and not filters.take(alone.name.rpartition("/")[2]):

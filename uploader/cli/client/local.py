@@ -18,6 +18,7 @@ from uploader.cli.client.events import RefusedName, Skipped
 from uploader.cli.client.filters import Filters
 from uploader.cli.terminal import shown_path
 from uploader.client import LocalFile, Unreadable
+from uploader.client.system import is_link, leads_elsewhere
 from uploader.domain.names import CONTROL, normalise_name
 
 # Also what stands for a byte that is no UTF-8 (PEP 383).
@@ -80,11 +81,11 @@ def look_at(entry: "os.DirEntry[str]", above: Above, *, follows: bool) -> os.sta
     """Return the status of a file or a directory, of what a link leads to if it `follows`; else say what it is. Raises
     OSError."""
     status = entry.stat(follow_symlinks=False)
-    if stat.S_ISLNK(status.st_mode):
+    if is_link(status):
         if not follows:
             return "a symbolic link"
         try:
-            status = entry.stat()
+            status = Path(entry).stat()
         except OSError as error:
             return f"a symbolic link that leads nowhere ({error.strerror})"
         if (circle := above.circle(status)) is not None:
@@ -157,7 +158,7 @@ class _Finding(Struct):
             self.found.empty.append(encoded)
 
     def add_listed(self, path: Path, name: str) -> None:
-        if path.is_dir() and (self.follows or not path.is_symlink()):
+        if path.is_dir() and (self.follows or not leads_elsewhere(path)):
             self.walk(path, f"{name}/")
         elif not self.leaves_out(name):
             try:

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
+from glob import glob
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import click
 
@@ -33,8 +35,17 @@ _DESCRIPTOR = 0
 _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could take)
 
 
+class Paths(click.Argument):
+    """Paths here, which may be patterns where no shell expands them."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        if sys.platform == "win32" and isinstance(value, list | tuple):  # else none is given
+            value = [path for word in value for path in sorted(glob(word)) or [word]]  # noqa: PTH207 (as it was given)
+        return super().process_value(ctx, value)
+
+
 @click.command(cls=options.Filtered)
-@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(exists=True, allow_dash=True))
+@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(exists=True, allow_dash=True), cls=Paths)
 @click.option(
     "--to",
     "folder",
@@ -209,7 +220,7 @@ def spool() -> BinaryIO:
     import tempfile  # here, because most of what is uploaded is in files
 
     elsewhere = os.environ.get("TMPDIR") or not os.access(_LARGE, os.W_OK | os.X_OK)
-    return tempfile.TemporaryFile(dir=None if elsewhere else _LARGE)
+    return cast(BinaryIO, tempfile.TemporaryFile(dir=None if elsewhere else _LARGE))  # on Windows a wrapper of one
 
 
 async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
@@ -240,14 +251,20 @@ async def _fill(opened: BinaryIO, room: int | None) -> int:
 
 async def _blocks() -> AsyncIterator[bytes]:
     while True:
-        await _wait_for_bytes()
         try:
-            block = os.read(_DESCRIPTOR, _BLOCK_BYTES)
+            block = await _read_block()
         except OSError as error:
             raise errors.Unreadable(f"standard input: {error.strerror}") from error
         if not block:
             return
         yield block
+
+
+async def _read_block() -> bytes:
+    if sys.platform == "win32":  # whose loops wait for sockets alone
+        return await asyncio.to_thread(os.read, _DESCRIPTOR, _BLOCK_BYTES)
+    await _wait_for_bytes()
+    return os.read(_DESCRIPTOR, _BLOCK_BYTES)
 
 
 async def _wait_for_bytes() -> None:

@@ -31,6 +31,7 @@ from uploader.client.download import sha256_of
 from uploader.client.downloads import sorted_out
 from uploader.client.files import There, named_apart
 from uploader.client.plan import checked_name, folder_name, folders_of
+from uploader.client.system import leads_elsewhere, same_here
 from uploader.client.transfer import all_or_none
 
 _REMOTE = ":"
@@ -185,7 +186,8 @@ def delete_file(root: Path, path: str, seen: os.stat_result) -> None:
     here = _inside(root, path)
     try:
         now = here.lstat()
-        if (now.st_ino, now.st_size, now.st_mtime_ns) != (seen.st_ino, seen.st_size, seen.st_mtime_ns):
+        is_another = seen.st_ino and now.st_ino != seen.st_ino  # a directory of Windows does not tell
+        if is_another or (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
             raise errors.FileChanged(f"{here} changed meanwhile, and is not deleted")
         here.unlink()
     except FileNotFoundError:
@@ -212,7 +214,7 @@ def _inside(root: Path, path: str) -> Path:
     *folders, last = path.split("/")
     for folder in folders:
         directory /= folder
-        if directory.is_symlink():
+        if leads_elsewhere(directory):
             raise errors.LeadsOutside(f"{directory} is a symbolic link: {path} would be elsewhere")
     return directory / last
 
@@ -510,8 +512,8 @@ class Downwards(Sync):
         self.told.left_out(tree, others=self.delete)
         folders = [path for path in empty if path and self.filters.take(path)]
         wanted = self._wanted(files, folders)
-        names = {file.name.removeprefix(self.prefix) for file in files}
-        extras = [path for path in tree.files if path not in names]  # what the source has not
+        names = {same_here(file.name.removeprefix(self.prefix)) for file in files}
+        extras = [path for path in tree.files if same_here(path) not in names]  # what the source has not
         now, later = self._parted(tree, wanted, extras)
         changed = await self._changed(tree, now)
         planned = [each.file.size for each in (*changed, *later)]

