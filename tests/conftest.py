@@ -22,7 +22,7 @@ from sqlalchemy import exists, literal_column, select, text
 from tests.support import any_database, every_store
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.certificates import Authority
-from tests.support.chosen import chosen, places, seed
+from tests.support.chosen import chosen, is_in_share, places, seed
 from tests.support.clock import ManualClock
 from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
 from tests.support.hosting import MakeUploader, identify
@@ -91,6 +91,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--long", action="store_true", help="pass what takes long as well, before all else")
     parser.addoption(
+        "--share",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("N", "DIRECTORY"),
+        help="of the tests in DIRECTORY pass one in N: which ones says the commit",
+    )
+    parser.addoption(
         "--for-seconds", type=float, metavar="N", help="leave out what has not begun N seconds after the first test"
     )
 
@@ -135,6 +143,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if STORE_ON in os.environ:
         needs.append(_not_for_every_store)
     needs.append(_not_chosen(items))
+    needs += [
+        partial(_of_another_share, int(count), Path(path).absolute()) for count, path in config.getoption("share")
+    ]
     if config.getoption("long"):  # first, so that no worker is left with it
         items.sort(key=lambda item: not _takes_long(item.path))
         if not (items and _takes_long(items[0].path)):
@@ -175,6 +186,11 @@ def _not_chosen(items: list[pytest.Item]) -> Callable[[pytest.Item], bool]:
             by_test.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
     left_out = {nodeid for test, each in by_test.items() for nodeid in set(each).difference(places(each, test))}
     return lambda item: item.nodeid in left_out
+
+
+def _of_another_share(count: int, directory: Path, item: pytest.Item) -> bool:
+    """Find what is in the directory, and is left to other commits."""
+    return directory in item.path.parents and not is_in_share(count, item.nodeid)
 
 
 def _not_for_every_store(item: pytest.Item) -> bool:

@@ -26,6 +26,11 @@ def chosen(options: Sequence[T], count: int, of: str) -> list[T]:
     return [options[place] for place in sorted(places)]
 
 
+def is_in_share(count: int, of: str) -> bool:
+    """Take one in so many, without regard to what else is chosen for it, such as its database."""
+    return chosen(range(count), 1, f"share {of}") == [0]
+
+
 @cache
 def seed() -> str:
     """The commit, unless another seed is given; where there is no commit, always the same."""
