@@ -1,4 +1,4 @@
-"""Links: their owners make, change and revoke them; strangers get files by them, or give some. On each kind of database."""
+"""Links: their owners make, change and revoke them; strangers get files by them, or give some."""
 
 import asyncio
 import io
@@ -6,6 +6,7 @@ import json
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,25 @@ A, B, C = (Content(100 * KIB, seed=seed) for seed in range(3))
 TUS = {"Tus-Resumable": "1.0.0"}
 
 
-@pytest.fixture
-async def stack(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[Stack]:
-    async with make_stack_on(clock=clock, max_links=50) as made:
+@asynccontextmanager
+async def sharing(make_stack: MakeStack, clock: ManualClock) -> AsyncIterator[Stack]:
+    async with make_stack(clock=clock, max_links=50) as made:
         yield made
         await checked_accounts(made.services.database)
         assert (await made.services.recounting.recount()).drifts == []
+
+
+@pytest.fixture
+async def stack(make_stack: MakeStack, clock: ManualClock) -> AsyncIterator[Stack]:
+    async with sharing(make_stack, clock) as made:
+        yield made
+
+
+@pytest.fixture
+async def stack_on(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[Stack]:
+    """On each kind of database: where links are counted, locked, or changed with others."""
+    async with sharing(make_stack_on, clock) as made:
+        yield made
 
 
 async def gone(stack: Stack, link: dict[str, Any], reason: str) -> None:
@@ -91,29 +105,28 @@ async def test_an_owner_makes_changes_and_revokes_links(stack: Stack, clock: Man
     assert (await stack.anonymous().get("/config")).json()["links"] is True
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        ({"kind": "upload", "name": "inbox"}, 422, "invalid-request"),
-        ({"kind": "upload", "name": "/"}, 422, "invalid-request"),
-        ({"kind": "upload", "name": "a/", "max_downloads": 1}, 422, "invalid-request"),
-        ({"kind": "download", "name": "there", "max_bytes": 1}, 422, "invalid-request"),
-        ({"kind": "upload", "name": "a/", "max_files": 0}, 422, "invalid-request"),
-        ({"kind": "upload", "name": "a/", "max_bytes": "1"}, 422, "invalid-request"),
-        ({"kind": "upload", "name": "a/", "label": "a\nb"}, 422, "invalid-request"),
-        ({"kind": "upload", "name": "a/", "password": ""}, 422, "invalid-request"),
-        ({"kind": "upload", "name": "a/", "expires_at": "2020-01-01T00:00:00Z"}, 422, "invalid-request"),
-        ({"kind": "upload", "name": "a/", "expires_at": "2099-01-01T00:00:00Z"}, 422, "invalid-request"),
-        ({"kind": "both", "name": "a/"}, 422, "invalid-request"),
-        ({"kind": "download", "name": "nothing"}, 404, "file-not-found"),
-        ({"kind": "download", "name": "nothing/"}, 404, "file-not-found"),
-        ({"kind": "upload", "name": "there/"}, 409, "name-taken"),
-    ],
-)
-async def test_a_bad_link_is_not_made(make_stack: MakeStack, body: dict[str, Any], status: int, code: str) -> None:
+async def test_a_bad_link_is_not_made(make_stack: MakeStack) -> None:
     async with make_stack() as made:
         assert (await send(made.client, A, "there")).status_code == 201
-        problem(await made.client.post("/me/links", json=body), status, code)
+        for body in (
+            {"kind": "upload", "name": "inbox"},
+            {"kind": "upload", "name": "/"},
+            {"kind": "upload", "name": "a/", "max_downloads": 1},
+            {"kind": "download", "name": "there", "max_bytes": 1},
+            {"kind": "upload", "name": "a/", "max_files": 0},
+            {"kind": "upload", "name": "a/", "max_bytes": "1"},
+            {"kind": "upload", "name": "a/", "label": "a\nb"},
+            {"kind": "upload", "name": "a/", "password": ""},
+            {"kind": "upload", "name": "a/", "expires_at": "2020-01-01T00:00:00Z"},
+            {"kind": "upload", "name": "a/", "expires_at": "2099-01-01T00:00:00Z"},
+            {"kind": "both", "name": "a/"},
+        ):
+            problem(await made.client.post("/me/links", json=body), 422, "invalid-request")
+        for name in ("nothing", "nothing/"):
+            nowhere = {"kind": "download", "name": name}
+            problem(await made.client.post("/me/links", json=nowhere), 404, "file-not-found")
+        a_file = {"kind": "upload", "name": "there/"}
+        problem(await made.client.post("/me/links", json=a_file), 409, "name-taken")
         assert (await made.client.get("/me/links")).json() == {"links": []}
 
 
@@ -252,10 +265,10 @@ async def test_a_browser_follows_a_url_for_a_minute_in_which_nobody_is_named(sta
     assert problem(await browser.get(url), 410, "link-gone")["reason"] == "revoked"
 
 
-async def test_as_many_visitors_download_as_a_link_is_for(stack: Stack) -> None:
-    assert (await send(stack.client, A, "a")).status_code == 201
-    link = await make_link(stack, "download", "a", max_downloads=3)
-    visitors = [await visit(stack, link) for _ in range(20)]
+async def test_as_many_visitors_download_as_a_link_is_for(stack_on: Stack) -> None:
+    assert (await send(stack_on.client, A, "a")).status_code == 201
+    link = await make_link(stack_on, "download", "a", max_downloads=3)
+    visitors = [await visit(stack_on, link) for _ in range(20)]
     (file,) = (await visitors[0].get(f"{link['url']}/files")).json()["files"]
     path = f"{link['url']}/files/{file['id']}/content"
     heads = await asyncio.gather(*(visitor.head(path) for visitor in visitors))
@@ -264,9 +277,9 @@ async def test_as_many_visitors_download_as_a_link_is_for(stack: Stack) -> None:
     answers = await asyncio.gather(*tries)
     by_visitor = [{answers[2 * n].status_code, answers[2 * n + 1].status_code} for n in range(20)]
     assert Counter(map(str, by_visitor)) == {"{200}": 3, "{410}": 17}
-    await gone(stack, link, "exhausted")
+    await gone(stack_on, link, "exhausted")
     assert (await visitors[by_visitor.index({200})].get(path)).status_code == 200
-    assert (await stack.client.get(f"/me/links/{link['id']}")).json()["downloads"] == 3
+    assert (await stack_on.client.get(f"/me/links/{link['id']}")).json()["downloads"] == 3
 
 
 MOVES: list[tuple[str, str, dict[str, Any]]] = [
@@ -277,22 +290,22 @@ MOVES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), MOVES)
-async def test_a_link_follows_its_folder(stack: Stack, method: str, path: str, body: dict[str, Any]) -> None:
-    assert (await send(stack.client, A, "s/deep/a")).status_code == 201
-    shared = [await make_link(stack, "download", name) for name in ("s/", "s/deep/", "s/deep/a")]
-    into = await make_link(stack, name="s/deep/")
-    sender = await visit(stack, into)
-    opened = await stack.open(B, sender, name="b")
-    assert (await stack.client.request(method, path, json=body)).json() == {"files": 1}
+async def test_a_link_follows_its_folder(stack_on: Stack, method: str, path: str, body: dict[str, Any]) -> None:
+    assert (await send(stack_on.client, A, "s/deep/a")).status_code == 201
+    shared = [await make_link(stack_on, "download", name) for name in ("s/", "s/deep/", "s/deep/a")]
+    into = await make_link(stack_on, name="s/deep/")
+    sender = await visit(stack_on, into)
+    opened = await stack_on.open(B, sender, name="b")
+    assert (await stack_on.client.request(method, path, json=body)).json() == {"files": 1}
     for number, names in enumerate((["deep/a"], ["a"], ["a"])):
-        reader = await visit(stack, shared[number])
+        reader = await visit(stack_on, shared[number])
         files = (await reader.get(f"{shared[number]['url']}/files")).json()["files"]
         assert [file["name"] for file in files] == names
     for number in range(2):
-        done = await stack.put(B, number, sender)
+        done = await stack_on.put(B, number, sender)
     assert (opened.json()["upload"]["name"], done.json()["file"]["name"]) == ("b", "b")
-    (name,) = [name for name in await names_of(stack.client) if name.endswith("b")]
-    assert name == (await stack.client.get(f"/me/links/{into['id']}")).json()["name"] + "b"
+    (name,) = [name for name in await names_of(stack_on.client) if name.endswith("b")]
+    assert name == (await stack_on.client.get(f"/me/links/{into['id']}")).json()["name"] + "b"
     assert not name.startswith("s/")
 
 
@@ -369,18 +382,19 @@ async def _appended(client: httpx2.AsyncClient, content: Content, name: str) -> 
     return await _appended(client, content, name)
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("limit", ["max_files", "max_bytes", "quota"])
 @pytest.mark.parametrize("give", [_whole, _opened, _appended])
 async def test_many_race_at_the_edge_of_a_link_and_none_comes_too_much(
-    stack: Stack, limit: str, give: Callable[[httpx2.AsyncClient, Content, str], Awaitable[httpx2.Response]]
+    stack_on: Stack, limit: str, give: Callable[[httpx2.AsyncClient, Content, str], Awaitable[httpx2.Response]]
 ) -> None:
     """Each of another content and session; what has no room hears no figures, whose room ever it lacks."""
     most: dict[str, Any] = {"max_files": {"max_files": 4}, "max_bytes": {"max_bytes": 4 * 10 * KIB}, "quota": {}}[limit]
     if limit == "quota":
-        await stack.services.accounts.set_total_space("alice", 4 * 10 * KIB)
-    link = await make_link(stack, **most)
+        await stack_on.services.accounts.set_total_space("alice", 4 * 10 * KIB)
+    link = await make_link(stack_on, **most)
     contents = [Content(10 * KIB, seed=seed) for seed in range(RACERS)]
-    visitors = [await visit(stack, link) for _ in range(10)]
+    visitors = [await visit(stack_on, link) for _ in range(10)]
 
     async def race(number: int, content: Content) -> httpx2.Response:
         # So many at once wait for their turn, or for a lock, too long on a busy machine.
@@ -422,18 +436,18 @@ async def test_who_sends_again_what_is_there_needs_no_room(stack: Stack) -> None
     assert "total_space" not in lines[1]["problem"]
 
 
-async def test_three_send_the_same_at_one_time_and_nobody_learns_of_another(stack: Stack) -> None:
-    link = await make_link(stack)
-    senders = [stack.client, await visit(stack, link), await visit(stack, link)]
-    opened = await asyncio.gather(*(stack.open(A, each, name="same", sha256=A.sha256) for each in senders))
+async def test_three_send_the_same_at_one_time_and_nobody_learns_of_another(stack_on: Stack) -> None:
+    link = await make_link(stack_on)
+    senders = [stack_on.client, await visit(stack_on, link), await visit(stack_on, link)]
+    opened = await asyncio.gather(*(stack_on.open(A, each, name="same", sha256=A.sha256) for each in senders))
     assert [answer.status_code for answer in opened] == [201] * 3
     assert len({answer.json()["upload"]["id"] for answer in opened}) == 3
     for number in range(A.chunk_count):
-        last = await asyncio.gather(*(stack.put(A, number, each) for each in senders))
+        last = await asyncio.gather(*(stack_on.put(A, number, each) for each in senders))
     assert [answer.status_code for answer in last] == [201] * 3
     assert len({answer.json()["file"]["id"] for answer in last}) == 3
-    assert await names_of(stack.client) == ["inbox/same", "inbox/same (2)", "same"]
-    async with stack.services.database.engine.connect() as connection:
+    assert await names_of(stack_on.client) == ["inbox/same", "inbox/same (2)", "same"]
+    async with stack_on.services.database.engine.connect() as connection:
         assert (await connection.execute(select(models.blob.c.refs))).scalars().all() == [3]
 
 
@@ -459,11 +473,13 @@ async def test_a_session_ends_with_its_link_in_the_middle_of_a_chunk(make_stack:
         problem(await visitor.get("/uploads"), 410, "link-gone")
 
 
-async def test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten(stack: Stack, clock: ManualClock) -> None:
-    links = [await make_link(stack, name=f"{n}/") for n in range(2)]
+async def test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten(
+    stack_on: Stack, clock: ManualClock
+) -> None:
+    links = [await make_link(stack_on, name=f"{n}/") for n in range(2)]
     for link in links:
-        await stack.open(A, await visit(stack, link))
-    keeper = LinkKeeper(stack.services.link_keeping, clock)
+        await stack_on.open(A, await visit(stack_on, link))
+    keeper = LinkKeeper(stack_on.services.link_keeping, clock)
 
     async def keep(seconds: float = 3600) -> None:
         """Let time pass while it runs."""
@@ -472,23 +488,23 @@ async def test_a_link_that_has_ended_gives_back_what_is_open_and_is_forgotten(st
             clock.advance(50)
 
     await keeper.run_once()
-    assert (await stack.usage("alice"))["reserved"] == 2 * A.size
-    assert (await stack.client.delete(f"/me/links/{links[0]['id']}")).status_code == 204
+    assert (await stack_on.usage("alice"))["reserved"] == 2 * A.size
+    assert (await stack_on.client.delete(f"/me/links/{links[0]['id']}")).status_code == 204
     await keeper.run_once()
-    assert (await stack.usage("alice"))["reserved"] == A.size
+    assert (await stack_on.usage("alice"))["reserved"] == A.size
     clock.advance(30 * 86400 + 1)
     await keep(600)
-    assert (await stack.usage("alice"))["reserved"] == A.size, "it may be a jump of the clock"
+    assert (await stack_on.usage("alice"))["reserved"] == A.size, "it may be a jump of the clock"
     await keep()
-    assert (await stack.usage("alice"))["reserved"] == 0
-    async with stack.services.database.engine.connect() as connection:
+    assert (await stack_on.usage("alice"))["reserved"] == 0
+    async with stack_on.services.database.engine.connect() as connection:
         states = (await connection.execute(select(models.upload.c.state).order_by(models.upload.c.id))).scalars().all()
         assert states == ["CANCELLED", "EXPIRED"]
         assert (await connection.execute(select(models.link_session.c.id))).all() == []
-    await gone(stack, links[1], "expired")
+    await gone(stack_on, links[1], "expired")
     clock.advance(30 * 86400 + 1)
     await keep()
-    async with stack.services.database.engine.connect() as connection:
+    async with stack_on.services.database.engine.connect() as connection:
         assert (await connection.execute(select(models.link.c.id))).all() == []
 
 
@@ -503,25 +519,25 @@ async def test_a_merge_after_the_end_of_the_link_makes_no_file(stack: Stack) -> 
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
 
 
-async def test_the_oldest_idle_visitor_gives_way(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_idle_visitor_gives_way(stack_on: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links_module, "_MAX_SESSIONS", 2)
-    link = await make_link(stack)
-    busy, idle = [await visit(stack, link) for _ in range(2)]
+    link = await make_link(stack_on)
+    busy, idle = [await visit(stack_on, link) for _ in range(2)]
     assert (await send(busy, A, "a")).status_code == 201
-    newer = await visit(stack, link)
-    believe_nothing(stack)
+    newer = await visit(stack_on, link)
+    believe_nothing(stack_on)
     problem(await idle.get("/uploads"), 401, "unauthenticated")
     assert (await send(newer, A, "a")).status_code == 201
-    problem(await stack.anonymous().post(f"{link['url']}/session"), 429, "too-many-requests")
+    problem(await stack_on.anonymous().post(f"{link['url']}/session"), 429, "too-many-requests")
 
 
-async def test_what_a_link_has_open_is_recounted_and_repaired(stack: Stack) -> None:
-    link = await make_link(stack)
-    visitor = await visit(stack, link)
-    await stack.open(A, visitor)
-    async with stack.services.database.engine.begin() as connection:
+async def test_what_a_link_has_open_is_recounted_and_repaired(stack_on: Stack) -> None:
+    link = await make_link(stack_on)
+    visitor = await visit(stack_on, link)
+    await stack_on.open(A, visitor)
+    async with stack_on.services.database.engine.begin() as connection:
         await connection.execute(update(models.link).values(reserved_files=5, reserved_bytes=7))
-    found = await stack.services.recounting.recount()
+    found = await stack_on.services.recounting.recount()
     assert [str(drift) for drift in found.drifts] == [
         f"link-files of {link['id']}: expected 1, actual 5",
         f"link-bytes of {link['id']}: expected {A.size}, actual 7",
