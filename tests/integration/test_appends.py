@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from tests.conftest import MakeStack
 from tests.support.at_rest import OnDisk, check_at_rest, read_directory, rests_within
 from tests.support.bodies import Arrived
+from tests.support.chosen import places
 from tests.support.content import KIB, Content
 from tests.support.dying import Death, dying
 from tests.support.faults import Call, cancelling, paused_call
@@ -233,6 +235,7 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(stack: Stack) ->
         )
 
 
+@pytest.mark.places
 @pytest.mark.parametrize(
     ("ending", "expected"),
     [
@@ -464,6 +467,7 @@ async def test_room_is_reserved_before_the_bytes_in_steps_that_grow(stack: Stack
     assert await in_order(stack) == {"alice": Account(0, 5 * CHUNK, 3 * STEP)}
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("end", ["cancel", "delete", "expire"])
 async def test_whatever_ends_an_upload_gives_all_back(stack: Stack, end: str, known: bool) -> None:
@@ -616,25 +620,30 @@ async def test_a_worker_that_dies_at_any_point_of_an_append_loses_and_invents_no
 @pytest.mark.parametrize("ends_within", [True, False])
 async def test_a_worker_that_dies_while_the_length_is_told_loses_nothing(stack: Stack, ends_within: bool) -> None:
     """Neither what was acknowledged, nor a byte of the quota; also where the client never comes back."""
-    content = CONTENT.data[: 2 * CHUNK + (30 if ends_within else 0)]
-    names, last = set(), ""
-    for at in range(1, 60):
-        upload, acknowledged, died = await opened(stack, known=False), 0, False
-        with dying(at):
-            try:
-                for end in (700, CHUNK + 9, len(content)):
-                    source = Arrived(content[acknowledged:end])
-                    await stack.services.appends.append(target(upload), acknowledged, source)
-                    acknowledged = end
-                await stack.services.appends.append(target(upload), acknowledged, Arrived(b""), length=len(content))
-            except Death as death:
-                died = True
-                last = str(death)
-                names.add(last)
-        if not died or last.startswith("clear."):  # from there on it ends as every upload
-            assert {name for name in NAMES if name.startswith(("grow.", "length."))} <= names
-            return
-        if last.startswith("length."):
+    content, acknowledged = CONTENT.data[: 2 * CHUNK + (30 if ends_within else 0)], 0
+
+    async def send(upload: Upload) -> None:
+        nonlocal acknowledged
+        acknowledged = 0
+        for end in (700, CHUNK + 9, len(content)):
+            source = Arrived(content[acknowledged:end])
+            await stack.services.appends.append(target(upload), acknowledged, source)
+            acknowledged = end
+        await stack.services.appends.append(target(upload), acknowledged, Arrived(b""), length=len(content))
+
+    upload = await opened(stack, known=False)
+    with dying(None) as passed:
+        await send(upload)
+    await delete_file(stack, upload)
+    # From `clear` on it ends as every upload; and directories are made but once.
+    ours = takewhile(lambda name: not name.startswith("clear."), passed)
+    points = [name for name in ours if not name.startswith("directory.")]
+    assert {name for name in NAMES if name.startswith(("grow.", "length."))} <= {*points}
+    for at in places(range(1, len(points) + 1), f"length told, {ends_within}"):
+        upload = await opened(stack, known=False)
+        with dying(at) as passed, suppress(Death):  # which nobody keeps: it has the locks of the dead
+            await send(upload)
+        if passed[at - 1].startswith("length."):
             await rests_within(PATIENCE_SECONDS, partial(nothing_waits_for_its_client, stack))
         else:
             await stack.services.appends.status(target(upload))
@@ -648,11 +657,15 @@ async def test_a_worker_that_dies_while_the_length_is_told_loses_nothing(stack: 
                     await stack.services.appends.append(target(upload), told.offset, rest, ends=True), Complete
                 )
         assert await at_rest(stack) == {"alice": Account(finished=len(content))}
-        file = await stack.services.uploads.find(target(upload))
-        assert isinstance(file, Complete)
-        assert file.file.sha256 == hashlib.sha256(content).hexdigest()
-        await stack.client.delete(f"/me/files/{file.file.id}")
-    raise AssertionError("they never end")
+        assert await delete_file(stack, upload) == hashlib.sha256(content).hexdigest()
+
+
+async def delete_file(stack: Stack, upload: Upload) -> str:
+    """Delete what an upload became. Its SHA-256."""
+    found = await stack.services.uploads.find(target(upload))
+    assert isinstance(found, Complete)
+    assert (await stack.client.delete(f"/me/files/{found.file.id}")).status_code == 204
+    return found.file.sha256
 
 
 async def nothing_waits_for_its_client(stack: Stack) -> None:

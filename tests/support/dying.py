@@ -1,6 +1,5 @@
 """A worker that dies at a crash point: as a kill ends it, only that the test lives on and may go on as another worker."""
 
-import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +12,13 @@ class Death(BaseException):
 
 
 @contextmanager
-def dying(at: int | None) -> Iterator[None]:
-    """Let whoever passes the `at`th crash point from now on end there; None: nobody."""
-    passings = itertools.count(1)
+def dying(at: int | None) -> Iterator[list[str]]:
+    """Let whoever passes the `at`th crash point from now on end there; None: nobody. Yield the points that are passed."""
+    passed: list[str] = []
 
     def pass_or_die(name: str) -> None:
-        if next(passings) == at:
+        passed.append(name)
+        if len(passed) == at:
             raise Death(name)
 
     modules = [module for name, module in sys.modules.items() if name.startswith("uploader.")]
@@ -27,7 +27,7 @@ def dying(at: int | None) -> Iterator[None]:
     for module in users:
         vars(module)["crash_point"] = pass_or_die
     try:
-        yield
+        yield passed
     finally:
         for module in users:
             vars(module)["crash_point"] = real
