@@ -267,6 +267,7 @@ async def test_a_damaged_upload_is_mended_by_whoever_meets_it(stack: Stack, what
         await finished(stack, content)
 
 
+@pytest.mark.places
 @pytest.mark.parametrize(
     ("what", "call"),
     [

@@ -115,6 +115,7 @@ async def kinds_of(stack: Stack) -> set[Kind]:
     return {drift.kind for drift in (await stack.services.reconciling.reconcile()).drifts}
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("what", DAMAGES)
 async def test_a_damaged_row_is_named_and_harms_nobody_else(
     stack: Stack, bob: httpx2.AsyncClient, clock: ManualClock, what: str

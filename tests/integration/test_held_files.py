@@ -266,6 +266,7 @@ async def test_all_gates_have_to_let_it_pass_and_one_is_enough_to_refuse(make_st
         await checked_accounts(stack.services.database)
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("on_failure", ["hold", "pass", "refuse"])
 @pytest.mark.parametrize("verb", ["release", "lose", "crash"])
 async def test_a_gate_that_says_nothing(

@@ -76,6 +76,7 @@ async def _instant(act: Transactions, number: int) -> list[object]:
 IN = (_open, _whole, _batch, _instant)
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("ways", [*([way] for way in IN), IN], ids=lambda ways: " ".join(way.__name__ for way in ways))
 async def test_fifty_at_once_are_not_one_too_many_and_not_one_too_few(act: Transactions, ways: Any) -> None:
     await act.whole(file_row(name="there", size=0))

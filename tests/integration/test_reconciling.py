@@ -495,8 +495,8 @@ PLANTS: dict[str, Plant] = {
 
 
 @pytest.mark.parametrize("what", ROWS)
-async def test_figures_of_rows_that_are_wrong_are_reported_then_mended(scene_on: Scene, what: str) -> None:
-    await _reported_then_mended(scene_on, ROWS[what], all_is_as_before=not what.startswith("flushed"))
+async def test_figures_of_rows_that_are_wrong_are_reported_then_mended(scene: Scene, what: str) -> None:
+    await _reported_then_mended(scene, ROWS[what], all_is_as_before=not what.startswith("flushed"))
 
 
 @pytest.mark.parametrize("what", PLANTS)

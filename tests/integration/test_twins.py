@@ -26,6 +26,7 @@ def test_the_twins_collide() -> None:
     assert one.sha256 != other.sha256
 
 
+@pytest.mark.places
 # Under `trust` MD5 and size are all that is asked for, so there the SHA-256 has to be told.
 @pytest.mark.parametrize(
     ("instant", "told"), [("off", False), ("own", False), ("proof", False), ("proof", True), ("trust", True)]
