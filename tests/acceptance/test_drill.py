@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.support.process import can_mount, run_cli
+from tests.support.process import Server, can_mount, client_of_owner, ended, run_cli
 from uploader.cli.server.drill import FAULTS
 
 
@@ -40,12 +40,14 @@ def test_a_drill_wants_a_directory_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_backup_is_tried_by_restoring_it_into_a_drill(tmp_path: Path) -> None:
-    made, backups = tmp_path / "made", str(tmp_path / "backups")
-    assert run_cli({}, "drill", str(made), "--fault", "kill").returncode == 0
-    assert run_cli({"DATA": str(made / "data")}, "backup", backups).returncode == 0
+    data, backups = tmp_path / "data", str(tmp_path / "backups")
+    server = Server(tmp_path / "log", {"DATA": str(data), "FREE_SPACE_FLOOR": "0"})
+    with ended(server), client_of_owner(server.url, data) as client:
+        assert client.post("/me/files?name=photo.jpg", content=b"photo").status_code == 201
+        assert run_cli({"DATA": str(data)}, "backup", backups).returncode == 0
     drilled = run_cli({}, "drill", str(tmp_path / "d"), "--backup", backups, "--fault", "kill")
     assert drilled.returncode == 0, drilled.stderr
     told = r"kill: kill everything\n  meanwhile: nobody answers\n  came back after \S+ s, nothing lost\nIn the end all .*\n"
     assert re.fullmatch(told, drilled.stdout)
-    drilled = run_cli({}, "drill", str(tmp_path / "e"), "--backup", str(made), "--fault", "kill")
+    drilled = run_cli({}, "drill", str(tmp_path / "e"), "--backup", str(data), "--fault", "kill")
     assert (drilled.returncode, drilled.stderr.startswith("uploader: restore-backup ")) == (1, True)
