@@ -18,6 +18,5 @@ MODULES = frozenset(
             "test_rufh_sockets",
         ),
         *("test_s3_downloads", "test_s3_installation", "test_sendfile", "test_tls"),
-        *("test_vanishing_clients"),
     }
 )
