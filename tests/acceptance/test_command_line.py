@@ -87,7 +87,7 @@ def of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> 
 
 
 @pytest.mark.parametrize("command", [*of_the_server()], ids=" ".join)
-def test_no_commandof_the_server_runs_elsewhere(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_of_the_server_runs_elsewhere(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     stopped = CliRunner().invoke(cli.main, command)
     assert (stopped.exit_code, stopped.stdout) == (2, "")
