@@ -132,7 +132,7 @@ def test_the_program_that_pip_makes_runs(windows: Windows) -> None:
 
 def test_what_was_killed_goes_on(windows: Windows, linux: Commands) -> None:
     write_tree(windows.home, {"film.bin": LARGE.data})
-    windows.kill_once_moving("put", "film.bin", *_RATE)
+    windows.kill_once_moving("put", "film.bin", *_RATE, "--chunk-size", "1MiB")  # each that came is told of
     sent = windows.events("put", "film.bin")[-1]
     assert (sent["complete"], sent["moved_bytes"] < LARGE.size) == (1, True)
     windows.kill_once_moving("get", "film.bin", "-o", "there", *_RATE)
