@@ -69,7 +69,7 @@ async def test_the_scripts_of_a_link_are_small(stack: Stack) -> None:
         seen[path] = answer.num_bytes_downloaded
         left += [part for part in (urljoin(path, each) for each in imports_of(answer.text)) if part not in seen]
     assert len(seen) > 40
-    assert sum(seen.values()) < 61_000
+    assert sum(seen.values()) < 60_000
 
 
 async def test_a_part_is_packed_for_who_takes_that(stack: Stack) -> None:

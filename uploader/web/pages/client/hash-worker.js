@@ -30,7 +30,8 @@ async function* blocksOf(file) {
       buffer = value.buffer;
     }
   } finally {
-    reader.cancel().catch(() => {}); // it has failed, and whoever reads knows
+    // It has failed, and whoever reads knows.
+    reader.cancel().catch(() => {});
   }
 }
 
@@ -55,7 +56,8 @@ async function digestOf(file, hash, id) {
     hash.update(block);
     hashedBytes += block.length;
     if (performance.now() - toldAt > TELL_EVERY_MS) tell();
-    await breath.take(); // else nobody could cancel it
+    // Else nobody could cancel it.
+    await breath.take();
     if (cancelled.has(id)) return null;
   }
   tell();
@@ -113,7 +115,8 @@ const jobs = {
 
   /** The proof of possession that a challenge asks for. */
   async proof({ file, sha256, challenge }) {
-    await import("../../vendor/hash-wasm/hmac.umd.min.js"); // here, because few uploads need a proof
+    // Here, because few uploads need a proof.
+    await import("../../vendor/hash-wasm/hmac.umd.min.js");
     const { createHMAC } = globalThis.hashwasm;
     const nonce = Uint8Array.from(atob(challenge.nonce), (character) => character.charCodeAt(0));
     const mac = await createHMAC(createSHA256(), nonce);
@@ -131,7 +134,8 @@ const jobs = {
 
 /** What the page calls it. */
 function codeOf(error) {
-  if (error instanceof WebAssembly.CompileError) return "worker-failed"; // the policy of the page around us forbids it
+  // The policy of the page around us forbids it.
+  if (error instanceof WebAssembly.CompileError) return "worker-failed";
   return error.name === "NotReadableError" ? "file-changed" : "unreadable";
 }
 

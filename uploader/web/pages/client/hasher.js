@@ -14,16 +14,16 @@ function importing(url) {
   return new Blob([`import ${JSON.stringify(url.href)};`], { type: "text/javascript" });
 }
 
-function problemOf(code) {
-  const detail = `${WORKER.href} does not run: it could not be loaded, or the policy (CSP) of this page forbids it.`;
-  return new Problem(code, code === "worker-failed" ? { detail } : {});
+function failed() {
+  return new Problem("worker-failed", { detail: `${WORKER.href} is missing, or forbidden by the policy (CSP) of this page.` });
 }
 
 class Lane {
   #worker = null;
   #jobs = new Map();
   #nextId = 1;
-  #failures = 0; // in a row
+  // In a row.
+  #failures = 0;
 
   run(job, facts, { signal, onHashed } = {}) {
     signal?.throwIfAborted();
@@ -56,9 +56,10 @@ class Lane {
     worker.onmessage = ({ data }) => {
       this.#failures = 0;
       const job = this.#jobs.get(data.id);
-      if (!job) return; // it was cancelled
+      // It was cancelled.
+      if (!job) return;
       if (data.hashedBytes !== undefined) job.onHashed?.(data.hashedBytes);
-      else if (data.problem) job.reject(problemOf(data.problem));
+      else if (data.problem) job.reject(data.problem === "worker-failed" ? failed() : new Problem(data.problem));
       else job.resolve(data.result);
     };
     worker.onerror = () => this.#startAgain();
@@ -69,14 +70,13 @@ class Lane {
   async #startAgain() {
     this.#failures += 1;
     try {
-      if (this.#failures === STARTS) throw problemOf("worker-failed");
-      const onRetry = () => (this.#failures = 0);
-      await new Api({ base: WORKER.href }).request("GET", "", { raw: true, onRetry, patienceSeconds: Infinity });
+      if (this.#failures === STARTS) throw failed();
+      await new Api({ base: WORKER.href }).request("GET", "", { raw: true, patienceSeconds: Infinity });
       this.#worker = this.#start();
       for (const { message } of this.#jobs.values()) this.#worker.postMessage(message);
     } catch {
       [this.#worker, this.#failures] = [null, 0];
-      for (const job of [...this.#jobs.values()]) job.reject(problemOf("worker-failed"));
+      for (const job of [...this.#jobs.values()]) job.reject(failed());
     }
   }
 }

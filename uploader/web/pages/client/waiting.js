@@ -30,7 +30,8 @@ export class Breath {
   async take() {
     if (!this.isDue) return;
     await new Promise((resolve) => {
-      const { port1, port2 } = new MessageChannel(); // timers are slow where nobody looks
+      // Timers are slow where nobody looks.
+      const { port1, port2 } = new MessageChannel();
       port1.onmessage = () => {
         port1.close();
         resolve();
