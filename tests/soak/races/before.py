@@ -56,7 +56,8 @@ async def opened(
     await asyncio.gather(*map(services.storage.create, uploads))
 
     rows = [row_of(upload) for upload in uploads]
-    await _insert(services, user_id, {models.upload: rows}, reserved=sum(one.size for one in uploads))
+    size = sum(one.size for one in uploads)
+    await _insert(services, user_id, {models.upload: rows}, reserved=size, files=len(uploads))
     for upload, round_ in zip(uploads, rounds, strict=True):
         for number in chunks:
             (await services.storage.hold_chunk(upload, number, InPieces(round_.content.chunk(number)))).release()

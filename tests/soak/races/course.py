@@ -142,13 +142,13 @@ class Course:
         await self._services.database.transact(_delete_all)
         keys = [key async for key in self._redis.scan_iter("up:*")]
         await self._redis.delete(*keys, b"-")
-        for name in ("temp", "blobs"):
+        for name in ("temp", "blobs", "trash"):
             for path in (self._services.settings.data / name).iterdir():
                 shutil.rmtree(path)
 
 
 async def _delete_all(connection: Connection) -> None:
-    for table in (models.upload, models.file, models.blob):
+    for table in (models.upload, models.file, models.trashed_file, models.blob):
         await connection.execute(delete(table))
     nothing = {"use_space_finished": 0, "use_space_unfinished": 0, "reserved": 0, "files": 0}
     await connection.execute(update(models.user_info).values(nothing))
