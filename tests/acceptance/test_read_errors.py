@@ -2,17 +2,16 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.content import KIB, Content
+from tests.support.failing_disk import FailingDisk
 from tests.support.layout import blob_path
 from tests.support.problems import problem
-from tests.support.process import UPLOADER, Server, client_of_owner, ended, environment, wait_for
+from tests.support.process import Server, client_of_owner, ended, run_cli, wait_for
 
-SOURCE = Path(__file__).parents[1] / "support" / "unreadable.c"
 # One is compared block by block, one read at one go.
 CONTENTS = (Content(1000 * KIB, name="large"), Content(100, seed=1, name="small"))
 RANGE = {"Range": "bytes=50-59"}
@@ -20,34 +19,29 @@ OTHER = Content(300 * KIB, seed=2, name="other")
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None and "CI" not in os.environ, reason="no compiler: gcc, libc6-dev")
-def test_what_the_disk_can_not_read_is_away_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, unreadable, data = tmp_path / "unreadable.so", tmp_path / "unreadable", tmp_path / "data"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, SOURCE], check=True)
-    monkeypatch.setenv("LD_PRELOAD", str(library))
-    monkeypatch.setenv("UNREADABLE", str(unreadable))
-    settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0"}
-    server = Server(tmp_path / "log", settings, program=[UPLOADER])
+def test_what_the_disk_can_not_read_is_away_and_comes_back(tmp_path: Path) -> None:
+    disk, data = FailingDisk(tmp_path), tmp_path / "data"
+    settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0", **disk.settings}
+    server = Server(tmp_path / "log", settings)
     with ended(server), client_of_owner(server.url, data) as client:
         paths = {}
         for content in (*CONTENTS, OTHER):
             sent = client.post("/me/files", params={"name": content.name}, content=content.data)
             paths[content] = f"/me/files/{sent.json()['file']['id']}"
-        unreadable.write_text("\n".join(content.sha256 for content in CONTENTS))
+        disk.fail(reads=tuple(content.sha256 for content in CONTENTS))
         for content in CONTENTS:
             for more in ({}, RANGE):
                 refused = client.get(f"{paths[content]}/content", headers=more)
                 assert problem(refused, 503, "unavailable")["retryable"]
                 assert refused.headers["retry-after"]
         assert client.get(f"{paths[OTHER]}/content").content == OTHER.data
-        scrubbed = subprocess.run(
-            [UPLOADER, "scrub"], env=environment(settings), capture_output=True, text=True, check=False
-        )
+        scrubbed = run_cli(settings, "scrub")
         assert (scrubbed.returncode, scrubbed.stdout.count("unreadable: ")) == (1, len(CONTENTS)), scrubbed.stderr
         wait_for(lambda: "can't be read: 2" in (client.get("/readyz").json()["checks"]["content"]["reason"] or ""))
         for content in CONTENTS:
             assert "damaged" not in client.get(paths[content]).json()
             assert blob_path(data, content.sha256).stat().st_size == content.size
-        unreadable.unlink()
+        disk.heal()
         for content in CONTENTS:
             assert client.get(f"{paths[content]}/content").content == content.data
             assert client.get(f"{paths[content]}/content", headers=RANGE).content == content.data[50:60]

@@ -451,7 +451,7 @@ class Client:
         if response.status_code not in (200, 422) or answer.get("code", "invalid-archive") != "invalid-archive":
             self._wrong(content.md5, "a batch", response)
         for result, member in zip(answer["results"], members.values(), strict=False):
-            if result["status"] == 503:
+            if result["status"] in (503, 507):
                 continue  # a disk, or a database, that was away at its turn
             if result["status"] not in (200, 201):
                 self._write_down(member.md5, f"a member of a batch was answered {result}")
@@ -648,7 +648,7 @@ class Client:
         """Of what can't be helped none gets anything else by asking again."""
         if response.status_code == 500:
             return self._habits.patience_seconds is None and response.json().get("code") != "content-damaged"
-        return response.status_code in (408, 429, 503)
+        return response.status_code in (408, 429, 503, 507)
 
     async def _answer(self, method: str, url: str, silence: "_Silence", more: dict[str, Any]) -> httpx2.Response:
         content = bytearray()

@@ -1,4 +1,5 @@
-"""What is killed: two servers, two workers, a Valkey and a database, on one data directory. Each can be started again.
+"""What is killed: two servers, two workers, a Valkey and a database, on one data directory, whose disk may fail for a while.
+Each can be started again.
 
 On S3 each server and worker has a data directory of its own, and the gateway is killed, too. On SQLite there is no database
 to kill. With failovers there are two of each store. Half of the processes find their Valkey by a Sentinel, the other half by
@@ -23,6 +24,7 @@ from tests.soak.valkey_pair import ValkeyPair
 from tests.support.at_rest import DiskBytes, StoredBytes
 from tests.support.consumer import events_file
 from tests.support.content import KIB, MIB
+from tests.support.failing_disk import FailingDisk
 from tests.support.gateways import JuiceGateway, PrivateGateway, RadosGateway, juicefs_program
 from tests.support.in_bucket import BucketBytes
 from tests.support.process import Process, answers, wait_for
@@ -79,7 +81,14 @@ class Setup:
             return "JuiceFS' gateway, or the client of S3"
         if self.store == "ceph" and not all(map(shutil.which, ("ceph-mon", "ceph-osd", "ceph-mgr", "radosgw"))):
             return "Ceph"
+        if self.disk_fails and shutil.which("gcc") is None:
+            return "a compiler, gcc"
         return None
+
+    @property
+    def disk_fails(self) -> bool:
+        """Where events are told, nothing but who tells and who hears fails."""
+        return not (self.tells or self.hands_out)
 
     def __str__(self) -> str:
         database = "SQLite" if self.database == "sqlite" else PRIVATE_DATABASES[self.database].product
@@ -154,10 +163,13 @@ class Installation:
         if setup.hands_out:
             table = f'[queues.{QUEUE}]\ntypes = ["file.finished"]\nmax_attempts = 100\ngate = true\n'
             self.settings |= {"EVENTS": str(events_file(directory / "queue", table))}
+        directory.mkdir(parents=True, exist_ok=True)
+        self.disk = FailingDisk(directory) if setup.disk_fails else None
+        if self.disk is not None:
+            self.settings |= self.disk.settings
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
-        directory.mkdir(parents=True, exist_ok=True)
         self.servers = [
             self._member("server", url, directory / f"clock-{port}", "serve", "--no-jobs", "--port", str(port))
             for url, port in zip(self._redis_urls, self._ports, strict=True)

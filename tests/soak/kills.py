@@ -31,7 +31,7 @@ _LARGE_BYTES, _CLIENTS_OF_LARGE = 4 << 20, 6
 _END_SECONDS, _LEAST_SHARE = 120.0, 0.3
 # Events of the log that no kill excuses, each with its trace.
 _ERRORS = re.compile(
-    r"^[^\n]*(?:job failed, and|request failed|can't be accounted|merge failed|Redis refuses).*?(?=^\d\d:|\Z)",
+    r"^[^\n]*(?:job failed, and|request failed|can't be accounted[^\n]*\n +Traceback|merge failed|Redis refuses).*?(?=^\d\d:|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 

@@ -1,4 +1,5 @@
-"""Kills processes at random moments and starts them again; cuts, empties and freezes what it can reach."""
+"""Kills processes at random moments and starts them again; cuts, empties and freezes what it can reach, and lets the disk
+fail."""
 
 import random
 import signal
@@ -14,7 +15,8 @@ from tests.support.servers import PrivateRedis
 from tests.support.switching import Left
 
 # How often each is done, relative to one another. A start of a server or a worker costs most of a second of CPU.
-_WEIGHTS = {"valkey": 48, "database": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5, "jump": 5}
+_WEIGHTS = {"valkey": 48, "database": 14, "worker": 16, "server": 12}
+_WEIGHTS |= {"flushall": 5, "freeze": 5, "jump": 5, "unreadable": 3, "full": 3}
 # Who fails over kills less: a store that is away most of the time does nothing, and a replica needs time to come back.
 _FAILOVER_WEIGHTS = _WEIGHTS | {"valkey": 16, "database": 4, "fail_over_valkey": 4, "fail_over_database": 6}
 # Where a start takes longer, and the gateway can be away, too.
@@ -30,6 +32,8 @@ _HARMS = {
     "jump": "jumps of a clock",
     "freeze": "stops",
     "freeze_gateway": "stops of the gateway",
+    "unreadable": "read errors",
+    "full": "full disks",
 }
 _AOF_CUTS = 0.4
 # Of the failovers, those that nobody dies at.
@@ -38,6 +42,9 @@ _SETTLED_SECONDS = 1.5
 _RESTART_SECONDS = 0.3
 # Beyond the expiry, but two clocks are never so far apart that what was closed is forgotten.
 _MAX_JUMP_SECONDS = 10 * 86_400
+# What can't be read, or written to: contents, unfinished uploads, or all in the data directories.
+_PLACES = ("/blobs/", "/temp/", "")
+_DISK_FAILS_SECONDS = (0.3, 2.0)
 
 
 @dataclass
@@ -68,6 +75,7 @@ class Monkey:
             self._weights = {act: weight for act, weight in self._weights.items() if act != "database"}
         self._pause_seconds = 1 / acts_per_second
         self._frozen: dict[Member | PrivateRedis | PrivateGateway, float] = {}
+        self._disk_fails_until = 0.0
         self._stopping, self._healed, self._ending = threading.Event(), threading.Event(), threading.Event()
         self.tally = Tally()
         self.error: BaseException | None = None
@@ -137,6 +145,8 @@ class Monkey:
         for frozen in [each for each, until in self._frozen.items() if until <= now]:
             del self._frozen[frozen]
             frozen.send_signal(signal.SIGCONT)
+        if self._installation.disk is not None and self._disk_fails_until <= now:
+            self._installation.disk.heal()
 
     def _revive(self) -> None:
         """Start what has ended by itself, such as a server that found no database."""
@@ -261,6 +271,25 @@ class Monkey:
         chosen.send_signal(signal.SIGSTOP)
         self._frozen[chosen] = time.monotonic() + LEASE_SECONDS * self._random.uniform(1.2, 2.5)
         self.tally.harms[_HARMS["freeze"]] += 1
+
+    def _unreadable(self) -> None:
+        self._fail("unreadable")
+
+    def _full(self) -> None:
+        self._fail("full")
+
+    def _fail(self, how: str) -> None:
+        """For some while all that is opened is there, but not its bytes; or nothing has room."""
+        disk, data = self._installation.disk, str(self._installation.data)
+        assert disk is not None
+        place = self._random.choice(_PLACES)
+        paths = (f"{data}{place}" if self._installation.gateway is None else data,)
+        if how == "full":
+            disk.fail(writes=paths)
+        else:
+            disk.fail(reads=paths)
+        self._disk_fails_until = time.monotonic() + self._random.uniform(*_DISK_FAILS_SECONDS)
+        self.tally.harms[_HARMS[how]] += 1
 
     def _jump(self) -> None:
         """The clock is set; accounts must not depend on it, and expiry must pause."""

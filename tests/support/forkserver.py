@@ -80,13 +80,15 @@ class Forked:
 class _Server:
     """The process that forks, from the outside."""
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: str) -> None:
+        """`preloaded`: libraries of it and of all that it forks, as LD_PRELOAD has them."""
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())],
                 cwd=_ROOT,
+                env={**os.environ, "LD_PRELOAD": preloaded},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -119,7 +121,7 @@ def start(
 ) -> Forked:
     """Start a script, or `-m` and a module, in a session of its own, with three standard files."""
     order = {"arguments": [*map(str, arguments)], "environment": dict(environment), "cwd": str(cwd or Path.cwd())}
-    return _server().start(order, [file.fileno() for file in standard])
+    return _server(environment.get("UPLOADER_TEST_PRELOAD", "")).start(order, [file.fileno() for file in standard])
 
 
 # The process that forks, from the inside

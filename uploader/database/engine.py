@@ -10,7 +10,9 @@ import sqlite3
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 from uuid import uuid4
 
@@ -20,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection, AsyncEngine
+from uploader.database.copies import damage_of
 from uploader.database.mysql import (
     CONNECTIONS,
     POOL_TIMEOUT_SECONDS,
@@ -60,6 +63,8 @@ _MYSQL_WANTS_TLS: dict[object, str] = {
 # The answer of a server to a user whom it does not let in, or not to this database.
 _MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1130, 1142, 1251, 1698, 3118, 3159, 3955})
 _ATTEMPTS = 10
+# After so long it is looked whether a SQLite is damaged still, then less and less often: for a small part of the time.
+_RECHECK_SECONDS, _MAX_RECHECK_SECONDS, _PAUSES = 1.0, 3600.0, 20
 _MYSQL_PORT = 3306
 
 
@@ -71,8 +76,10 @@ class Database:
     # Of a SQLite: its file was not the one that was opened when somebody last looked. What is acknowledged meanwhile is
     # lost. An attribute: each chunk asks.
     is_lost = False
-    # Of a SQLite: what it said when a statement met a damaged page, the last time.
+    # Of a SQLite: what it said when a statement met a damaged page, until it finds nothing wrong any more.
     damage: str | None = None
+    _rechecking: asyncio.Task[None] | None = None
+    _is_closed = False
 
     def __init__(
         self,
@@ -216,6 +223,9 @@ class Database:
         return run
 
     async def close(self) -> None:
+        self._is_closed = True
+        if self._rechecking is not None:
+            self._rechecking.cancel()
         await self._kind.close()
 
     async def _has_made_room(self, error: Exception) -> bool:
@@ -259,6 +269,8 @@ class Database:
         if _is_damage(error):
             self.damage = str(getattr(error, "orig", error))
             logger.error("the database is damaged", extra={"reason": self.damage})
+            if self._rechecking is None or self._rechecking.done():
+                self._rechecking = asyncio.create_task(self._recheck())
             return DatabaseDamaged()
         if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_FULL:
             return DatabaseFull(inside=f"{self._place} has no room: {_said(error)}")
@@ -275,6 +287,20 @@ class Database:
             inside = f"{self._place} is away: {_said(error)}" + (f" ({hint})" if hint else "")
             return Unavailable("The database is away; nothing was acknowledged.", inside=inside)
         return error
+
+    async def _recheck(self) -> None:
+        """Look again and again whether it is damaged. Of a page that the disk can't read for now SQLite says the same as of a
+        damaged one (https://sqlite.org/rescode.html#ioerr_corruptfs)."""
+        path, pause_seconds = Path(self.engine.url.database or ""), _RECHECK_SECONDS
+        while self.damage is not None:
+            await asyncio.sleep(pause_seconds)
+            began, said = time.monotonic(), self.damage
+            with suppress(sqlite3.Error):
+                if not await asyncio.to_thread(damage_of, path, gives_up=lambda: self._is_closed) and said == self.damage:
+                    self.damage = None
+                    logger.info("the database is damaged no more", extra={"reason": said})
+            pause_seconds = max(2 * pause_seconds, _PAUSES * (time.monotonic() - began))
+            pause_seconds = min(pause_seconds, _MAX_RECHECK_SECONDS)
 
     def _demoted(self, said: str) -> Unavailable:
         """Return the error of a database that takes no writes. By its address the next connections may find its

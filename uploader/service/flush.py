@@ -80,7 +80,9 @@ class Flushing:
             if isinstance(error, Unavailable) and not isinstance(error, DatabaseDamaged):
                 raise
             if len(claims) == 1:
-                logger.exception("an upload can't be accounted", extra={"upload_id": claims[0].upload_id})
+                trace = None if isinstance(error, DatabaseDamaged) else error
+                facts = {"upload_id": claims[0].upload_id, "reason": getattr(error, "reason", repr(error))}
+                logger.error("an upload can't be accounted", extra=facts, exc_info=trace)
                 return {}
             middle = len(claims) // 2
             return await self._write(claims[:middle]) | await self._write(claims[middle:])

@@ -1,0 +1,28 @@
+"""A disk that fails for a while, in processes that were started with its `settings` (`failing_disk.c`)."""
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+_SOURCE = Path(__file__).with_suffix(".c")
+
+
+class FailingDisk:
+    """Needs a compiler, gcc."""
+
+    def __init__(self, directory: Path) -> None:
+        library, self._faults = directory / "failing_disk.so", directory / "faults"
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, _SOURCE], check=True)
+        self.settings = {"TEST_PRELOAD": str(library), "TEST_DISK": str(self._faults)}
+
+    def fail(self, *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = ()) -> None:
+        """Whatever reads an open file whose path has one of these parts is told EIO, whatever writes to one is told
+        ENOSPC, until `heal`."""
+        lines = [f"{errno.EIO} {part}" for part in reads] + [f"{errno.ENOSPC} {part}" for part in writes]
+        draft = self._faults.with_suffix(".draft")
+        draft.write_text("\n".join(lines))
+        os.replace(draft, self._faults)
+
+    def heal(self) -> None:
+        self._faults.unlink(missing_ok=True)
