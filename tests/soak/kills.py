@@ -15,13 +15,14 @@ from tests.soak.backups import Backups
 from tests.soak.clients import EVERYTHING, TOTAL_SPACE, Client, Habits, Record
 from tests.soak.housekeeping import clean_up
 from tests.soak.installation import Installation, Setup
-from tests.soak.monkey import Monkey
+from tests.soak.monkey import MAX_JUMP_SECONDS, Monkey
 from tests.soak.result import Result
 from tests.soak.sink import KINDS
 from tests.support.in_bucket import BucketBytes
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.clock import Clock
 from uploader.database.engine import Database
+from uploader.database.queries import count_unreadable_blobs
 from uploader.service.access import Accounts
 
 _CLIENTS = 16
@@ -29,9 +30,11 @@ _CLIENTS = 16
 _LARGE_BYTES, _CLIENTS_OF_LARGE = 4 << 20, 6
 # What it takes to be healed, to come to rest and to be looked at; who has less than that kills for this share of it.
 _END_SECONDS, _LEAST_SHARE = 120.0, 0.3
+_LONGEST_WAIT_SECONDS = 2 * 86_400.0
 # Events of the log that no kill excuses, each with its trace.
 _ERRORS = re.compile(
-    r"^[^\n]*(?:job failed, and|request failed|can't be accounted[^\n]*\n +Traceback|merge failed|Redis refuses).*?(?=^\d\d:|\Z)",
+    r"^[^\n]*(?:job failed, and|request failed|can't be accounted[^\n]*\n +Traceback|merge failed|Redis refuses)"
+    r".*?(?=^\d\d:|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -91,7 +94,7 @@ async def _run(
     database = Database(installation.database_url)
     stored = installation.stored(database)
     auditor = Auditor(database, stored)
-    record, monkey = Record(), Monkey(installation, seed)
+    record, monkey = Record(disk=installation.disk), Monkey(installation, seed)
     more: dict[str, float] = {}
     try:
         async with _clients(installation, setup, seed, record) as clients:
@@ -110,6 +113,8 @@ async def _run(
                 more["events"] = await installation.sink.check(database, record.done, installation.set_clocks)
             if has_backup:
                 more["files of a backup restored"] = await backups.check()
+            if not await _is_readable_later(installation, database):
+                result.wrong.append("contents that could not be read are not looked at again")
     finally:
         await database.close()
         await asyncio.to_thread(monkey.end)
@@ -141,6 +146,17 @@ async def _run(
     if not going_on.is_enough(least):
         result.wrong.append(f"too little was done: {result.done}, at least {least}")
     return result
+
+
+async def _is_readable_later(installation: Installation, database: Database) -> bool:
+    """What could not be read is looked at again by itself, at the latest a day later; even if a clock was ahead."""
+    installation.set_clocks(MAX_JUMP_SECONDS + _LONGEST_WAIT_SECONDS)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while await database.read(count_unreadable_blobs):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.2)
+    return True
 
 
 async def _under_fire(going_on: _Round, backups: Backups | None, seconds: float, least: Least) -> None:

@@ -41,7 +41,7 @@ _PLANNED = 0.4
 _SETTLED_SECONDS = 1.5
 _RESTART_SECONDS = 0.3
 # Beyond the expiry, but two clocks are never so far apart that what was closed is forgotten.
-_MAX_JUMP_SECONDS = 10 * 86_400
+MAX_JUMP_SECONDS = 10 * 86_400
 # What can't be read, or written to: contents, unfinished uploads, or all in the data directories.
 _PLACES = ("/blobs/", "/temp/", "")
 _DISK_FAILS_SECONDS = (0.3, 2.0)
@@ -293,6 +293,6 @@ class Monkey:
 
     def _jump(self) -> None:
         """The clock is set; accounts must not depend on it, and expiry must pause."""
-        seconds = self._random.uniform(-_MAX_JUMP_SECONDS, _MAX_JUMP_SECONDS)
+        seconds = self._random.uniform(-MAX_JUMP_SECONDS, MAX_JUMP_SECONDS)
         self._random.choice(self._installation.members).set_clock(seconds)
         self.tally.harms[_HARMS["jump"]] += 1

@@ -1,7 +1,6 @@
 """A disk that fails for a while, in processes that were started with its `settings` (`failing_disk.c`)."""
 
 import errno
-import os
 import subprocess
 from pathlib import Path
 
@@ -10,6 +9,8 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 class FailingDisk:
     """Needs a compiler, gcc."""
+
+    has_failed = False  # ever
 
     def __init__(self, directory: Path) -> None:
         library, self._faults = directory / "failing_disk.so", directory / "faults"
@@ -22,7 +23,8 @@ class FailingDisk:
         lines = [f"{errno.EIO} {part}" for part in reads] + [f"{errno.ENOSPC} {part}" for part in writes]
         draft = self._faults.with_suffix(".draft")
         draft.write_text("\n".join(lines))
-        os.replace(draft, self._faults)
+        draft.replace(self._faults)
+        self.has_failed = True
 
     def heal(self) -> None:
         self._faults.unlink(missing_ok=True)

@@ -296,7 +296,10 @@ class Database:
             await asyncio.sleep(pause_seconds)
             began, said = time.monotonic(), self.damage
             with suppress(sqlite3.Error):
-                if not await asyncio.to_thread(damage_of, path, gives_up=lambda: self._is_closed) and said == self.damage:
+                if (
+                    not await asyncio.to_thread(damage_of, path, gives_up=lambda: self._is_closed)
+                    and said == self.damage
+                ):
                     self.damage = None
                     logger.info("the database is damaged no more", extra={"reason": said})
             pause_seconds = max(2 * pause_seconds, _PAUSES * (time.monotonic() - began))
