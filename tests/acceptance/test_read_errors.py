@@ -18,7 +18,11 @@ RANGE = {"Range": "bytes=50-59"}
 OTHER = Content(300 * KIB, seed=2, name="other")
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None and "CI" not in os.environ, reason="no compiler: gcc, libc6-dev")
+pytestmark = pytest.mark.skipif(
+    shutil.which("gcc") is None and "CI" not in os.environ, reason="no compiler: gcc, libc6-dev"
+)
+
+
 def test_what_the_disk_can_not_read_is_away_and_comes_back(tmp_path: Path) -> None:
     disk, data = FailingDisk(tmp_path), tmp_path / "data"
     settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0", **disk.settings}
@@ -45,3 +49,20 @@ def test_what_the_disk_can_not_read_is_away_and_comes_back(tmp_path: Path) -> No
         for content in CONTENTS:
             assert client.get(f"{paths[content]}/content").content == content.data
             assert client.get(f"{paths[content]}/content", headers=RANGE).content == content.data[50:60]
+
+
+def test_a_sqlite_that_can_not_be_read_for_a_while_is_damaged_no_longer_than_that(tmp_path: Path) -> None:
+    disk, data = FailingDisk(tmp_path), tmp_path / "data"
+    server = Server(tmp_path / "log", {"DATA": str(data), **disk.settings})
+    with ended(server), client_of_owner(server.url, data) as client:
+
+        def told() -> str:
+            return client.get("/readyz").json()["checks"]["database"]["reason"] or ""
+
+        sent = client.post("/me/files", params={"name": OTHER.name}, content=OTHER.data)
+        disk.fail(reads=(f"{data}/uploader.db",))
+        assert problem(client.get("/me/files"), 503, "unavailable")["retryable"]
+        wait_for(lambda: "the database is damaged" in told())
+        disk.heal()
+        wait_for(lambda: not told())
+        assert client.get("/me/files").json()["files"] == [sent.json()["file"]]
