@@ -1,7 +1,7 @@
 """A large file taken by curl, whole over one connection, and in four ranges at once: from this server, which compares each
 block with its checksum before it sends it, from this server without that, and from nginx.
 
-All is in memory: what a disk takes is the same for all.
+All is in the cache of a disk: what the disk itself takes is the same for all.
 """
 
 import subprocess
@@ -103,7 +103,7 @@ def measure(places: Places, size: int, rounds: int, *, with_peers: bool = True) 
         sources: dict[str, Source] = {}
         for number, (name, start) in enumerate(starts.items()):
             try:
-                sources[name] = stack.enter_context(start(places.memory / str(number)))
+                sources[name] = stack.enter_context(start(places.disk / str(number)))
             except (NotAvailable, RuntimeError, OSError) as error:
                 problems[name] = reason(error)
         for number in range(rounds + 1):

@@ -387,11 +387,11 @@ class Client:
     async def _cancel(self, content: Content) -> None:
         known = self.promises.uploads[content.md5]
         response = await self._asked(content.md5, "DELETE", f"/files/{content.md5}", {204, 404})
-        if response.status_code == 404 and len(known.acknowledged) == content.chunk_count:
-            # The merge was faster, or the answer was lost that it is cancelled.
-            if (await self._request("GET", f"/files/{content.md5}", content.md5)).status_code != 410:
-                await self._merge(content, "finish")
-                return
+        may_be_a_file = response.status_code == 404 and len(known.acknowledged) == content.chunk_count
+        # The merge was faster; or the answer was lost that it is cancelled.
+        if may_be_a_file and (await self._request("GET", f"/files/{content.md5}", content.md5)).status_code != 410:
+            await self._merge(content, "finish")
+            return
         if response.status_code == 204:
             self._record.done["upload.cancelled"].add(known.upload_id)
         del self.promises.uploads[content.md5]

@@ -289,19 +289,16 @@ class Database:
         return error
 
     async def _recheck(self) -> None:
-        """Look again and again whether it is damaged. Of a page that the disk can't read for now SQLite says the same as of a
-        damaged one (https://sqlite.org/rescode.html#ioerr_corruptfs)."""
+        """Look again and again whether a SQLite is damaged. It says the same of a page that the disk can't read for now
+        (https://sqlite.org/rescode.html#ioerr_corruptfs)."""
         path, pause_seconds = Path(self.engine.url.database or ""), _RECHECK_SECONDS
         while self.damage is not None:
             await asyncio.sleep(pause_seconds)
-            began, said = time.monotonic(), self.damage
+            began = time.monotonic()
             with suppress(sqlite3.Error):
-                if (
-                    not await asyncio.to_thread(damage_of, path, gives_up=lambda: self._is_closed)
-                    and said == self.damage
-                ):
+                if not await asyncio.to_thread(damage_of, path, gives_up=lambda: self._is_closed):
                     self.damage = None
-                    logger.info("the database is damaged no more", extra={"reason": said})
+                    logger.info("the database is damaged no more")
             pause_seconds = max(2 * pause_seconds, _PAUSES * (time.monotonic() - began))
             pause_seconds = min(pause_seconds, _MAX_RECHECK_SECONDS)
 
