@@ -547,6 +547,7 @@ class Client:
         path, expected = f"/me/files/{file_id}/content", {200 if is_whole else 206}
         response = await self._asked(content.md5, "GET", path, expected, headers=headers)
         self._count["downloads" if is_whole else "ranges"] += 1
+        self._count["bytes_compared"] += len(response.content)
         if response.content != content.data[part.start : part.stop]:
             self._given_up.add(content.md5)
             self._write_down(content.md5, f"wrong bytes are served, {len(response.content)}", wrong_bytes=True)
