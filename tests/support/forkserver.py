@@ -88,7 +88,7 @@ class _Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())],
                 cwd=_ROOT,
-                env={**os.environ, "LD_PRELOAD": preloaded},
+                env=os.environ | ({"LD_PRELOAD": preloaded} if preloaded else {}),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
