@@ -182,7 +182,7 @@ ON_S3 = Path(__file__).parent / "long" / "test_s3_crash_points.py"
 REPAIR, RESETS = "repair.after_commit", ("reset.after_key", "reset.after_keys")
 # After these there may be a directory in temp that nobody asks for any more: it goes when it is an hour old. Jobs die
 # whatever the client is doing at that moment, so also while it opens an upload.
-ORPHANED = ("open.after_", "clear.after_forget", "discard.after_unlink", "flush.", "sweep.", "join.")
+ORPHANED = ("open.after_", "clear.after_forget", "discard.after_unlink", "flush.", "sweep.", "join.", "length.")
 
 # So many of these a run tries, as the commit chooses.
 GROUPS = 8
