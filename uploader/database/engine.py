@@ -269,7 +269,9 @@ class Database:
         if _is_damage(error):
             self.damage = str(getattr(error, "orig", error))
             logger.error("the database is damaged", extra={"reason": self.damage})
-            if self._rechecking is None or self._rechecking.done():
+            # A figure that is too large stays wrong.
+            is_page = code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_CORRUPT
+            if is_page and (self._rechecking is None or self._rechecking.done()):
                 self._rechecking = asyncio.create_task(self._recheck())
             return DatabaseDamaged()
         if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_FULL:
