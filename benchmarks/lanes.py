@@ -1,4 +1,4 @@
-"""Measures the kernels of MD5 in lanes by themselves: `python -m benchmarks.lanes`.
+"""Measures the kernels of hashing in lanes by themselves: `python -m benchmarks.lanes`.
 
 What they are worth in a server that receives, `python -m benchmarks.all --only chunks` shows.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from benchmarks import interpreter, report
 from benchmarks.ingest.scale import GIB, MIB
 from benchmarks.report import Row, compared
-from uploader.lanes.kernel import LIBRARY, Kernel, kernels, new_context
+from uploader.lanes.kernel import LAYOUTS, LIBRARY, Kernel, kernels
 
 _CONTENTS = [memoryview(bytearray(os.urandom(MIB))) for _ in range(16)]
 
@@ -29,12 +29,14 @@ def main() -> None:
 def measure(rounds: int) -> list[Row]:
     costs: dict[str, list[float]] = {}
     for _ in range(rounds):
-        costs.setdefault("MD5 by hashlib", []).append(_seconds(_by_hashlib, len(_CONTENTS)))
+        for algorithm in LAYOUTS:
+            spent = _seconds(partial(_by_hashlib, algorithm), len(_CONTENTS))
+            costs.setdefault(f"{algorithm} by hashlib", []).append(spent)
         for kernel in kernels(LIBRARY):
             for count in (1, 2, 4, 8, 16):
                 if count <= kernel.lanes:
                     spent = _seconds(partial(_by_kernel, kernel, count), count)
-                    costs.setdefault(f"MD5 by {kernel.kind}, {count} contents", []).append(spent)
+                    costs.setdefault(f"{kernel.algorithm} by {kernel.kind}, {count} contents", []).append(spent)
     return [compared(name, each, "CPU s/GiB") for name, each in costs.items()]
 
 
@@ -44,13 +46,13 @@ def _seconds(work: Callable[[], None], contents: int) -> float:
     return (time.thread_time() - begin) * GIB / (contents * MIB)
 
 
-def _by_hashlib() -> None:
+def _by_hashlib(algorithm: str) -> None:
     for content in _CONTENTS:
-        hashlib.md5(content, usedforsecurity=False).hexdigest()
+        hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
 
 
 def _by_kernel(kernel: Kernel, count: int) -> None:
-    kernel.update([(new_context(), [content]) for content in _CONTENTS[:count]])
+    kernel.update([(LAYOUTS[kernel.algorithm].new_context(), [content]) for content in _CONTENTS[:count]])
 
 
 if __name__ == "__main__":

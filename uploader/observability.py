@@ -85,6 +85,9 @@ OPEN_BREAKERS = Gauge(
 MD5_LANES = Gauge(
     "uploader_md5_lanes", "Of how many contents a process computes the MD5 at once, by kind of vectors.", ["kind"]
 )
+SHA256_LANES = Gauge(
+    "uploader_sha256_lanes", "Of how many contents it computes the SHA-256 at once, likewise.", ["kind"]
+)
 # Asked of the stores when somebody looks; every process says the same.
 OPEN_UPLOADS = Gauge("uploader_open_uploads", "Open uploads.")
 PENDING_BYTES = Gauge("uploader_pending_bytes", "Bytes of open uploads that are not yet in the database.")

@@ -1,6 +1,6 @@
 """`uploader` with a server that hashes as without a compiled kernel: `python -m benchmarks.ingest.unlaned serve`.
 
-This is no setting of the product: it is for telling what MD5 in lanes is worth.
+This is no setting of the product: it is for telling what hashing in lanes is worth.
 """
 
 from unittest.mock import patch
@@ -14,7 +14,7 @@ from uploader.storage import hashes
 
 def create_app() -> Application:
     """As `bootstrap.create_app`. No kernel is found, so nobody gathers."""
-    patch.object(hashes, "kernel", lambda: None).start()
+    patch.object(hashes, "kernel", lambda _algorithm: None).start()
     hashes._gathering.cache_clear()  # what looked before the start has found it
     return bootstrap.create_app()
 

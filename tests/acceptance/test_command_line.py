@@ -40,7 +40,8 @@ def test_config_shows_what_is_in_force_and_masks_secrets(tmp_path: Path) -> None
     assert "UPLOADER_JWT_SECRET=***" in shown.stdout
     assert "app:***@db" in shown.stdout
     assert "hunter2" not in shown.stdout
-    assert re.search(r"^# MD5: (no compiled kernel|\d+ contents at once \(\w+\))$", shown.stdout, re.M)
+    for name in ("MD5", "SHA-256"):
+        assert re.search(rf"^# {name}: (no compiled kernel|\d+ contents at once \(\w+\))$", shown.stdout, re.M)
 
 
 @pytest.mark.parametrize("command", [("config",), ("serve",), ("work",), ("token", "create", "bob"), ("db", "upgrade")])

@@ -109,7 +109,7 @@ def test_whatever_the_image_copies_is_in_the_repository_and_nothing_else_is_sent
         "*",
         *sorted(f"!{source}" for source in copied),
         "**/__pycache__",
-        "uploader/lanes/libmd5.so.1",
+        "uploader/lanes/liblanes.so.1",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The hook by which hatchling compiles the kernel into the wheel, or beside its source for an editable installation.
+"""The hook by which hatchling compiles the kernels into the wheel, or beside its source for an editable installation.
 
 Without a compiler, or if it fails, the wheel is of pure Python, and all the same complete. `HATCH_BUILD_NO_HOOKS=true` makes
 it so anywhere. The library needs nothing of the system but its processor, so its wheel goes with any Linux, any libc and any
@@ -19,8 +19,8 @@ from typing import Any
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LIBRARY = "uploader/lanes/libmd5.so.1"
-_SOURCE = "uploader/lanes/md5.c"
+LIBRARY = "uploader/lanes/liblanes.so.1"
+_SOURCE = "uploader/lanes/lanes.c"
 _COMPILERS = ("cc", "gcc", "clang")
 # All that libc has is left out, and what a compiler would call of it; the rest of GCC's own is linked in.
 _OPTIONS = (
@@ -59,7 +59,7 @@ class KernelHook(BuildHookInterface[BuilderConfig]):
                 return
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or error
-            self.app.display_warning(f"MD5 in lanes is left out, because it was not compiled: {said}")
+            self.app.display_warning(f"Hashing in lanes is left out, because it was not compiled: {said}")
             return
         build_data["force_include"][str(library)] = LIBRARY
         build_data["pure_python"] = False

@@ -1,7 +1,7 @@
-"""The compiled kernel: advances MD5 states of OpenSSL, each by pieces of its own, all of them at once.
+"""The compiled kernels: each advances states of OpenSSL's MD5 or SHA-256, each by pieces of its own, all of them at once.
 
-It is called through ctypes, which lets go of the GIL, and knows nothing of Python: one library does for all of its versions.
-A library that does not do as hashlib does is not used.
+They are called through ctypes, which lets go of the GIL, and know nothing of Python: one library does for all of its
+versions. A kernel that does not do as hashlib does is not used.
 """
 
 import ctypes
@@ -11,14 +11,48 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
-LIBRARY = Path(__file__).with_name("libmd5.so.1")
+LIBRARY = Path(__file__).with_name("liblanes.so.1")
 
-# MD5_CTX (md5.h): four words, how many bits were hashed, a block that is not full, how many bytes it has.
-CONTEXT = struct.Struct("=4IQ64sI")
-_BEGIN = (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476)
-_BLOCK_BYTES = 64
+Algorithm = Literal["md5", "sha256"]
 Context = ctypes.Array[ctypes.c_char]
+_BLOCK_BYTES = 64
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of the states of one algorithm (OpenSSL's md5.h, sha.h): words, how many bits were hashed, a block that is not full,
+    how many bytes it has, and what it says of itself. `ending`: how a digest says words and bits, as of struct."""
+
+    context: struct.Struct
+    begin: tuple[int, ...]
+    more: tuple[int, ...]
+    ending: str
+
+    def new_context(self) -> Context:
+        return ctypes.create_string_buffer(self.context.pack(*self.begin, 0, b"", 0, *self.more), self.context.size)
+
+    def counted(self, context: Context) -> tuple[int, int]:
+        """Return how many bits were hashed, and how many bytes wait for their block to be full."""
+        bits, _, waiting_bytes = self.context.unpack(context.raw)[len(self.begin) :][:3]
+        return bits, waiting_bytes
+
+    def digest(self, context: Context) -> bytes:
+        words = self.context.unpack(context.raw)[: len(self.begin)]
+        return struct.pack(f"{self.ending}{len(words)}I", *words)
+
+
+LAYOUTS: dict[Algorithm, Layout] = {
+    "md5": Layout(struct.Struct("=4IQ64sI"), (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476), (), "<"),
+    "sha256": Layout(
+        struct.Struct("=8IQ64sII"),
+        (*(0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A), *(0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)),
+        (32,),
+        ">",
+    ),
+}
 
 
 class _Piece(ctypes.Structure):
@@ -31,8 +65,9 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The code of the library for one kind of vectors."""
+    """The code of the library for one algorithm, by one kind of instructions."""
 
+    algorithm: Algorithm
     kind: str
     lanes: int
     _library: ctypes.CDLL
@@ -42,7 +77,7 @@ class Kernel:
         """Advance each context by its pieces. No context may be there twice."""
         lent: list[object] = []
         made = (_Job * len(jobs))(*(_job(context, pieces, lent) for context, pieces in jobs))
-        self._library.uploader_md5_update(ctypes.c_size_t(self._number), made, ctypes.c_size_t(len(jobs)))
+        self._library.uploader_lanes_update(ctypes.c_size_t(self._number), made, ctypes.c_size_t(len(jobs)))
 
 
 def _job(context: Context, pieces: Sequence[memoryview], lent: list[object]) -> _Job:
@@ -62,59 +97,58 @@ def _piece(piece: memoryview, lent: list[object]) -> _Piece:
 
 
 @cache
-def kernel() -> Kernel | None:
-    """Return the best kernel that this processor has and that hashes right; None where there is no library."""
-    return next((each for each in kernels(LIBRARY) if is_right(each)), None)
+def kernel(algorithm: Algorithm) -> Kernel | None:
+    """Return the best kernel that this processor has and that hashes right; None where there is none, or no library."""
+    return next((each for each in kernels(LIBRARY) if each.algorithm == algorithm and is_right(each)), None)
 
 
-def in_force() -> tuple[str, int]:
+def in_force(algorithm: Algorithm) -> tuple[str, int]:
     """Return the kind of the kernel, and how many contents it hashes at once."""
-    found = kernel()
+    found = kernel(algorithm)
     return ("none", 1) if found is None else (found.kind, found.lanes)
 
 
 def kernels(path: Path) -> Iterator[Kernel]:
-    """Yield the kernels that this processor has, the best one first."""
+    """Yield the kernels that this processor has, the best one of each algorithm first."""
     try:
         library = ctypes.CDLL(str(path))
-        library.uploader_md5_kind.restype = ctypes.c_char_p
-        library.uploader_md5_lanes.restype = ctypes.c_size_t
-        library.uploader_md5_update.restype = None
+        library.uploader_lanes_algorithm.restype = library.uploader_lanes_kind.restype = ctypes.c_char_p
+        library.uploader_lanes_count.restype = ctypes.c_size_t
+        library.uploader_lanes_update.restype = None
     except (OSError, AttributeError):
         return
     number = 0
-    while (kind := library.uploader_md5_kind(ctypes.c_size_t(number))) is not None:
-        if lanes := library.uploader_md5_lanes(ctypes.c_size_t(number)):
-            yield Kernel(kind.decode(), lanes, library, number)
+    while (algorithm := library.uploader_lanes_algorithm(ctypes.c_size_t(number))) is not None:
+        if lanes := library.uploader_lanes_count(ctypes.c_size_t(number)):
+            kind = library.uploader_lanes_kind(ctypes.c_size_t(number)).decode()
+            yield Kernel(algorithm.decode(), kind, lanes, library, number)
         number += 1
 
 
 def is_right(kernel: Kernel) -> bool:
     """Hash contents of many lengths, more than there are lanes, in two pieces and then a third."""
+    layout = LAYOUTS[kernel.algorithm]
     content = bytearray(range(256)) * 2
     contents = [memoryview(content)[: 29 * number] for number in range(kernel.lanes + 1)]
-    contexts = [new_context() for _ in contents]
+    contexts = [layout.new_context() for _ in contents]
     kernel.update([(context, [each[:7], each[7:100]]) for context, each in zip(contexts, contents, strict=True)])
     kernel.update([(context, [each[100:]]) for context, each in zip(contexts, contents, strict=True)])
     counted = all(
-        CONTEXT.unpack(context.raw)[4::2] == (len(each) * 8, len(each) % _BLOCK_BYTES)
+        layout.counted(context) == (len(each) * 8, len(each) % _BLOCK_BYTES)
         for context, each in zip(contexts, contents, strict=True)
     )
-    known = [hashlib.md5(each, usedforsecurity=False).digest() for each in contents]
+    known = [hashlib.new(kernel.algorithm, each, usedforsecurity=False).digest() for each in contents]
     return counted and ends(kernel, contexts) == known
 
 
-def new_context() -> Context:
-    return ctypes.create_string_buffer(CONTEXT.pack(*_BEGIN, 0, b"", 0), CONTEXT.size)
-
-
 def ends(kernel: Kernel, contexts: Sequence[Context]) -> list[bytes]:
-    """Return the digests of what was hashed until now (RFC 1321, section 3.1)."""
-    ended = [ctypes.create_string_buffer(context.raw, CONTEXT.size) for context in contexts]
+    """Return the digests of what was hashed until now (RFC 1321, section 3.1; FIPS 180-4, section 5.1.1)."""
+    layout = LAYOUTS[kernel.algorithm]
+    ended = [ctypes.create_string_buffer(context.raw, layout.context.size) for context in contexts]
     jobs = []
     for context in ended:
-        *_, bits, _, waiting_bytes = CONTEXT.unpack(context.raw)
-        padding = b"\x80" + bytes((_BLOCK_BYTES - 9 - waiting_bytes) % _BLOCK_BYTES) + struct.pack("<Q", bits)
-        jobs.append((context, [memoryview(padding)]))
+        bits, waiting_bytes = layout.counted(context)
+        zeros = bytes((_BLOCK_BYTES - 1 - _LENGTH_BYTES - waiting_bytes) % _BLOCK_BYTES)
+        jobs.append((context, [memoryview(b"\x80" + zeros + struct.pack(f"{layout.ending}Q", bits))]))
     kernel.update(jobs)
-    return [context.raw[:16] for context in ended]
+    return [layout.digest(context) for context in ended]

@@ -37,7 +37,7 @@ _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 # Of one write: for a longer one the page cache takes larger blocks of memory, which are cold; above all in a virtual machine
 # that gives free ones back to its host, where each is a fault anew (docs/capacity.md).
-_WRITE_BYTES = 128 << 10
+_WRITE_BYTES = 512 << 10
 _COMPARED_BYTES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW

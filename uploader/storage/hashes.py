@@ -14,7 +14,7 @@ import hashlib
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -26,7 +26,7 @@ from isal.isal_zlib import crc32
 
 from uploader import cores
 from uploader.domain.upload import Upload
-from uploader.lanes.kernel import Context, Kernel, kernel
+from uploader.lanes.kernel import LAYOUTS, Algorithm, Context, Kernel, kernel
 from uploader.storage.base import Arrival, Body, Digests
 from uploader.tasks import give_way_anywhere
 
@@ -168,6 +168,10 @@ def _beside() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256", initializer=give_way_anywhere)
 
 
+def _nothing() -> None:
+    pass
+
+
 def _update_by(computing: _Updated, pieces: Iterable[memoryview]) -> None:
     for piece in pieces:
         computing.update(piece)
@@ -189,8 +193,9 @@ _here = threading.local()
 
 @dataclass(eq=False)
 class Job:
-    """An MD5 that is to be advanced, by its `context` and `pieces`, or `alone`."""
+    """A hash that is to be advanced: its `context` by `pieces`, or itself `alone`."""
 
+    algorithm: Algorithm
     context: Context
     pieces: Sequence[memoryview]
     alone: Callable[[], None]
@@ -199,67 +204,71 @@ class Job:
 
 
 class Gathering:
-    """Brings together those who hash at the same time, and makes batches of their MD5.
+    """Brings together those who hash at the same time, and makes batches of the same hash of many contents.
 
-    Each caller is a thread that has bytes of one content for two hashes. It leaves the MD5 here, computes the other hash,
-    and then looks whether somebody else has done the MD5 meanwhile. If not, it does so itself: for all who have left
-    theirs. So nobody waits for company, and the more there is to hash, the fuller the lanes are: who has been served
+    Each caller is a thread that has bytes of one content for one hash or two. It leaves its jobs here, and once there is a
+    core for it, looks of each whether somebody else has done it meanwhile. If not, it does so itself: for all who have left
+    the same. So nobody waits for company, and the more there is to hash, the fuller the lanes are: who has been served
     comes back while the others still compute. Only as many compute as there are cores. Who has cores enough for itself
     hashes alone.
     """
 
-    def __init__(self, kernel: Kernel, core_count: int) -> None:
-        self._kernel = kernel
+    def __init__(self, kernels: Mapping[Algorithm, Kernel], core_count: int) -> None:
+        self._kernels = kernels
         self._cores = core_count
         self._lock = threading.Lock()
         self._callers = 0
         self._waiting: list[Job] = []
         self._free_cores = threading.BoundedSemaphore(core_count)
 
-    def advance(self, job: Job, other: Callable[[], None], side_by_side: Callable[[], None]) -> None:
-        """Do the MD5 of a job and the `other` hash of the same bytes; `side_by_side`: both, in two threads."""
+    def advance(self, jobs: Sequence[Job], beside: Callable[[], None], alone: Callable[[], None]) -> None:
+        """Do the jobs of a content in this order, and what is `beside` them; `alone`: all of that, in two threads."""
         with self._lock:
             self._callers += 1
-            is_alone = 2 * self._callers <= self._cores
+            is_alone = len(jobs) > 1 and len(jobs) * self._callers <= self._cores
             if not is_alone:
-                self._waiting.append(job)
+                self._waiting += jobs
         try:
             if is_alone:
-                side_by_side()
+                alone()
             else:
-                self._advance_in_company(job, other)
+                self._advance_in_company(jobs, beside)
         finally:
             with self._lock:
                 self._callers -= 1
 
     def compute(self, work: Callable[[], None]) -> None:
-        """Do what needs a core as well, and has no MD5."""
+        """Do what needs a core as well, and is no job."""
         with self._free_cores:
             work()
 
-    def _advance_in_company(self, job: Job, other: Callable[[], None]) -> None:
+    def _advance_in_company(self, jobs: Sequence[Job], beside: Callable[[], None]) -> None:
         try:
             with self._free_cores:
-                other()
-                self._lead(job)
+                for job in jobs:
+                    self._lead(job)
+                beside()
         finally:
-            self._leave(job)
-        if job.error is not None:
-            raise RuntimeError("the MD5 of many contents failed") from job.error
+            for job in jobs:
+                self._leave(job)
+        for job in jobs:
+            if job.error is not None:
+                raise RuntimeError(f"the {job.algorithm} of many contents failed") from job.error
 
     def _lead(self, job: Job) -> None:
         """Advance the job and those that wait beside it, unless it is being advanced."""
+        kernel = self._kernels.get(job.algorithm)
         with self._lock:
             if job not in self._waiting:
                 return
-            self._waiting.remove(job)
-            batch = [job, *self._waiting[: self._kernel.lanes - 1]]
-            del self._waiting[: self._kernel.lanes - 1]
+            alike = [each for each in self._waiting if each.algorithm == job.algorithm and each is not job]
+            batch = [job, *alike[: kernel.lanes - 1 if kernel else 0]]
+            self._waiting = [each for each in self._waiting if each not in batch]
         try:
-            if len(batch) == 1:
+            if kernel is None or len(batch) == 1:
                 job.alone()
             else:
-                self._kernel.update([(each.context, each.pieces) for each in batch])
+                kernel.update([(each.context, each.pieces) for each in batch])
         except BaseException as error:
             for each in batch:
                 each.error = error
@@ -279,8 +288,8 @@ class Gathering:
 
 @cache
 def _gathering() -> Gathering | None:
-    found = kernel()
-    return None if found is None else Gathering(found, cores.count())
+    found = {algorithm: each for algorithm in LAYOUTS if (each := kernel(algorithm)) is not None}
+    return Gathering(found, cores.count()) if found else None
 
 
 # A lock that another thread has at a fork is nobody's afterwards.
@@ -451,23 +460,32 @@ class PrefixHashes:
             return
         named = self._sha256 if self.blocks is None else _NamedBytes(self._sha256, self.blocks)
         lanes, md5 = gathering(), self._md5
-        if md5 is None:
-            work = partial(_update_by, named, pieces())
-            work() if lanes is None else lanes.compute(work)
-        elif length_bytes < _SIDE_BY_SIDE_BYTES:
+        if md5 is not None and length_bytes < _SIDE_BY_SIDE_BYTES:
             for piece in pieces():
                 md5.update(piece)
                 named.update(piece)
         else:
-            side_by_side = partial(_update_side_by_side, md5, named, pieces)
+            given = pieces()
+            alone = (
+                partial(_update_by, named, given) if md5 is None else partial(_update_side_by_side, md5, named, pieces)
+            )
             if lanes is None:
-                side_by_side()
-            elif isinstance(md5, _OpenSslHash) and isinstance(given := pieces(), Sequence):
-                job = Job(md5.context, given, partial(_update_by, md5, given))
-                lanes.advance(job, partial(_update_by, named, given), side_by_side)
+                alone()
+            elif isinstance(given, Sequence) and (jobs := self._jobs(given)):
+                beside = _nothing if self.blocks is None else partial(_update_by, self.blocks, given)
+                lanes.advance(jobs, beside, alone)
             else:  # what is read from a file on the way is not there all at once
-                lanes.compute(side_by_side)
+                lanes.compute(alone)
         self.position += length_bytes
+
+    def _jobs(self, pieces: Sequence[memoryview]) -> Sequence[Job]:
+        """Return what there is to do for others, too; nothing where hashlib computes."""
+        hashes: Sequence[tuple[Algorithm, _Hash | None]] = (("sha256", self._sha256), ("md5", self._md5))
+        return [
+            Job(algorithm, each.context, pieces, partial(_update_by, each, pieces))
+            for algorithm, each in hashes
+            if isinstance(each, _OpenSslHash)
+        ]
 
     def digests(self) -> Digests:
         return Digests(md5=self._md5.hexdigest() if self._md5 else None, sha256=self._sha256.hexdigest())

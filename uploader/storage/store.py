@@ -21,7 +21,7 @@ from uploader.domain import delta
 from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import ConfigurationError, StorageFailed
 from uploader.lanes.kernel import in_force
-from uploader.observability import MD5_LANES
+from uploader.observability import MD5_LANES, SHA256_LANES
 from uploader.storage import disk
 from uploader.storage.ballast import Ballast
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
@@ -215,8 +215,8 @@ class Threads:
 
     def __init__(self) -> None:
         cores = os.cpu_count() or 1
-        kind, lanes = in_force()
-        MD5_LANES.labels(kind).set(lanes)
+        for gauge, (kind, lanes) in ((MD5_LANES, in_force("md5")), (SHA256_LANES, in_force("sha256"))):
+            gauge.labels(kind).set(lanes)
         self.disk = Pool(16, "disk", translate=disk.refusal)
         self.long = Pool(16, "disk, long", translate=disk.refusal, initializer=run_anywhere)
         # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.

@@ -40,8 +40,8 @@ def config() -> None:
 
     for name, value in load_settings().shown().items():
         click.echo(f"{name}={value}")
-    kind, lanes = in_force()
-    click.echo(f"# MD5: {lanes} contents at once ({kind})" if lanes > 1 else "# MD5: no compiled kernel")
+    for name, (kind, lanes) in (("MD5", in_force("md5")), ("SHA-256", in_force("sha256"))):
+        click.echo(f"# {name}: {lanes} contents at once ({kind})" if lanes > 1 else f"# {name}: no compiled kernel")
 
 
 @click.command()

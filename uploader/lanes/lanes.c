@@ -1,20 +1,23 @@
-/* Advances many MD5 states (RFC 1321) at once, each in a lane of the processor's vectors.
+/* Advances the hashes of many contents at once: of MD5 each in a lane of the processor's vectors, of SHA-256 two in turns.
 
-   One MD5 is serial: each step waits for the one before it, and most of the processor idles meanwhile. The steps of another
-   content take no time beside them. States are OpenSSL's MD5_CTX, byte for byte (md5.h). Nothing is called, not even libc:
-   the library goes with every Linux of its processor. */
+   One hash is serial: each step waits for the one before it, and most of the processor idles meanwhile. The steps of another
+   content take no time beside them. States are OpenSSL's MD5_CTX and SHA256_CTX, byte for byte (its md5.h and sha.h). Nothing is
+   called, not even libc: the library goes with every Linux of its processor. */
 
 #include <stddef.h>
 #include <stdint.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #if !defined(__linux__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || !(defined(__x86_64__) || defined(__aarch64__))
 #error "no lanes for this machine"
 #endif
 
-enum { BLOCK = 64, MOST_LANES = 16 };
+enum { BLOCK = 64, MOST_LANES = 16, MOST_WORDS = 8 };
 
-struct context {
-    uint32_t words[4];
+/* What of a state follows its words. */
+struct rest {
     uint32_t bits_low, bits_high;
     uint8_t waiting[BLOCK]; /* of a block that is not full */
     uint32_t waiting_bytes;
@@ -27,7 +30,7 @@ struct piece {
 
 /* A state, and what it is to be advanced by: `count` pieces. */
 struct job {
-    struct context *context;
+    uint32_t *words;
     struct piece *pieces;
     size_t count;
 };
@@ -35,7 +38,7 @@ struct job {
 /* Columns of words: one for each lane. Of each lane, where its next block is, and how far it is from there to the one after
    that: 0 for a lane that nobody uses. */
 struct lanes {
-    uint32_t words[4][MOST_LANES] __attribute__((aligned(64)));
+    uint32_t words[MOST_WORDS][MOST_LANES] __attribute__((aligned(64)));
     const uint8_t *block[MOST_LANES];
     size_t stride[MOST_LANES];
 };
@@ -49,75 +52,96 @@ typedef void kernel(struct lanes *, size_t blocks);
 #define WIDTH 4
 #define VECTORS 1
 #define NAME baseline_4
-#include "steps.h"
+#include "md5.h"
 #define WIDTH 4
 #define VECTORS 2
 #define NAME baseline_8
-#include "steps.h"
+#include "md5.h"
 #ifdef __x86_64__
 #define TARGET __attribute__((target("avx2")))
 #define WIDTH 8
 #define VECTORS 1
 #define NAME avx2_8
-#include "steps.h"
+#include "md5.h"
 #define TARGET __attribute__((target("avx2")))
 #define WIDTH 8
 #define VECTORS 2
 #define NAME avx2_16
-#include "steps.h"
+#include "md5.h"
 #define TARGET __attribute__((target("avx512f,avx512vl")))
 #define WIDTH 8
 #define VECTORS 1
 #define NAME avx512_8
-#include "steps.h"
+#include "md5.h"
 #define TARGET __attribute__((target("avx512f,avx512vl")))
 #define WIDTH 16
 #define VECTORS 1
 #define NAME avx512_16
-#include "steps.h"
+#include "md5.h"
+#define LANES 1
+#define NAME sha_1
+#include "sha256.h"
+#define LANES 2
+#define NAME sha_2
+#include "sha256.h"
 #endif
 
-/* Two kernels of each kind, for half of its lanes and for all. The best kind comes first. */
+/* Two kernels of each kind, for half of its lanes and for all. The best kind of an algorithm comes first. */
 static const struct kind {
-    const char *name;
-    size_t lanes;
+    const char *algorithm, *name;
+    size_t words, lanes;
     kernel *half, *whole;
 } kinds[] = {
 #ifdef __x86_64__
-    {"avx512", 16, avx512_8, avx512_16},
-    {"avx2", 16, avx2_8, avx2_16},
-    {"sse2", 8, baseline_4, baseline_8},
+    {"md5", "avx512", 4, 16, avx512_8, avx512_16},
+    {"md5", "avx2", 4, 16, avx2_8, avx2_16},
+    {"md5", "sse2", 4, 8, baseline_4, baseline_8},
+    {"sha256", "sha", 8, 2, sha_1, sha_2},
 #else
-    {"neon", 8, baseline_4, baseline_8},
+    {"md5", "neon", 4, 8, baseline_4, baseline_8},
 #endif
 };
+enum { AVX512, AVX2, SSE2, SHA };
 
-/* Of a kind: its name, or NULL after the last one. */
-const char *uploader_md5_kind(size_t kind)
+/* What a kind computes, by hashlib's name; NULL after the last one. */
+const char *uploader_lanes_algorithm(size_t kind)
 {
-    return kind < sizeof kinds / sizeof kinds[0] ? kinds[kind].name : NULL;
+    return kind < sizeof kinds / sizeof kinds[0] ? kinds[kind].algorithm : NULL;
+}
+
+const char *uploader_lanes_kind(size_t kind)
+{
+    return kinds[kind].name;
 }
 
 /* How many lanes the processor has of a kind; 0 if it lacks it. */
-size_t uploader_md5_lanes(size_t kind)
+size_t uploader_lanes_count(size_t kind)
 {
 #ifdef __x86_64__
+    unsigned eax, ebx = 0, ecx, edx;
     __builtin_cpu_init();
-    if (kind == 0 && !(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")))
+    if (kind == AVX512 && !(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")))
         return 0;
-    if (kind == 1 && !__builtin_cpu_supports("avx2"))
+    if (kind == AVX2 && !__builtin_cpu_supports("avx2"))
+        return 0;
+    /* Not all compilers know this one by its name. */
+    if (kind == SHA && !(__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && ebx & bit_SHA && __builtin_cpu_supports("sse4.1")))
         return 0;
 #endif
     return kinds[kind].lanes;
 }
 
-/* Finds the blocks of a job that are next, and lie side by side; returns how many, 0 at its end. */
-static size_t next_blocks(struct job *job, const uint8_t **block)
+static struct rest *rest_of(const struct kind *kind, const struct job *job)
 {
-    struct context *context = job->context;
+    return (struct rest *)(job->words + kind->words);
+}
+
+/* Finds the blocks of a job that are next, and lie side by side; returns how many, 0 at its end. */
+static size_t next_blocks(struct job *job, struct rest *rest, const uint8_t **block)
+{
     for (; job->count; job->pieces++, job->count--) {
         struct piece *piece = job->pieces;
-        if (!context->waiting_bytes && piece->length >= BLOCK) {
+        if (!rest->waiting_bytes && piece->length >= BLOCK) {
             size_t blocks = piece->length / BLOCK;
             *block = piece->bytes;
             piece->bytes += blocks * BLOCK;
@@ -125,11 +149,11 @@ static size_t next_blocks(struct job *job, const uint8_t **block)
             return blocks;
         }
         while (piece->length) {
-            context->waiting[context->waiting_bytes++] = *piece->bytes++;
+            rest->waiting[rest->waiting_bytes++] = *piece->bytes++;
             piece->length--;
-            if (context->waiting_bytes == BLOCK) {
-                context->waiting_bytes = 0;
-                *block = context->waiting;
+            if (rest->waiting_bytes == BLOCK) {
+                rest->waiting_bytes = 0;
+                *block = rest->waiting;
                 return 1;
             }
         }
@@ -138,7 +162,7 @@ static size_t next_blocks(struct job *job, const uint8_t **block)
 }
 
 /* Advances all jobs to their ends. */
-void uploader_md5_update(size_t number, struct job *jobs, size_t count)
+void uploader_lanes_update(size_t number, struct job *jobs, size_t count)
 {
     static const uint8_t nothing[BLOCK];
     const struct kind *kind = &kinds[number];
@@ -148,19 +172,19 @@ void uploader_md5_update(size_t number, struct job *jobs, size_t count)
 
     for (size_t i = 0; i < count; i++)
         for (size_t p = 0; p < jobs[i].count; p++) {
-            struct context *context = jobs[i].context;
-            uint64_t bits = (uint64_t)context->bits_high << 32 | context->bits_low;
+            struct rest *rest = rest_of(kind, &jobs[i]);
+            uint64_t bits = (uint64_t)rest->bits_high << 32 | rest->bits_low;
             bits += (uint64_t)jobs[i].pieces[p].length << 3;
-            context->bits_low = (uint32_t)bits;
-            context->bits_high = (uint32_t)(bits >> 32);
+            rest->bits_low = (uint32_t)bits;
+            rest->bits_high = (uint32_t)(bits >> 32);
         }
     for (;;) {
         for (; count && used < kind->lanes; jobs++, count--) {
-            left[used] = next_blocks(jobs, &lanes.block[used]);
+            left[used] = next_blocks(jobs, rest_of(kind, jobs), &lanes.block[used]);
             if (!left[used])
                 continue;
-            for (int word = 0; word < 4; word++)
-                lanes.words[word][used] = jobs->context->words[word];
+            for (size_t word = 0; word < kind->words; word++)
+                lanes.words[word][used] = jobs->words[word];
             lanes.stride[used] = BLOCK;
             running[used++] = jobs;
         }
@@ -176,11 +200,12 @@ void uploader_md5_update(size_t number, struct job *jobs, size_t count)
         (used <= kind->lanes / 2 ? kind->half : kind->whole)(&lanes, blocks);
         for (size_t lane = used; lane--;) {
             left[lane] -= blocks;
-            if (left[lane] || (left[lane] = next_blocks(running[lane], &lanes.block[lane])))
+            struct job *job = running[lane];
+            if (left[lane] || (left[lane] = next_blocks(job, rest_of(kind, job), &lanes.block[lane])))
                 continue;
             used--;
-            for (int word = 0; word < 4; word++) {
-                running[lane]->context->words[word] = lanes.words[word][lane];
+            for (size_t word = 0; word < kind->words; word++) {
+                job->words[word] = lanes.words[word][lane];
                 lanes.words[word][lane] = lanes.words[word][used];
             }
             running[lane] = running[used];

@@ -1,11 +1,11 @@
-/* One kernel: the 64 steps of a block in VECTORS * WIDTH lanes. md5.c includes it for each. */
+/* One kernel of MD5 (RFC 1321): the 64 steps of a block in VECTORS * WIDTH lanes. lanes.c includes it for each. */
 
 #ifndef TARGET
 #define TARGET
 #endif
 
-#ifndef STEPS_H
-#define STEPS_H
+#ifndef MD5_H
+#define MD5_H
 typedef uint32_t words4 __attribute__((vector_size(16)));
 typedef uint32_t words8 __attribute__((vector_size(32)));
 typedef uint32_t words16 __attribute__((vector_size(64)));
