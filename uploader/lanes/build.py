@@ -51,13 +51,15 @@ class KernelHook(BuildHookInterface[BuilderConfig]):
         beside = Path(self.root, LIBRARY)
         library = Path(self._directory.name, beside.name)
         try:
-            if version == "editable":
-                beside.unlink(missing_ok=True)  # of another source, perhaps
             compile_kernel(Path(self.root, _SOURCE), library)
             if version == "editable":
-                shutil.copy(library, beside)
+                copied = beside.with_suffix(".partial")
+                shutil.copy(library, copied)
+                copied.replace(beside)  # at once: others may load it meanwhile
                 return
         except (OSError, subprocess.SubprocessError) as error:
+            if version == "editable":
+                beside.unlink(missing_ok=True)  # of another source, perhaps
             said = getattr(error, "stderr", None) or error
             self.app.display_warning(f"Hashing in lanes is left out, because it was not compiled: {said}")
             return
