@@ -235,7 +235,7 @@ async def test_a_writer_that_waits_too_long_gives_up(
 
 
 async def test_nothing_is_written_in_long_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content, lengths, written = os.urandom(300 * KIB + 1), list[int](), os.pwrite
+    content, lengths, written = os.urandom(1100 * KIB + 1), list[int](), os.pwrite
 
     def noting(descriptor: int, piece: memoryview, offset: int) -> int:
         lengths.append(len(piece))
@@ -244,7 +244,7 @@ async def test_nothing_is_written_in_long_pieces(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "pwrite", noting)
     with (tmp_path / "long").open("wb") as file:
         write(file.fileno(), memoryview(content), 7)
-    assert lengths == [128 * KIB, 128 * KIB, 44 * KIB + 1]
+    assert lengths == [512 * KIB, 512 * KIB, 76 * KIB + 1]
     assert (tmp_path / "long").read_bytes() == bytes(7) + content
 
 

@@ -491,6 +491,27 @@ class PrefixHashes:
         return Digests(md5=self._md5.hexdigest() if self._md5 else None, sha256=self._sha256.hexdigest())
 
 
+def update_together(updates: Sequence[tuple[PrefixHashes, memoryview]]) -> None:
+    """Advance each by its piece: the same hash of all of them at once, in this thread, where there are lanes for it."""
+    hashes = [each for prefix, _ in updates for each in (prefix._sha256, prefix._md5) if each is not None]
+    if len(updates) < 2 or not all(isinstance(each, _OpenSslHash) for each in hashes):
+        for prefix, piece in updates:
+            prefix.update(piece)
+        return
+    jobs = [job for prefix, piece in updates for job in prefix._jobs((piece,))]
+    for algorithm in LAYOUTS:
+        alike, found = [job for job in jobs if job.algorithm == algorithm], kernel(algorithm)
+        if found is None:
+            for job in alike:
+                job.alone()
+        else:
+            found.update([(job.context, job.pieces) for job in alike])
+    for prefix, piece in updates:
+        if prefix.blocks is not None:
+            prefix.blocks.update(piece)
+        prefix.position += len(piece)
+
+
 # What waits for the hashes of a prefix: bodies, and senders
 
 # Bodies that a process keeps beyond their requests, of chunks that count: two of 8 MiB for each of 16 uploads.

@@ -14,8 +14,7 @@ left to hash.
 import asyncio
 import errno
 import logging
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +47,7 @@ from uploader.storage.hashes import (
 from uploader.storage.local import chunks
 from uploader.storage.local.chunks import shape_of
 from uploader.storage.local.directories import upload_directory
+from uploader.storage.local.turns import READ_BYTES, Company, Turn, room, take
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
@@ -70,10 +70,6 @@ _SHORT_TURN_BYTES = 4 << 20
 _GATHER_SECONDS = 0.5
 # How long a follower pauses after each look at the digests of another process.
 _WATCH_SECONDS = 0.02
-# Of each thread that hashes.
-_READ_BYTES = 512 << 10
-
-_memory = threading.local()
 
 
 @dataclass(eq=False)
@@ -95,7 +91,7 @@ class Follower(Following):
     position: int | None = None
     # Of chunks that came since it began to hash, and need another round.
     waiting_bytes: int = 0
-    _is_hurried: bool = False
+    is_hurried: bool = False
     _looks_in_vain: int = 0
     _enough: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -111,11 +107,11 @@ class Follower(Following):
 
     def hurry(self) -> None:
         """Note that the merge, or the end of the process, waits for the follower to end."""
-        self._is_hurried = True
+        self.is_hurried = True
         self._enough.set()
 
     def has_enough(self) -> bool:
-        return self._is_hurried or self.waiting_bytes >= GATHERED_BYTES
+        return self.is_hurried or self.waiting_bytes >= GATHERED_BYTES
 
     async def gather(self) -> None:
         """Wait until enough chunks came, but not for long."""
@@ -134,7 +130,7 @@ class Follower(Following):
         """Note how far another process is; returns whether to try for the digests once more, because they still move."""
         self._looks_in_vain = self._looks_in_vain + 1 if position == self.position else 0
         self.move(position)
-        return self._looks_in_vain < LOOKS_IN_VAIN and not self._is_hurried
+        return self._looks_in_vain < LOOKS_IN_VAIN and not self.is_hurried
 
     def keeps_waiting(self, offset: int, begun: int, near_bytes: int) -> bool:
         """Return whether the sender of the chunk at `offset` has to go on waiting, as the digests are still far behind it;
@@ -149,6 +145,7 @@ class LocalDigests(Store):
 
     _digests: "DigestFiles"
     _followers: dict[str, Follower]
+    _company: Company
     _bodies: Bodies
 
     # Chunks come
@@ -241,7 +238,8 @@ class LocalDigests(Store):
 
     async def _advance_by_turns(self, follower: Follower) -> bool:
         """Advance over chunks on the map alone: one hop to a thread for each turn, where `_taken_up` takes three."""
-        turn = await self.threads.hashing.run(partial(self._hash_turn, short=True), follower.upload)
+        most = 1 if follower.is_hurried else len(self._followers)
+        turn = await self._company.take(partial(self._turn, follower.upload, _SHORT_TURN_BYTES), most)
         while turn is not None and turn[0]:
             follower.move(turn[1])
             self.check_stopping()
@@ -297,6 +295,7 @@ class LocalDigests(Store):
         follower = self._followers.get(upload.id)
         if follower is not None:
             follower.hurry()
+            self._company.hurry()
             await follower.ended()
         self.check_stopping()
         if upload.size <= GATHERED_BYTES:
@@ -312,19 +311,23 @@ class LocalDigests(Store):
         while self._followers:
             for follower in self._followers.values():
                 follower.hurry()
+            self._company.hurry()
             for follower in list(self._followers.values()):
                 await follower.ended()
 
     # In threads
 
-    def _hash_turn(self, upload: Upload, *, short: bool = False) -> tuple[bool, int] | None:
-        """Lock, hash for one turn, which may be a `short` one, unlock. Returns whether there was more, and where the turn
-        ended, in bytes; None if another process has the lock. Raises Gone."""
+    def _hash_turn(self, upload: Upload) -> tuple[bool, int] | None:
+        return take(self._turn(upload, _TURN_BYTES, room()))
+
+    def _turn(self, upload: Upload, turn_bytes: int, room: memoryview) -> Turn[tuple[bool, int] | None]:
+        """Lock, hash for one turn, unlock. Returns whether there was more, and where the turn ended, in bytes; None if
+        another process has the lock. Raises Gone."""
         locked = self._digests.try_lock(upload)
         if locked is None:
             return None
         with closing(locked):
-            return locked.hash_recorded(turn_bytes=_SHORT_TURN_BYTES if short else None), locked.position
+            return (yield from locked.turn(room, turn_bytes)), locked.position
 
     def _finish_digests(self, upload: Upload) -> Digests:
         """Lock, hash all that is left, unlock: the digests of the whole. Raises Gone, Busy, StorageFailed."""
@@ -575,22 +578,27 @@ class LockedDigests:
         """Hash the next chunk from the body that its writer is storing. Call `save` once the writer put it on the map."""
         self._hashes.update_by(body.pieces, body.length)
 
-    def hash_recorded(
-        self, leave: Callable[[int], bool] = lambda _number: False, turn_bytes: int | None = None
-    ) -> bool:
-        """Hash chunks that are on the map, for one turn, and save. Returns whether the turn ended before the chunks did.
+    def hash_recorded(self, leave: Callable[[int], bool] = lambda _number: False) -> bool:
+        """Hash chunks as `turn` says, for a long one. Raises Gone."""
+        return take(self.turn(room(), _TURN_BYTES, leave))
+
+    def turn(
+        self, room: memoryview, turn_bytes: int, leave: Callable[[int], bool] = lambda _number: False
+    ) -> Turn[bool]:
+        """Yield what is to be hashed next of the chunks that are on the map, for one turn, then save. Returns whether the
+        turn ended before the chunks did.
 
         It stops before a chunk that `leave` names, which the follower hashes from memory. Raises Gone.
         """
         if disk.is_unlinked(self._map):
             raise Gone(self._upload.id)
         start = self._hashes.position
-        end = start + (turn_bytes or _TURN_BYTES)
+        end = start + turn_bytes
         while (left := end - self._hashes.position) > 0:
             checksums = self._next_recorded(left, leave)
             if not checksums:
                 break
-            self._hash_chunks(checksums)
+            yield from self._read_chunks(checksums, room)
         if self._hashes.position > start:
             self.save()
         return left <= 0
@@ -602,7 +610,7 @@ class LockedDigests:
         if number is None:
             return []
         chunk_size = self._upload.chunk_size
-        at_once = min(max(min(length, _READ_BYTES) // chunk_size, 1), self._count - number)
+        at_once = min(max(min(length, READ_BYTES) // chunk_size, 1), self._count - number)
         # Read the map before asking `leave`: a writer offers its chunk before it puts it on the map, so that no chunk found
         # here comes from an offer that `leave` does not know.
         records = disk.read(self._map, chunks.MAP_RECORD_LENGTH * at_once, chunks.map_record_offset(number))
@@ -610,18 +618,14 @@ class LockedDigests:
         ours = next((n for n in range(len(checksums)) if leave(number + n)), len(checksums))
         return checksums[:ours]
 
-    def _hash_chunks(self, checksums: list[int]) -> None:
-        """Hash the next chunks, which were stored with these checksums; other bytes than those are an error of the disk."""
+    def _read_chunks(self, checksums: list[int], room: memoryview) -> Iterator[tuple[PrefixHashes, memoryview]]:
+        """Yield the next chunks, which were stored with these checksums; other bytes than those are an error of the disk."""
         chunk_size = self._upload.chunk_size
         expected = dict(enumerate(checksums, self._hashes.position // chunk_size))
         end = min((max(expected) + 1) * chunk_size, self._upload.extent)
-        # This thread reads into it and never frees it: to get fresh memory costs more than to read into it.
-        if not hasattr(_memory, "buffer"):
-            _memory.buffer = disk.room_for(_READ_BYTES)
-        buffer: memoryview = _memory.buffer
         checksum = 0
         while (position := self._hashes.position) < end:
-            piece = buffer[: end - position]
+            piece = room[: end - position]
             count = disk.read_into(self._data, piece, position)
             if not count:
                 raise OSError(errno.EIO, "the data file does not have the size of its upload")
@@ -638,7 +642,7 @@ class LockedDigests:
                             errno.EIO, f"chunk {number} of upload {self._upload.id} does not have its checksum"
                         )
                     checksum = 0
-            self._hashes.update(piece[:count])
+            yield self._hashes, piece[:count]
 
     def finish(self) -> Digests:
         """Return the digests of the whole, once they are saved. Raises Busy if a withdrawal took a chunk meanwhile."""

@@ -30,6 +30,7 @@ from uploader.storage.local.concatenation import LocalConcatenations
 from uploader.storage.local.digests import DigestFiles, Follower, LocalDigests
 from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import LOCK_TIMEOUT_SECONDS, LONG_SECONDS, LockedUploads
+from uploader.storage.local.turns import Company
 from uploader.tasks import Batches, Pool, run_in
 from uploader.wait_budget import wait_budget
 
@@ -151,6 +152,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
             self._root, durable=durable, boot_id=boot_id, keep=self._kept.keep, forget_digests=self._digests.forget
         )
         self._followers: dict[str, Follower] = {}
+        self._company = Company(self.threads.hashing)
         self._bodies = Bodies()
 
     # Its life
