@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from uploader.errors import StorageFailed, UploaderError
-from uploader.storage import disk
-from uploader.storage.hashes import PrefixHashes
+from uploader.storage import disk, hashes
+from uploader.storage.hashes import PrefixHashes, Turn
 from uploader.storage.local import turns
-from uploader.storage.local.turns import Company, Turn
+from uploader.storage.local.turns import Company
 from uploader.tasks import Pool
 
 CONTENT = memoryview(bytearray(os.urandom(3_000_000)))
@@ -27,16 +27,16 @@ class Work:
 
     def turn(self, number: int, length: int, error: Exception | None = None) -> Callable[[memoryview], Turn[str]]:
         def take(room: memoryview) -> Turn[str]:
-            hashes = PrefixHashes(with_md5=number % 3 != 0)
+            made = PrefixHashes(with_md5=number % 3 != 0)
             try:
                 for start in range(0, length, STEP):
                     piece = room[: min(STEP, length - start)]
                     piece[:] = CONTENT[start : start + len(piece)]
                     self.steps.append(number)
-                    yield hashes, piece
+                    yield made, piece
                 if error is not None:
                     raise error
-                return hashes.digests().sha256
+                return made.digests().sha256
             finally:
                 self.ended.append(number)
 
@@ -104,7 +104,7 @@ async def test_if_the_hashing_fails_all_know_and_none_stays_open(
     def fail(_steps: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(turns, "update_together", fail)
+    monkeypatch.setattr(hashes, "update_together", fail)
     work = Work()
     outcomes = [company.take(work.turn(number, STEP), most=2) for number in range(2)]
     assert all(isinstance(each, MemoryError) for each in await asyncio.gather(*outcomes, return_exceptions=True))

@@ -14,13 +14,13 @@ import hashlib
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from isal.isal_zlib import crc32
 
@@ -28,6 +28,7 @@ from uploader import cores
 from uploader.domain.upload import Upload
 from uploader.lanes.kernel import LAYOUTS, Algorithm, Context, Kernel, kernel
 from uploader.storage.base import Arrival, Body, Digests
+from uploader.storage.disk import room_for
 from uploader.tasks import give_way_anywhere
 
 # Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
@@ -39,6 +40,10 @@ BLOCK_BYTES = 64 << 10
 BLOCK_CHECKSUM = struct.Struct("<I")
 # What is read of a content at one go. One of no more is compared with its name, and has no list of checksums.
 VIEW_BYTES = 256 << 10
+# And of the chunks of one upload.
+READ_BYTES = 512 << 10
+
+T = TypeVar("T")
 
 
 class _Updated(Protocol):
@@ -189,6 +194,14 @@ def _update_side_by_side(md5: _Updated, named: _Updated, pieces: Callable[[], It
 MOST_CALLERS = 16
 
 _here = threading.local()
+
+
+def room(number: int = 0) -> memoryview:
+    """Return memory of this thread to read into. It is never freed: to get fresh memory costs more than to read into it."""
+    rooms: list[memoryview] = _here.__dict__.setdefault("rooms", [])
+    while len(rooms) <= number:
+        rooms.append(room_for(READ_BYTES))
+    return rooms[number]
 
 
 @dataclass(eq=False)
@@ -489,6 +502,44 @@ class PrefixHashes:
 
     def digests(self) -> Digests:
         return Digests(md5=self._md5.hexdigest() if self._md5 else None, sha256=self._sha256.hexdigest())
+
+
+# It yields what is to be hashed next, and returns once nothing of its turn is left.
+Turn = Generator[tuple[PrefixHashes, memoryview], None, T]
+
+
+def take(turn: Turn[T]) -> T:
+    """Take a turn alone."""
+    try:
+        while True:
+            hashes, piece = next(turn)
+            hashes.update(piece)
+    except StopIteration as end:
+        outcome: T = end.value
+        return outcome
+    finally:
+        turn.close()
+
+
+def take_together(turns: Sequence[Turn[T]]) -> list[T | Exception]:
+    """Take turns step by step; what one of them raises is its outcome, and harms no other."""
+    outcomes: dict[int, T | Exception] = {}
+    try:
+        while len(outcomes) < len(turns):
+            steps = []
+            for number, turn in enumerate(turns):
+                if number not in outcomes:
+                    try:
+                        steps.append(next(turn))
+                    except StopIteration as end:
+                        outcomes[number] = end.value
+                    except Exception as error:
+                        outcomes[number] = error
+            update_together(steps)
+    finally:
+        for turn in turns:
+            turn.close()
+    return [outcomes[number] for number in range(len(turns))]
 
 
 def update_together(updates: Sequence[tuple[PrefixHashes, memoryview]]) -> None:

@@ -34,20 +34,24 @@ from uploader.storage.hashes import (
     LIST_PAGE_BYTES,
     LIST_PAGE_CHECKSUMS,
     MAX_KEPT_BYTES,
+    READ_BYTES,
     BlockChecksums,
     Bodies,
     Following,
     PrefixHashes,
+    Turn,
     are_blocks_listed,
     is_without_md5,
     list_of,
     list_offset,
+    room,
     states_are_portable,
+    take,
 )
 from uploader.storage.local import chunks
 from uploader.storage.local.chunks import shape_of
 from uploader.storage.local.directories import upload_directory
-from uploader.storage.local.turns import READ_BYTES, Company, Turn, room, take
+from uploader.storage.local.turns import Company
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 

@@ -2,64 +2,20 @@
 hash of many contents is computed at once (docs/decisions/0041)."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from uploader.storage import disk
-from uploader.storage.hashes import PrefixHashes, update_together
+from uploader.storage.hashes import Turn, room, take_together
 from uploader.tasks import Pool
 
 T = TypeVar("T")
-# It yields what is to be hashed next, and returns once nothing of its turn is left.
-Turn = Generator[tuple[PrefixHashes, memoryview], None, T]
 
-# Of one upload at once.
-READ_BYTES = 512 << 10
 # So many fill half of the lanes, and are enough.
 _ENOUGH = 8
 # A turn waits for others for so long, in seconds; what waits for its end hurries all of them.
 _COMPANY_SECONDS = 0.1
-
-_memory = threading.local()
-
-
-def room(number: int = 0) -> memoryview:
-    """Return memory of this thread to read into. It is never freed: to get fresh memory costs more than to read into it."""
-    rooms: list[memoryview] = _memory.__dict__.setdefault("rooms", [])
-    while len(rooms) <= number:
-        rooms.append(disk.room_for(READ_BYTES))
-    return rooms[number]
-
-
-def take(turn: Turn[T]) -> T:
-    """Take a turn alone."""
-    (outcome,) = _take_all([turn])
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
-
-
-def _take_all(turns: Sequence[Turn[T]]) -> list[T | Exception]:
-    """Take turns together; what one of them raises is its outcome, and harms no other."""
-    outcomes: dict[int, T | Exception] = {}
-    try:
-        while len(outcomes) < len(turns):
-            steps = []
-            for number, turn in enumerate(turns):
-                if number not in outcomes:
-                    try:
-                        steps.append(next(turn))
-                    except StopIteration as end:
-                        outcomes[number] = end.value
-                    except Exception as error:
-                        outcomes[number] = error
-            update_together(steps)
-    finally:
-        for turn in turns:
-            turn.close()
-    return [outcomes[number] for number in range(len(turns))]
 
 
 class Company:
@@ -99,7 +55,7 @@ class Company:
 
 
 def _begin_all(begins: Sequence[Callable[[memoryview], Turn[Any]]]) -> list[Any]:
-    found = _take_all([begin(room(number)) for number, begin in enumerate(begins)])
+    found = take_together([begin(room(number)) for number, begin in enumerate(begins)])
     return [disk.refusal(each) if isinstance(each, OSError) else each for each in found]
 
 
