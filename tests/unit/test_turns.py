@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from uploader.errors import StorageFailed, UploaderError
+from uploader.meter import Kind, cost_of_request
 from uploader.storage import disk, hashes
 from uploader.storage.hashes import PrefixHashes, Turn
 from uploader.storage.local import turns
@@ -78,6 +79,31 @@ async def test_it_begins_when_all_wait_who_may_come_or_enough_of_them(company: C
     assert await first == sha256(6)
     many = [company.take(work.turn(number, 8), most=1000) for number in range(8)]
     assert await asyncio.gather(*many) == [sha256(8)] * 8
+
+
+class Paid:
+    """What a request is charged."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def add(self, kind: Kind, seconds: float) -> None:
+        assert kind is Kind.THREADS
+        self.seconds.append(seconds)
+
+
+async def test_each_pays_for_its_own_bytes_however_they_come_together(company: Company) -> None:
+    paid, outcomes, mine = [Paid(), Paid(), Paid()], [], cost_of_request.get()
+    for number, each in enumerate(paid):
+        cost_of_request.set(each)  # type: ignore[arg-type]
+        outcomes.append(company.take(Work().turn(number, 400_000 * number), most=3))
+    still: object = cost_of_request.get()
+    assert still is paid[2]
+    cost_of_request.set(mine)
+    await asyncio.gather(*outcomes)
+    (nothing,), (half,), (most,) = (each.seconds for each in paid)
+    assert most == pytest.approx(2 * half)
+    assert half > nothing == 0
 
 
 async def test_nobody_waits_for_long(company: Company, monkeypatch: pytest.MonkeyPatch) -> None:

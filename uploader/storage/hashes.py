@@ -521,16 +521,20 @@ def take(turn: Turn[T]) -> T:
         turn.close()
 
 
-def take_together(turns: Sequence[Turn[T]]) -> list[T | Exception]:
-    """Take turns step by step; what one of them raises is its outcome, and harms no other."""
+def take_together(turns: Sequence[Turn[T]]) -> list[tuple[T | Exception, int]]:
+    """Take turns step by step. Return the outcome of each, and how many bytes of it were hashed; what one of them raises is
+    its outcome, and harms no other."""
     outcomes: dict[int, T | Exception] = {}
+    lengths = [0] * len(turns)
     try:
         while len(outcomes) < len(turns):
             steps = []
             for number, turn in enumerate(turns):
                 if number not in outcomes:
                     try:
-                        steps.append(next(turn))
+                        step = next(turn)
+                        steps.append(step)
+                        lengths[number] += len(step[1])
                     except StopIteration as end:
                         outcomes[number] = end.value
                     except Exception as error:
@@ -539,7 +543,7 @@ def take_together(turns: Sequence[Turn[T]]) -> list[T | Exception]:
     finally:
         for turn in turns:
             turn.close()
-    return [outcomes[number] for number in range(len(turns))]
+    return [(outcomes[number], length) for number, length in enumerate(lengths)]
 
 
 def update_together(updates: Sequence[tuple[PrefixHashes, memoryview]]) -> None:

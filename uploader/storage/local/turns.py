@@ -2,10 +2,13 @@
 hash of many contents is computed at once (docs/decisions/0041)."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from uploader.meter import Cost, Kind, cost_of_request
 from uploader.storage import disk
 from uploader.storage.hashes import Turn, room, take_together
 from uploader.tasks import Pool
@@ -18,24 +21,39 @@ _ENOUGH = 8
 _COMPANY_SECONDS = 0.1
 
 
+@dataclass(eq=False)
+class _Waiting:
+    begin: Callable[[memoryview], Turn[Any]]
+    # Who pays for its share.
+    cost: Cost | None = field(default_factory=cost_of_request.get)
+    outcome: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def settle(self, found: Any) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(found, BaseException):
+            self.outcome.set_exception(found)
+        else:
+            self.outcome.set_result(found)
+
+
 class Company:
     """Brings turns together. A turn is begun with the memory that it reads into."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._waiting: list[tuple[Callable[[memoryview], Turn[Any]], asyncio.Future[Any]]] = []
+        self._waiting: list[_Waiting] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, begin: Callable[[memoryview], Turn[T]], most: int) -> "asyncio.Future[T]":
         """Take a turn with those of others, at once if `most` wait, or enough of them."""
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[T] = loop.create_future()
-        self._waiting.append((begin, outcome))
+        waiting = _Waiting(begin)
+        self._waiting.append(waiting)
         if len(self._waiting) >= min(most, _ENOUGH):
             self.hurry()
         elif self._timer is None:
-            self._timer = loop.call_later(_COMPANY_SECONDS, self.hurry)
-        return outcome
+            self._timer = asyncio.get_running_loop().call_later(_COMPANY_SECONDS, self.hurry)
+        return waiting.outcome
 
     def hurry(self) -> None:
         """Wait for no more company."""
@@ -45,30 +63,41 @@ class Company:
         batch, self._waiting = self._waiting, []
         if not batch:
             return
-        outcomes = [outcome for _, outcome in batch]
+        token = cost_of_request.set(None)  # else who comes last pays for all
         try:
-            taken = self._pool.run(_begin_all, [begin for begin, _ in batch])
+            taken = self._pool.run(_begin_all, [each.begin for each in batch])
         except RuntimeError as error:  # it was shut down
-            _settle(outcomes, [error] * len(batch))
+            for each in batch:
+                each.settle(error)
         else:
-            taken.add_done_callback(partial(_told, outcomes))
+            taken.add_done_callback(partial(_told, batch))
+        finally:
+            cost_of_request.reset(token)
 
 
-def _begin_all(begins: Sequence[Callable[[memoryview], Turn[Any]]]) -> list[Any]:
+def _begin_all(begins: Sequence[Callable[[memoryview], Turn[Any]]]) -> tuple[list[tuple[Any, int]], float]:
+    """Returns the seconds that it took, too."""
+    began = time.thread_time()
     found = take_together([begin(room(number)) for number, begin in enumerate(begins)])
-    return [disk.refusal(each) if isinstance(each, OSError) else each for each in found]
+    return [(_meant(each), length) for each, length in found], time.thread_time() - began
 
 
-def _told(outcomes: Sequence["asyncio.Future[Any]"], taken: "asyncio.Future[list[Any]]") -> None:
-    error = taken.exception()
-    _settle(outcomes, taken.result() if error is None else [error] * len(outcomes))
+def _meant(found: Any) -> Any:
+    if not isinstance(found, OSError):
+        return found
+    meant = disk.refusal(found)
+    meant.__cause__ = found
+    return meant
 
 
-def _settle(outcomes: Sequence["asyncio.Future[Any]"], found: Sequence[Any]) -> None:
-    for outcome, each in zip(outcomes, found, strict=True):
-        if outcome.done():
-            continue
-        if isinstance(each, BaseException):
-            outcome.set_exception(each)
-        else:
-            outcome.set_result(each)
+def _told(batch: Sequence[_Waiting], taken: "asyncio.Future[tuple[list[tuple[Any, int]], float]]") -> None:
+    if (error := taken.exception()) is not None:
+        for each in batch:
+            each.settle(error)
+        return
+    found, seconds = taken.result()
+    hashed_bytes = sum(length for _, length in found)
+    for each, (outcome, length) in zip(batch, found, strict=True):
+        if each.cost is not None and hashed_bytes:
+            each.cost.add(Kind.THREADS, seconds * length / hashed_bytes)
+        each.settle(outcome)
