@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import os
+import struct
+import zlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from uploader.errors import StorageFailed, UploaderError
 from uploader.meter import Kind, cost_of_request
 from uploader.storage import disk, hashes
-from uploader.storage.hashes import PrefixHashes, Turn
+from uploader.storage.hashes import BLOCK_BYTES, BlockChecksums, PrefixHashes, Turn
 from uploader.storage.local import turns
 from uploader.storage.local.turns import Company
 from uploader.tasks import Pool
@@ -28,20 +30,30 @@ class Work:
 
     def turn(self, number: int, length: int, error: Exception | None = None) -> Callable[[memoryview], Turn[str]]:
         def take(room: memoryview) -> Turn[str]:
-            made = PrefixHashes(with_md5=number % 3 != 0)
+            made = PrefixHashes(with_md5=number % 3 != 0, blocks=BlockChecksums())
             try:
                 for start in range(0, length, STEP):
+                    assert made.position == start
                     piece = room[: min(STEP, length - start)]
                     piece[:] = CONTENT[start : start + len(piece)]
                     self.steps.append(number)
                     yield made, piece
                 if error is not None:
                     raise error
-                return made.digests().sha256
+                digests = made.digests()
+                assert digests.md5 == (hashlib.md5(CONTENT[:length]).hexdigest() if number % 3 else None)
+                assert made.blocks is not None
+                assert made.blocks.end() == checksums(length)
+                return digests.sha256
             finally:
                 self.ended.append(number)
 
         return take
+
+
+def checksums(length: int) -> bytes:
+    blocks = [CONTENT[start : min(start + BLOCK_BYTES, length)] for start in range(0, length, BLOCK_BYTES)]
+    return b"".join(struct.pack("<I", zlib.crc32(block)) for block in blocks)
 
 
 def sha256(length: int) -> str:

@@ -23,8 +23,8 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of the states of one algorithm (OpenSSL's md5.h, sha.h): words, how many bits were hashed, a block that is not full,
-    how many bytes it has, and what it says of itself. `ending`: how a digest says words and bits, as of struct."""
+    """The fields of one algorithm's states (OpenSSL's md5.h, sha.h): words, how many bits were hashed, a block that is not
+    full, how many bytes it has, and `more`. `ending`: the byte order of words and bits in a digest, by struct's letter."""
 
     context: struct.Struct
     begin: tuple[int, ...]
