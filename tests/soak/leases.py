@@ -241,6 +241,8 @@ async def run_leases(
             left = await _until_nothing_waits(database)
         finally:
             is_over.set()
+            for upload in uploads:
+                upload.cancel()  # one whose files nobody takes any more would go on for ever
             await asyncio.gather(*tasks, *uploads, return_exceptions=True)
             for person in people:
                 await person.close()

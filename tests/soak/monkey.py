@@ -71,8 +71,9 @@ class Monkey:
             self._weights, acts_per_second = _GATEWAY_WEIGHTS, _ACTS_PER_SECOND_ON_S3
         elif installation.sink is not None:
             self._weights, acts_per_second = _SINK_WEIGHTS, _ACTS_PER_SECOND_OF_SINKS
-        if installation.database is None:
-            self._weights = {act: weight for act, weight in self._weights.items() if act != "database"}
+        absent = {"database"} if installation.database is None else set()
+        absent |= {"unreadable", "full"} if installation.disk is None else set()
+        self._weights = {act: weight for act, weight in self._weights.items() if act not in absent}
         self._pause_seconds = 1 / acts_per_second
         self._frozen: dict[Member | PrivateRedis | PrivateGateway, float] = {}
         self._disk_fails_until = 0.0
