@@ -34,7 +34,7 @@ from uploader.storage import hashes
 from uploader.storage.base import Busy, Digests, Gone
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import chunks, digests
+from uploader.storage.local import chunks, digests, turns
 from uploader.storage.local.chunks import SavedProgress
 
 CONTENT = Content(8 * 64 * KIB + 1000)
@@ -503,6 +503,20 @@ async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chu
         await local.store.drain()
         assert await local.store.digested_bytes(upload) == CHUNK
         await local.put_these(upload, *range(1, LAST + 1))
+        assert await local.store.digest(upload) == RIGHT
+
+
+async def test_a_merge_does_not_wait_for_other_uploads_to_be_hashed_with(
+    local: Local, upload: Upload, patience: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_COMPANY_SECONDS", 3600)
+    other = await local.open()
+    await local.put_these(other, 0)
+    await local.put_these(upload, 0, 1, 2, 3)
+    await until(lambda: bool(local.store._company._waiting))
+    assert await local.store.digested_bytes(upload) == 0
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await local.put_these(upload, *range(4, LAST + 1))
         assert await local.store.digest(upload) == RIGHT
 
 

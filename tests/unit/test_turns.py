@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import os
 import struct
 import zlib
@@ -11,6 +12,7 @@ import pytest
 
 from uploader.errors import StorageFailed, UploaderError
 from uploader.meter import Kind, cost_of_request
+from uploader.observability import request_id
 from uploader.storage import disk, hashes
 from uploader.storage.hashes import BLOCK_BYTES, BlockChecksums, PrefixHashes, Turn
 from uploader.storage.local import turns
@@ -123,15 +125,26 @@ async def test_nobody_waits_for_long(company: Company, monkeypatch: pytest.Monke
     assert await company.take(Work().turn(0, 9), most=2) == sha256(9)
 
 
-async def test_an_error_of_one_is_nobody_elses(company: Company) -> None:
-    work, gone = Work(), UploaderError()
+async def test_an_error_of_one_is_nobody_elses(company: Company, caplog: pytest.LogCaptureFixture) -> None:
+    work, gone, outcomes = Work(), UploaderError(), []
     errors: list[Exception | None] = [None, OSError(5, "bad"), None, gone, None]
-    outcomes = [company.take(work.turn(n, 150_000 * n, error), most=99) for n, error in enumerate(errors)]
+    for n, error in enumerate(errors):
+        token = request_id.set(f"request {n}")
+        outcomes.append(company.take(work.turn(n, 150_000 * n, error), most=99))
+        request_id.reset(token)
     outcomes[4].cancel()
+    asked: list[str] = []
+
+    def note(_record: logging.LogRecord) -> bool:
+        asked.append(request_id.get())
+        return True
+
+    caplog.handler.addFilter(note)
     company.hurry()
     found = await asyncio.gather(*outcomes, return_exceptions=True)
     assert [found[0], found[2]] == [sha256(0), sha256(300_000)]
     assert isinstance(found[1], StorageFailed)
+    assert asked == ["request 1"]
     assert found[3] is gone
     assert isinstance(found[4], asyncio.CancelledError)
 

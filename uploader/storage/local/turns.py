@@ -4,11 +4,12 @@ hash of many contents is computed at once (docs/decisions/0041)."""
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from uploader.meter import Cost, Kind, cost_of_request
+from uploader.meter import Kind, cost_of_request
 from uploader.storage import disk
 from uploader.storage.hashes import Turn, room, take_together
 from uploader.tasks import Pool
@@ -24,8 +25,8 @@ _COMPANY_SECONDS = 0.1
 @dataclass(eq=False)
 class _Waiting:
     begin: Callable[[memoryview], Turn[Any]]
-    # Who pays for its share.
-    cost: Cost | None = field(default_factory=cost_of_request.get)
+    # Of the request that pays for its share, and that an error of the disk is logged with.
+    context: Context = field(default_factory=copy_context)
     outcome: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, found: Any) -> None:
@@ -65,7 +66,7 @@ class Company:
             return
         token = cost_of_request.set(None)  # else who comes last pays for all
         try:
-            taken = self._pool.run(_begin_all, [each.begin for each in batch])
+            taken = self._pool.run(_take_all, batch)
         except RuntimeError as error:  # it was shut down
             for each in batch:
                 each.settle(error)
@@ -75,11 +76,12 @@ class Company:
             cost_of_request.reset(token)
 
 
-def _begin_all(begins: Sequence[Callable[[memoryview], Turn[Any]]]) -> tuple[list[tuple[Any, int]], float]:
+def _take_all(batch: Sequence[_Waiting]) -> tuple[list[tuple[Any, int]], float]:
     """Returns the seconds that it took, too."""
     began = time.thread_time()
-    found = take_together([begin(room(number)) for number, begin in enumerate(begins)])
-    return [(_meant(each), length) for each, length in found], time.thread_time() - began
+    taken = zip(batch, take_together([each.begin(room(number)) for number, each in enumerate(batch)]), strict=True)
+    found = [(each.context.run(_meant, outcome), length) for each, (outcome, length) in taken]
+    return found, time.thread_time() - began
 
 
 def _meant(found: Any) -> Any:
@@ -98,6 +100,7 @@ def _told(batch: Sequence[_Waiting], taken: "asyncio.Future[tuple[list[tuple[Any
     found, seconds = taken.result()
     hashed_bytes = sum(length for _, length in found)
     for each, (outcome, length) in zip(batch, found, strict=True):
-        if each.cost is not None and hashed_bytes:
-            each.cost.add(Kind.THREADS, seconds * length / hashed_bytes)
+        cost = each.context.get(cost_of_request)
+        if cost is not None and hashed_bytes:
+            cost.add(Kind.THREADS, seconds * length / hashed_bytes)
         each.settle(outcome)
