@@ -9,12 +9,12 @@ import binascii
 import hashlib
 import hmac
 import re
-import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from isal.isal_zlib import crc32
 from starlette.requests import Request
 
 from uploader.domain.links import Caller
@@ -162,7 +162,7 @@ def _checksum_of(body: Body, algorithm: str) -> bytes:
     if algorithm == "crc32":
         checksum = 0
         for piece in body.pieces():
-            checksum = zlib.crc32(piece, checksum)
+            checksum = crc32(piece, checksum)
         return checksum.to_bytes(4, "big")
     computing = hashlib.new(algorithm, usedforsecurity=False)
     for piece in body.pieces():
