@@ -22,8 +22,10 @@ from tests.support.background import (
     settle_without_merge,
     upload_of,
 )
+from tests.support.bodies import InPieces
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
+from tests.support.dying import Death, dying
 from tests.support.faults import failing_call, paused_call
 from tests.support.invariants import Account
 from tests.support.rows import NOW
@@ -177,6 +179,19 @@ async def test_a_merge_whose_worker_ended_is_made_by_one_of_the_others_after_its
         await asyncio.gather(*(merge_due(stack) for _ in range(3)))
         await assert_merged(stack)
         assert await merge_due(stack) == IDLE_SECONDS
+
+
+async def test_a_last_chunk_that_is_recorded_is_merged_though_its_worker_dies_at_that_moment(
+    make_stack: MakeStack,
+) -> None:
+    async with make_stack(claim_lease_seconds=0.1) as stack:
+        last = CONTENT.chunk_count - 1
+        upload = await open_with_chunks(stack, CONTENT, *range(last))
+        with pytest.raises(Death, match=r"chunk\.after_record"), dying(5):
+            await stack.services.receiving.hold_and_record(upload, last, InPieces(CONTENT.chunk(last)))
+        await wait_until_due(stack.services.pending.merge_queues[0])
+        await merge_due(stack)
+        await assert_merged(stack)
 
 
 async def place(stack: Stack, upload: Upload, *, commits: bool) -> None:
