@@ -166,10 +166,14 @@ void uploader_lanes_update(size_t number, struct job *jobs, size_t count)
 {
     static const uint8_t nothing[BLOCK];
     const struct kind *kind = &kinds[number];
-    struct lanes lanes = {0};
+    struct lanes lanes;
     struct job *running[MOST_LANES];
     size_t left[MOST_LANES], used = 0;
 
+    /* Not by an initialiser, for which some compilers call memset. */
+    for (size_t word = 0; word < MOST_WORDS; word++)
+        for (size_t lane = 0; lane < MOST_LANES; lane++)
+            lanes.words[word][lane] = 0;
     for (size_t i = 0; i < count; i++)
         for (size_t p = 0; p < jobs[i].count; p++) {
             struct rest *rest = rest_of(kind, &jobs[i]);
