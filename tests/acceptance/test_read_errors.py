@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,48 @@ def test_a_sqlite_that_can_not_be_read_for_a_while_is_damaged_no_longer_than_tha
         disk.heal()
         wait_for(lambda: not told())
         assert client.get("/me/files").json()["files"] == [sent.json()["file"]]
+
+
+# Its first page is read, and then none for a while.
+_CHECK = """
+import os, re, sqlite3, sys
+from pathlib import Path
+from uploader.database import copies
+
+path, faults, opened = Path(sys.argv[1]), Path(os.environ["UPLOADER_TEST_DISK"]), copies.opened
+
+def opened_and_failing(*arguments):
+    faults.unlink(missing_ok=True)
+    connection = opened(*arguments)
+    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    faults.write_text(f"5 {path}")
+    return connection
+
+def say():
+    try:
+        print(copies.damage_of(path))
+    except sqlite3.Error as error:
+        print(error)
+
+copies.opened = opened_and_failing
+say()
+copies._CODE = re.compile("no code ([0-9])")  # as of a page whose error SQLite does not tell
+say()
+faults.unlink()
+copies.opened = opened
+say()
+"""
+
+
+def test_a_check_of_a_sqlite_takes_no_error_of_the_disk_for_damage(
+    anyio_backend: str, tmp_path: Path, sqlite_template: Path
+) -> None:
+    """Else a start would end its server, and have somebody bring back a copy."""
+    disk, path = FailingDisk(tmp_path), tmp_path / "uploader.db"
+    shutil.copy(sqlite_template, path)
+    library, faults = disk.settings["TEST_PRELOAD"], disk.settings["TEST_DISK"]
+    environment = os.environ | {"LD_PRELOAD": library, "UPLOADER_TEST_DISK": faults}
+    checked = subprocess.run(
+        [sys.executable, "-c", _CHECK, path], env=environment, check=True, capture_output=True, text=True
+    )
+    assert checked.stdout == "the disk can't read it\nthe disk can't read it\n[]\n"

@@ -12,6 +12,8 @@ import re
 import shutil
 import sqlite3
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +36,18 @@ PARTS = ("", "-wal", "-shm", "-journal")
 _OPEN_BYTE = 128
 _FLOCK = struct.Struct("hhqqi4x")
 _TREE = re.compile(r"\b(?:[Tt]ree|Page) (\d+)")
+_CODE = re.compile(r"\berror code=(\d+)")
+_UNREADABLE = "the disk can't read it"
+_READ = """
+import sys
+for path in sys.argv[1:]:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+    except FileNotFoundError:
+        pass
+"""
 
 
 class CopyDamaged(Exception):
@@ -138,7 +152,24 @@ GivesUp = Callable[[], bool]
 def damage_of(path: Path, *, quick: bool = False, gives_up: GivesUp | None = None) -> list[str]:
     """Tell what is wrong with a database, by SQLite's own check: the first few things, with the names of tables; nothing if
     all is right. `quick`: without comparing indexes with rows. `gives_up` is asked now and then; nothing, too, if it does.
-    Raises sqlite3.Error if it can't be told."""
+    Raises sqlite3.Error if it can't be told, such as of one that the disk can't read."""
+    told = _told_by_check(path, quick, gives_up)
+    if not told:
+        return []
+    # SQLite says the same of a page that the disk can't read for now (https://sqlite.org/rescode.html#ioerr_corruptfs).
+    if not _can_be_read(path):
+        raise sqlite3.OperationalError(_UNREADABLE)
+    return _told_by_check(path, quick, gives_up)
+
+
+def _can_be_read(path: Path) -> bool:
+    """Read all of a database, in a process of its own: to close a file takes the locks of its whole process away
+    (https://sqlite.org/howtocorrupt.html, 2.2)."""
+    command = [sys.executable, "-ISc", _READ, *map(str, parts_of(path))]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 (the file is this server's)
+
+
+def _told_by_check(path: Path, quick: bool, gives_up: GivesUp | None) -> list[str]:
     try:
         with closing(opened(path, "rw")) as checked:
             checked.set_progress_handler(gives_up, _STEPS)
@@ -152,6 +183,8 @@ def damage_of(path: Path, *, quick: bool = False, gives_up: GivesUp | None = Non
             return _unreadable_rows(path, gives_up) or [str(error)]
         raise
     lines = [line for (text,) in rows for line in str(text).splitlines() if line.strip() and text != "ok"]
+    if sqlite3.SQLITE_IOERR in {int(code) & 0xFF for line in lines for code in _CODE.findall(line)}:
+        raise sqlite3.OperationalError(_UNREADABLE)
     told = [line for line in lines if not (line.startswith("***") or line.endswith("is never used"))] or lines
     named = [_TREE.sub(lambda found: trees.get(found[1], found[0]), line) for line in told]
     return [*(_unreadable_rows(path, gives_up) if named else []), *named][:_MAX_TOLD]
