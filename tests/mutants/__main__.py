@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.table import MACHINE, MUTANTS, PACKAGE, Mutant, apply
+from tests.support.servers import UNPACKED_MYSQL, UNPACKED_VALKEY
 
 _ROOT = PACKAGE.parent
 _AT_ONCE = 2
@@ -82,6 +83,8 @@ def _copy_project(copy: Path) -> None:
             shutil.copytree(_ROOT / needed, copy / needed, ignore=leave_out)
         else:
             shutil.copy(_ROOT / needed, copy / needed)
+    for unpacked in (UNPACKED_MYSQL, UNPACKED_VALKEY):
+        (copy / unpacked.name).symlink_to(unpacked)
 
 
 def _test(copy: Path, tests: str) -> tuple[bool, str]:
