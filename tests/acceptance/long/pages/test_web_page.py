@@ -132,11 +132,12 @@ async def test_ten_thousand_files_that_are_dropped_cost_no_more_rows_than_are_se
     await expect(visitor.tray).to_contain_text("uploads paused")
     assert await rows.count() < 40
     await visitor.page.locator("#transfer-list").press("End")
-    await expect(visitor.row("9999.txt", "paused")).to_be_visible()
+    # Paused; or it came with one of the two batches that may have been sent before the pause.
+    await expect(visitor.row("9999.txt")).to_be_visible()
     assert await rows.count() < 40
     await visitor.press("Cancel all")
     await visitor.press("Cancel upload")
-    # What two batches may have brought before the pause is there, and stays listed until somebody clears it.
+    # What those batches brought is there, and stays listed until somebody clears it.
     if await visitor.page.get_by_role("button", name="Clear finished").is_visible():
         await visitor.press("Clear finished")
     await expect(visitor.page.locator("#transfers")).to_be_hidden()
