@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import httpx2
 
-from tests.soak.streams import LostAnswer, Streams
+from tests.soak.streams import MAX_WHOLE_BYTES, LostAnswer, Streams
 from tests.support.archives import Entry, archive
 from tests.support.content import KIB, MIB, Content
 from tests.support.deltas import Edited
@@ -28,8 +28,6 @@ _MIXED = 0.3
 # Of new contents, those that others have most of; and of the chunks of these, those that come as instructions.
 _EDITED, _MADE = 0.2, 0.8
 _MAX_LEFT_OPEN = 5
-# Of what comes in one request: the largest chunk.
-_MAX_WHOLE_BYTES = 64 * MIB
 # An upload goes on after so many times that stored bytes went bad.
 _ATTEMPTS = 4
 # Nobody waits longer than this for any answer, whatever is away.
@@ -191,7 +189,7 @@ class Client:
         content = self._next_stream() if fate == "stream" else self._next_content()
         if content.md5 in self._given_up:
             return
-        if content.size > _MAX_WHOLE_BYTES and fate in ("whole", "batch"):
+        if content.size > MAX_WHOLE_BYTES and fate in ("whole", "batch"):
             fate = "finish"
         match fate:
             case "stream":
