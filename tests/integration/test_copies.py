@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from datetime import timedelta
@@ -100,6 +101,25 @@ async def test_a_damaged_database_takes_no_good_copy_away(stack: Stack, clock: M
     with pytest.raises(ConfigurationError, match=r"table file: rows .*`uploader restore-backup --last`"):
         refuse_damaged(kept)
     assert await CopyKeeper(stack.services.copy_keeping).run_once() == 600.0, "not every moment"
+
+
+async def test_damage_that_was_found_stays_so_if_there_is_no_time_to_look_again(
+    stack: Stack, kept: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stack.upload(CONTENT)
+    with closing(copies.opened(kept.database, "rw")) as opened:
+        opened.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    ruin_a_table(kept.database, "file")
+    is_late, read = threading.Event(), copies._can_be_read
+
+    def read_until_late(path: Path) -> bool:
+        is_late.set()
+        return read(path)
+
+    monkeypatch.setattr(copies, "_can_be_read", read_until_late)
+    monkeypatch.setattr(copies, "_STEPS", 1)
+    assert "table file" in copies.damage_of(kept.database, gives_up=is_late.is_set)[0]
+    assert copies.damage_of(kept.database, gives_up=is_late.is_set) == [], "it gives up before it has found anything"
 
 
 async def test_without_room_there_is_no_copy(stack: Stack, kept: Copies, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,8 @@ def damage_of(path: Path, *, quick: bool = False, gives_up: GivesUp | None = Non
     # SQLite says the same of a page that the disk can't read for now (https://sqlite.org/rescode.html#ioerr_corruptfs).
     if not _can_be_read(path):
         raise sqlite3.OperationalError(_UNREADABLE)
-    return _told_by_check(path, quick, gives_up)
+    again = _told_by_check(path, quick, gives_up)
+    return told if again is None else again
 
 
 def _can_be_read(path: Path) -> bool:
@@ -169,7 +170,8 @@ def _can_be_read(path: Path) -> bool:
     return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 (the file is this server's)
 
 
-def _told_by_check(path: Path, quick: bool, gives_up: GivesUp | None) -> list[str]:
+def _told_by_check(path: Path, quick: bool, gives_up: GivesUp | None) -> list[str] | None:
+    """Return None if it gave up."""
     try:
         with closing(opened(path, "rw")) as checked:
             checked.set_progress_handler(gives_up, _STEPS)
@@ -178,7 +180,7 @@ def _told_by_check(path: Path, quick: bool, gives_up: GivesUp | None) -> list[st
             rows = checked.execute(f"PRAGMA {pragma}({_MAX_TOLD})").fetchall()
     except sqlite3.DatabaseError as error:
         if _code_of(error) == sqlite3.SQLITE_INTERRUPT:
-            return []
+            return None
         if _code_of(error) in _DAMAGED:
             return _unreadable_rows(path, gives_up) or [str(error)]
         raise
