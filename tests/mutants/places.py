@@ -10,7 +10,7 @@ import gc
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -118,19 +118,21 @@ def _match(path: Path, source: str, where: _Span, edit: Edit) -> tuple[int, int]
     return tokens[found[0]].start, tokens[found[0] + len(wanted) - 1].end
 
 
-def _telling(tokens: Iterator[_Span]) -> list[_Span]:
+def _telling(tokens: Iterable[_Span]) -> list[_Span]:
     """Without what a formatter may choose."""
     end = _Span("", 0, 0)
     alike = [token._replace(text=token.text.replace('"', "'")) for token in tokens]
     return [token for token, after in pairwise([*alike, end]) if token.text != "," or after.text not in (")", "]", "}")]
 
 
-def _python_tokens(source: str) -> Iterator[_Span]:
+@lru_cache(maxsize=1000)
+def _python_tokens(source: str) -> tuple[_Span, ...]:
     starts = _line_starts(source)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT and token.string.strip():
-            (first, column), (last, end_column) = token.start, token.end
-            yield _Span(token.string, starts[first - 1] + column, starts[last - 1] + end_column)
+    return tuple(
+        _Span(token.string, starts[token.start[0] - 1] + token.start[1], starts[token.end[0] - 1] + token.end[1])
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type != tokenize.COMMENT and token.string.strip()
+    )
 
 
 def _lua_tokens(source: str) -> Iterator[_Span]:

@@ -62,7 +62,6 @@ def commit(project: Path) -> None:
 SHIP, TRAIN = "tests/unit/test_ships.py::test_a_ship_can_sail", "tests/unit/test_trains.py::test_a_train_departs"
 
 
-@pytest.mark.parametrize("committed", [False, True])
 @pytest.mark.parametrize(
     ("command", "near"),
     [
@@ -84,18 +83,19 @@ SHIP, TRAIN = "tests/unit/test_ships.py::test_a_ship_can_sail", "tests/unit/test
     ],
 )
 def test_the_tests_of_what_is_not_as_in_main_are_picked_committed_or_not(
-    project: Path, command: str, near: list[str], committed: bool, capsys: pytest.CaptureFixture[str]
+    project: Path, command: str, near: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     subprocess.run(["sh", "-c", command], cwd=project, check=True)
-    if committed and command != "true":
-        commit(project)
-    assert main(root=project) == 0
-    said = capsys.readouterr()
-    picked = said.out.split()
-    assert [test for test in picked if test in near] == near
-    assert picked[:1] == near[:1]
-    assert ("nothing has changed since" in said.err) == (command == "true")
-    assert ("and tests/clients" in said.err) == ("uppy" in command)
+    for committed in (False, True):
+        if committed and command != "true":
+            commit(project)
+        assert main(root=project) == 0
+        said = capsys.readouterr()
+        picked = said.out.split()
+        assert [test for test in picked if test in near] == near, committed
+        assert picked[:1] == near[:1]
+        assert ("nothing has changed since" in said.err) == (command == "true")
+        assert ("and tests/clients" in said.err) == ("uppy" in command)
 
 
 def test_what_main_got_meanwhile_is_no_change_of_a_branch(project: Path) -> None:

@@ -1,11 +1,11 @@
 """The file that `UPLOADER_EVENTS` names, as it is read, and the signatures made with its secrets."""
 
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.support.documents import DOCS, blocks
 from uploader.domain.events import EventType
 from uploader.errors import ConfigurationError
 from uploader.sinks.configuration import (
@@ -24,8 +24,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 
 # As docs/events.md has it, but for comments.
-_PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
-EXAMPLE = "\n".join(re.findall(r"^```toml\n(.*?)^```$", _PAGE, flags=re.DOTALL | re.MULTILINE))
+EXAMPLE = "\n".join(blocks(DOCS / "events.md", "toml"))
 
 
 QUEUE = '[queues.scan]\ntypes = ["file.finished"]\n'

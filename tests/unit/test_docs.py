@@ -26,6 +26,7 @@ import uploader
 from tests.mutants.places import parsed
 from tests.support.audited import COMMANDS, server_commands
 from tests.support.consumer import SECRETS
+from tests.support.documents import DOCS, blocks
 from tests.support.reference import pages
 from tests.support.rows import NOW, file_row, upload_row
 from uploader import observability
@@ -46,6 +47,7 @@ from uploader.units import parse_duration
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BUILDS = [ROOT / name for name in (".ci/Dockerfile", "docker-compose.yml", "pyproject.toml", "tests/run")]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 SCRIPTS = sorted(
     Path(str(path))
@@ -70,10 +72,6 @@ _STRANGER = re.compile(
     r"|\buvx uploader(?![\w./-])"
     r"|(?<![\w./-])uploader(?:\[[a-z0-9,]+\]| ?(?:[~=<>!]=|[<>]) ?\d| @ )"
 )
-
-
-def name_of(path: Path) -> str:
-    return path.name
 
 
 def without_code(text: str) -> str:
@@ -112,10 +110,9 @@ def _made() -> list[MetricWrapperBase]:
     return [metric for metric in vars(observability).values() if isinstance(metric, MetricWrapperBase)]
 
 
-@pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_a_page_that_is_made_from_the_code_is_as_it_makes_it(page: Path) -> None:
+def test_a_page_that_is_made_from_the_code_is_as_it_makes_it() -> None:
     """`python -m tests.support.reference` makes it anew."""
-    assert page.read_text() == pages()[page]
+    assert [page.name for page, made in pages().items() if page.read_text() != made] == []
 
 
 def test_the_configuration_names_the_file_variant_of_every_secret_setting_and_of_no_other() -> None:
@@ -123,9 +120,9 @@ def test_the_configuration_names_the_file_variant_of_every_secret_setting_and_of
 
 
 def test_the_readme_gives_the_two_commands_of_a_newcomer() -> None:
-    blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert blocks[0] == "python3 -m venv .venv && .venv/bin/pip install -q '.[server]' && .venv/bin/uploader serve\n"
-    assert blocks[1] == "tests/run\n"
+    first, second, *_ = blocks(ROOT / "README.md", "bash")
+    assert first == "python3 -m venv .venv && .venv/bin/pip install -q '.[server]' && .venv/bin/uploader serve\n"
+    assert second == "tests/run\n"
 
 
 def test_the_readme_compares_by_figures_that_were_measured() -> None:
@@ -259,13 +256,12 @@ def test_the_dashboard_asks_for_metrics_that_exist_by_labels_that_they_have() ->
     assert len(set(places)) == len(places)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document: Path) -> None:
-    names = {variable_of(setting) for setting in fields(Settings)} | SECRET_FILES | FOREIGN_NAMES
+def test_a_document_names_no_setting_and_no_metric_that_does_not_exist() -> None:
+    names = {variable_of(setting) for setting in fields(Settings)} | SECRET_FILES | FOREIGN_NAMES | set(metrics())
     names |= {f"UPLOADER_TEST_{name}" for name in ("", "CRASH_AT", "CLOCK", "SEED", "PLACES")}
-    text = document.read_text()
-    assert set(re.findall(r"\bUPLOADER_\w+", text)) <= names
-    assert set(re.findall(r"\buploader_[a-z]+_\w+", text)) <= set(metrics())
+    named = re.compile(r"\b(?:UPLOADER_\w+|uploader_[a-z]+_\w+)")
+    unknown = {page: set(named.findall(page.read_text())) - names for page in DOCUMENTS}
+    assert {page: found for page, found in unknown.items() if found} == {}
 
 
 def test_the_tree_of_the_architecture_page_has_every_module_in_its_folder() -> None:
@@ -300,13 +296,14 @@ def test_the_glossary_has_each_word_once_and_does_not_rule_out_the_word_it_expla
     assert [word for word, count in words.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("decision", DECISIONS, ids=name_of)
-def test_a_decision_is_short_and_has_its_three_parts(decision: Path) -> None:
-    text = decision.read_text()
-    assert text.startswith(f"# {decision.name[:4]}: ")
-    assert int(decision.name[:4]) == DECISIONS.index(decision) + 1, "they are numbered without gaps"
-    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == ["Context", "Decision", "Consequences"]
-    assert len(text.splitlines()) <= 40
+def test_a_decision_is_short_and_has_its_three_parts() -> None:
+    for number, decision in enumerate(DECISIONS, 1):
+        text = decision.read_text()
+        assert text.startswith(f"# {decision.name[:4]}: "), decision.name
+        assert int(decision.name[:4]) == number, "they are numbered without gaps"
+        parts = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+        assert parts == ["Context", "Decision", "Consequences"], decision.name
+        assert len(text.splitlines()) <= 40, decision.name
 
 
 def test_the_changelog_begins_with_the_version_of_the_package() -> None:
@@ -317,36 +314,26 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     assert uploader.__version__ == (released or f"{to_come}.dev0")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_every_relative_link_leads_somewhere(document: Path) -> None:
-    for link in _LINK.findall(without_code(document.read_text())):
-        if re.match(r"[a-z]+:", link):
-            continue
-        path, _, fragment = link.partition("#")
-        target = (document.parent / path).resolve() if path else document
-        assert target.exists(), f"{link} leads nowhere"
-        assert target.is_relative_to(ROOT), f"{link} leads out of the repository"
-        assert not fragment or fragment in anchors(target), f"{link} names no heading"
+def test_every_relative_link_leads_somewhere() -> None:
+    for document in DOCUMENTS:
+        for link in _LINK.findall(without_code(document.read_text())):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, fragment = link.partition("#")
+            target, said = (document.parent / path).resolve() if path else document, f"{link} of {document}"
+            assert target.exists(), f"{said} leads nowhere"
+            assert target.is_relative_to(ROOT), f"{said} leads out of the repository"
+            assert not fragment or fragment in anchors(target), f"{said} names no heading"
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        *DOCUMENTS,
-        *(ROOT / name for name in (".ci/Dockerfile", "docker-compose.yml", "pyproject.toml", "tests/run")),
-        *(ROOT / "tests" / "clients" / name for name in ("run", "package.json", "package-lock.json", ".npmrc")),
-    ],
-    ids=name_of,
-)
-def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry(document: Path) -> None:
-    assert _ELSEWHERE.findall(document.read_text()) == []
+def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry() -> None:
+    clients = [ROOT / "tests" / "clients" / name for name in ("run", "package.json", "package-lock.json", ".npmrc")]
+    found = {path: _ELSEWHERE.findall(path.read_text()) for path in (*DOCUMENTS, *BUILDS, *clients)}
+    assert {path: elsewhere for path, elsewhere in found.items() if elsewhere} == {}
 
 
 def test_nothing_installs_the_program_of_others_that_has_the_name_of_the_package() -> None:
-    texts = [
-        *DOCUMENTS,
-        *(ROOT / name for name in (".ci/Dockerfile", "docker-compose.yml", "pyproject.toml", "tests/run")),
-    ]
+    texts = [*DOCUMENTS, *BUILDS]
     texts += [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".service", ".json", ".yml", ".toml")]
     texts += [path for suffix in ("py", "html", "js") for path in PACKAGE.rglob(f"*.{suffix}")]
     found = {str(path.relative_to(ROOT)): _STRANGER.findall(path.read_text()) for path in texts}
@@ -358,19 +345,19 @@ def test_nothing_installs_the_program_of_others_that_has_the_name_of_the_package
     assert [text for text in wrong + right if _STRANGER.search(text)] == wrong
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
-def test_every_script_has_a_header_that_names_its_keys_arguments_and_results(script: Path) -> None:
-    lines = script.read_text().splitlines()
-    header = "\n".join(lines[: next(number for number, line in enumerate(lines) if not line.startswith("--"))])
-    body = "\n".join(lines[header.count("\n") + 1 :])
-    for part in ("-- KEYS  1 ", "-- ARGV  1 ", "-- Returns ", "-- One script "):
-        assert header.count(part) == 1, f"the header lacks {part!r}"
-    for name, after in (("KEYS", "ARGV"), ("ARGV", "Returns")):
-        text = header.split(f"-- {name}")[1].split(f"-- {after}")[0]
-        listed = [int(number) for number in re.findall(r"  (\d+) ", text)]
-        assert listed == list(range(1, len(listed) + 1)), f"{name} are not numbered in order"
-        used = {int(number) for number in re.findall(rf"\b{name}\[(\d+)\]", body)}
-        assert used <= set(listed), f"{name} are used that the header does not list"
+def test_every_script_has_a_header_that_names_its_keys_arguments_and_results() -> None:
+    for script in SCRIPTS:
+        lines = script.read_text().splitlines()
+        header = "\n".join(lines[: next(number for number, line in enumerate(lines) if not line.startswith("--"))])
+        body = "\n".join(lines[header.count("\n") + 1 :])
+        for part in ("-- KEYS  1 ", "-- ARGV  1 ", "-- Returns ", "-- One script "):
+            assert header.count(part) == 1, f"the header of {script.name} lacks {part!r}"
+        for name, after in (("KEYS", "ARGV"), ("ARGV", "Returns")):
+            text = header.split(f"-- {name}")[1].split(f"-- {after}")[0]
+            listed = [int(number) for number in re.findall(r"  (\d+) ", text)]
+            assert listed == list(range(1, len(listed) + 1)), f"{name} of {script.name} are not numbered in order"
+            used = {int(number) for number in re.findall(rf"\b{name}\[(\d+)\]", body)}
+            assert used <= set(listed), f"{script.name} uses {name} that its header does not list"
 
 
 def test_the_architecture_page_names_functions_that_exist_and_at_most_ten_stops() -> None:
@@ -423,9 +410,8 @@ NEWS = [
 
 
 def block(language: str, containing: str) -> str:
-    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    (one,) = [text for text in found if containing in text]
-    return str(one)
+    (one,) = blocks(DOCS / "events.md", language, containing)
+    return one
 
 
 def as_told(news: News) -> Any:
@@ -434,13 +420,12 @@ def as_told(news: News) -> Any:
     return json.loads(envelope_of(message, f"/uploader/{'0' * 32}").body)
 
 
-@pytest.mark.parametrize("news", NEWS, ids=lambda news: str(news.type.value))
-def test_every_event_is_as_the_schema_says(news: News) -> None:
-    event = as_told(news)
-    VALIDATOR.validate(event)
-    for broken in (event | {"type": "file.moved"}, event | {"data": {**event["data"], "secret": 1}}):
-        with pytest.raises(ValidationError):
-            VALIDATOR.validate(broken)
+def test_every_event_is_as_the_schema_says() -> None:
+    for event in map(as_told, NEWS):
+        VALIDATOR.validate(event)
+        for broken in (event | {"type": "file.moved"}, event | {"data": {**event["data"], "secret": 1}}):
+            with pytest.raises(ValidationError):
+                VALIDATOR.validate(broken)
 
 
 def test_the_examples_of_an_event_and_of_a_secret_are_what_they_are_called(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,15 +69,26 @@ def a_program(path: Path, says: str, script: str = "") -> Path:
     return path
 
 
-def a_stopped_one(directory: Path, ready: Make) -> Path:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a server that held something and was stopped."""
-    engine = ready(directory)
+    directory = tmp_path_factory.mktemp("embedded") / "redis"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(embedded, "_START_TIMEOUT_SECONDS", SERVER_SECONDS)
+        engine = EmbeddedRedis(directory)
+        engine.start()
+        engine.wait_until_ready()
     with connect(directory) as redis:
         redis.hset("hash", mapping={f"{number}": number for number in range(100)})
         for number in range(100):
             redis.set(f"key {number}", number)
     engine.stop()
     return directory
+
+
+@pytest.fixture
+def stopped(template: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(template, tmp_path / "redis")
 
 
 def connect(directory: Path) -> Redis:
@@ -159,37 +171,34 @@ def test_files_of_a_newer_server_are_refused_and_left_as_they_are(tmp_path: Path
 
 @pytest.mark.parametrize("damage", damages.WRONG, ids=lambda damage: damage.__name__)
 def test_what_can_not_be_loaded_is_set_aside_and_it_starts_empty(
-    tmp_path: Path, ready: Make, damage: damages.Damage
+    stopped: Path, ready: Make, damage: damages.Damage
 ) -> None:
-    directory = a_stopped_one(tmp_path / "redis", ready)
-    damage(directory)
-    ready(directory)
-    assert len(list_aside(directory)) == 1
-    with connect(directory) as redis:
+    damage(stopped)
+    ready(stopped)
+    assert len(list_aside(stopped)) == 1
+    with connect(stopped) as redis:
         assert redis.dbsize() == 0
-    keep(directory)
+    keep(stopped)
 
 
 @pytest.mark.parametrize("damage", damages.FORBIDDEN, ids=lambda damage: damage.__name__)
-def test_what_the_server_may_not_read_is_set_aside(tmp_path: Path, ready: Make, damage: damages.Damage) -> None:
-    directory = a_stopped_one(tmp_path / "redis", ready)
-    damage(directory)
-    assert started_as_others_are(directory).returncode == 0
-    (aside,) = list_aside(directory)
+def test_what_the_server_may_not_read_is_set_aside(stopped: Path, damage: damages.Damage) -> None:
+    damage(stopped)
+    assert started_as_others_are(stopped).returncode == 0
+    (aside,) = list_aside(stopped)
     aside.chmod(0o700)
     assert (aside / "engine.json").exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
-def test_what_another_account_keeps_to_itself_is_left_alone(tmp_path: Path, ready: Make) -> None:
+def test_what_another_account_keeps_to_itself_is_left_alone(tmp_path: Path, stopped: Path) -> None:
     """Its server may be running."""
-    directory = a_stopped_one(tmp_path / "redis", ready)
-    for path in (directory, tmp_path):
+    for path in (stopped, tmp_path):
         os.chown(path, 12345, -1)
     tmp_path.chmod(0o777)
-    refused = started_as_others_are(directory)
-    assert f"{directory} belongs to another account" in refused.stderr
-    assert (refused.returncode, list_aside(directory)) == (1, [])
+    refused = started_as_others_are(stopped)
+    assert f"{stopped} belongs to another account" in refused.stderr
+    assert (refused.returncode, list_aside(stopped)) == (1, [])
 
 
 RUN = (
@@ -205,10 +214,12 @@ def started_as_others_are(directory: Path) -> "subprocess.CompletedProcess[str]"
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_files_that_are_ruined_under_a_server_are_set_aside_when_it_ends(tmp_path: Path, ready: Make) -> None:
+def test_files_that_are_ruined_under_a_server_are_set_aside_when_it_ends(stopped: Path, ready: Make) -> None:
     """And who stood by takes over the directory that took the place."""
-    directory = a_stopped_one(tmp_path / "redis", ready)
+    directory = stopped
     first = ready(directory)
+    with connect(directory) as redis:
+        assert redis.dbsize() == 101, "undamaged, it is loaded"
     ready(directory)
     damages.append_zeros(directory)
     os.kill(server_in(directory), signal.SIGKILL)
@@ -223,14 +234,12 @@ def test_files_that_are_ruined_under_a_server_are_set_aside_when_it_ends(tmp_pat
     assert server_in(directory) == owned, "two own it"
 
 
-def test_the_last_three_that_were_set_aside_are_kept(tmp_path: Path, ready: Make) -> None:
-    directory = tmp_path / "redis"
+def test_the_last_three_that_were_set_aside_are_kept(stopped: Path, ready: Make) -> None:
     for number in range(4):
-        a_stopped_one(directory, ready)
-        (directory / "number").write_text(str(number))
-        damages.break_the_manifest(directory)
-    ready(directory)
-    assert [(aside / "number").read_text() for aside in list_aside(directory)] == ["1", "2", "3"]
+        (stopped / "number").write_text(str(number))
+        damages.break_the_manifest(stopped)
+        ready(stopped).stop()
+    assert [(aside / "number").read_text() for aside in list_aside(stopped)] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("limits", ["ulimit -f 0", "ulimit -v 30000"], ids=["no space", "no memory"])
@@ -350,9 +359,12 @@ def test_servers_of_other_directories_are_left_alone(tmp_path: Path, ready: Make
         other.terminate()
 
 
-def test_a_directory_with_a_long_path_is_reached_through_a_descriptor(tmp_path: Path, ready: Make) -> None:
+def test_a_directory_with_a_long_path_is_reached_through_a_descriptor(
+    tmp_path: Path, ready: Make, template: Path
+) -> None:
     assert socket_path(Path("/srv/redis")) == "/srv/redis/r.sock", "a short one is connected to as it is"
-    directory = a_stopped_one(tmp_path / ("d" * 120) / "redis", ready)
+    directory = shutil.copytree(template, tmp_path / ("d" * 120) / "redis")
+    ready(directory).stop()
     path = socket_path(directory)
     assert len(path) <= 107
     assert socket_path(directory) == path, "one descriptor serves all"

@@ -165,10 +165,9 @@ def test_without_a_library_or_with_a_wrong_one_nothing_is_in_force(
 
 
 @needs_compiler
-@pytest.mark.parametrize("sanitizer", ["address", "undefined"])
-def test_sanitizers_find_nothing(tmp_path: Path, sanitizer: str) -> None:
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """In buffers that end where their contents do, so that a byte read too far is seen."""
-    options = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-O1", "-fPIC", "-shared", "-Wno-psabi"]
+    options = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-fPIC", "-shared", "-Wno-psabi"]
     subprocess.run(["gcc", *options, "-o", tmp_path / "checked.so", SOURCE], check=True)
     found = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
     program = """
@@ -187,9 +186,7 @@ for kernel in kernels(Path(sys.argv[1])):
         tried += 1
 print(tried)
 """
-    environment = {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    if sanitizer == "address":
-        environment["LD_PRELOAD"] = found.stdout.strip()
+    environment = {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc", "LD_PRELOAD": found.stdout.strip()}
     ran = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "checked.so"],
         env=os.environ | environment,
