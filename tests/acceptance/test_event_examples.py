@@ -6,7 +6,6 @@ import hmac
 import json
 import os
 import queue
-import re
 import subprocess
 import tempfile
 import threading
@@ -21,17 +20,12 @@ import pytest
 from redis import Redis, ResponseError
 
 from tests.support.consumer import SECRETS, events_file, webhook
+from tests.support.documents import DOCS, blocks
 from tests.support.process import Server, ended, wait_for
 from uploader.client import Client, NotFound
 
-PAGE = Path(__file__).parents[2] / "docs" / "events.md"
+PAGE = DOCS / "events.md"
 JWT_SECRET = "a secret of thirty-two bytes at least"
-
-
-def block(containing: str) -> str:
-    found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    (one,) = [text for text in found if containing in text]
-    return str(one)
 
 
 def token_for(user_id: str) -> str:
@@ -62,7 +56,8 @@ def test_what_the_scanner_does_not_like_goes_and_what_is_a_picture_gets_a_thumbn
             monkeypatch.setenv(name, value)
         with ended(server), Client(server.url, token_for("alice")) as client:
             for containing in ("is_genuine(headers", "class Hook", "def thumbnail"):
-                exec(compile(block(containing), str(PAGE), "exec"), page)
+                (code,) = blocks(PAGE, "python", containing)
+                exec(compile(code, str(PAGE), "exec"), page)
             hook_server.RequestHandlerClass = page["Hook"]
             hook_server.server_activate()
             threading.Thread(target=hook_server.serve_forever, daemon=True).start()

@@ -1,38 +1,70 @@
-"""The applications of docs/examples in processes of their own: under the servers that people run, several at once on one
+"""The applications that the documents print, in processes of their own: by the commands of the page, several at once on one
 data directory, and killed."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
 from pathlib import Path
+from typing import Any
 
 import httpx2
+import jwt
 import pytest
 
 from tests.support.content import MIB, Content
-from tests.support.embedding import RUN, TOKEN, Running
-from tests.support.process import ended, wait_for
-from uploader.client import Client
+from tests.support.documents import DOCS, blocks
+from tests.support.embedding import (
+    APPLICATIONS,
+    CONTENT,
+    EXAMPLES,
+    INTEGRATING,
+    TOKEN,
+    Running,
+    as_printed,
+    check_a_file_comes_and_goes,
+    check_it_ends,
+    is_finished,
+    running,
+)
+from tests.support.process import Server, ended, wait_for
+from uploader.client import Client, Unauthenticated
 
-CONTENT = Content(9 * MIB + 1, seed=61)
+LIBRARIES = DOCS / "libraries.md"
+NOBODYS = "0" * 32
 
 
-@contextmanager
-def running(directory: Path, server: str, *more: str) -> Iterator[Running]:
-    made = Running(directory, server, *more)
-    with ended(made.process):
-        yield made.wait()
+def test_the_page_prints_the_examples() -> None:
+    assert {f"{name}.py": code for name, code in APPLICATIONS.items()} == {
+        path.name: path.read_text() for path in EXAMPLES.glob("*_app.py")
+    }
+    assert len(blocks(INTEGRATING, "python")) == len(APPLICATIONS)
 
 
-@pytest.mark.parametrize("server", RUN)
-def test_under_any_server_of_asgi(tmp_path: Path, server: str) -> None:
-    with running(tmp_path, server) as app:
-        with Client(f"{app.url}/uploads", TOKEN) as client:
-            file = client.upload(CONTENT.data, "film")
-            assert client.download(file, tmp_path / "back").read_bytes() == CONTENT.data
-        if server != "litestar":  # whose example has no handler
-            wait_for(lambda: file.id in httpx2.get(f"{app.url}/finished").json(), 60, "the handler")
-        assert app.process.stop() in (0, -signal.SIGTERM)
+@pytest.mark.parametrize("name", ["starlette_app", "fastapi_app", "litestar_app"])
+def test_an_application_takes_uploads_of_its_users(tmp_path: Path, name: str) -> None:
+    with as_printed(tmp_path, name) as app:
+        file = check_a_file_comes_and_goes(app, has_handler=name == "fastapi_app")
+        assert httpx2.get(f"{app.url}/uploads/me/files").status_code == 401
+        if name == "fastapi_app":
+            check_operations(app, file.id)
+        check_it_ends(app)
+
+
+def check_operations(app: Running, file_id: str) -> None:
+    def add(told: str, token: str) -> httpx2.Response:
+        headers = {"Authorization": f"Bearer {token}"}
+        return httpx2.post(f"{app.url}/films", data={"film": told}, headers=headers, timeout=60)
+
+    added = add(file_id, TOKEN).json()
+    assert (added["name"], added["size"]) == ("film", CONTENT.size)
+    assert httpx2.get(app.url + added["url"]).content == CONTENT.data
+    refused = [add(file_id, "secret of bob"), add(NOBODYS, TOKEN), add(file_id, "wrong")]
+    assert [answer.status_code for answer in refused] == [422, 422, 401]
+    assert httpx2.get(f"{app.url}/finished").json() == [file_id]
+
+
+def test_with_the_connections_of_the_server_itself(tmp_path: Path) -> None:
+    with running(tmp_path, "fast") as app:
+        check_a_file_comes_and_goes(app, has_handler=True)
+        check_it_ends(app)
 
 
 def test_several_processes_share_a_data_directory(tmp_path: Path) -> None:
@@ -69,4 +101,28 @@ def test_killed_in_the_middle_it_has_what_it_acknowledged(tmp_path: Path) -> Non
             assert upload.received_bytes == 10 * chunk
             file = client.go_on(upload, data).result()
             assert file.sha256 == Content(size, seed=62).sha256
-        wait_for(lambda: file.id in httpx2.get(f"{again.url}/finished").json(), 60, "the handler")
+        wait_for(lambda: is_finished(again, file), 60, "the handler")
+
+
+def test_an_application_keeps_files_with_its_own_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = secrets.token_urlsafe(32)
+    settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "AUTH": "jwt", "JWT_SECRET": secret}
+    server = Server(tmp_path / "log", settings)
+    monkeypatch.setenv("UPLOADS_URL", server.url)
+    monkeypatch.setenv("UPLOADS_SECRET", secret)
+    path = tmp_path / "film"
+    path.write_bytes(CONTENT.data)
+    with ended(server):
+        page: dict[str, Any] = {}
+        code, _ = blocks(LIBRARIES, "python")
+        exec(compile(code, str(LIBRARIES), "exec"), page)
+        file = page["keep"]("alice", str(path), "videos/film")
+        assert (file.name, file.sha256) == ("videos/film", CONTENT.sha256)
+        with page["client_for"]("alice") as client:
+            assert client.usage().total_space == 50 << 30
+            assert client.download(file, tmp_path / "back").read_bytes() == CONTENT.data
+        with page["client_for"]("bob") as client:
+            assert list(client.files()) == []
+        forged = jwt.encode(jwt.decode(page["token_for"]("alice"), options={"verify_signature": False}), "x" * 32)
+        with Client(server.url, forged) as client, pytest.raises(Unauthenticated):
+            client.usage()

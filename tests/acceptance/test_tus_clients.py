@@ -3,7 +3,6 @@
 import asyncio
 import io
 import os
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from tusclient.storage.filestorage import FileStorage
 
 from tests.support.commands import token_of_somebody
 from tests.support.content import KIB, MIB, Content
+from tests.support.documents import DOCS, blocks
 from tests.support.process import Mortal, Server
 from tests.support.relay import relaying
 from tests.support.resumable import RESUMABLE
@@ -29,7 +29,7 @@ from uploader.client import Client
 CONTENT = Content(12 * MIB + 345, seed=191, name="holiday.mp4")
 ARRIVED = (CONTENT.name, CONTENT.sha256)
 CHUNK = 2 * MIB
-DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
+DOCUMENT = DOCS / "clients.md"
 # Both try again as often.
 TRIES = 10
 # Both hand their chunks to aiohttp as they are.
@@ -138,12 +138,8 @@ def test_what_the_quota_has_no_room_for_is_refused_before_it_is_sent(
 
 
 def lines_of_the_document(language: str, containing: str, url: str) -> str:
-    (text,) = [
-        found
-        for found in re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), flags=re.DOTALL | re.MULTILINE)
-        if containing in found
-    ]
-    return str(text).replace("https://files.example", url)
+    (text,) = blocks(DOCUMENT, language, containing)
+    return text.replace("https://files.example", url)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # tuspy leaves the files open that it opens by name

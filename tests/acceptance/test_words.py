@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, expect
 
-from tests.support.browser import visiting
 from tests.support.certificates import self_signed
 from tests.support.commands import Commands
 from tests.support.content import KIB, MIB
@@ -128,14 +126,3 @@ def test_a_file_that_does_not_fit_is_told_with_figures(server: Server, token: st
     told = commands.run("put", "small", "--patience", "300ms")
     assert told.returncode == 5
     assert "disk is full: the file needs 300 KiB, and 0 B are free" in told.stderr
-
-
-async def test_the_page_does_not_go_on_with_a_file_that_the_disk_can_never_hold(
-    server: Server, token: str, browser: Browser, tmp_path: Path
-) -> None:
-    with (tmp_path / "film.mp4").open("wb") as opened:
-        opened.truncate(17 * MIB)
-    async with visiting(browser, server.url, token=token) as visitor:
-        await visitor.choose(tmp_path / "film.mp4")
-        row = visitor.row("film.mp4", "failed")
-        await expect(row).to_contain_text("disk is too small: this file needs 17 MiB, and at most 16 MiB fit")

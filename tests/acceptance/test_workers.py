@@ -25,6 +25,7 @@ from PIL import Image
 
 from tests.support.consumer import events_file
 from tests.support.content import Content
+from tests.support.documents import DOCS, blocks
 from tests.support.process import UPLOADER, Server, clamd_program, client_of_owner, ended, run_cli
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
 from uploader.client import AsyncTask, ServerProblem, Task, Unauthenticated, Worker
@@ -32,7 +33,6 @@ from uploader.client import AsyncTask, ServerProblem, Task, Unauthenticated, Wor
 # The shortest that a worker may hold a task for.
 LEASE_SECONDS = 1.0
 QUEUES = ("scan", "thumbnails")
-DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES, WORK = DOCS / "examples", DOCS / "work.md"
 VIRUS = b"a virus of our own"
 
@@ -247,9 +247,8 @@ def test_a_command_hands_dead_tasks_out_once_more(place: Place) -> None:
 
 def test_the_examples_of_the_page_make_thumbnails(place: Place, tmp_path: Path) -> None:
     """docs/work.md, as it stands there; `convert` copies, in place of a program that need not be here."""
-    page = WORK.read_text()
-    (python,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
-    (command,) = re.findall(r"^uploader (queue work thumbnails .*)$", page, flags=re.MULTILINE)
+    (python,) = blocks(WORK, "python")
+    (command,) = re.findall(r"^uploader (queue work thumbnails .*)$", WORK.read_text(), flags=re.MULTILINE)
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "convert").write_text('#!/bin/sh\nexec cp "$1" "$4"\n')

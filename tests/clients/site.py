@@ -1,6 +1,5 @@
 """An application with a page, a server that its page uploads to, and a person before it."""
 
-import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,11 +13,12 @@ from typing import Any
 import httpx2
 from playwright.async_api import Page
 
+from tests.support.documents import DOCS, blocks
 from tests.support.waiting import eventually
 from uploader.client import Client, File
 
 HERE = Path(__file__).parent
-DOCUMENT = HERE.parents[1] / "docs" / "clients.md"
+DOCUMENT = DOCS / "clients.md"
 EXAMPLE = '"https://files.example'
 PATIENCE_SECONDS = 60.0
 HTML = """<!doctype html><meta charset="utf-8" /><title>An application</title><link rel="stylesheet" href="/page.css" />
@@ -30,9 +30,8 @@ def build_page(directory: Path) -> None:
     """The page as a browser gets it: what the document says, and all that it imports."""
     document = directory / "document"
     document.mkdir()
-    blocks = re.findall(r"^```js\n(.*?)^```$", DOCUMENT.read_text(), flags=re.DOTALL | re.MULTILINE)
     for name, imported in (("uppy", "@uppy/core"), ("tus-js-client", "tus-js-client")):
-        (text,) = [block for block in blocks if f'from "{imported}"' in block]
+        (text,) = blocks(DOCUMENT, "js", f'from "{imported}"')
         (document / f"{name}.js").write_text(text.replace(EXAMPLE, 'window.serverUrl + "'))
     (directory / "source.js").write_text((HERE / "page.js").read_text())
     subprocess.run(

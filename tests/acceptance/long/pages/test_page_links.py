@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
-import pytest
 from playwright.async_api import Browser, Locator, expect
 
 from tests.support.browser import Visitor, visiting
@@ -147,25 +146,21 @@ async def test_a_file_alone_is_downloaded(browser: Browser, site: Site) -> None:
             await expect(title(visitor)).to_have_text("This link is used up")
 
 
-@pytest.mark.parametrize("end", ["revoked", "deleted", "not-found"])
-async def test_a_link_that_has_ended_says_how(browser: Browser, site: Site, end: str) -> None:
-    said = {
-        "revoked": "This link was ended",
-        "deleted": "What this link led to is not there any more",
-        "not-found": "There is no such link",
-    }
+async def test_a_link_that_has_ended_says_how(browser: Browser, site: Site) -> None:
     async with a_shelf(browser, site, SHARED):
-        link = await made(site, kind="download", name="other.txt")
-        if end == "revoked":
-            [listed] = (await site.stack.client.get("/me/links")).json()["links"]
-            assert (await site.stack.client.delete(f"/me/links/{listed['id']}")).status_code == 204
-        elif end == "deleted":
-            [file] = (await site.stack.client.get("/me/files", params={"prefix": "other.txt"})).json()["files"]
-            assert (await site.stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
-        else:
-            link = f"{link}x"
+        client, revoked = site.stack.client, await made(site, kind="download", name="other.txt")
+        [listed] = (await client.get("/me/links")).json()["links"]
+        assert (await client.delete(f"/me/links/{listed['id']}")).status_code == 204
+        deleted = await made(site, kind="download", name="other.txt")
+        [file] = (await client.get("/me/files", params={"prefix": "other.txt"})).json()["files"]
+        assert (await client.delete(f"/me/files/{file['id']}")).status_code == 204
+    for link, said in (
+        (revoked, "This link was ended"),
+        (deleted, "What this link led to is not there any more"),
+        (f"{deleted}x", "There is no such link"),
+    ):
         async with coming(browser, site, link) as visitor:
-            await expect(title(visitor)).to_have_text(said[end])
+            await expect(title(visitor)).to_have_text(said)
             assert await visitor.violations(["light"]) == []
 
 

@@ -2,13 +2,15 @@
 here and elsewhere, and that asks once what becomes of names that are there already."""
 
 import os
+import shutil
 from pathlib import Path
 
 from playwright.async_api import Browser, expect
 
+from tests.conftest import MakeStack
 from tests.support.browser import Held, Visitor, visiting
 from tests.support.content import KIB, MIB, Content
-from tests.support.sites import Site, a_file
+from tests.support.sites import Site, a_file, a_site
 
 PHONE = {"viewport": {"width": 320, "height": 700}, "has_touch": True, "is_mobile": True}
 
@@ -119,6 +121,20 @@ async def test_files_that_wait_take_the_room_of_later_ones(browser: Browser, sit
         await site.give_space("dora", 6 * MIB)
         await visitor.press(f"Try {name} again")
         await visitor.all_done(3)
+
+
+async def test_a_file_that_the_disk_can_never_hold_is_not_gone_on_with(
+    make_stack: MakeStack, browser: Browser, tmp_path: Path
+) -> None:
+    floor_bytes = shutil.disk_usage(tmp_path).total - 16 * MIB
+    os.truncate(a_file(tmp_path / "film.mp4", b""), 17 * MIB)
+    async with (
+        a_site(make_stack, free_space_floor_bytes=floor_bytes) as site,
+        visiting(browser, site.url, token=await site.token()) as visitor,
+    ):
+        await visitor.choose(tmp_path / "film.mp4")
+        row = visitor.row("film.mp4", "failed")
+        await expect(row).to_contain_text("disk is too small: this file needs 17 MiB, and at most 16 MiB fit")
 
 
 async def test_names_that_are_there_are_asked_about_once(site: Site, visitor: Visitor, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.support.process import UPLOADER, Server, client_of_owner, ended
 from uploader import __version__
 from uploader.settings import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "docs" / "uploader.service"
 
 

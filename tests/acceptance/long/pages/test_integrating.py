@@ -1,9 +1,7 @@
-"""docs/integrating.md: its applications, commands and pages, as they stand there, in processes and in Chromium."""
+"""docs/integrating.md: its pages and the commands beside them, as they stand there, in Chromium."""
 
-import re
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -15,68 +13,16 @@ from playwright.async_api import Browser, BrowserContext, Page, Route, expect
 
 from tests.support.browser import PATIENCE_MS
 from tests.support.content import MIB, Content
-from tests.support.embedding import EXAMPLES, TOKEN, Running
-from tests.support.process import ended, wait_for
-from uploader.client import Client
+from tests.support.documents import blocks
+from tests.support.embedding import INTEGRATING, Running, as_printed
+from tests.support.process import ended
 
-PAGE = (EXAMPLES.parent / "integrating.md").read_text()
 CONTENT = Content(3 * MIB + 1, seed=241, name="film.mp4")
 NOBODYS = "0" * 32
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-
-
-APPLICATIONS = {match[1]: code for code in blocks("python") if (match := re.search(r"uvicorn (\w+):", code))}
-_, DJANGO, BESIDE = blocks("bash")
-SAME_ORIGIN, OTHER_ORIGIN = blocks("html")
-
-
-@contextmanager
-def running(directory: Path, name: str, script: str = "") -> Iterator[Running]:
-    """The application of this module, made of what the page prints, by the command that its first sentence names."""
-    code = APPLICATIONS[name]
-    (directory / f"{name}.py").write_text(code)
-    command = re.search(r"`(uvicorn .*?)`", code)
-    assert command is not None
-    made = Running(directory, name, script=script or command[1])
-    with ended(made.process):
-        yield made.wait()
-
-
-def test_the_page_prints_the_examples() -> None:
-    assert {f"{name}.py": code for name, code in APPLICATIONS.items()} == {
-        path.name: path.read_text() for path in EXAMPLES.glob("*_app.py")
-    }
-    assert len(blocks("python")) == len(APPLICATIONS)
-
-
-@pytest.mark.parametrize("name", ["starlette_app", "fastapi_app", "litestar_app"])
-def test_an_application_takes_uploads_of_its_users(tmp_path: Path, name: str) -> None:
-    with running(tmp_path, name) as app:
-        with Client(f"{app.url}/uploads", TOKEN) as client:
-            file = client.upload(CONTENT.data, "film")
-            assert client.download(file, tmp_path / "back").read_bytes() == CONTENT.data
-        assert httpx2.get(f"{app.url}/uploads/me/files").status_code == 401
-        if name == "fastapi_app":
-            check_operations(app, file.id)
-
-
-def check_operations(app: Running, file_id: str) -> None:
-    def add(told: str, token: str) -> httpx2.Response:
-        headers = {"Authorization": f"Bearer {token}"}
-        return httpx2.post(f"{app.url}/films", data={"film": told}, headers=headers, timeout=60)
-
-    added = add(file_id, TOKEN).json()
-    assert (added["name"], added["size"]) == ("film", CONTENT.size)
-    assert httpx2.get(app.url + added["url"]).content == CONTENT.data
-    refused = [add(file_id, "secret of bob"), add(NOBODYS, TOKEN), add(file_id, "wrong")]
-    assert [answer.status_code for answer in refused] == [422, 422, 401]
-    wait_for(lambda: httpx2.get(f"{app.url}/finished").json() == [file_id], 60, "the handler")
-
-
-# In Chromium
+_, DJANGO, BESIDE = blocks(INTEGRATING, "bash")
+SAME_ORIGIN, OTHER_ORIGIN = blocks(INTEGRATING, "html")
 
 
 @pytest.fixture
@@ -100,7 +46,7 @@ async def upload_and_save(page: Page, directory: Path, *, then_save: bool = True
 async def test_a_form_of_django_has_the_element_and_takes_files_of_its_user(
     tmp_path: Path, context: BrowserContext
 ) -> None:
-    with running(tmp_path, "django_app", DJANGO) as app:
+    with as_printed(tmp_path, "django_app", DJANGO) as app:
         page = await context.new_page()
         await page.goto(f"{app.url}/films/")  # leads to the login
         await page.get_by_label("Username").fill("alice")
