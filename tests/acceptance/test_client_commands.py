@@ -267,14 +267,17 @@ def test_a_client_runs_where_the_server_cannot(server: Server, token: str, tmp_p
 
     write_tree(tmp_path / "album", {"film.bin": CONTENT.data, "notes.txt": b"notes"})
     run("put", "album")
-    run("put", "-", "--name", "lines.txt", stdin="lines")
-    run("put", "album")
-    run("sync", "album", ":photos")
-    run("get", "album/", "lines.txt", "-o", "there")
-    run("sync", ":photos", "here")
-    assert (tmp_path / "there/album/film.bin").read_bytes() == (tmp_path / "here/film.bin").read_bytes() == CONTENT.data
-    assert (tmp_path / "there/lines.txt").read_bytes() == b"lines"
-    assert "lines.txt" in run("ls")
+    run("get", "album/", "-o", "there")
+    assert (tmp_path / "there/album/film.bin").read_bytes() == CONTENT.data
+    if place == "macos":  # elsewhere nothing is missing that a client could call
+        run("put", "-", "--name", "lines.txt", stdin="lines")
+        run("put", "album")
+        run("sync", "album", ":photos")
+        run("sync", ":photos", "here")
+        run("get", "lines.txt", "-o", "there/")
+        assert (tmp_path / "here/film.bin").read_bytes() == CONTENT.data
+        assert (tmp_path / "there/lines.txt").read_bytes() == b"lines"
+        assert "lines.txt" in run("ls")
 
 
 # login

@@ -52,14 +52,14 @@ def test_unknown_and_bad_settings_stop_with_one_line_each(tmp_path: Path, comman
     assert [line.split(":")[1].strip() for line in lines] == ["UPLOADER_CHUNK_SIZE", "UPLOADER_QUIET"]
 
 
-@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("config",), ("restore-backup", "there")], ids=" ".join)
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("command", "place", "said"),
     [
-        ("macos", "the server needs Linux: run it in a container or a virtual machine"),
-        ("windows", "the server needs Linux: run it in WSL (wsl --install); `put`, `get`"),
-        ("musl", "the server needs Linux with glibc, as Debian has it, not musl: run it in a container"),
-        ("32-bit", "the server needs a Python of 64 bits: run it"),
+        (("serve", "--port", "0"), "macos", "the server needs Linux: run it in a container or a virtual machine"),
+        (("config",), "windows", "the server needs Linux: run it in WSL (wsl --install); `put`, `get`"),
+        (("restore-backup", "there"), "windows", "the server needs Linux: run it in WSL (wsl --install); `put`, `get`"),
+        (("serve",), "musl", "the server needs Linux with glibc, as Debian has it, not musl: run it in a container"),
+        (("config",), "32-bit", "the server needs a Python of 64 bits: run it"),
     ],
 )
 def test_where_the_server_cannot_run_it_says_so_and_what_to_do(
@@ -87,19 +87,20 @@ def of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> 
             )
 
 
-@pytest.mark.parametrize("command", [*of_the_server()], ids=" ".join)
-def test_no_command_of_the_server_runs_elsewhere(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_of_the_server_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    stopped = CliRunner().invoke(cli.main, command)
-    assert (stopped.exit_code, stopped.stdout) == (2, "")
-    assert "the server needs Linux" in stopped.stderr
+    for command in of_the_server():
+        stopped = CliRunner().invoke(cli.main, command)
+        assert (stopped.exit_code, stopped.stdout) == (2, ""), command
+        assert "the server needs Linux" in stopped.stderr, command
 
 
-@pytest.mark.parametrize("name", cli.main.commands)
-def test_a_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
-    listed, command = cli.main.commands[name], cli.commands_of(cli.main)[name]
-    for limit in (30, 45, 70, cli.main.context_settings["max_content_width"] - 6 - len("reset-unfinished")):
-        assert listed.get_short_help_str(limit) == command.get_short_help_str(limit)
+def test_a_list_of_commands_says_what_each_says_of_itself() -> None:
+    limits = (30, 45, 70, cli.main.context_settings["max_content_width"] - 6 - len("reset-unfinished"))
+    for name, listed in cli.main.commands.items():
+        command = cli.commands_of(cli.main)[name]
+        for limit in limits:
+            assert listed.get_short_help_str(limit) == command.get_short_help_str(limit), name
 
 
 @pytest.mark.parametrize(("arguments", "spared"), [(["--help"], "asyncio"), (["put", "--help"], "httpx2")])

@@ -1,6 +1,8 @@
 """The server dies while a visitor of a link sends, and is started again: who goes on comes to the same end, and the figures
 of the link and of its owner are exact."""
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -12,6 +14,7 @@ from uploader.errors import LinkExhausted
 
 CHUNKED, WHOLE, CANCELLED, LAST, BEYOND = (Content(100 * KIB, seed=seed) for seed in range(5))
 MOST = CHUNKED.size + WHOLE.size + LAST.size
+SETTINGS = {"FREE_SPACE_FLOOR": "0", "MIN_CHUNK_SIZE": "64KiB"}
 POINTS = tuple(f"{each}.after_commit" for each in ("open", "merge", "whole", "close"))
 
 
@@ -30,15 +33,31 @@ def send_all(visitor: httpx2.Client) -> None:
     assert visitor.delete(f"/files/{CANCELLED.md5}").status_code in (204, 404)
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_visitor_goes_on_where_the_server_died(tmp_path: Path, point: str) -> None:
-    data = tmp_path / "data"
-    settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0", "MIN_CHUNK_SIZE": "64KiB"}
-    server = Server(tmp_path / "log", settings)
-    with ended(server), client_of_owner(server.url, data) as client:
+@dataclass(frozen=True)
+class Visited:
+    """An installation with a link, and the token of who came by it."""
+
+    data: Path
+    link_id: str
+    token: str
+
+
+@pytest.fixture(scope="module")
+def visited(tmp_path_factory: pytest.TempPathFactory) -> Visited:
+    directory = tmp_path_factory.mktemp("visited")
+    server = Server(directory / "log", SETTINGS | {"DATA": str(directory / "data")})
+    with ended(server), client_of_owner(server.url, directory / "data") as client:
         link = client.post("/me/links", json={"kind": "upload", "name": "in/", "max_bytes": MOST}).json()
         token = client.post(f"{link['url']}/session").json()["token"]
-    headers = {"Authorization": f"Bearer {token}"}
+        assert server.stop() == 0
+    return Visited(directory / "data", link["id"], token)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_visitor_goes_on_where_the_server_died(tmp_path: Path, visited: Visited, point: str) -> None:
+    data = shutil.copytree(visited.data, tmp_path / "data")
+    settings = SETTINGS | {"DATA": str(data)}
+    headers = {"Authorization": f"Bearer {visited.token}"}
     dying = Server(tmp_path / "log", {**settings, "TEST_CRASH_AT": point})
     client = httpx2.Client(base_url=dying.url, headers=headers, timeout=60)
     with ended(dying), client as visitor, pytest.raises(httpx2.HTTPError):
@@ -54,7 +73,7 @@ def test_a_visitor_goes_on_where_the_server_died(tmp_path: Path, point: str) -> 
             sent = visitor.put(f"/files/{content.md5}", params={"name": "more"}, content=content.data)
             assert sent.status_code == status, sent.text
         assert sent.json()["code"] == LinkExhausted.code
-        told = client.get(f"/me/links/{link['id']}").json()
+        told = client.get(f"/me/links/{visited.link_id}").json()
         assert (told["files"], told["bytes"]) == (3, MOST)
         usage = client.get("/me/usage").json()
         assert (usage["use_space_finished"], usage["use_space_unfinished"], usage["reserved"]) == (MOST, 0, 0)

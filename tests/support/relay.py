@@ -21,8 +21,8 @@ class Relay(ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, server_port: int, cut_at_bytes: int | None, then: Callable[[], object]) -> None:
-        super().__init__(("127.0.0.1", 0), _Passing)
+    def __init__(self, server_port: int, cut_at_bytes: int | None, then: Callable[[], object], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Passing)
         self.server_port = server_port
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.sent_bytes = self.received_bytes = 0
@@ -78,9 +78,10 @@ class _Passing(BaseRequestHandler):
 
 @contextlib.contextmanager
 def relaying(
-    server_port: int, cut_at_bytes: int | None = None, then: Callable[[], object] = lambda: None
+    server_port: int, cut_at_bytes: int | None = None, then: Callable[[], object] = lambda: None, *, port: int = 0
 ) -> Iterator[Relay]:
-    with Relay(server_port, cut_at_bytes, then) as relay:
+    """`port`: where it listens."""
+    with Relay(server_port, cut_at_bytes, then, port) as relay:
         threading.Thread(target=relay.serve_forever, args=(0.05,), daemon=True).start()
         try:
             yield relay
