@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import uploader
-from tests.support.process import Server, ended
+from tests.support.process import Server, ended, run_program
 
 PROGRAM = "import sys; from uploader.cli import main; main(prog_name='uploader')"
 
@@ -38,11 +38,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(libraries: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-S", "-c", PROGRAM, *arguments],
         env={"PYTHONPATH": str(libraries), "HOME": str(libraries.parent), "PATH": "/usr/bin:/bin", **environment},
-        capture_output=True,
-        text=True,
         check=False,
     )
 

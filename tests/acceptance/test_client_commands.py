@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.commands import SCHEMA, Commands, write_tree
 from tests.support.content import MIB, Content
-from tests.support.process import UPLOADER, Server, run_elsewhere
+from tests.support.process import UPLOADER, Server, run_elsewhere, run_program
 from tests.support.sockets import serving_stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import levels
@@ -199,12 +199,7 @@ def test_json_is_one_event_a_line_and_as_its_schema_says(commands: Commands) -> 
 
 def test_the_schema_is_that_of_the_events() -> None:
     """`python -m uploader.cli.client.events` prints it."""
-    printed = subprocess.run(
-        [UPLOADER.with_name("python"), "-m", "uploader.cli.client.events"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    printed = run_program([UPLOADER.with_name("python"), "-m", "uploader.cli.client.events"])
     assert printed.stdout == SCHEMA.read_text()
 
 

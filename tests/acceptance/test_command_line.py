@@ -4,7 +4,6 @@ import os
 import pwd
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.support.process import UPLOADER, environment, run_cli, run_elsewhere
+from tests.support.process import UPLOADER, environment, run_cli, run_elsewhere, run_program
 from uploader import cli
 
 # Without these they ask for them, whatever the system is.
@@ -105,12 +104,7 @@ def test_a_list_of_commands_says_what_each_says_of_itself() -> None:
 
 @pytest.mark.parametrize(("arguments", "spared"), [(["--help"], "asyncio"), (["put", "--help"], "httpx2")])
 def test_what_a_command_does_not_need_is_not_imported(arguments: list[str], spared: str) -> None:
-    started = subprocess.run(
-        [sys.executable, "-X", "importtime", UPLOADER, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    started = run_program([sys.executable, "-X", "importtime", UPLOADER, *arguments])
     assert spared not in {line.rpartition("|")[2].strip() for line in started.stderr.splitlines()}
 
 

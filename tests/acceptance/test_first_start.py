@@ -21,6 +21,7 @@ from tests.support.process import (
     environment,
     processes_in,
     run_cli,
+    run_program,
     wait_for,
 )
 from tests.support.sending import get
@@ -50,7 +51,7 @@ def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path)
             assert told in server.output()
         assert token not in server.output(), "the token is for terminals only"
         (line,) = [line for line in server.output().splitlines() if "Try:" in line]
-        shown = subprocess.run(["bash", "-c", line.partition("Try:")[2]], capture_output=True, text=True, check=True)
+        shown = run_program(["bash", "-c", line.partition("Try:")[2]])
         assert '"available"' in shown.stdout
         assert get(f"{server.url}/me/usage", token).status_code == 200
         assert get(f"{server.url}/admin/usage", token).json()["users"][0]["user_id"] == "owner"

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tests.support.content import KIB, Content
 from tests.support.failing_disk import FailingDisk
 from tests.support.layout import blob_path
 from tests.support.problems import problem
-from tests.support.process import Server, client_of_owner, ended, run_cli, wait_for
+from tests.support.process import Server, client_of_owner, ended, run_cli, run_program, wait_for
 
 # One is compared block by block, one read at one go.
 CONTENTS = (Content(1000 * KIB, name="large"), Content(100, seed=1, name="small"))
@@ -109,7 +108,5 @@ def test_a_check_of_a_sqlite_takes_no_error_of_the_disk_for_damage(
     shutil.copy(sqlite_template, path)
     library, faults = disk.settings["TEST_PRELOAD"], disk.settings["TEST_DISK"]
     environment = os.environ | {"LD_PRELOAD": library, "UPLOADER_TEST_DISK": faults}
-    checked = subprocess.run(
-        [sys.executable, "-c", _CHECK, path], env=environment, check=True, capture_output=True, text=True
-    )
+    checked = run_program([sys.executable, "-c", _CHECK, path], env=environment)
     assert checked.stdout == "the disk can't read it\nthe disk can't read it\n[]\n"

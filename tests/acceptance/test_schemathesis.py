@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import httpx2
 
 from tests.support.chosen import PLACES, chosen
-from tests.support.process import Server, ended, owner_token
+from tests.support.process import Server, ended, owner_token, run_program
 
 _SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 _CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
@@ -27,14 +26,12 @@ def test_the_server_does_what_its_description_says(tmp_path: Path) -> None:
         token = owner_token(data)
         configuration = tmp_path / "schemathesis.toml"
         configuration.write_text(_CONFIGURATION.read_text() + _covering_some(server.url))
-        run = subprocess.run(
+        run = run_program(
             [
                 *(_SCHEMATHESIS, "--config-file", configuration, "run", f"{server.url}/openapi.json", "--no-color"),
                 *("--checks", "all", "--header", f"Authorization: Bearer {token}"),
             ],
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
             check=False,
         )
         log = server.output()

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from tests.support.commands import Commands
-from tests.support.process import UPLOADER, Server, ended, owner_token, run_cli, wait_for
+from tests.support.process import UPLOADER, Server, ended, owner_token, run_cli, run_program, wait_for
 from uploader import cli
 
 _RC = """
@@ -82,13 +82,7 @@ def test_bash_completes_commands_options_files_and_names_on_the_server(tmp_path:
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_told_what_completes_a_word(shell: str) -> None:
     asked = {"COMP_WORDS": "uploader reconc", "COMP_CWORD": "1" if shell == "zsh" else "reconc"}
-    told = subprocess.run(
-        [UPLOADER],
-        env=os.environ | asked | {"_UPLOADER_COMPLETE": f"{shell}_complete"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    told = run_program([UPLOADER], env=os.environ | asked | {"_UPLOADER_COMPLETE": f"{shell}_complete"})
     assert "reconcile" in told.stdout
 
 
@@ -127,11 +121,6 @@ def _rendered(page: Path) -> str:
     """What groff makes of a page, where it is installed; it may have nothing to complain of."""
     if shutil.which("groff") is None:
         return page.read_text().replace("\\-", "-").replace("\\(aq", "'").replace("\\(ga", "`").replace("\\fB", "")
-    made = subprocess.run(
-        ["groff", "-man", "-ww", "-Tutf8", "-P-cbou", "-rLL=1000n", "-rHY=0", page],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    made = run_program(["groff", "-man", "-ww", "-Tutf8", "-P-cbou", "-rLL=1000n", "-rHY=0", page])
     assert made.stderr == ""
     return made.stdout.replace("‐", "-").replace("−", "-")

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tusclient.storage.filestorage import FileStorage
 from tests.support.commands import token_of_somebody
 from tests.support.content import KIB, MIB, Content
 from tests.support.documents import DOCS, blocks
-from tests.support.process import Mortal, Server
+from tests.support.process import Mortal, Server, run_program
 from tests.support.relay import relaying
 from tests.support.resumable import RESUMABLE
 from tests.support.waiting import eventually
@@ -161,13 +160,8 @@ def test_the_lines_of_curl_upload_a_file_and_go_on_with_it(server: Server, token
     with relaying(server.port, 5 * MIB) as relay:
         lines = lines_of_the_document("bash", "Upload-Metadata: filename", relay.url)
         begin, again = lines.split("\n\n")
-        run = subprocess.run(
-            ["bash", "-c", f"{begin}\n{again}\n{again}"],
-            cwd=tmp_path,
-            env={**os.environ, "TOKEN": token},
-            capture_output=True,
-            text=True,
-            check=True,
+        run = run_program(
+            ["bash", "-c", f"{begin}\n{again}\n{again}"], cwd=tmp_path, env={**os.environ, "TOKEN": token}
         )
         assert relay.is_cut, "the first time it breaks off"
     offsets = [int(line.partition(": ")[2]) for line in run.stdout.splitlines()]

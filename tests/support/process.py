@@ -43,16 +43,9 @@ def run_elsewhere(
     place: str, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, stdin: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end, as on a machine where the server can't run (`tests/support/elsewhere.py`)."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.elsewhere", place, *arguments],
-        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=SERVER_SECONDS,
-        check=False,
-    )
+    words = [sys.executable, "-m", "tests.support.elsewhere", place, *arguments]
+    env = {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return run_program(words, env=env, cwd=cwd, input=stdin, timeout=SERVER_SECONDS, check=False)
 
 
 def can_mount() -> bool:
@@ -69,9 +62,7 @@ def run_mounted(mounts: str, settings: Settings, *command: str) -> "subprocess.C
     """Run a command that sees what a shell has mounted for it alone."""
     script = f"{mounts} && exec {shlex.join([str(UPLOADER), *command])}"
     program = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
-    return subprocess.run(
-        program, env=environment(settings), capture_output=True, text=True, check=False, timeout=SERVER_SECONDS
-    )
+    return run_program(program, env=environment(settings), check=False, timeout=SERVER_SECONDS)
 
 
 def run_to_end(
@@ -95,6 +86,11 @@ def run_to_end(
         for file in (stdout, stderr):
             file.seek(0)
         return subprocess.CompletedProcess([*arguments], code, stdout.read(), stderr.read())
+
+
+def run_program(words: Sequence[str | Path], *, check: bool = True, **how: Any) -> "subprocess.CompletedProcess[str]":
+    """Run any program to its end; what it printed. `how`: its `env` and `cwd`, as of subprocess.run()."""
+    return subprocess.run(words, capture_output=True, text=True, check=check, **how)
 
 
 class Process:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import uploader
-from tests.support.process import environment
+from tests.support.process import environment, run_program
 from uploader.clock import Clock
 from uploader.crashpoints import NAMES
 
 
 def running(code: str, *arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-uc", code, *arguments]
-    return subprocess.run(command, env=environment(settings), capture_output=True, text=True, check=False)
+    return run_program(command, env=environment(settings), check=False)
 
 
 def test_the_clock_tells_the_present_moment_in_utc_and_that_of_a_process_can_be_turned(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.mutants.places import parsed
 from tests.support.audited import COMMANDS, server_commands
 from tests.support.consumer import SECRETS
 from tests.support.documents import DOCS, blocks
+from tests.support.process import run_program
 from tests.support.reference import pages
 from tests.support.rows import NOW, file_row, upload_row
 from uploader import observability
@@ -379,12 +380,8 @@ def test_the_architecture_page_names_functions_that_exist_and_at_most_ten_stops(
 def test_git_keeps_nothing_that_it_is_told_to_ignore() -> None:
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("no git here, or an archive of sources")
-    listed = subprocess.run(
-        ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--ignored", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+    listed = run_program(
+        ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--ignored", "--exclude-standard"], cwd=ROOT
     )
     assert listed.stdout == ""
 

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis, RedisError
 
 from tests.support import damages
-from tests.support.process import processes_in, wait_for
+from tests.support.process import processes_in, run_program, wait_for
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS
 from uploader import embedded
 from uploader.embedded import EmbeddedRedis, find_binary, list_aside, socket_path, version_of
@@ -211,7 +211,7 @@ def started_as_others_are(directory: Path) -> "subprocess.CompletedProcess[str]"
     """A process that may read what its account may, and no more."""
     bound = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
     command = [*bound, sys.executable, "-c", f"{RUN} engine.stop()", str(directory)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_program(command, check=False)
 
 
 def test_files_that_are_ruined_under_a_server_are_set_aside_when_it_ends(stopped: Path, ready: Make) -> None:
@@ -272,9 +272,7 @@ def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
     )
     script = f'mount -t tmpfs -o size=256k none {tmp_path} && exec {sys.executable} -c "$PROGRAM" {tmp_path}'
     command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
-    told = subprocess.run(
-        command, env=os.environ | {"PROGRAM": program}, capture_output=True, text=True, check=True
-    ).stdout
+    told = run_program(command, env=os.environ | {"PROGRAM": program}).stdout
     assert "the embedded Valkey did not start: it ended with 1" in told
     assert "No space left on device" in told
     assert told.endswith("[]\n")

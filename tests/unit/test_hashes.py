@@ -4,7 +4,6 @@ import _hashlib
 import ctypes
 import hashlib
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.process import run_program
 from uploader.storage import hashes
 from uploader.storage.base import Digests
 from uploader.storage.hashes import STATE_BYTES, PrefixHashes, states_are_portable
@@ -94,7 +94,7 @@ def test_a_state_goes_on_in_another_process() -> None:
         "hashed.update(memoryview(b'the rest')); digests = hashed.digests(); print(digests.md5, digests.sha256)"
     )
     command = [sys.executable, "-c", program, hashed.state().hex()]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    printed = run_program(command).stdout.split()
     assert Digests(*printed) == expected(CONTENT[:1001] + b"the rest")
     # Megabytes at once.
     hashed = carried_on(hashed_of(bytearray(CONTENT)))

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.process import run_program
 from uploader import cores
 from uploader.lanes import kernel
 from uploader.lanes.build import compile_kernel
@@ -169,7 +170,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """In buffers that end where their contents do, so that a byte read too far is seen."""
     options = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-fPIC", "-shared", "-Wno-psabi"]
     subprocess.run(["gcc", *options, "-o", tmp_path / "checked.so", SOURCE], check=True)
-    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+    found = run_program(["gcc", "-print-file-name=libasan.so"])
     program = """
 import ctypes, hashlib, random, sys
 from pathlib import Path
@@ -187,13 +188,8 @@ for kernel in kernels(Path(sys.argv[1])):
 print(tried)
 """
     environment = {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc", "LD_PRELOAD": found.stdout.strip()}
-    ran = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "checked.so"],
-        env=os.environ | environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    ran = run_program(
+        [sys.executable, "-c", program, tmp_path / "checked.so"], env=os.environ | environment, cwd=ROOT, check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert int(ran.stdout) >= 60
@@ -328,7 +324,7 @@ with found._lock:
         os._exit(hashes._gathering() is found or not hashes._gathering()._lock.acquire(timeout=1))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    ran = subprocess.run([sys.executable, "-c", program, library], cwd=ROOT, capture_output=True, text=True, check=True)
+    ran = run_program([sys.executable, "-c", program, library], cwd=ROOT)
     assert ran.stdout == "0\n"
 
 
@@ -338,12 +334,10 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @needs_compiler
 @pytest.mark.parametrize("compiler", ["gcc", "false", "/nowhere/cc"])
 def test_the_wheel_has_a_kernel_where_it_can_be_compiled(tmp_path: Path, compiler: str) -> None:
-    built = subprocess.run(
+    built = run_program(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
         env=os.environ | {"CC": compiler},
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         check=False,
     )
     assert built.returncode == 0, built.stderr

@@ -1,13 +1,13 @@
 """Locks of open file descriptions: one descriptor is one holder, also within one process."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.process import run_program
 from uploader.storage.disk import is_locked, try_lock
 
 Open = Callable[[], int]
@@ -60,7 +60,7 @@ def test_another_process_is_kept_out_and_gets_the_lock_afterwards(tmp_path: Path
 
     def ask() -> str:
         command = [sys.executable, "-c", program, str(tmp_path / "file")]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return run_program(command).stdout.strip()
 
     descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     assert try_lock(descriptor, 0, 8)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.commands import NOON, Commands, tree_in, write_tree
 from tests.support.content import MIB, Content
 from tests.support.lying import claimed, lying
-from tests.support.process import UPLOADER
+from tests.support.process import UPLOADER, run_program
 
 TREE = {
     "manual/README.md": b"read me",
@@ -148,11 +148,9 @@ def test_standard_output_has_the_file_and_nothing_else(commands: Commands) -> No
         refused = commands.run("get", *arguments)
         assert (refused.returncode, refused.stdout) == (code, "")
     # A reader who goes away is told on standard error alone.
-    run = subprocess.run(
+    run = run_program(
         ["bash", "-c", f"{UPLOADER} get films/film -o - | head -c 1 >/dev/null; exit ${{PIPESTATUS[0]}}"],
         env=commands.environment,
-        capture_output=True,
-        text=True,
         check=False,
     )
     said = "uploader: films/film can't be written: Broken pipe [unwritable]\n"

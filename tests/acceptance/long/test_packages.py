@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from tests.support import sandboxed
-from tests.support.process import UPLOADER, Server, client_of_owner, ended
+from tests.support.process import UPLOADER, Server, client_of_owner, ended, run_program
 from uploader import __version__
 from uploader.settings import Settings
 
@@ -22,9 +22,7 @@ UNIT = ROOT / "docs" / "uploader.service"
 def _build(kind: str, sources: Path, into: Path) -> Path:
     """What pip builds, without a network."""
     build = f"import sys; from hatchling.build import build_{kind} as build; print(build(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", build, str(into)], cwd=sources, capture_output=True, text=True, check=False
-    )
+    done = run_program([sys.executable, "-c", build, str(into)], cwd=sources, check=False)
     assert done.returncode == 0, done.stderr
     return into / done.stdout.splitlines()[-1]
 
@@ -49,14 +47,7 @@ def test_the_wheel_that_is_built_of_the_sources_archive_serves(tmp_path: Path) -
     uploader, libraries = venv / "bin" / "uploader", sysconfig.get_path("purelib")
     # Of a path that is only named, the `.pth` of an editable install is not read: `uploader` is the one of the wheel.
     place = "import uploader; print(uploader.__file__)"
-    where = subprocess.run(
-        [venv / "bin" / "python", "-c", place],
-        env={"PYTHONPATH": libraries},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    where = run_program([venv / "bin" / "python", "-c", place], env={"PYTHONPATH": libraries}, cwd=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(venv)
     data = tmp_path / "data"
     server = Server(tmp_path / "log", {"DATA": str(data)}, program=("env", f"PYTHONPATH={libraries}", uploader))
@@ -90,16 +81,14 @@ def test_the_unit_of_systemd_is_one_that_systemd_takes(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     program = sysconfig.get_path("scripts") + "/uploader"
     unit.write_text(UNIT.read_text().replace("/opt/uploader/bin/uploader", program))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    done = run_program(["systemd-analyze", "verify", str(unit)], check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_unit_leaves_little_to_who_takes_over_the_server(tmp_path: Path) -> None:
-    said = subprocess.run(
+    said = run_program(
         ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(UNIT)],
         env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SYSTEMD_COLORS": "0"},
-        capture_output=True,
-        text=True,
         check=False,
     )
     # What is left: the network, the users of the machine, and what the cores are chosen by.
@@ -109,9 +98,7 @@ def test_the_unit_leaves_little_to_who_takes_over_the_server(tmp_path: Path) -> 
 def test_the_server_calls_the_kernel_for_nothing_that_the_unit_refuses(tmp_path: Path) -> None:
     data, filtered = tmp_path / "data", (sys.executable, sandboxed.__file__, str(UNIT))
     for refused in ("import os; os.chown('.', 0, 0)", "import mmap; mmap.mmap(-1, 4096, prot=7)"):
-        done = subprocess.run(
-            [*filtered, sys.executable, "-c", refused], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        done = run_program([*filtered, sys.executable, "-c", refused], cwd=tmp_path, check=False)
         assert "PermissionError" in done.stderr
     content = b"content" * (1 << 19)
     server = Server(tmp_path / "log", {"DATA": str(data)}, program=(*filtered, UPLOADER))

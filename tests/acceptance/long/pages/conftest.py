@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, BrowserContext
 
 from tests.conftest import MakeStack
-from tests.support.browser import Visitor, visiting
+from tests.support.browser import PATIENCE_MS, Visitor, visiting
 from tests.support.sites import Site, a_site
 
 
@@ -21,3 +21,12 @@ async def site(make_stack: MakeStack) -> AsyncIterator[Site]:
 async def visitor(browser: Browser, site: Site) -> AsyncIterator[Visitor]:
     async with visiting(browser, site.url, token=await site.token("alice")) as made:
         yield made
+
+
+@pytest.fixture
+async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
+    """For pages of elsewhere: browsers ask before they call a server on their own machine, as only tests have it."""
+    made = await browser.new_context(permissions=["local-network-access"])
+    made.set_default_timeout(PATIENCE_MS)
+    yield made
+    await made.close()

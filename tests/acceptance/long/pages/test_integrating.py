@@ -1,7 +1,6 @@
 """docs/integrating.md: its pages and the commands beside them, as they stand there, in Chromium."""
 
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -9,9 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import jwt
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, Route, expect
+from playwright.async_api import BrowserContext, Page, Route, expect
 
-from tests.support.browser import PATIENCE_MS
 from tests.support.content import MIB, Content
 from tests.support.documents import blocks
 from tests.support.embedding import INTEGRATING, Running, as_printed
@@ -23,14 +21,6 @@ NOBODYS = "0" * 32
 
 _, DJANGO, BESIDE = blocks(INTEGRATING, "bash")
 SAME_ORIGIN, OTHER_ORIGIN = blocks(INTEGRATING, "html")
-
-
-@pytest.fixture
-async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    made = await browser.new_context(permissions=["local-network-access"])
-    made.set_default_timeout(PATIENCE_MS)
-    yield made
-    await made.close()
 
 
 async def upload_and_save(page: Page, directory: Path, *, then_save: bool = True) -> None:

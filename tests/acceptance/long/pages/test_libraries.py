@@ -5,14 +5,13 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import jwt
-import pytest
-from playwright.async_api import Browser, BrowserContext, Page, Route, expect
+from playwright.async_api import BrowserContext, Page, Route, expect
 from starlette.authentication import SimpleUser
 from starlette.requests import Request
 from starlette.responses import Response
@@ -44,8 +43,6 @@ def test_the_application_adds_less_than_thirty_lines() -> None:
 # In a browser: the page and the tokens come from the application's origin, the uploads go to another one.
 
 APPLICATION, EXAMPLE_SERVER = "http://localhost", "https://uploads.example.com"
-# Browsers ask before a page of elsewhere calls a server on their own machine, as only tests have it.
-MAY_CALL_THIS_MACHINE = "local-network-access"
 [POLICY] = re.findall(r"`(script-src https:[^`]+)`", re.sub(r"\s+", " ", PAGE.read_text()))
 HTML = """<!doctype html><input type="file" /><progress></progress><h1 id="zone">drop here</h1>
 <output id="status"></output><pre id="failures"></pre>
@@ -165,13 +162,6 @@ async def outcome_of(page: Page) -> dict[str, Any]:
     await until(page, "window.outcome")
     outcome: dict[str, Any] = await page.evaluate("window.outcome")
     return outcome
-
-
-@pytest.fixture
-async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    made = await browser.new_context(permissions=[MAY_CALL_THIS_MACHINE])
-    yield made
-    await made.close()
 
 
 async def test_a_page_uploads_through_failures_and_a_reload_with_the_tokens_of_its_application(

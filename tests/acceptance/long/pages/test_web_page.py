@@ -17,13 +17,17 @@ from uploader.client.source import open_source, sample_of
 from uploader.database import models
 
 
+async def on_its_way(site: Site, visitor: Visitor, path: Path, arrived: int) -> None:
+    """A file is chosen of which so many chunks arrive, while others are held."""
+    site.gate.close(but=arrived)
+    await visitor.choose(path)
+    await site.gate.wait_until_ended(arrived)
+    await site.gate.wait_until_held()
+
+
 async def test_a_file_is_paused_resumed_and_arrives_whole(site: Site, visitor: Visitor, tmp_path: Path) -> None:
     content = Content(20 * MIB, seed=61, chunk_size=MIB)
-    site.gate.close()
-    await visitor.choose(a_file(tmp_path / "film.bin", content))
-    site.gate.let_pass(10)
-    await site.gate.wait_until_ended(10)
-    await site.gate.wait_until_held()
+    await on_its_way(site, visitor, a_file(tmp_path / "film.bin", content), 10)
     await visitor.press("Pause film.bin")
     await expect(visitor.row("film.bin", "paused")).to_contain_text("Paused")
     await expect(visitor.tray).to_contain_text("1 upload paused")
@@ -43,12 +47,8 @@ async def test_after_a_reload_and_in_another_browser_it_goes_on(browser: Browser
     """Larger than what is hashed first: sent while it is hashed, under the key that the command line would take, too."""
     content = Content(65 * MIB, seed=62, chunk_size=MIB)
     path, token = a_file(tmp_path / "disk.img", content), await site.token()
-    site.gate.close()
     async with visiting(browser, site.url, token=token) as visitor:
-        await visitor.choose(path)
-        site.gate.let_pass(20)
-        await site.gate.wait_until_ended(20)
-        await site.gate.wait_until_held()
+        await on_its_way(site, visitor, path, 20)
         await visitor.page.reload()
         await expect(visitor.row("disk.img", "unfinished")).to_contain_text("20 MiB of 65 MiB")
         await visitor.choose(path)
@@ -71,11 +71,7 @@ async def test_after_a_reload_and_in_another_browser_it_goes_on(browser: Browser
 
 async def test_a_network_that_is_cut_and_returns_only_costs_time(site: Site, visitor: Visitor, tmp_path: Path) -> None:
     content = Content(9 * MIB, seed=63, chunk_size=MIB)
-    site.gate.close()
-    await visitor.choose(a_file(tmp_path / "talk.ogg", content))
-    site.gate.let_pass(4)
-    await site.gate.wait_until_ended(4)
-    await site.gate.wait_until_held()
+    await on_its_way(site, visitor, a_file(tmp_path / "talk.ogg", content), 4)
     await visitor.context.set_offline(True)
     await expect(visitor.row("talk.ogg")).to_contain_text("The server can't be reached. Trying again…")
     await expect(visitor.total).to_contain_text("No connection")
@@ -108,11 +104,7 @@ async def test_what_the_server_has_already_is_not_sent_again(browser: Browser, s
 async def test_a_file_that_changes_meanwhile_is_chosen_again(site: Site, visitor: Visitor, tmp_path: Path) -> None:
     """Half of it as it was and half as it is now would be no file of anybody."""
     before, after = (Content(8 * MIB, seed=seed, chunk_size=MIB) for seed in (80, 81))
-    site.gate.close()
-    await visitor.choose(a_file(tmp_path / "draft.odt", before))
-    site.gate.let_pass(2)
-    await site.gate.wait_until_ended(2)
-    await site.gate.wait_until_held()
+    await on_its_way(site, visitor, a_file(tmp_path / "draft.odt", before), 2)
     path = a_file(tmp_path / "draft.odt", after)
     os.utime(path, (2_000_000_000, 2_000_000_000))  # Chromium looks at the second only
     site.gate.open()
