@@ -31,9 +31,9 @@ from uploader.cli.server.serve import outward_address
 
 
 @contextmanager
-def served(data: Path) -> Iterator[Server]:
-    """By a new interpreter, whose umask is that of the test; it ends well."""
-    server = Server(data.parent / "log", {"DATA": str(data)}, program=(UPLOADER,))
+def served(data: Path, *program: Path) -> Iterator[Server]:
+    """With the umask of the test; it ends well."""
+    server = Server(data.parent / "log", {"DATA": str(data)}, program=program or None)
     with ended(server):
         yield server
         assert server.stop() == 0
@@ -41,7 +41,7 @@ def served(data: Path) -> Iterator[Server]:
 
 def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with served(data) as server:
+    with served(data, UPLOADER) as server:
         token_file = data / "owner.token"
         token = token_file.read_text().strip()
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600

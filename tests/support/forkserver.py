@@ -23,6 +23,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from uploader.storage.modes import umask
+
 _ROOT = Path(__file__).parents[2]
 # What servers, workers and commands import sooner or later.
 _IMPORTED = (
@@ -119,8 +121,9 @@ def start(
     standard: Sequence[IO[Any]],
     cwd: Path | None = None,
 ) -> Forked:
-    """Start a script, or `-m` and a module, in a session of its own, with three standard files."""
-    order = {"arguments": [*map(str, arguments)], "environment": dict(environment), "cwd": str(cwd or Path.cwd())}
+    """Start a script, or `-m` and a module, in a session of its own, with three standard files and the umask of who asks."""
+    order: dict[str, Any] = {"arguments": [*map(str, arguments)], "environment": dict(environment)}
+    order |= {"cwd": str(cwd or Path.cwd()), "umask": umask()}
     return _server(environment.get("UPLOADER_TEST_PRELOAD", "")).start(order, [file.fileno() for file in standard])
 
 
@@ -170,6 +173,7 @@ def _become(order: dict[str, Any], standard: list[int]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.chdir(order["cwd"])
+    os.umask(order["umask"])
     os.environ.clear()
     os.environ.update(order["environment"])
     _read_environment()
