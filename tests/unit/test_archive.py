@@ -25,6 +25,7 @@ from tests.support.archives import END, Entry, archive, extended, header, in_pie
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import open_files_under, paused_call
 from tests.support.loop_time import pass_time
+from tests.support.messages import Sender
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.domain import archive as domain_archive
 from uploader.domain.archive import (
@@ -494,22 +495,6 @@ def test_nothing_is_kept_of_what_means_nothing_here() -> None:
 LIMIT_BYTES = 2 * MIB
 
 
-class Messages:
-    """An ASGI `receive` that gives these pieces, and then ends as it is told."""
-
-    def __init__(self, *pieces: bytes, then: str = "end") -> None:
-        self._pieces = list(pieces)
-        self._then = then
-
-    async def receive(self) -> Message:
-        if self._pieces:
-            more = len(self._pieces) > 1 or self._then != "end"
-            return {"type": "http.request", "body": self._pieces.pop(0), "more_body": more}
-        if self._then == "silence":
-            await asyncio.Event().wait()
-        return {"type": "http.disconnect"}
-
-
 def admit(member: Member) -> str:
     if member.refused:
         raise InvalidRequest(member.refused)
@@ -519,7 +504,7 @@ def admit(member: Member) -> str:
 
 
 def unpacking_of(intake: Intake, *pieces: bytes, then: str = "end") -> Unpacking[str]:
-    return Unpacking(intake, MessageBody(Messages(*pieces, then=then).receive), owner("alice"), admit)
+    return Unpacking(intake, MessageBody(Sender(*pieces, then=then).receive), owner("alice"), admit)
 
 
 async def unpacked(unpacking: Unpacking[str]) -> list[tuple[str, bytes] | str]:
@@ -613,7 +598,7 @@ async def test_what_is_taken_is_charged_until_it_is_closed_and_nothing_else(plac
 async def test_what_is_refused_is_never_held(place: Place) -> None:
     intake, left_empty = place.intake(), []
 
-    class Watched(Messages):
+    class Watched(Sender):
         async def receive(self) -> Message:
             left_empty.append(place.is_left_empty_by(intake))
             return await super().receive()

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message
 
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
+from tests.support.messages import Sender
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.domain.links import owner
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, StorageFull
@@ -214,26 +214,6 @@ async def test_a_body_cancelled_while_its_file_opens_leaves_no_descriptor(spool:
     assert open_files_under(tmp_path) == []
 
 
-class Sender:
-    """An ASGI `receive` that gives these messages and then nothing more."""
-
-    def __init__(self, *pieces: bytes, last: bool = True, delay_seconds: float = 0) -> None:
-        more = [True] * (len(pieces) - 1) + [not last]
-        self.messages: list[Message] = [
-            {"type": "http.request", "body": piece, "more_body": flag} for piece, flag in zip(pieces, more, strict=True)
-        ]
-        self.delay_seconds = delay_seconds
-        self.asked = 0
-
-    async def receive(self) -> Message:
-        if self.asked > 0:
-            await asyncio.sleep(self.delay_seconds)
-        self.asked += 1
-        if self.asked > len(self.messages):
-            await asyncio.Event().wait()
-        return self.messages[self.asked - 1]
-
-
 def an_intake(spool: Spool, **settings: Any) -> Intake:
     return Intake(Settings(**settings), spool)
 
@@ -304,8 +284,7 @@ async def test_a_body_is_cut_off_at_the_limit(
 
 @pytest.mark.parametrize("gone", [True, False])
 async def test_a_client_that_goes_away_or_stands_still_leaves_nothing(spool: Spool, tmp_path: Path, gone: bool) -> None:
-    sender = Sender(b"ab", b"cd", last=False)
-    sender.messages[1:] = [{"type": "http.disconnect"}] if gone else []
+    sender = Sender(b"ab", then="disconnect" if gone else "silence")
     settings = {"body_budget_bytes": 4, "body_idle_timeout_seconds": 60.0 if gone else 0.02}
     with pytest.raises(ClientDisconnect if gone else BodyTimeout):
         await incoming(spool, sender, **settings).receive(owner("alice"), 4)

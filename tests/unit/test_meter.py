@@ -229,14 +229,6 @@ async def test_links_of_one_user_take_turns_however_much_one_of_them_asks_for(me
     await asyncio.gather(*asking)
 
 
-async def test_in_thread_raises_what_the_thread_raises() -> None:
-    def fail() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        await tasks.in_thread(fail)
-
-
 async def test_the_expected_cost_follows_what_requests_cost(metered: Meter, clock: Clock) -> None:
     for _ in range(100):
         spend(await begin(metered, "alice"), seconds=0.004)
