@@ -455,6 +455,28 @@ async def own_server_url(own_server: PrivateDatabase) -> str:
     return url
 
 
+@pytest.fixture(scope="session")
+def mortal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDatabase]:
+    """A MariaDB, or a MySQL, as it is chosen for each commit: tests of this worker may stop or kill it, and leave it
+    running. What the two do otherwise has tests with `own_server`."""
+    is_ci = os.environ.get("CI") == "true"
+    kinds = [kind for kind, each in PRIVATE_DATABASES.items() if is_ci or each.is_installed()]
+    if not kinds:
+        pytest.skip("neither MariaDB nor MySQL is here")
+    (kind,) = chosen(kinds, 1, "mortal server")
+    server = PRIVATE_DATABASES[kind](tmp_path_factory.mktemp("mortal-server")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def mortal_server_url(mortal_server: PrivateDatabase) -> str:
+    """A migrated database on it."""
+    async with _migrated(mortal_server.url("mysql"), "uploader") as (url, _):
+        pass
+    return url
+
+
 @pytest.fixture(params=PRIVATE_DATABASES)
 def served_url(request: pytest.FixtureRequest) -> str:
     """A migrated, empty database on each kind of server."""
@@ -490,13 +512,19 @@ async def storage(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 @pytest.fixture(scope="session")
-def s3_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A server that speaks S3: the given one, or JuiceFS' gateway, of this worker's own."""
-    if GIVEN_S3:
-        yield given_gateway(GIVEN_S3).make_bucket()
-        return
+def juice_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JuiceGateway]:
+    """JuiceFS' gateway, of this worker's own."""
     with JuiceGateway(tmp_path_factory.mktemp("s3")) as started:
-        yield started.gateway
+        yield started
+
+
+@pytest.fixture(scope="session")
+def s3_gateway(request: pytest.FixtureRequest) -> Gateway:
+    """A server that speaks S3: the given one, or this worker's own."""
+    if GIVEN_S3:
+        return given_gateway(GIVEN_S3).make_bucket()
+    juice: JuiceGateway = request.getfixturevalue("juice_gateway")
+    return juice.gateway
 
 
 @pytest.fixture
@@ -506,10 +534,16 @@ def s3_address(s3_gateway: Gateway) -> BucketAddress:
 
 
 @pytest.fixture
-def own_gateway(tmp_path: Path) -> Iterator[JuiceGateway]:
-    """One that the test may kill."""
-    with JuiceGateway(tmp_path / "own-gateway") as started:
-        yield started
+def own_gateway(juice_gateway: JuiceGateway) -> Iterator[JuiceGateway]:
+    """One that the test may stop, or kill: the next one finds it as it was."""
+    yield juice_gateway
+    juice_gateway.revive()
+
+
+@pytest.fixture
+def own_address(own_gateway: JuiceGateway) -> BucketAddress:
+    """A bucket there, below a prefix where nothing is."""
+    return own_gateway.gateway.address(f"tests/{secrets.token_hex(8)}")
 
 
 # The whole server

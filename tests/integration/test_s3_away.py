@@ -18,6 +18,7 @@ from tests.support.gateways import JuiceGateway, settings_of
 from tests.support.problems import problem
 from tests.support.process import Server, ended, owner_token
 from tests.support.stack import Stack
+from uploader.addresses import BucketAddress
 from uploader.errors import StorageAway
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.bucket import Bucket, ObjectReader
@@ -30,9 +31,9 @@ LARGE = Content(64 * MIB, chunk_size=16 * MIB)
 
 
 @pytest.fixture
-async def stack(make_stack: MakeStack, own_gateway: JuiceGateway) -> AsyncIterator[Stack]:
+async def stack(make_stack: MakeStack, own_address: BucketAddress) -> AsyncIterator[Stack]:
     """On a gateway that the test may kill."""
-    async with make_stack(**settings_of(own_gateway.gateway.address("away"))) as made:
+    async with make_stack(**settings_of(own_address)) as made:
         yield made
 
 
@@ -152,14 +153,14 @@ async def test_a_chunk_for_a_store_that_hangs_is_refused_before_its_body(
 
 
 def test_a_download_that_breaks_off_is_one_line_of_the_log(
-    tmp_path: Path, redis_url: str, own_gateway: JuiceGateway
+    tmp_path: Path, redis_url: str, own_gateway: JuiceGateway, own_address: BucketAddress
 ) -> None:
     data, log = tmp_path / "data", tmp_path / "log"
     settings = {
         "DATA": str(data),
         "REDIS_URL": redis_url,
         "LOG_LEVEL": "warning",
-        **own_gateway.gateway.environment("away"),
+        **own_gateway.gateway.environment(own_address.prefix),
     }
     server = Server(log, settings)
     with ended(server), httpx2.Client(base_url=server.url, timeout=60) as client:

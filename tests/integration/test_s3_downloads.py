@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.commands import Commands
-from tests.support.content import KIB, MIB, Content
-from tests.support.gateways import Gateway, settings_of
+from tests.support.content import KIB, Content
+from tests.support.gateways import PART_BYTES, Gateway, settings_of
 from tests.support.process import Server, ended, owner_token
 from tests.support.servers import free_port
 from tests.support.stack import Stack
@@ -23,8 +23,9 @@ from uploader.http.native import download
 from uploader.storage.base import BytesBody
 from uploader.storage.s3.bucket import Bucket, Stat
 
+PART = max(PART_BYTES, 512 * KIB)
 # Two parts, the second one is the rest; a name that only RFC 8187 can tell.
-CONTENT = Content(5 * MIB + 3, seed=81, name="films/über 1.bin", chunk_size=5 * MIB)
+CONTENT = Content(PART + 3, seed=81, name="films/über 1.bin", chunk_size=PART)
 
 
 @pytest.fixture
@@ -80,22 +81,19 @@ async def fetched(url: str, **headers: str) -> httpx2.Response:
 # What the server says
 
 
-async def test_a_download_is_sent_on_to_the_bucket(stack: Stack, content_url: str, s3_gateway: Gateway) -> None:
+async def test_a_download_is_sent_on_to_the_bucket_for_a_minute_and_for_nothing_else(
+    stack: Stack, content_url: str, s3_gateway: Gateway
+) -> None:
     response = await stack.client.get(content_url)
-    assert response.status_code == 307
-    assert response.content == b""
-    assert response.headers["cache-control"] == "no-store"
-    assert response.headers["location"].startswith(f"{s3_gateway.endpoint}/{s3_gateway.bucket}/")
-    there = await fetched(response.headers["location"])
-    assert there.status_code == 200
-    assert there.content == CONTENT.data
+    location = response.headers["location"]
+    assert (response.status_code, response.content, response.headers["cache-control"]) == (307, b"", "no-store")
+    assert location.startswith(f"{s3_gateway.endpoint}/{s3_gateway.bucket}/")
+    there = await fetched(location)
+    assert (there.status_code, there.content) == (200, CONTENT.data)
     assert there.headers["content-type"] == "application/octet-stream"
     assert there.headers["content-disposition"] == download.disposition(CONTENT.name)
     assert there.headers["content-disposition"].startswith("attachment; ")
 
-
-async def test_the_url_works_for_a_minute_and_for_nothing_else(stack: Stack, content_url: str) -> None:
-    location = (await stack.client.get(content_url)).headers["location"]
     assert 0 < int(parse_qs(urlsplit(location).query)["X-Amz-Expires"][0]) <= 60
     assert (await fetched(location.replace("X-Amz-Expires=60", "X-Amz-Expires=86400"))).status_code == 403
     assert (await fetched(location.partition("?")[0])).status_code == 403
@@ -104,10 +102,15 @@ async def test_the_url_works_for_a_minute_and_for_nothing_else(stack: Stack, con
         assert (await anybody.delete(location)).status_code == 403
 
 
-async def test_a_range_is_sent_on(stack: Stack, content_url: str) -> None:
+ETAG, OTHER = f'"{CONTENT.sha256}"', f'"{"0" * 64}"'
+
+
+async def test_a_range_is_sent_on_and_what_the_bucket_would_answer_otherwise_is_answered_here(
+    stack: Stack, content_url: str
+) -> None:
     for asked, first, last in [
         ("bytes=0-0", 0, 0),
-        (f"bytes={5 * MIB - 2}-", 5 * MIB - 2, CONTENT.size - 1),
+        (f"bytes={PART - 2}-", PART - 2, CONTENT.size - 1),
         ("bytes=-5", CONTENT.size - 5, CONTENT.size - 1),
     ]:
         response = await stack.client.get(content_url, headers={"Range": asked})
@@ -116,12 +119,6 @@ async def test_a_range_is_sent_on(stack: Stack, content_url: str) -> None:
         assert there.status_code == 206
         assert there.headers["content-range"] == f"bytes {first}-{last}/{CONTENT.size}"
         assert there.content == CONTENT.data[first : last + 1]
-
-
-ETAG, OTHER = f'"{CONTENT.sha256}"', f'"{"0" * 64}"'
-
-
-async def test_what_the_bucket_would_answer_otherwise_is_answered_here(stack: Stack, content_url: str) -> None:
     for headers, status in [
         ({"Range": "bytes=0-0,5-6"}, 206),
         ({"Range": f"bytes={CONTENT.size}-"}, 416),
@@ -134,7 +131,19 @@ async def test_what_the_bucket_would_answer_otherwise_is_answered_here(stack: St
         assert (await stack.client.get(content_url, headers=headers)).status_code == status, headers
 
 
-async def test_what_else_comes_from_here(stack: Stack, content_url: str) -> None:
+async def test_a_link_and_an_empty_file_are_sent_on_and_what_else_there_is_comes_from_here(
+    stack: Stack, content_url: str
+) -> None:
+    link = (await stack.client.post(content_url.replace("/content", "/link"))).json()["url"]
+    async with stack.anonymous() as anybody:
+        response = await anybody.get(link)
+    assert response.status_code == 307
+    assert (await fetched(response.headers["location"])).content == CONTENT.data
+    file = (await stack.upload(Content(0, seed=1, name="empty"))).json()["file"]
+    response = await stack.client.get(f"/me/files/{file['id']}/content")
+    assert response.status_code == 307
+    assert (await fetched(response.headers["location"])).content == b""
+
     head = await stack.client.head(content_url)
     told = head.headers["content-length"], head.headers["etag"]
     assert (head.status_code, *told) == (200, str(CONTENT.size), ETAG)
@@ -148,38 +157,10 @@ async def test_what_else_comes_from_here(stack: Stack, content_url: str) -> None
     assert (await bob.get(content_url)).status_code == 404
 
 
-async def test_a_link_and_an_empty_file_are_sent_on(stack: Stack, content_url: str) -> None:
-    link = (await stack.client.post(content_url.replace("/content", "/link"))).json()["url"]
-    async with stack.anonymous() as anybody:
-        response = await anybody.get(link)
-    assert response.status_code == 307
-    assert (await fetched(response.headers["location"])).content == CONTENT.data
-    file = (await stack.upload(Content(0, seed=1, name="empty"))).json()["file"]
-    response = await stack.client.get(f"/me/files/{file['id']}/content")
-    assert response.status_code == 307
-    assert (await fetched(response.headers["location"])).content == b""
-
-
-async def test_a_content_that_is_not_there_is_told_before(
-    stack: Stack, content_url: str, s3_address: BucketAddress
-) -> None:
-    lose_everything(s3_address)
-    response = await stack.client.get(content_url)
-    assert response.status_code == 500
-    assert response.json()["code"] == "content-damaged"
-
-
 # Our own client
 
 
-async def test_the_client_follows_without_its_token(stack: Stack, content_url: str, tmp_path: Path) -> None:
-    wire = Wire(stack)
-    assert await film(stack, wire, tmp_path) == CONTENT.data
-    [asked] = wire.asked_elsewhere
-    assert "authorization" not in asked.headers
-
-
-async def test_the_client_goes_on_in_the_bucket(
+async def test_the_client_follows_without_its_token_and_goes_on_in_the_bucket(
     stack: Stack, content_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = Wire(stack)
@@ -196,6 +177,7 @@ async def test_the_client_goes_on_in_the_bucket(
     monkeypatch.setattr(wire._network, "handle_async_request", breaking)
     assert await film(stack, wire, tmp_path, Patience(first_pause_seconds=0.01)) == CONTENT.data
     first, second = wire.asked_elsewhere
+    assert "authorization" not in {*first.headers, *second.headers}
     assert "range" not in first.headers
     assert second.headers["range"].startswith("bytes=")
     assert second.headers["range"] != "bytes=0-"
@@ -221,35 +203,38 @@ class _Broken(httpx2.AsyncByteStream):
         await self._response.aclose()
 
 
-async def test_the_client_compares_what_the_bucket_sends(
-    stack: Stack, content_url: str, tmp_path: Path, s3_address: BucketAddress
+async def test_the_client_says_who_refuses_it_and_compares_what_the_bucket_sends(
+    stack: Stack, content_url: str, tmp_path: Path, s3_gateway: Gateway, s3_address: BucketAddress
 ) -> None:
-    replace_everything(s3_address)
+    at_once = Patience(give_up_after_seconds=0)
+    with pytest.MonkeyPatch.context() as late, pytest.raises(ServerProblem) as told:
+        late.setattr(download, "_SENT_ON_SECONDS", -1)  # as to one whose clock is wrong by hours
+        await film(stack, Wire(stack), tmp_path, at_once)
+    assert s3_gateway.endpoint in str(told.value)
+    assert told.value.retryable
+
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    elsewhere, presign = Bucket(replace(s3_address, endpoint=nowhere)), Bucket.presign_get
+    with pytest.MonkeyPatch.context() as astray, pytest.raises(Unreachable, match=nowhere):
+        astray.setattr(Bucket, "presign_get", lambda _, *asked: presign(elsewhere, *asked))
+        await film(stack, Wire(stack), tmp_path, at_once)
+    elsewhere.close()
+
+    bucket = Bucket(s3_address)
+    for stat in everything_in(bucket):  # other bytes, and as many
+        bucket.put(stat.key, BytesBody(bytes(stat.size)))
     with pytest.raises(ContentDiffers):
         await film(stack, Wire(stack), tmp_path)
     assert not (tmp_path / "film.bin").exists()
 
-
-async def test_the_client_says_who_refuses_it(
-    stack: Stack, content_url: str, tmp_path: Path, s3_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one whose clock is wrong by hours would."""
-    monkeypatch.setattr(download, "_SENT_ON_SECONDS", -1)
-    with pytest.raises(ServerProblem) as told:
-        await film(stack, Wire(stack), tmp_path, Patience(give_up_after_seconds=0))
-    assert s3_gateway.endpoint in str(told.value)
-    assert told.value.retryable
+    bucket.delete([stat.key for stat in everything_in(bucket)])
+    bucket.close()
+    response = await stack.client.get(content_url)
+    assert (response.status_code, response.json()["code"]) == (500, "content-damaged"), "told before"
 
 
-async def test_the_client_says_that_it_does_not_reach_the_bucket(
-    stack: Stack, content_url: str, tmp_path: Path, s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    elsewhere, presign = Bucket(replace(s3_address, endpoint=nowhere)), Bucket.presign_get
-    monkeypatch.setattr(Bucket, "presign_get", lambda _, *asked: presign(elsewhere, *asked))
-    with pytest.raises(Unreachable, match=nowhere):
-        await film(stack, Wire(stack), tmp_path, Patience(give_up_after_seconds=0))
-    elsewhere.close()
+def everything_in(bucket: Bucket) -> list[Stat]:
+    return [stat for prefix in ("u/", "w/") for batch in bucket.list_keys(prefix) for stat in batch]
 
 
 def test_get_follows(tmp_path: Path, s3_gateway: Gateway) -> None:
@@ -264,24 +249,3 @@ def test_get_follows(tmp_path: Path, s3_gateway: Gateway) -> None:
         got = commands.run("get", "film.bin", "-o", "copy.bin")
         assert got.returncode == 0, got.stderr
     assert (tmp_path / "copy.bin").read_bytes() == CONTENT.data
-
-
-# What happens in the bucket
-
-
-def everything_in(bucket: Bucket) -> list[Stat]:
-    return [stat for prefix in ("u/", "w/") for batch in bucket.list_keys(prefix) for stat in batch]
-
-
-def lose_everything(address: BucketAddress) -> None:
-    bucket = Bucket(address)
-    bucket.delete([stat.key for stat in everything_in(bucket)])
-    bucket.close()
-
-
-def replace_everything(address: BucketAddress) -> None:
-    """Other bytes, and as many."""
-    bucket = Bucket(address)
-    for stat in everything_in(bucket):
-        bucket.put(stat.key, BytesBody(bytes(stat.size)))
-    bucket.close()

@@ -25,7 +25,7 @@ from uploader.storage.s3.store import S3Store
 
 CONTENT = Content(3 * PART_BYTES, chunk_size=PART_BYTES)
 # Of a list, and of all.
-PAGE, CONTENTS = 10, 95
+PAGE, CONTENTS = 5, 48
 PAGES = math.ceil(CONTENTS / PAGE)
 # Whatever there is: the clock of the store, the multipart uploads, and lists that end.
 FEW = 6
@@ -82,14 +82,14 @@ async def test_contents_are_compared_by_lists_and_only_what_they_lack_is_asked_f
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cleanup, "_SETTLED_SECONDS", -60)
-    monkeypatch.setattr(reconcile, "_STRETCH", 7)
+    monkeypatch.setattr(reconcile, "_STRETCH", 3)
     keys = await fill(stack)
     with requests() as asked:
         assert await blob_drifts(stack) == []
     assert asked["HeadObject"] == 0
     assert asked.total() <= PAGES + FEW, asked
 
-    lost, altered = [keys[0], keys[40], keys[-1], *keys[50:75]], keys[20]
+    lost, altered = [keys[0], keys[20], keys[-1], *keys[25:38]], keys[10]
     bucket_of(stack).delete(lost)
     bucket_of(stack).put(altered, BytesBody(b"longer"))
     bucket_of(stack).put("w/stray", BytesBody(b"0"))

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -162,6 +163,7 @@ class JuiceGateway(PrivateGateway):
         self._authority = authority
         self._redis = PrivateRedis(directory / "redis")
         self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -189,6 +191,15 @@ class JuiceGateway(PrivateGateway):
     def send_signal(self, number: int) -> None:
         assert self._process is not None
         send_signal(self._process, number)
+
+    def revive(self) -> None:
+        """Whatever became of it: who is started by another thread ends with that."""
+        assert self._process is not None
+        if self._process.poll() is None and self._thread is threading.main_thread():
+            self.send_signal(signal.SIGCONT)
+        else:
+            self.kill()
+            self.start_again()
 
     def limit_files(self, count: int) -> None:
         """Let it be full as soon as it has so many files and directories; it hears of that within seconds."""
@@ -221,6 +232,7 @@ class JuiceGateway(PrivateGateway):
         command += ["--backup-meta", "0", "--cache-dir", str(self._directory / "cache")]
         command += ["--log", str(self._directory / "log"), "--metrics", f"127.0.0.1:{free_port()}"]
         command += [self._redis.url, f"127.0.0.1:{self.port}"]
+        self._thread = threading.current_thread()
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 command, env=self._environment(), preexec_fn=end_with_parent, stdout=output, stderr=output
