@@ -4,7 +4,6 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import aclosing
 
 import pytest
@@ -15,7 +14,7 @@ from tests.conftest import MakeStack
 from tests.support.background import stopped
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
-from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
+from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.switching import Left, switched
 from tests.support.waiting import PATIENCE_SECONDS, eventually
@@ -67,29 +66,21 @@ def given_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return stores
 
 
-@pytest.fixture(scope="module", params=PRIVATE_DATABASES)
-def own_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDatabase]:
-    """One for all tests of this file: each leaves it running, and has a database of its own in it."""
-    server = PRIVATE_DATABASES[request.param](tmp_path_factory.mktemp("own-server")).start()
-    yield server
-    server.stop()
-
-
 @pytest.mark.usefixtures("waits_count_long")
 async def test_a_chunk_that_waited_for_the_database_does_not_wait_as_long_for_redis(
     make_stack: MakeStack,
-    own_server: PrivateDatabase,
-    own_server_url: str,
+    mortal_server: PrivateDatabase,
+    mortal_server_url: str,
     own_redis: PrivateRedis,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mysql, "LEAST", 0.01)
     timeouts = {"database_timeout_seconds": 6, "redis_timeout_seconds": 5}  # half of which pass before the hello
-    async with make_stack(database_url=own_server_url, redis_url=own_redis.url, **timeouts) as stack:
+    async with make_stack(database_url=mortal_server_url, redis_url=own_redis.url, **timeouts) as stack:
         await _begun(stack)
         own_redis.command("FLUSHALL")  # so that the chunk has to ask both
-        with stopped(own_server):
+        with stopped(mortal_server):
             sending = asyncio.create_task(stack.put(CONTENT, 1))
             await eventually(_the_database_was_asked_for_a_hello)
             own_redis.send_signal(signal.SIGSTOP)
@@ -176,11 +167,11 @@ async def test_who_has_little_patience_left_cuts_off_nobody_else(
 
 
 async def test_a_request_gives_a_database_up_once_and_a_job_each_time(
-    own_server: PrivateDatabase, own_server_url: str
+    mortal_server: PrivateDatabase, mortal_server_url: str
 ) -> None:
-    database = Database(own_server_url, timeout_seconds=1)
+    database = Database(mortal_server_url, timeout_seconds=1)
     await database.check_writable()
-    with stopped(own_server):
+    with stopped(mortal_server):
         with as_request():
             of_request = [await _refusal(database) for _ in range(2)]
         of_job = [await _refusal(database) for _ in range(2)]
@@ -189,15 +180,17 @@ async def test_a_request_gives_a_database_up_once_and_a_job_each_time(
     await database.close()
 
 
-async def test_a_request_that_gave_up_a_store_does_not_wait_long_for_one_that_works(
-    own_server: PrivateDatabase, own_server_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_database_that_works_long_is_waited_for_as_before_but_not_by_who_gave_up_another_store(
+    mortal_server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a replica that does not confirm a commit. A hello is answered meanwhile."""
-    monkeypatch.setattr(wait_budget, "IN_ALL_SECONDS", 1)
-    database = Database(own_server_url, timeout_seconds=3)
+    database = Database(mortal_server_url, timeout_seconds=3)
     await database.check_writable()
     with as_request() as own:
         assert await _sleeps(database, 4)
+        assert own.left("database", 3) > 2.7
+        assert own.left("redis", 3) == 3 * LEAST
+        monkeypatch.setattr(wait_budget, "IN_ALL_SECONDS", 1)
         own.give_up("redis")
         with pytest.raises(Unavailable) as raised:
             await _sleeps(database, 60)
@@ -230,22 +223,10 @@ async def test_who_has_waited_waits_less_for_the_right_to_append(stack: Stack, m
                 pass
 
 
-async def test_a_database_that_works_long_is_asked_as_patiently_as_before_and_redis_less(
-    own_server: PrivateDatabase, own_server_url: str
-) -> None:
-    database = Database(own_server_url, timeout_seconds=3)
-    await database.check_writable()
-    with as_request() as own:
-        assert await _sleeps(database, 4)
-        assert own.left("database", 3) > 2.7
-        assert own.left("redis", 3) == 3 * LEAST
-    await database.close()
-
-
 async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_silent_then(
-    own_server: PrivateDatabase, own_server_url: str
+    mortal_server: PrivateDatabase, mortal_server_url: str
 ) -> None:
-    database = Database(own_server_url, connections=SYNCING_CONNECTIONS + 1, timeout_seconds=1)
+    database = Database(mortal_server_url, connections=SYNCING_CONNECTIONS + 1, timeout_seconds=1)
     await database.check_writable()
     has_it = asyncio.Event()
 
@@ -260,7 +241,7 @@ async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_si
     async with asyncio.timeout(PATIENCE_SECONDS):
         while own.left("database", 1) > LEAST:
             await asyncio.sleep(0.02)
-    with stopped(own_server):
+    with stopped(mortal_server):
         assert await refusal == "no answer within 0.2 s"
     await ended(busy)
     await database.close()

@@ -2,7 +2,7 @@
 lost and came after all. No bytes may go for the word of either."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Table, make_url, select, text, update
 
 from tests.conftest import MakeStack
+from tests.support.archives import Entry, archive
 from tests.support.background import flush_due, open_with_chunks, reached
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
@@ -18,7 +19,7 @@ from tests.support.faults import paused_call
 from tests.support.invariants import Account, checked_accounts
 from tests.support.lost_commits import LostCommit
 from tests.support.rows import Transactions
-from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase
+from tests.support.servers import PrivateDatabase
 from tests.support.stack import Stack
 from uploader.database import meta, models, queries
 from uploader.database.engine import Connection, Database
@@ -32,21 +33,6 @@ CONTENT = Content(3 * CHUNK - 7)
 _ATTEMPTS = 8
 # So much later nothing is on its way any more, by the rules of the cleanup.
 _SETTLED_SECONDS = 2 * 3600.0
-
-
-@pytest.fixture(scope="module", params=PRIVATE_DATABASES)
-def own_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDatabase]:
-    """One for all tests of this file: each leaves it running, and has a database of its own in it."""
-    server = PRIVATE_DATABASES[request.param](tmp_path_factory.mktemp("own-server")).start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def own_database(own_server_url: str) -> AsyncIterator[Database]:
-    database = Database(own_server_url)
-    yield database
-    await database.close()
 
 
 @asynccontextmanager
@@ -80,22 +66,26 @@ async def fact_after_a_crash(
 
 
 async def test_what_was_read_durably_survives_a_crash_and_what_was_read_may_not(
-    own_server: PrivateDatabase, own_database: Database
+    own_server: PrivateDatabase, own_server_url: str
 ) -> None:
-    survived = await fact_after_a_crash(own_database, own_server, "durably", own_database.read_durably)
+    """On each kind of server; that the services read so, where they have to, is tried on one."""
+    database = Database(own_server_url)
+    survived = await fact_after_a_crash(database, own_server, "durably", database.read_durably)
     assert survived == "there"
     for attempt in range(_ATTEMPTS):
-        if await fact_after_a_crash(own_database, own_server, f"read {attempt}", own_database.read) is None:
-            return
-    raise AssertionError("this database undoes nothing that was read, so the test can't tell")
+        if await fact_after_a_crash(database, own_server, f"read {attempt}", database.read) is None:
+            break
+    else:
+        raise AssertionError("this database undoes nothing that was read, so the test can't tell")
+    await database.close()
 
 
 @pytest.mark.parametrize("deleted", ["just now", "before"])
 async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
-    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str, deleted: str
+    make_stack: MakeStack, mortal_server: PrivateDatabase, mortal_server_url: str, deleted: str
 ) -> None:
     """The database crashes right before the bytes go, and before the last statement that comes before that."""
-    async with make_stack(database_url=own_server_url) as stack:
+    async with make_stack(database_url=mortal_server_url) as stack:
         services = stack.services
         file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
         file = await services.files.get("alice", file_id)
@@ -105,7 +95,7 @@ async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
         with paused_call(call, only=lambda path: path.name == CONTENT.sha256) as pause:
             collecting = asyncio.create_task(services.files.collect(CONTENT.sha256))
             await reached(pause)
-            crash(own_server)
+            crash(mortal_server)
         with pytest.raises(Unavailable):  # from its commit, or from the statement
             await collecting
         assert bool(stack.bytes_on_disk()) == (deleted == "before")
@@ -119,8 +109,9 @@ async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
 
 async def test_forty_contents_are_collected_at_once_over_fewer_connections(make_stack_on: MakeStack) -> None:
     async with make_stack_on() as stack:
-        contents = [Content(100, seed=seed, name=f"{seed}.bin") for seed in range(40)]
-        files = [(await stack.upload(content)).json()["file"]["id"] for content in contents]
+        entries = [Entry(f"{number}", b"%d" % number) for number in range(40)]
+        sent = await stack.client.post("/files/batch", content=archive(*entries))
+        files = [each["file"]["id"] for each in sent.json()["results"]]
         answers = await asyncio.gather(*(stack.client.delete(f"/me/files/{file_id}") for file_id in files))
         assert {answer.status_code for answer in answers} == {204}
         assert stack.bytes_on_disk() == []
@@ -148,25 +139,25 @@ async def test_an_upload_whose_close_was_undone_keeps_its_bytes(make_stack_on: M
 
 
 async def test_the_bytes_of_an_upload_go_only_when_no_crash_opens_it_again(
-    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
+    make_stack: MakeStack, mortal_server: PrivateDatabase, mortal_server_url: str
 ) -> None:
-    async with make_stack(database_url=own_server_url) as stack:
+    async with make_stack(database_url=mortal_server_url) as stack:
         upload, database = await open_with_chunks(stack, CONTENT, 0), stack.services.database
         async with commits_under_way(database):
             await Transactions(database).close(upload)
         with paused_call("unlink") as pause:
             visit = asyncio.create_task(stack.services.closers.tidy(upload.id))
             await reached(pause)
-            crash(own_server)
+            crash(mortal_server)
         assert await visit
         assert (await row_of(stack, upload)).state is State.CANCELLED
 
 
 async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_again(
-    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
+    make_stack: MakeStack, mortal_server: PrivateDatabase, mortal_server_url: str
 ) -> None:
     clock = ManualClock()
-    async with make_stack(database_url=own_server_url, clock=clock) as stack:
+    async with make_stack(database_url=mortal_server_url, clock=clock) as stack:
         upload, database = await open_with_chunks(stack, CONTENT, 0), stack.services.database
         clock.advance(_SETTLED_SECONDS)
         async with commits_under_way(database):
@@ -176,7 +167,7 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
                 stack.services.cleanup.clean(opened_before=datetime(9999, 12, 1, tzinfo=UTC))
             )
             await reached(pause)
-            crash(own_server)
+            crash(mortal_server)
         await cleaning  # which puts it off where the database takes long to come back
         assert (await row_of(stack, upload)).state is State.CANCELLED
         await stack.services.cleanup.clean(opened_before=datetime(9999, 12, 1, tzinfo=UTC))
@@ -185,10 +176,10 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
 
 @pytest.mark.parametrize("visitor", ["flusher", "closer"])
 async def test_redis_takes_for_flushed_what_no_crash_takes_back(
-    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str, visitor: str
+    make_stack: MakeStack, mortal_server: PrivateDatabase, mortal_server_url: str, visitor: str
 ) -> None:
     """One worker has flushed, and its commit is under way; another one looks what there is to flush."""
-    async with make_stack(database_url=own_server_url, max_pending_bytes=1) as stack:
+    async with make_stack(database_url=mortal_server_url, max_pending_bytes=1) as stack:
         upload, services = await open_with_chunks(stack, CONTENT, 0), stack.services
         async with commits_under_way(services.database):
             await Transactions(services.database).flush((upload, 0, CHUNK))
@@ -197,7 +188,7 @@ async def test_redis_takes_for_flushed_what_no_crash_takes_back(
         else:
             assert await flush_due(stack) == FlushedBatch(1, more=False)
         assert await services.pending.flush_queues[0].next_due() is None
-        crash(own_server)
+        crash(mortal_server)
         assert (await row_of(stack, upload)).flushed_bytes == CHUNK
 
 
