@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.bodies import joined
+from tests.support.chosen import seed
 from tests.support.content import Content, parts_around_chunks
 from tests.support.stores import CHUNK, CONTENT, Process
 from tests.support.waiting import eventually
@@ -21,7 +22,7 @@ DIGESTS = Digests(CONTENT.md5, CONTENT.sha256)
 # Chunks
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [1, 3, 0, 2]])
 async def test_chunks_in_any_order_become_the_content(process: Process, another: Process, order: list[int]) -> None:
     upload = await process.open()
     for sent, number in enumerate(order, start=1):
@@ -143,7 +144,7 @@ def of_the_same_checksum(data: bytes) -> bytes:
     return bytes(forged)
 
 
-@pytest.mark.parametrize("size", [3 * CHUNK + 1000, 3 * CHUNK, 1000, CHUNK, 0])
+@pytest.mark.parametrize("size", [3 * CHUNK + 1000, CHUNK, 1000, 0])
 async def test_the_tail_becomes_the_last_chunk_when_the_length_is_told(
     process: Process, another: Process, size: int
 ) -> None:
@@ -247,11 +248,9 @@ async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(proc
 # Concatenations
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_a_whole_has_the_bytes_of_its_parts_whatever_becomes_of_them(
-    process: Process, another: Process, seed: int
-) -> None:
-    chance = random.Random(seed)
+async def test_a_whole_has_the_bytes_of_its_parts_whatever_becomes_of_them(process: Process, another: Process) -> None:
+    """Of any lengths: others for each commit."""
+    chance = random.Random(f"{seed()} parts")
     made = [*parts_around_chunks(chance, CHUNK), *(Content(size, seed=9) for size in (CHUNK + 1, 0, 10))]
     parts = [await process.full(content) for content in made]
     made, parts = [*made, made[0], *made[-3:-2] * 2], [*parts, parts[0], *parts[-3:-2] * 2]

@@ -237,26 +237,26 @@ async def _reason(stack: Stack) -> str | None:
     return reason
 
 
-@pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT])
 async def test_what_can_only_not_be_read_is_not_damaged(
-    stack: Stack, clock: ManualClock, caplog: pytest.LogCaptureFixture, error_number: int
+    stack: Stack, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     file_id = await _file_id(stack)
-    with _unreadable(stack, error_number):
-        assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, False)]
-        for more in ({}, {"Range": "bytes=70000-70009"}):
-            response = await stack.client.get(f"/me/files/{file_id}/content", headers=more)
-            assert problem(response, 503, "unavailable")["retryable"]
-    assert "damaged" not in (await stack.client.get(f"/me/files/{file_id}")).json()
-    assert await _reason(stack) == "contents that can't be read: 1, see the log"
-    assert [vars(record)["sha256"] for record in caplog.records if record.message == "a content can't be read"] == [
-        CONTENT.sha256
-    ]
-    assert (await _download(stack)).content == CONTENT.data, "as soon as it can be read"
-    clock.advance(30)
-    read: list[int] = []
-    await stack.services.scrubbing.scrub_due(read.append)
-    assert (sum(read), await _reason(stack)) == (CONTENT.size, None)
+    for error_number in (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT):
+        caplog.clear()
+        with _unreadable(stack, error_number):
+            assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, False)], error_number
+            for more in ({}, {"Range": "bytes=70000-70009"}):
+                response = await stack.client.get(f"/me/files/{file_id}/content", headers=more)
+                assert problem(response, 503, "unavailable")["retryable"]
+        assert "damaged" not in (await stack.client.get(f"/me/files/{file_id}")).json()
+        assert await _reason(stack) == "contents that can't be read: 1, see the log"
+        told = [record for record in caplog.records if record.message == "a content can't be read"]
+        assert [vars(record)["sha256"] for record in told] == [CONTENT.sha256]
+        assert (await _download(stack)).content == CONTENT.data, "as soon as it can be read"
+        clock.advance(30)
+        read: list[int] = []
+        await stack.services.scrubbing.scrub_due(read.append)
+        assert (sum(read), await _reason(stack)) == (CONTENT.size, None)
 
 
 async def test_what_a_download_can_not_read_is_looked_at_soon(stack: Stack, clock: ManualClock) -> None:

@@ -110,30 +110,25 @@ async def until_ahead(node: Node, upload: Upload) -> None:
 
 
 @pytest.mark.usefixtures("only_with_rows")
-@pytest.mark.parametrize(
-    ("first", "then", "saved"),
-    [
+async def test_what_the_rows_of_chunks_tell_is_enough(node: Node, another: Node) -> None:
+    """Each step: the node, the chunk, and whether its digests come as fast as S3 does."""
+    for first, then, saved in [
         ("n0! n1!", "a2 a3", 2),  # where a node dies, which has time for nothing, another goes on
         ("n0! a1! n2! a3!", "", 4),
         ("a1 a2 a3 n0!", "", 1),  # what waits in memory goes on from what others saved
         ("a1 a2 n0!", "a3", 1),
         ("n1 n3 a2 a0!", "", 4),  # each goes on as soon as others have come so far: no chunk comes to say so
-    ],
-)
-async def test_what_the_rows_of_chunks_tell_is_enough(
-    node: Node, another: Node, first: str, then: str, saved: int
-) -> None:
-    """Each step: the node, the chunk, and whether its digests come as fast as S3 does."""
-    upload, nodes = await node.open(), {"n": node, "a": another}
-    for step in first.split():
-        put = put_hashed if step.endswith("!") else Node.put
-        assert await put(nodes[step[0]], upload, int(step[1]))
-    if saved > 1:
-        await until_saved(another, upload, min(saved * CHUNK, CONTENT.size))
-    for step in then.split():
-        await nodes[step[0]].put(upload, int(step[1]))
-    await check_unread(another, upload)
-    assert node.bucket.read_bytes == 0
+    ]:
+        upload, nodes = await node.open(), {"n": node, "a": another}
+        for step in first.split():
+            put = put_hashed if step.endswith("!") else Node.put
+            assert await put(nodes[step[0]], upload, int(step[1]))
+        if saved > 1:
+            await until_saved(another, upload, min(saved * CHUNK, CONTENT.size))
+        for step in then.split():
+            await nodes[step[0]].put(upload, int(step[1]))
+        await check_unread(another, upload)
+        assert node.bucket.read_bytes == 0, first
 
 
 @pytest.mark.usefixtures("only_with_rows")
@@ -442,16 +437,16 @@ DAMAGE: dict[str, Callable[[Upload], dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-async def test_a_damaged_row_refuses_no_upload(make_node: MakeNode, node: Node, another: Node, kind: str) -> None:
-    upload = await node.open()
-    await node.put_these(upload, *range(3))
-    await until_saved(node, upload, 3 * CHUNK)
-    await damage(node, upload, **DAMAGE[kind](upload))
-    await another.put(upload, 3)
-    assert await another.store.digest(upload) == digests_of(CONTENT)
+async def test_a_damaged_row_refuses_no_upload(make_node: MakeNode, node: Node, another: Node) -> None:
     last = make_node()
-    assert await last.bytes_of(upload) == CONTENT.data
+    for kind, damaged in DAMAGE.items():
+        upload = await node.open()
+        await node.put_these(upload, *range(3))
+        await until_saved(node, upload, 3 * CHUNK)
+        await damage(node, upload, **damaged(upload))
+        await another.put(upload, 3)
+        assert await another.store.digest(upload) == digests_of(CONTENT), kind
+        assert await last.bytes_of(upload) == CONTENT.data, kind
 
 
 async def test_digests_that_are_not_those_of_the_content_are_computed_once_more(node: Node, another: Node) -> None:

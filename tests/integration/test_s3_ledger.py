@@ -168,20 +168,20 @@ async def test_the_last_one_who_claims_appends(ledger: Ledger) -> None:
         assert await ledger.appender(ID) == appender
 
 
-@pytest.mark.parametrize(("at", "stays"), [(2, True), (3, False), (4, False)])
-async def test_what_is_withdrawn_is_missing_again(ledger: Ledger, at: int, stays: bool) -> None:
-    upload_id = await opened(ledger, 0, 1, 3, 5)
-    if at != 3:  # of which there is a chunk
-        assert await ledger.move_tail(upload_id, 0, None, tail(at), NOW)
-    assert await ledger.save_digest(upload_id, 0, SavedDigest(5, STATE))
-    await ledger.freeze(upload_id)
-    await ledger.withdraw(upload_id, [3, 5, 9], multipart_id="n")
-    found = await read(ledger, upload_id)
-    assert found.parts.keys() == {0, 1}
-    assert (found.fence, found.frozen, found.multipart_id, found.digest) == (2, False, "n", None)
-    assert found.tail == (tail(at) if stays else None)
-    assert await ledger.add_part(upload_id, 1, part(3), NOW) is PartNoted.REFUSED
-    assert await ledger.add_part(upload_id, 2, part(3), NOW) is PartNoted.ADDED
+async def test_what_is_withdrawn_is_missing_again(ledger: Ledger) -> None:
+    for at, stays in ((2, True), (3, False), (4, False)):
+        upload_id = await opened(ledger, 0, 1, 3, 5)
+        if at != 3:  # of which there is a chunk
+            assert await ledger.move_tail(upload_id, 0, None, tail(at), NOW)
+        assert await ledger.save_digest(upload_id, 0, SavedDigest(5, STATE))
+        await ledger.freeze(upload_id)
+        await ledger.withdraw(upload_id, [3, 5, 9], multipart_id="n")
+        found = await read(ledger, upload_id)
+        assert found.parts.keys() == {0, 1}
+        assert (found.fence, found.frozen, found.multipart_id, found.digest) == (2, False, "n", None)
+        assert found.tail == (tail(at) if stays else None)
+        assert await ledger.add_part(upload_id, 1, part(3), NOW) is PartNoted.REFUSED
+        assert await ledger.add_part(upload_id, 2, part(3), NOW) is PartNoted.ADDED
 
 
 async def test_a_multipart_upload_that_takes_the_place_of_another_takes_all_and_nothing_that_came_since(
