@@ -26,6 +26,7 @@ from tests.support.chosen import chosen, is_in_share, places, seed
 from tests.support.clock import ManualClock
 from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
 from tests.support.hosting import MakeUploader, identify
+from tests.support.nodes import MakeNode, Node, making_nodes
 from tests.support.process import can_mount, clamd_program
 from tests.support.proxies import PROXIES, program_of
 from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
@@ -544,6 +545,24 @@ def own_gateway(juice_gateway: JuiceGateway) -> Iterator[JuiceGateway]:
 def own_address(own_gateway: JuiceGateway) -> BucketAddress:
     """A bucket there, below a prefix where nothing is."""
     return own_gateway.gateway.address(f"tests/{secrets.token_hex(8)}")
+
+
+@pytest.fixture
+async def make_node(stack_url: str, s3_address: BucketAddress) -> AsyncIterator[MakeNode]:
+    async with making_nodes(stack_url, s3_address) as make:
+        yield make
+
+
+@pytest.fixture
+async def node(make_node: MakeNode) -> Node:
+    """A store on S3, as a process has it."""
+    return make_node()
+
+
+@pytest.fixture
+async def another(make_node: MakeNode, node: Node) -> Node:
+    """Another process, with the same bucket and the same ledger."""
+    return make_node()
 
 
 # The whole server

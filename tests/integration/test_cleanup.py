@@ -112,6 +112,14 @@ async def a_stray_directory(stack: Stack) -> Path:
     return directory
 
 
+def a_stray_blob(stack: Stack, name: str = "0" * 64, size: int = 1) -> Path:
+    """It may as well be a file of a merge that died."""
+    blob = stack.data / "blobs" / name[:2] / name[2:4] / name
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(bytes(size))
+    return blob
+
+
 async def rows(stack: Stack) -> list[Any]:
     async with stack.services.database.engine.connect() as connection:
         tables = (models.upload, models.blob, models.file, models.user_info)
@@ -293,9 +301,7 @@ async def test_two_cleanups_at_once_give_everything_back_once(stack_on: Stack, c
         directory = stack_on.data / "temp" / "2001" / f"{1 + number % 2:02}" / new_id()
         directory.mkdir(parents=True)
         (directory / "data").write_bytes(b"0")
-        sha256 = f"{number:02x}" * 32
-        (stack_on.data / "blobs" / sha256[:2] / sha256[:2]).mkdir(parents=True)
-        (stack_on.data / "blobs" / sha256[:2] / sha256[:2] / sha256).write_bytes(b"0")
+        a_stray_blob(stack_on, f"{number:02x}" * 32)
     clock.advance(40 * DAY + 2 * HOUR)
     both = await asyncio.gather(*(stack_on.services.cleanup.clean(idle_seconds=DAY, all_strays=True) for _ in range(2)))
     assert sum(cleaned.expired_uploads for cleaned in both) == 6
@@ -315,9 +321,7 @@ async def test_a_dry_run_changes_nothing_and_says_what_a_cleanup_does(stack: Sta
     closed = await open_with_chunks(stack, Content(CONTENT.size, seed=2), 0)
     await close_without_tidying(stack, closed)
     (stack.data / "temp" / "2001" / "04" / new_id()).mkdir(parents=True)
-    stray = stack.data / "blobs" / "00" / "00" / ("0" * 64)
-    stray.parent.mkdir(parents=True)
-    stray.write_bytes(bytes(8192))
+    a_stray_blob(stack, size=8192)
     await stack.upload(Content(1000, seed=3))
     clock.advance(40 * DAY + 2 * HOUR)
     last_written(stack, alive, -2 * HOUR)
@@ -347,41 +351,20 @@ async def test_an_upload_is_created_though_its_month_is_removed_at_that_moment(s
     assert len((await storage.read_map(upload)).present) == 1
 
 
-async def test_uploads_come_and_go_while_their_month_is_removed_all_the_time(tmp_path: Path) -> None:
+async def test_uploads_and_blobs_come_and_go_while_their_directories_are_removed_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "_EMPTY_SECONDS", -60)
     async with running_storage(tmp_path, durable=False) as storage:
-        done = False
 
-        async def remove() -> None:
-            while not done:
-                await storage.remove_emptied(MAY)
-
-        async def come_and_go() -> None:
+        async def uploads() -> None:
             for _ in range(40):
                 upload = upload_row(place=f"temp/2026/04/{new_id()}")
                 await storage.create(upload)
                 assert len((await storage.read_map(upload)).present) == 1
                 await storage.discard(upload)
 
-        removing = asyncio.create_task(remove())
-        await asyncio.gather(*(come_and_go() for _ in range(3)))
-        done = True
-        await removing
-        await storage.remove_emptied(MAY)
-        assert list((tmp_path / "temp").iterdir()) == []
-
-
-async def test_blobs_come_and_go_while_their_directories_are_removed_all_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directories, "_EMPTY_SECONDS", -60)
-    async with running_storage(tmp_path, durable=False) as storage:
-        done = False
-
-        async def remove() -> None:
-            while not done:
-                await storage.remove_emptied(MAY)
-
-        async def come_and_go(content: Content) -> None:
+        async def blobs(content: Content) -> None:
             for number in range(40):
                 arrival = Arrival(BytesBody(content.data), None, None)
                 await storage.store_arrivals([arrival])
@@ -393,12 +376,14 @@ async def test_blobs_come_and_go_while_their_directories_are_removed_all_the_tim
                 assert found.size == content.size
                 assert await storage.remove(found)
 
-        removing = asyncio.create_task(remove())
-        await asyncio.gather(*(come_and_go(Content(100, seed)) for seed in range(3)))
-        done = True
-        await removing
-        await storage.remove_emptied(MAY)
-        assert list((tmp_path / "blobs").iterdir()) == []
+        for works in ([uploads() for _ in range(3)], [blobs(Content(100, seed)) for seed in range(3)]):
+            coming_and_going = asyncio.gather(*works)
+            while not coming_and_going.done():
+                await storage.remove_emptied(MAY)
+            await coming_and_going
+            await storage.remove_emptied(MAY)
+        for name in ("temp", "blobs"):
+            assert list((tmp_path / name).iterdir()) == []
 
 
 async def test_a_directory_of_blobs_goes_an_hour_after_its_last_blob(stack: Stack) -> None:
@@ -442,10 +427,7 @@ async def test_many_blobs_without_a_row_stay_until_somebody_says_that_they_may_g
 ) -> None:
     """As after an older dump was restored: it is reported everywhere."""
     assert (await stack.upload(CONTENT)).status_code == 201
-    blobs = [stack.data / "blobs" / "00" / "00" / f"{number:064x}" for number in range(101)]
-    blobs[0].parent.mkdir(parents=True)
-    for blob in blobs:
-        blob.write_bytes(b"0")
+    blobs = [a_stray_blob(stack, f"{number:064x}") for number in range(101)]
     clock.advance(40 * DAY + 2 * HOUR)
     before = stack.bytes_on_disk()
     for _ in range(2):
@@ -645,9 +627,7 @@ async def test_what_a_merge_is_just_placing_is_no_stray(stack_on: Stack, clock: 
 async def test_a_merge_that_commits_after_the_look_keeps_its_blob(stack_on: Stack, clock: ManualClock) -> None:
     upload = await place_stray_blob(stack_on)
     # In the same batch, and before it; that it is removed needs no transaction.
-    first = stack_on.data / "blobs" / "00" / "00" / f"{'0' * 64}.{upload.id}"
-    first.parent.mkdir(parents=True)
-    first.write_bytes(b"0")
+    first = a_stray_blob(stack_on, f"{'0' * 64}.{upload.id}")
     clock.advance(40 * DAY + 2 * HOUR)
     with paused_call("unlink", only=lambda path: path == first) as pause:
         cleaning = await while_paused(pause, stack_on.services.cleanup.clean(all_strays=True))
@@ -660,9 +640,7 @@ async def test_a_merge_that_commits_after_the_look_keeps_its_blob(stack_on: Stac
 
 
 async def test_a_stray_blob_that_the_disk_keeps_is_left_and_no_row_stays(stack: Stack, clock: ManualClock) -> None:
-    stray = stack.data / "blobs" / "00" / "00" / ("0" * 64)
-    stray.parent.mkdir(parents=True)
-    stray.write_bytes(b"0")
+    stray = a_stray_blob(stack)
     clock.advance(40 * DAY + 2 * HOUR)
     for call in ("link", "unlink"):
         with failing_call(call, errno.EIO) as fault:
@@ -709,9 +687,7 @@ async def test_the_job_cleans_up_what_the_reconciler_finds_once_an_hour(stack: S
     cleaner, reconciler = cleaner_of(stack), reconciler_of(stack)
     assert (await stack.upload(CONTENT)).status_code == 201
     await cleaner.run_once()
-    blob = stack.data / "blobs" / "00" / "00" / f"{0:064x}"
-    blob.parent.mkdir(parents=True)
-    blob.write_bytes(b"0")
+    blob = a_stray_blob(stack)
     clock.advance(40 * 60)
     assert [await job.run_once() for job in (reconciler, cleaner)] == [60, 60]
     assert blob.exists(), "it is young"

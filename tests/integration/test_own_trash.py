@@ -270,8 +270,13 @@ async def test_without_a_retention_there_is_no_trash(make_stack: MakeStack) -> N
     async with make_stack(trash_retention_seconds=0) as stack:
         await _put(stack, "a", b"1")
         file = await _put(stack, "a", b"2", if_exists="replace")
+        bob = await stack.client_of("bob", total_space=1 << 30)
+        his = (await bob.post("/me/files?name=his", content=b"2")).json()["file"]
         await _delete(stack, file)
+        assert (await bob.delete(f"/me/files/{his['id']}")).status_code == 204
         assert (await _trash(stack.client), await _count(stack)) == ([], 0)
+        assert await _in_store(stack) == []
+        assert not blob_path(stack.data, file["sha256"]).exists()
 
 
 async def test_what_was_deleted_leaves_after_the_retention(make_stack: MakeStack, clock: ManualClock) -> None:

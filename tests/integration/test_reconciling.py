@@ -27,6 +27,7 @@ from tests.support.background import (
     upload_of,
 )
 from tests.support.bodies import InPieces
+from tests.support.chosen import chosen
 from tests.support.content import KIB, Content
 from tests.support.held import held_of
 from tests.support.invariants import Account
@@ -108,9 +109,10 @@ class Scene:
         """On the disk alone."""
         (await self.stack.services.storage.hold_chunk(self.open, number, InPieces(body))).release()
 
-    async def pend(self) -> None:
-        """One chunk more, which is not flushed yet."""
+    async def pend(self) -> tuple[str, str]:
+        """One chunk more, which is not flushed yet; as `bucket`."""
         assert (await self.stack.put(OPEN, 3)).status_code == 200
+        return await self.bucket()
 
     async def begin_anew(self) -> None:
         """The open upload is another one, of which all is accounted."""
@@ -376,8 +378,7 @@ async def _redis_lost(scene: Scene) -> Facts:
 
 
 async def _task_missing(scene: Scene) -> Facts:
-    await scene.pend()
-    bucket, minute = await scene.bucket()
+    bucket, minute = await scene.pend()
     await scene.redis("ZREM", bucket, scene.open.id)
     await scene.redis("ZREM", "minutes:{s00}:flush", minute)
     return [(Kind.TASK, scene.open.id, "flush", None)]
@@ -392,8 +393,7 @@ async def _merge_task_missing(scene: Scene) -> Facts:
 
 
 async def _bucket_not_indexed(scene: Scene) -> Facts:
-    await scene.pend()
-    _, minute = await scene.bucket()
+    _, minute = await scene.pend()
     await scene.redis("ZREM", "minutes:{s00}:flush", minute)
     return [(Kind.TASK, scene.open.id, "flush", None), (Kind.INDEX, f"flush/0/{minute}", "bucket", None)]
 
@@ -421,8 +421,7 @@ async def _timer_that_is_none(scene: Scene) -> Facts:
 
 async def _task_found_too_late(scene: Scene) -> Facts:
     """In the right minute, later than the upload's hash says that it is due."""
-    await scene.pend()
-    bucket, minute = await scene.bucket()
+    bucket, minute = await scene.pend()
     await scene.garble("at", b"%d" % (int(minute) * 60_000))
     await scene.garble("due", b"%d" % (int(minute) * 60_000))
     await scene.redis("ZADD", bucket, int(minute) * 60_000 + 1, scene.open.id)
@@ -441,8 +440,7 @@ async def _minute_that_is_no_number(scene: Scene) -> Facts:
 
 
 async def _bucket_of_no_minute(scene: Scene) -> Facts:
-    await scene.pend()
-    bucket, minute = await scene.bucket()
+    bucket, minute = await scene.pend()
     await scene.redis("RENAME", bucket, f"{bucket[:-1]}N")
     wrong = f"flush/0/{minute[:-1]}N"
     return [
@@ -454,15 +452,13 @@ async def _bucket_of_no_minute(scene: Scene) -> Facts:
 
 
 async def _bucket_indexed_for_another_minute(scene: Scene) -> Facts:
-    await scene.pend()
-    _, minute = await scene.bucket()
+    _, minute = await scene.pend()
     await scene.redis("ZADD", "minutes:{s00}:flush", int(minute) * 2, minute)
     return [(Kind.TASK, scene.open.id, "flush", None), (Kind.INDEX, f"flush/0/{minute}", "bucket", None)]
 
 
 async def _task_due_in_another_minute(scene: Scene) -> Facts:
-    await scene.pend()
-    bucket, minute = await scene.bucket()
+    bucket, minute = await scene.pend()
     await scene.redis("ZADD", bucket, (int(minute) - 1) * 60_000, scene.open.id)
     return [(Kind.TASK, scene.open.id, "flush", None)]
 
@@ -716,11 +712,11 @@ async def test_the_job_reports_drifts_as_warnings_counts_them_and_floods_no_log(
     assert job.as_job().first_delay_seconds == 3600, "not amid the work that an outage leaves"
 
 
-@pytest.mark.parametrize("embedded", [True, False])
 async def test_the_command_tells_and_mends_while_the_server_runs(
-    tmp_path: Path, stack_url: str, redis_url: str, embedded: bool
+    tmp_path: Path, stack_url: str, redis_url: str
 ) -> None:
-    data = tmp_path / "data"
+    """With stores of its own, or with those that it is pointed at: as it is chosen for each commit."""
+    data, (embedded,) = tmp_path / "data", chosen([True, False], 1, "stores of a command")
     url = f"sqlite:///{data}/uploader.db" if embedded else stack_url
     settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0"}
     settings |= {} if embedded else {"DATABASE_URL": url, "REDIS_URL": redis_url}

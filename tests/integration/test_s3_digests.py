@@ -4,7 +4,7 @@ read that one of them had in its memory."""
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,10 @@ from sqlalchemy import update
 from tests.support.bodies import InPieces
 from tests.support.content import Content
 from tests.support.local import waits
-from tests.support.nodes import MakeNode, Node, digests_of, making_nodes
+from tests.support.nodes import MakeNode, Node, digests_of
 from tests.support.statements import statements
 from tests.support.stores import CHUNK, CONTENT
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.domain.ledger import PartNoted
 from uploader.domain.upload import Upload
@@ -30,23 +29,6 @@ from uploader.storage.s3 import digests
 from uploader.storage.s3.digests import sealed
 
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
-
-
-@pytest.fixture
-async def make_node(stack_url: str, s3_address: BucketAddress) -> AsyncIterator[MakeNode]:
-    async with making_nodes(stack_url, s3_address) as make:
-        yield make
-
-
-@pytest.fixture
-async def node(make_node: MakeNode) -> Node:
-    return make_node()
-
-
-@pytest.fixture
-async def another(make_node: MakeNode, node: Node) -> Node:
-    """Another process, with the same bucket and the same ledger."""
-    return make_node()
 
 
 @pytest.fixture(autouse=True)

@@ -146,17 +146,6 @@ async def test_the_trash_is_purged_after_the_retention_but_not_after_a_jump_of_t
         assert [path for path in (stack.data / "trash").rglob("*") if path.is_file()] == [], "no checksums either"
 
 
-async def test_without_a_retention_nothing_is_kept(make_stack: MakeStack) -> None:
-    async with make_stack(trash_retention_seconds=0) as stack:
-        assert (await stack.upload(CONTENT)).status_code == 201
-        bob = await stack.client_of("bob", total_space=1 << 30)
-        assert (await stack.upload(CONTENT, bob)).status_code == 201
-        await _delete_all(stack)
-        (file,) = (await bob.get("/me/files")).json()["files"]
-        assert (await bob.delete(f"/me/files/{file['id']}")).status_code == 204
-        assert (await _names(stack), stack.bytes_on_disk()) == ([], [])
-
-
 @pytest.mark.parametrize(("retention_seconds", "most"), [(0, 10), (0.001, 600), (10, 120), (7 * DAY, 10)])
 async def test_an_idle_trash_is_looked_at_seldom(
     make_stack: MakeStack, clock: ManualClock, retention_seconds: float, most: int

@@ -17,6 +17,6 @@ MODULES = frozenset(
             "test_request_log",
             "test_rufh_sockets",
         ),
-        *("test_s3_downloads", "test_s3_installation", "test_sendfile", "test_tls"),
+        *("test_s3_downloads", "test_s3_installation", "test_s3_store", "test_sendfile", "test_tls"),
     }
 )
