@@ -5,8 +5,8 @@ import errno
 import gzip
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,19 +76,6 @@ async def restored_stack(stack: Stack, data: Path, url: str, redis_url: str) -> 
     async with running_stack(data, url, redis_url) as made:
         made.client.headers["Authorization"] = stack.client.headers["Authorization"]
         yield made
-
-
-@contextmanager
-def dying_at(name: str) -> Iterator[None]:
-    """Within, a restore ends at this point."""
-
-    def pass_or_die(passed: str) -> None:
-        if passed == name:
-            raise Death(name)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(backup, "crash_point", pass_or_die)
-        yield
 
 
 async def bytes_of_files(stack: Stack) -> dict[str, bytes]:
@@ -298,7 +285,13 @@ async def test_a_restore_that_is_killed_anywhere_is_run_again(
         await stack.upload(CONTENTS[0])
         await back_up(stack, tmp_path / "backups")
     for name in ("restore.after_mark", "restore.after_blobs"):
-        with pytest.raises(Death), dying_at(name):
+
+        def pass_or_die(passed: str, name: str = name) -> None:
+            if passed == name:
+                raise Death(name)
+
+        with pytest.MonkeyPatch.context() as dying_there, pytest.raises(Death):
+            dying_there.setattr(backup, "crash_point", pass_or_die)
             await restore(data, blank_url, redis_url, tmp_path / "backups")
         with pytest.raises(ConfigurationError):
             await prepare_database(Settings(data=data, database_url=blank_url, redis_url=redis_url))  # as every start

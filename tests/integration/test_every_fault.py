@@ -38,28 +38,16 @@ DISK_FULL = itertools.cycle([errno.ENOSPC, errno.EDQUOT])
 FaultAt = Callable[[OneCall], AbstractContextManager[Fault]]
 
 
-def anything_else(call: Call) -> bool:
-    return call.name not in ("open", "scandir", "close")
-
-
-def takes_a_descriptor(call: Call) -> bool:
-    return call.name in ("open", "scandir")
-
-
-def needs_room(call: Call) -> bool:
-    return call.needs_room
-
-
-def writes(call: Call) -> bool:
-    return call.name == "pwrite"
-
-
 # Which calls fail, how, and what a client is told where it can't be helped.
 FAULTS: dict[str, tuple[Callable[[Call], bool], FaultAt, int | None]] = {
-    "EIO": (anything_else, lambda chosen: failing(chosen, errno.EIO), 503),
-    "EMFILE": (takes_a_descriptor, lambda chosen: failing(chosen, errno.EMFILE), 503),
-    "ENOSPC or EDQUOT": (needs_room, lambda chosen: failing(chosen, next(DISK_FULL)), 507),
-    "short": (writes, lambda chosen: short_writes(5, chosen), None),
+    "EIO": (
+        lambda call: call.name not in ("open", "scandir", "close"),
+        lambda chosen: failing(chosen, errno.EIO),
+        503,
+    ),
+    "EMFILE": (lambda call: call.name in ("open", "scandir"), lambda chosen: failing(chosen, errno.EMFILE), 503),
+    "ENOSPC or EDQUOT": (lambda call: call.needs_room, lambda chosen: failing(chosen, next(DISK_FULL)), 507),
+    "short": (lambda call: call.name == "pwrite", lambda chosen: short_writes(5, chosen), None),
 }
 
 

@@ -33,23 +33,11 @@ DAY = 86_400.0
 MIB = 1 << 20
 
 
-def _cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def _grow(path: Path) -> None:
-    os.truncate(path, path.stat().st_size + 1)
-
-
-def _zero(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-DAMAGES: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "flipped": flip_bit,
-    "zeroed": _zero,
-    "cut": _cut,
-    "grown": _grow,
+    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "grown": lambda path: os.truncate(path, path.stat().st_size + 1),
     "missing": Path.unlink,
     **NO_FILES,
 }

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.integration.test_verified_reads import WAYS
+from tests.support.archives import Entry, archive
 from tests.support.consumer import events_file
 from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
@@ -97,10 +98,6 @@ async def trashed(stack: Stack) -> list[dict[str, Any]]:
     return files
 
 
-def names(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
 @pytest.mark.parametrize(
     "way", ["chunks in order", "chunks backwards", "whole", "batch", "tus", "tus, parts", "uploads of HTTP"]
 )
@@ -138,7 +135,7 @@ async def test_its_owner_sees_it_as_held_and_nobody_else_sees_it(stack_on: Stack
     assert (repeated.status_code, repeated.json()) == (200, again)
     whole = await stack.client.put(by_md5, params={"name": CONTENT.name}, content=CONTENT.data)
     assert (whole.status_code, whole.json()) == (200, again)
-    batch = await stack.client.post("/files/batch", content=one(CONTENT))
+    batch = await stack.client.post("/files/batch", content=archive(Entry(CONTENT.name, CONTENT.data)))
     assert batch.json()["results"] == [{"name": CONTENT.name, "status": 200, **again}]
 
     for method, path in (("GET", "content"), ("GET", "signature"), ("POST", "link")):
@@ -173,12 +170,6 @@ async def test_its_owner_sees_it_as_held_and_nobody_else_sees_it(stack_on: Stack
     assert await listed(stack.client, delimiter="/", prefix="a/") == [CONTENT.name]
     assert (await stack.client.post(by_md5, json=opening)).json()["state"] == "complete"
     await checked_accounts(stack.services.database)
-
-
-def one(content: Content) -> bytes:
-    from tests.support.archives import Entry, archive
-
-    return archive(Entry(content.name, content.data))
 
 
 @pytest.mark.parametrize("if_exists", ["replace", "keep", "fail"])

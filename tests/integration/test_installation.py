@@ -17,7 +17,6 @@ from tests.support.faults import recorded_calls
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
-from tests.support.waiting import eventually
 from uploader.accounting import keys
 from uploader.accounting.keys import INSTALLATION
 from uploader.bootstrap import Services, reset_redis
@@ -282,17 +281,11 @@ async def test_a_server_whose_redis_is_another_ones_is_not_ready_and_runs_no_job
     def refusals() -> list[logging.LogRecord]:
         return [each for each in caplog.records if "put right" in each.message and each.job == "collector"]  # type: ignore[attr-defined]
 
-    async def refused() -> bool:
-        return bool(refusals())
-
-    async def collected() -> bool:
-        return runs > 0
-
     async with _jobs(stack.services):
-        await eventually(refused)
+        await until(refusals)
         assert (len(refusals()), runs) == (1, 0)
         await set_fact(stack, mine)
-        await eventually(collected)
+        await until(lambda: runs > 0)
 
 
 async def test_without_redis_at_the_start_the_server_serves(make_stack: MakeStack, own_redis: PrivateRedis) -> None:

@@ -7,12 +7,11 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.conftest import MakeStack
-from tests.support.background import becomes, flush_due, succeeds
+from tests.support.background import becomes, flush_due, is_in_state, succeeds
 from tests.support.content import KIB, Content
 from tests.support.process import run_cli
 from tests.support.servers import PrivateCluster, PrivateSentinel
 from tests.support.stack import Stack
-from tests.support.waiting import eventually
 from uploader.accounting.keys import tag_of
 from uploader.bootstrap.application import reset_redis
 from uploader.database import meta
@@ -29,6 +28,10 @@ async def _half_sent(stack: Stack) -> str:
         assert (await stack.put(CONTENT, number)).status_code == 200
     upload_id: str = opened.json()["upload"]["id"]
     return upload_id
+
+
+async def _unfinished(stack: Stack) -> int:
+    return (await stack.usage("alice"))["unfinished"]
 
 
 async def _flush_redis(stack: Stack) -> None:
@@ -121,10 +124,7 @@ async def check_that_all_is_accounted_for(stack: Stack, count: int) -> None:
         assert (await stack.put(content, 0)).status_code == 200
     expected = sum(content.chunk_size for content in contents)
 
-    async def accounted_for() -> bool:
-        return (await stack.usage("alice"))["unfinished"] == expected
-
-    await eventually(accounted_for)
+    await becomes(lambda: _unfinished(stack), expected)
     for content in contents:
         assert (await stack.put(content, 1)).status_code == 201
     total = sum(content.size for content in contents)
@@ -155,16 +155,9 @@ async def test_a_failover_to_a_replica_loses_no_chunk(make_stack: MakeStack, tmp
             sentinel.wait_for_failover()
             await succeeds(lambda: stack.put(CONTENT, 2))
 
-            async def accounted_for() -> bool:
-                return (await stack.usage("alice"))["unfinished"] == HELD + CONTENT.chunk_size
-
-            await eventually(accounted_for)
-
-            async def finished() -> bool:
-                """Another connection than before may meet the old master still: 503, and the client tries again."""
-                return bool((await stack.put(CONTENT, 3)).json().get("state") == "complete")
-
-            await eventually(finished)
+            await becomes(lambda: _unfinished(stack), HELD + CONTENT.chunk_size)
+            # Another connection than before may meet the old master still: 503, and the client tries again.
+            await is_in_state(lambda: stack.put(CONTENT, 3), "complete")
             assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
     finally:
         sentinel.stop()

@@ -89,7 +89,9 @@ class Scene:
 
     async def bucket(self, key: str | None = None) -> tuple[str, str]:
         """The bucket in which an upload's task waits, and its minute."""
-        minute = await _minute(self.stack, key or self.up)
+        at_ms = (await held_of(self.stack.services.redis, key or self.up)).at_ms
+        assert at_ms is not None
+        minute = str(at_ms // 60_000)
         return f"due:{{s00}}:flush:{minute}", minute
 
     async def garble(self, part: str, value: bytes) -> None:
@@ -152,13 +154,6 @@ async def scene_on(make_stack_on: MakeStack) -> AsyncIterator[Scene]:
     """On each kind of database: where rows are counted, locked or mended."""
     async with a_scene(make_stack_on) as made:
         yield made
-
-
-async def _minute(stack: Stack, up: str) -> str:
-    """The bucket in which an upload's task waits."""
-    at_ms = (await held_of(stack.services.redis, up)).at_ms
-    assert at_ms is not None
-    return str(at_ms // 60_000)
 
 
 async def _flush(stack: Stack, upload: Upload) -> None:
@@ -385,8 +380,7 @@ async def _task_missing(scene: Scene) -> Facts:
 
 
 async def _merge_task_missing(scene: Scene) -> Facts:
-    up = upload_keys(0, scene.whole.id).up
-    minute = await _minute(scene.stack, up)
+    _, minute = await scene.bucket(upload_keys(0, scene.whole.id).up)
     await scene.redis("ZREM", f"due:{{s00}}:merge:{minute}", scene.whole.id)
     await scene.redis("ZREM", "minutes:{s00}:merge", minute)
     return [(Kind.TASK, scene.whole.id, "merge", None)]
@@ -413,10 +407,9 @@ async def _stray(scene: Scene) -> Facts:
 
 
 async def _timer_that_is_none(scene: Scene) -> Facts:
-    await scene.pend()
+    _, minute = await scene.pend()
     await scene.garble("due", b"17\x92")
-    bucket, _ = await _bucket_of_task(scene)
-    return [(Kind.TASK, scene.open.id, "flush", None), (Kind.STRAY_TASK, scene.open.id, None, bucket)]
+    return [(Kind.TASK, scene.open.id, "flush", None), (Kind.STRAY_TASK, scene.open.id, None, f"flush/0/{minute}")]
 
 
 async def _task_found_too_late(scene: Scene) -> Facts:
@@ -426,12 +419,6 @@ async def _task_found_too_late(scene: Scene) -> Facts:
     await scene.garble("due", b"%d" % (int(minute) * 60_000))
     await scene.redis("ZADD", bucket, int(minute) * 60_000 + 1, scene.open.id)
     return [(Kind.TASK, scene.open.id, "flush", None)]
-
-
-async def _bucket_of_task(scene: Scene) -> tuple[str, str]:
-    """Where it is, whatever its hash says."""
-    minute = (await scene.redis("ZRANGE", "minutes:{s00}:flush", 0, 0))[0].decode()
-    return f"flush/0/{minute}", minute
 
 
 async def _minute_that_is_no_number(scene: Scene) -> Facts:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from tests.support.background import becomes
 from tests.support.bodies import InPieces
 from tests.support.content import Content
 from tests.support.local import waits
@@ -56,19 +57,12 @@ async def saved_bytes(node: Node, upload: Upload) -> int:
 
 
 async def until_saved(node: Node, upload: Upload, position: int) -> None:
-    async def is_saved() -> bool:
-        return await saved_bytes(node, upload) == position
-
-    await eventually(is_saved)
+    await becomes(lambda: saved_bytes(node, upload), position)
 
 
 async def until_hashed(node: Node, upload: Upload, position: int) -> None:
     """Of chunks that count."""
-
-    async def is_hashed() -> bool:
-        return await node.store.digested_bytes(upload) == position
-
-    await eventually(is_hashed)
+    await becomes(lambda: node.store.digested_bytes(upload), position)
 
 
 async def put_hashed(node: Node, upload: Upload, number: int, content: Content = CONTENT) -> bool:

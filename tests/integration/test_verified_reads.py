@@ -26,7 +26,7 @@ from tests.support.faults import Call, failing
 from tests.support.layout import blob_path
 from tests.support.problems import problem
 from tests.support.resumable import Rufh, Tus
-from tests.support.rot import flip_bit
+from tests.support.rot import NO_FILES, flip_bit
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack, running_stack
 from tests.support.waiting import eventually
@@ -372,50 +372,27 @@ async def test_without_comparing_bytes_come_as_they_are(make_stack: MakeStack) -
 # Lists that are not what they should be
 
 
-def _empty(path: Path) -> None:
-    os.truncate(path, 0)
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "gone": Path.unlink,
+    "empty": lambda path: os.truncate(path, 0),
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 3),
+    "of another head": flip_bit,
+    "of another page": lambda path: flip_bit(path, 8 * 70),
+    "of another version": lambda path: path.write_bytes(path.read_bytes().replace(b"UPSUMS\0\1", b"UPSUMS\0\2")),
+    "of another blob": lambda path: path.write_bytes(list_of(Content(SMALLER.size, seed=9))),
+    "a directory": NO_FILES["directory"],
+}
 
 
-def _cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 3)
-
-
-def _of_another_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"UPSUMS\0\1", b"UPSUMS\0\2"))
-
-
-def _of_another_blob(path: Path) -> None:
-    path.write_bytes(list_of(Content(SMALLER.size, seed=9)))
-
-
-def _a_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        Path.unlink,
-        _empty,
-        _cut,
-        flip_bit,
-        lambda path: flip_bit(path, 8 * 70),
-        _of_another_version,
-        _of_another_blob,
-        _a_directory,
-    ],
-)
-async def test_a_list_that_is_none_refuses_nobody_and_the_scrub_makes_it_anew(
-    stack: Stack, spoil: Callable[[Path], None]
-) -> None:
+async def test_a_list_that_is_none_refuses_nobody_and_the_scrub_makes_it_anew(stack: Stack) -> None:
     await stack.upload(SMALLER)
     listed, path = list_path(stack, SMALLER), await path_of(stack)
-    spoil(listed)
-    assert (await stack.client.get(path)).content == SMALLER.data
-    await _scrub(stack)
-    assert spoil is _a_directory or listed.read_bytes() == list_of(SMALLER)
-    assert not await is_damaged(stack, path)
+    for what, spoil in SPOILT.items():
+        spoil(listed)
+        assert (await stack.client.get(path)).content == SMALLER.data, what
+        await _scrub(stack)
+        assert what == "a directory" or listed.read_bytes() == list_of(SMALLER), what
+        assert not await is_damaged(stack, path), what
 
 
 async def test_a_list_that_is_wrong_and_whole_condemns_no_good_blob(stack: Stack) -> None:

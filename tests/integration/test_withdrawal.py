@@ -7,15 +7,15 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.soak.races.rounds import Worker, keep
+from tests.support.background import flush_due, until, upload_of
 from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
 from tests.support.problems import problem
 from tests.support.process import Process, ended
+from tests.support.rot import flip_bit
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.database import queries
 from uploader.domain.links import owner
-from uploader.domain.upload import Upload
 from uploader.service.chunk import Stored
 from uploader.service.results import Target
 
@@ -26,14 +26,6 @@ FINAL = 0
 LAST = CONTENT.chunk_count - 1
 
 
-async def _upload(stack: Stack) -> Upload:
-    found = await stack.services.database.read(
-        lambda connection: queries.open_upload_by_md5(connection, owner("alice"), CONTENT.md5)
-    )
-    assert found is not None
-    return found
-
-
 async def _sent_but(stack: Stack, number: int, content: Content = CONTENT) -> Path:
     """All chunks but one are acknowledged and accounted for; the file they lie in."""
     await stack.open(CONTENT)
@@ -42,17 +34,13 @@ async def _sent_but(stack: Stack, number: int, content: Content = CONTENT) -> Pa
             url = f"/files/{CONTENT.md5}/chunks/{other}"
             assert (await stack.client.put(url, content=content.chunk(other))).status_code == 200
     await stack.services.storage.drain()
-    await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
-    return stack.data / (await _upload(stack)).place / "data"
+    await flush_due(stack)
+    return stack.data / (await upload_of(stack, CONTENT)).place / "data"
 
 
 def _rot(data: Path, *chunks: int) -> None:
-    with data.open("r+b") as file:
-        for number in chunks:
-            file.seek(number * CONTENT.chunk_size + 17)
-            byte = file.read(1)[0]
-            file.seek(-1, 1)
-            file.write(bytes([byte ^ 1]))
+    for number in chunks:
+        flip_bit(data, 8 * (number * CONTENT.chunk_size + 17))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +63,7 @@ async def test_chunks_that_went_bad_are_missing_again_and_healed_by_sending_them
         status = (await stack.client.get(f"/files/{CONTENT.md5}")).json()
         assert status["state"] == "uploading"
         assert (status["upload"]["missing"], status["upload"]["received_bytes"]) == (ranges, left)
-        upload = await _upload(stack)
+        upload = await upload_of(stack, CONTENT)
         assert (upload.generation, upload.flushed_generation) == (1, 1)
         assert (await stack.services.pending.read(upload.id)).received == left
         usage = await stack.usage("alice")
@@ -94,10 +82,8 @@ async def _finished(stack: Stack, response: httpx2.Response) -> None:
     content = await stack.client.get(f"/me/files/{response.json()['file']['id']}/content")
     assert content.content == CONTENT.data
 
-    async def blob_alone() -> bool:
-        return [file.name for file in stack.bytes_on_disk()] == [CONTENT.sha256]
-
-    await eventually(blob_alone)  # another process may have merged it, and unlinks after its commit
+    # Another process may have merged it, and unlinks after its commit.
+    await until(lambda: [file.name for file in stack.bytes_on_disk()] == [CONTENT.sha256])
 
 
 async def test_another_process_finds_what_went_bad_after_the_one_that_took_the_last_chunk_died(
