@@ -11,7 +11,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from sqlalchemy import text
 
 from tests.conftest import MakeStack
-from tests.support.background import stopped
+from tests.support.background import open_with_chunks, stopped
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.servers import PrivateDatabase, PrivateRedis
@@ -24,10 +24,7 @@ from uploader.accounting.redis import connect
 from uploader.database import mysql
 from uploader.database.engine import Connection, Database
 from uploader.database.mysql import SYNCING_CONNECTIONS
-from uploader.domain.links import owner
-from uploader.domain.upload import Upload
 from uploader.errors import Unavailable, UploadBusy
-from uploader.service.results import Target
 from uploader.storage.local import locks
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, WaitBudget
@@ -69,18 +66,18 @@ def given_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("waits_count_long")
 async def test_a_chunk_that_waited_for_the_database_does_not_wait_as_long_for_redis(
     make_stack: MakeStack,
-    mortal_server: PrivateDatabase,
-    mortal_server_url: str,
+    mortal_mariadb: PrivateDatabase,
+    mortal_mariadb_url: str,
     own_redis: PrivateRedis,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mysql, "LEAST", 0.01)
     timeouts = {"database_timeout_seconds": 6, "redis_timeout_seconds": 5}  # half of which pass before the hello
-    async with make_stack(database_url=mortal_server_url, redis_url=own_redis.url, **timeouts) as stack:
-        await _begun(stack)
+    async with make_stack(database_url=mortal_mariadb_url, redis_url=own_redis.url, **timeouts) as stack:
+        await open_with_chunks(stack, CONTENT, 0)
         own_redis.command("FLUSHALL")  # so that the chunk has to ask both
-        with stopped(mortal_server):
+        with stopped(mortal_mariadb):
             sending = asyncio.create_task(stack.put(CONTENT, 1))
             await eventually(_the_database_was_asked_for_a_hello)
             own_redis.send_signal(signal.SIGSTOP)
@@ -96,7 +93,7 @@ async def test_a_chunk_that_waited_for_others_does_not_wait_as_long_for_redis(
 ) -> None:
     """They may have waited for Redis, one after the other."""
     async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=4) as stack:
-        upload = await _begun(stack)
+        upload = await open_with_chunks(stack, CONTENT, 0)
         with stopped(own_redis):
             async with stack.services.storage.closing(upload):
                 sending = asyncio.create_task(stack.put(CONTENT, 1))
@@ -167,11 +164,11 @@ async def test_who_has_little_patience_left_cuts_off_nobody_else(
 
 
 async def test_a_request_gives_a_database_up_once_and_a_job_each_time(
-    mortal_server: PrivateDatabase, mortal_server_url: str
+    mortal_mariadb: PrivateDatabase, mortal_mariadb_url: str
 ) -> None:
-    database = Database(mortal_server_url, timeout_seconds=1)
+    database = Database(mortal_mariadb_url, timeout_seconds=1)
     await database.check_writable()
-    with stopped(mortal_server):
+    with stopped(mortal_mariadb):
         with as_request():
             of_request = [await _refusal(database) for _ in range(2)]
         of_job = [await _refusal(database) for _ in range(2)]
@@ -181,10 +178,10 @@ async def test_a_request_gives_a_database_up_once_and_a_job_each_time(
 
 
 async def test_a_database_that_works_long_is_waited_for_as_before_but_not_by_who_gave_up_another_store(
-    mortal_server_url: str, monkeypatch: pytest.MonkeyPatch
+    mortal_mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a replica that does not confirm a commit. A hello is answered meanwhile."""
-    database = Database(mortal_server_url, timeout_seconds=3)
+    database = Database(mortal_mariadb_url, timeout_seconds=3)
     await database.check_writable()
     with as_request() as own:
         assert await _sleeps(database, 4)
@@ -204,7 +201,7 @@ async def test_a_merge_waits_little_for_what_it_goes_on_without(
     """As the lease, before the commit that closes its upload."""
     monkeypatch.setattr(wait_budget, "LEAST", 0.01)
     async with make_stack(redis_url=own_redis.url) as stack:
-        upload = await _begun(stack)
+        upload = await open_with_chunks(stack, CONTENT, 0)
         with stopped(own_redis):
             async with asyncio.timeout(50):  # the 60 s that Redis has would be longer
                 with as_request() as own:
@@ -216,7 +213,7 @@ async def test_a_merge_waits_little_for_what_it_goes_on_without(
 async def test_who_has_waited_waits_less_for_the_right_to_append(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_budget, "LEAST", 0.01)
     monkeypatch.setattr(locks, "PATIENCE_SECONDS", 60.0)
-    upload = await _begun(stack)
+    upload = await open_with_chunks(stack, CONTENT, 0)
     async with stack.services.storage.appending(upload), asyncio.timeout(50):  # without having waited it is longer
         with as_request(waited_seconds=60), pytest.raises(UploadBusy):
             async with stack.services.storage.appending(upload):
@@ -224,9 +221,9 @@ async def test_who_has_waited_waits_less_for_the_right_to_append(stack: Stack, m
 
 
 async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_silent_then(
-    mortal_server: PrivateDatabase, mortal_server_url: str
+    mortal_mariadb: PrivateDatabase, mortal_mariadb_url: str
 ) -> None:
-    database = Database(mortal_server_url, connections=SYNCING_CONNECTIONS + 1, timeout_seconds=1)
+    database = Database(mortal_mariadb_url, connections=SYNCING_CONNECTIONS + 1, timeout_seconds=1)
     await database.check_writable()
     has_it = asyncio.Event()
 
@@ -241,18 +238,10 @@ async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_si
     async with asyncio.timeout(PATIENCE_SECONDS):
         while own.left("database", 1) > LEAST:
             await asyncio.sleep(0.02)
-    with stopped(mortal_server):
+    with stopped(mortal_mariadb):
         assert await refusal == "no answer within 0.2 s"
     await ended(busy)
     await database.close()
-
-
-async def _begun(stack: Stack) -> Upload:
-    await stack.open(CONTENT)
-    await stack.put(CONTENT, 0)
-    upload = await stack.services.uploads.find(Target(owner("alice"), CONTENT.md5))
-    assert isinstance(upload, Upload)
-    return upload
 
 
 async def _the_database_was_asked_for_a_hello() -> bool:

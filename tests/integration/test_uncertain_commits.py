@@ -82,10 +82,10 @@ async def test_what_was_read_durably_survives_a_crash_and_what_was_read_may_not(
 
 @pytest.mark.parametrize("deleted", ["just now", "before"])
 async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
-    make_stack: MakeStack, mortal_server: PrivateDatabase, mortal_server_url: str, deleted: str
+    make_stack: MakeStack, mortal_mariadb: PrivateDatabase, mortal_mariadb_url: str, deleted: str
 ) -> None:
     """The database crashes right before the bytes go, and before the last statement that comes before that."""
-    async with make_stack(database_url=mortal_server_url) as stack:
+    async with make_stack(database_url=mortal_mariadb_url) as stack:
         services = stack.services
         file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
         file = await services.files.get("alice", file_id)
@@ -95,7 +95,7 @@ async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
         with paused_call(call, only=lambda path: path.name == CONTENT.sha256) as pause:
             collecting = asyncio.create_task(services.files.collect(CONTENT.sha256))
             await reached(pause)
-            crash(mortal_server)
+            crash(mortal_mariadb)
         with pytest.raises(Unavailable):  # from its commit, or from the statement
             await collecting
         assert bool(stack.bytes_on_disk()) == (deleted == "before")
@@ -139,25 +139,25 @@ async def test_an_upload_whose_close_was_undone_keeps_its_bytes(make_stack_on: M
 
 
 async def test_the_bytes_of_an_upload_go_only_when_no_crash_opens_it_again(
-    make_stack: MakeStack, mortal_server: PrivateDatabase, mortal_server_url: str
+    make_stack: MakeStack, mortal_mariadb: PrivateDatabase, mortal_mariadb_url: str
 ) -> None:
-    async with make_stack(database_url=mortal_server_url) as stack:
+    async with make_stack(database_url=mortal_mariadb_url) as stack:
         upload, database = await open_with_chunks(stack, CONTENT, 0), stack.services.database
         async with commits_under_way(database):
             await Transactions(database).close(upload)
         with paused_call("unlink") as pause:
             visit = asyncio.create_task(stack.services.closers.tidy(upload.id))
             await reached(pause)
-            crash(mortal_server)
+            crash(mortal_mariadb)
         assert await visit
         assert (await row_of(stack, upload)).state is State.CANCELLED
 
 
 async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_again(
-    make_stack: MakeStack, mortal_server: PrivateDatabase, mortal_server_url: str
+    make_stack: MakeStack, mortal_mariadb: PrivateDatabase, mortal_mariadb_url: str
 ) -> None:
     clock = ManualClock()
-    async with make_stack(database_url=mortal_server_url, clock=clock) as stack:
+    async with make_stack(database_url=mortal_mariadb_url, clock=clock) as stack:
         upload, database = await open_with_chunks(stack, CONTENT, 0), stack.services.database
         clock.advance(_SETTLED_SECONDS)
         async with commits_under_way(database):
@@ -167,7 +167,7 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
                 stack.services.cleanup.clean(opened_before=datetime(9999, 12, 1, tzinfo=UTC))
             )
             await reached(pause)
-            crash(mortal_server)
+            crash(mortal_mariadb)
         await cleaning  # which puts it off where the database takes long to come back
         assert (await row_of(stack, upload)).state is State.CANCELLED
         await stack.services.cleanup.clean(opened_before=datetime(9999, 12, 1, tzinfo=UTC))
@@ -176,10 +176,10 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
 
 @pytest.mark.parametrize("visitor", ["flusher", "closer"])
 async def test_redis_takes_for_flushed_what_no_crash_takes_back(
-    make_stack: MakeStack, mortal_server: PrivateDatabase, mortal_server_url: str, visitor: str
+    make_stack: MakeStack, mortal_mariadb: PrivateDatabase, mortal_mariadb_url: str, visitor: str
 ) -> None:
     """One worker has flushed, and its commit is under way; another one looks what there is to flush."""
-    async with make_stack(database_url=mortal_server_url, max_pending_bytes=1) as stack:
+    async with make_stack(database_url=mortal_mariadb_url, max_pending_bytes=1) as stack:
         upload, services = await open_with_chunks(stack, CONTENT, 0), stack.services
         async with commits_under_way(services.database):
             await Transactions(services.database).flush((upload, 0, CHUNK))
@@ -188,7 +188,7 @@ async def test_redis_takes_for_flushed_what_no_crash_takes_back(
         else:
             assert await flush_due(stack) == FlushedBatch(1, more=False)
         assert await services.pending.flush_queues[0].next_due() is None
-        crash(mortal_server)
+        crash(mortal_mariadb)
         assert (await row_of(stack, upload)).flushed_bytes == CHUNK
 
 
