@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Any
 
 import pytest
@@ -173,23 +173,23 @@ async def in_order(stack: Stack) -> dict[str, Account]:
     return accounts
 
 
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("known", [True, False])
-async def test_a_stream_in_any_pieces_becomes_the_file(stack: Stack, told: bool, known: bool) -> None:
-    upload = await opened(stack, known=known)
-    assert (await stack.usage("alice"))["reserved"] == (CONTENT.size if known else 0)
-    start = 0
-    for end in (1, 700, CHUNK - 1, CHUNK, CHUNK + 5, 3 * CHUNK, 4 * CHUNK + 17):
-        assert (await appended(stack, upload, start, end, told=told)).size >= end
-        assert await offset_of(stack, upload) == end
-        start = end
-    await appended(stack, upload, start, start)  # nothing may be appended, too
-    complete = await append(stack, upload, start, told=told, ends=not known)
-    assert (complete.file.sha256, complete.file.md5, complete.created) == (CONTENT.sha256, CONTENT.md5, True)
-    assert (await stack.client.get(f"/me/files/{complete.file.id}/content")).content == CONTENT.data
-    assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
-    again = await stack.services.appends.status(target(upload))
-    assert again == Complete(file=complete.file, created=False)
+async def test_a_stream_in_any_pieces_becomes_the_file(stack: Stack) -> None:
+    for known, told in product((True, False), (True, False)):
+        upload = await opened(stack, known=known)
+        assert (await stack.usage("alice"))["reserved"] == (CONTENT.size if known else 0)
+        start = 0
+        for end in (1, 700, CHUNK - 1, CHUNK, CHUNK + 5, 3 * CHUNK, 4 * CHUNK + 17):
+            assert (await appended(stack, upload, start, end, told=told)).size >= end
+            assert await offset_of(stack, upload) == end
+            start = end
+        await appended(stack, upload, start, start)  # nothing may be appended, too
+        complete = await append(stack, upload, start, told=told, ends=not known)
+        assert (complete.file.sha256, complete.file.md5, complete.created) == (CONTENT.sha256, CONTENT.md5, True)
+        assert (await stack.client.get(f"/me/files/{complete.file.id}/content")).content == CONTENT.data
+        assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
+        again = await stack.services.appends.status(target(upload))
+        assert again == Complete(file=complete.file, created=False)
+        await delete_file(stack, upload)
 
 
 async def test_appends_and_native_chunks_meet_in_one_upload(stack: Stack) -> None:
@@ -406,55 +406,48 @@ async def test_a_loss_of_redis_costs_no_byte(stack: Stack, known: bool, told: in
     await finished(stack, upload, 2 * CHUNK + 7)
 
 
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize(
-    ("sent", "left", "leading"), [(2 * CHUNK + 100, CHUNK, CHUNK), (3 * CHUNK + 500, 2 * CHUNK, 3 * CHUNK)]
-)
-async def test_withdrawn_bytes_come_again(stack: Stack, known: bool, sent: int, left: int, leading: int) -> None:
+async def test_withdrawn_bytes_come_again(stack: Stack) -> None:
     """`leading`: where a chunk is there beyond it is not received again."""
-    upload = await opened(stack, known=known)
-    await append(stack, upload, 0, sent)
-    (row,) = await rows(stack)
-    await stack.services.closers.withdraw(row, [1])
-    reserved = CONTENT.size if known else 3 * STEP
-    assert await in_order(stack) == {"alice": Account(0, left, reserved)}
-    with pytest.raises(OffsetMismatch) as refused:
-        await append(stack, upload, sent)
-    assert refused.value.fields["offset"] == CHUNK
-    if leading > CHUNK:
-        with pytest.raises(SizeMismatch):
-            await append(stack, upload, CHUNK, CHUNK, length=leading - 1)
+    withdrawn = (2 * CHUNK + 100, CHUNK, CHUNK), (3 * CHUNK + 500, 2 * CHUNK, 3 * CHUNK)
+    for known, (sent, left, leading) in product((True, False), withdrawn):
+        upload = await opened(stack, known=known)
+        await append(stack, upload, 0, sent)
+        (row,) = await rows(stack)
+        await stack.services.closers.withdraw(row, [1])
+        reserved = CONTENT.size if known else 3 * STEP
+        assert await in_order(stack) == {"alice": Account(0, left, reserved)}
         with pytest.raises(OffsetMismatch) as refused:
-            await append(stack, upload, CHUNK, ends=not known)
-        assert refused.value.fields["offset"] == leading
-    await finished(stack, upload, leading)
+            await append(stack, upload, sent)
+        assert refused.value.fields["offset"] == CHUNK
+        if leading > CHUNK:
+            with pytest.raises(SizeMismatch):
+                await append(stack, upload, CHUNK, CHUNK, length=leading - 1)
+            with pytest.raises(OffsetMismatch) as refused:
+                await append(stack, upload, CHUNK, ends=not known)
+            assert refused.value.fields["offset"] == leading
+        await finished(stack, upload, leading)
+        await delete_file(stack, upload)
 
 
-@pytest.mark.parametrize(
-    ("known", "at", "damage", "cut", "left"),
-    [
+async def test_a_damaged_map_is_made_anew(stack: Stack) -> None:
+    for known, at, damage, cut, left in (
         (True, chunks.TAIL_OFFSET + 9, b"\xff", None, 2 * CHUNK),
         (False, chunks.TAIL_OFFSET + 9, b"\xff", None, 2 * CHUNK),
         (False, 0, b"\xff" * 8, 200_000, 2 * CHUNK + 500),
         (False, 0, b"", chunks.MAP_RECORDS_OFFSET + 800, 2 * CHUNK + 500),
-    ],
-    ids=["record of the tail", "the same, no length", "beginning", "cut"],
-)
-async def test_a_damaged_map_is_made_anew(
-    stack: Stack, known: bool, at: int, damage: bytes, cut: int | None, left: int
-) -> None:
-    upload = await opened(stack, known=known)
-    await append(stack, upload, 0, 2 * CHUNK + 500)
-    chunk_map = stack.data / upload.place / "map"
-    size = chunk_map.stat().st_size
-    assert known or size == chunks.map_record_offset(10_001)
-    with chunk_map.open("r+b") as file:
-        file.seek(at)
-        file.write(damage)
-        file.truncate(cut or size)
-    assert await offset_of(stack, upload) == left
-    assert chunk_map.stat().st_size == size
-    await finished(stack, upload, left)
+    ):
+        upload = await opened(stack, known=known)
+        await append(stack, upload, 0, 2 * CHUNK + 500)
+        chunk_map = stack.data / upload.place / "map"
+        size = chunk_map.stat().st_size
+        assert known or size == chunks.map_record_offset(10_001)
+        with chunk_map.open("r+b") as file:
+            file.seek(at)
+            file.write(damage)
+            file.truncate(cut or size)
+        assert await offset_of(stack, upload) == left
+        assert chunk_map.stat().st_size == size
+        await finished(stack, upload, left)
 
 
 async def test_room_is_reserved_before_the_bytes_in_steps_that_grow(stack: Stack) -> None:
@@ -532,14 +525,15 @@ async def test_a_full_disk_refuses_a_step_then_what_is_wanted(stack: Stack, monk
     assert await in_order(stack) == {"alice": Account(0, 1000, 1000)}
 
 
-@pytest.mark.parametrize("stored", [0, 700, CHUNK, 2 * CHUNK + 30])
-async def test_what_was_reserved_beyond_the_length_is_given_back(stack: Stack, stored: int) -> None:
-    upload = await opened(stack, known=False)
-    await append(stack, upload, 0, stored)
-    assert (await appended(stack, upload, stored, stored, length=stored + 10)).length_known
-    assert await in_order(stack) == {"alice": Account(0, stored, stored + 10)}
-    await finished(stack, upload, stored, stored + 10, length=stored + 10)
-    assert await in_order(stack) == {"alice": Account(finished=stored + 10)}
+async def test_what_was_reserved_beyond_the_length_is_given_back(stack: Stack) -> None:
+    for stored in (0, 700, CHUNK, 2 * CHUNK + 30):
+        upload = await opened(stack, known=False)
+        await append(stack, upload, 0, stored)
+        assert (await appended(stack, upload, stored, stored, length=stored + 10)).length_known
+        assert await in_order(stack) == {"alice": Account(0, stored, stored + 10)}
+        await finished(stack, upload, stored, stored + 10, length=stored + 10)
+        assert await in_order(stack) == {"alice": Account(finished=stored + 10)}
+        await delete_file(stack, upload)
 
 
 async def test_of_many_who_tell_a_length_at_once_one_is_heard(stack: Stack) -> None:

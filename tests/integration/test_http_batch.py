@@ -168,22 +168,20 @@ async def test_a_full_disk_under_one_member_harms_no_other(make_stack: MakeStack
 WHOLE = archive(Entry("a", b"1"), Entry("b", b"2" * 2000))
 
 
-@pytest.mark.parametrize(
-    ("data", "stored"),
-    [
+async def test_what_is_no_whole_archive_is_refused_and_what_came_before_stands(stack: Stack) -> None:
+    cases: tuple[tuple[bytes, list[str]], ...] = (
         (b"", []),
         (WHOLE[:700], ["a"]),
         (WHOLE[: 3584 + 512], ["a", "b"]),
         (WHOLE[:3584] + header(b"c", b"x") + END, ["a", "b"]),
-    ],
-)
-async def test_what_is_no_whole_archive_is_refused_and_what_came_before_stands(
-    stack: Stack, data: bytes, stored: list[str]
-) -> None:
-    refused = problem(await _post(stack, data), 422, "invalid-archive")
-    assert _shown(refused["results"]) == [(name, 201) for name in stored]
-    assert sorted(await _files(stack)) == stored
-    assert _shown(await _results(stack, WHOLE)) == [(name, 200 if name in stored else 201) for name in ("a", "b")]
+    )
+    for number, (data, stored) in enumerate(cases):
+        refused = problem(await _post(stack, data, to=f"{number}"), 422, "invalid-archive")
+        assert _shown(refused["results"]) == [(name, 201) for name in stored]
+        there = [name for name in await _files(stack) if name.startswith(f"{number}/")]
+        assert sorted(there) == [f"{number}/{name}" for name in stored]
+        again = await _results(stack, WHOLE, to=f"{number}")
+        assert _shown(again) == [(name, 200 if name in stored else 201) for name in ("a", "b")]
 
 
 async def test_a_body_that_stands_still_is_given_up_and_what_came_before_stands(make_stack: MakeStack) -> None:
@@ -228,8 +226,7 @@ async def test_a_name_in_the_answer_is_cut(stack: Stack) -> None:
 LONG = extended(record(b"path", b"p" * 65_000)) + header(b"x", kind=b"2")
 
 
-@pytest.mark.parametrize("budget_bytes", [4, 512 * MIB], ids=["spool", "memory"])
-@pytest.mark.parametrize("ends", [True, False], ids=["whole", "broken-off"])
+@pytest.mark.parametrize(("budget_bytes", "ends"), [(4, True), (512 * MIB, False)], ids=["spool", "memory"])
 async def test_long_paths_make_no_long_answer(make_stack: MakeStack, budget_bytes: int, ends: bool) -> None:
     """In memory within the budget, or in the spool, until it is sent."""
     count = 1000

@@ -163,11 +163,11 @@ async def test_a_link_to_a_deleted_file_is_another_than_that_to_the_file(stack: 
     problem(await anonymous.get(url.replace("/me/trash/", "/me/files/")), 401, "unauthenticated")
 
 
-async def test_links_work_in_every_process_and_after_a_restart(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
+async def test_links_work_in_every_process_and_after_a_restart(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:
         file = await a_file(stack)
         made = await asyncio.gather(*(a_link(stack, file["id"]) for _ in range(5)))
-        async with make_stack_on() as another:
+        async with make_stack() as another:
             for url in (*made, await a_link(stack, file["id"])):
                 assert (await another.anonymous().get(url)).status_code == 200
 

@@ -6,6 +6,7 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from uploader.http.native.download import disposition
 from uploader.http.shared.exchange import SECURITY_HEADERS
 
 APP, OTHER = "https://app.example", "https://evil.example"
@@ -136,14 +137,16 @@ async def test_every_answer_has_the_security_headers(stack: Stack) -> None:
 
 
 async def test_a_download_never_renders(stack: Stack) -> None:
-    for seed, name in enumerate(("page.html", "image.svg", "script.js", "x.pdf", 'a".html', "a;b=c.html")):
+    for seed, name in enumerate(
+        ("page.html", "image.svg", "script.js", "x.pdf", 'a".html', "a;b=c.html", "dir/ünï 文")
+    ):
         content = Content(100 * KIB, seed=seed, name=name)
         file = (await stack.upload(content)).json()["file"]
         path = f"/me/files/{file['id']}/content"
         known = {"If-None-Match": f'"{content.sha256}"'}
         for asked in ({}, {"Range": "bytes=0-9"}, {"Range": "bytes=0-9,20-29"}, known):
             response = await stack.client.get(path, headers={**asked, "Accept": "text/html"})
-            assert response.headers["content-disposition"].startswith("attachment; ")
+            assert response.headers["content-disposition"] == disposition(name)
             assert response.headers["content-security-policy"] == "sandbox"
             assert response.headers["x-content-type-options"] == "nosniff"
             kind = response.headers.get("content-type", "application/octet-stream")

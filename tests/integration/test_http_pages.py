@@ -1,9 +1,6 @@
 """The web pages as a browser gets them: complete, under a strict policy, renewed by an upgrade, and off by a setting."""
 
 import re
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -165,16 +162,3 @@ async def test_switched_off_the_start_leads_to_the_documentation(make_stack: Mak
             problem(await anonymous.get(path), 404, "not-found")
         assert (await anonymous.get("/static/docs.js")).status_code == 200
         assert (await anonymous.get(await _link(stack), headers={"Accept": "text/html"})).json()["kind"] == "upload"
-
-
-def test_the_wheel_carries_every_part_and_every_licence(tmp_path: Path) -> None:
-    build = [sys.executable, "-c", "import sys; from hatchling.builders.wheel import WheelBuilder;"]
-    build[-1] += "next(WheelBuilder(sys.argv[1]).build(directory=sys.argv[2], versions=['standard']))"
-    subprocess.run([*build, str(ROOT), str(tmp_path)], check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    carried = set(zipfile.ZipFile(wheel).namelist())
-    expected = {path.relative_to(ROOT).as_posix() for path in STATIC.rglob("*") if path.is_file()}
-    assert expected <= carried
-    assert {f"{path.parent.name}/{path.name}" for path in STATIC.rglob("LICENSE")} <= {
-        "/".join(name.split("/")[-2:]) for name in carried if ".dist-info/licenses/" in name
-    }

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -67,11 +68,11 @@ class Office:
             await connection.execute(statement)
 
 
-@pytest.fixture
-async def office(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[Office]:
+@asynccontextmanager
+async def in_use(make_stack: MakeStack, clock: ManualClock) -> AsyncIterator[Office]:
     """alice: two files, one of them also bob's, a cancelled and an open upload. bob: two files of one content, and an
     open upload of which nothing has arrived."""
-    async with make_stack_on(clock=clock, max_pending_bytes=1, durability="process") as stack:
+    async with make_stack(clock=clock, max_pending_bytes=1, durability="process") as stack:
         bob = await stack.client_of("bob", total_space=10**9)
         await stack.upload(SHARED)
         await stack.upload(HERS)
@@ -86,6 +87,19 @@ async def office(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[
         await stack.put(OPEN, 0)
         made = Office(stack, await stack.client_of("root", admin=True), bob)
         await made.account()
+        yield made
+
+
+@pytest.fixture
+async def office(make_stack: MakeStack, clock: ManualClock) -> AsyncIterator[Office]:
+    async with in_use(make_stack, clock) as made:
+        yield made
+
+
+@pytest.fixture
+async def office_on(make_stack_on: MakeStack, clock: ManualClock) -> AsyncIterator[Office]:
+    """On each kind of database: where it sums, sorts, or decides who is first."""
+    async with in_use(make_stack_on, clock) as made:
         yield made
 
 
@@ -109,11 +123,11 @@ async def recounted(office: Office) -> dict[str, int]:
     }
 
 
-async def test_the_summary_equals_a_recount(office: Office, clock: ManualClock) -> None:
-    expected = await recounted(office)
+async def test_the_summary_equals_a_recount(office_on: Office, clock: ManualClock) -> None:
+    expected = await recounted(office_on)
     assert (expected["files"], expected["blobs"]) == (4, 2)
     assert (expected["saved_bytes"], expected["use_space_unfinished"]) == (2 * SHARED.size, 64 * KIB)
-    summary = await office.get("/admin/usage/summary")
+    summary = await office_on.get("/admin/usage/summary")
     assert {name: summary[name] for name in expected} == expected
     month = f"{clock.now():%Y-%m}"
     temp = {"open_uploads": 2, "quota_bytes": expected["reserved"], "disk_bytes": 64 * KIB, "month": month}
@@ -130,34 +144,34 @@ async def test_the_summary_equals_a_recount(office: Office, clock: ManualClock) 
     assert summary["as_of"] == clock.now().isoformat().replace("+00:00", "Z")
 
 
-async def test_the_summary_tells_old_months_and_quotas_without_end(office: Office) -> None:
+async def test_the_summary_tells_old_months_and_quotas_without_end(office_on: Office) -> None:
     early = {"created_at": datetime(2025, 12, 31, 23, 59, tzinfo=UTC), "flushed_bytes": 5}
-    await office.change(update(models.upload).where(models.upload.c.user_id == "bob").values(**early))
+    await office_on.change(update(models.upload).where(models.upload.c.user_id == "bob").values(**early))
     for user_id in ("bob", "carol"):
-        response = await office.root.put(f"/admin/users/{user_id}", json={"total_space": 2**63 - 1})
+        response = await office_on.root.put(f"/admin/users/{user_id}", json={"total_space": 2**63 - 1})
         assert response.status_code == 200
-    summary = await office.get("/admin/usage/summary")
+    summary = await office_on.get("/admin/usage/summary")
     assert summary["temp"][0] == {"month": "2025-12", "open_uploads": 1, "quota_bytes": HIS_OPEN.size, "disk_bytes": 5}
     assert [(row["open_uploads"], row["quota_bytes"]) for row in summary["temp"][1:]] == [(1, OPEN.size)]
     assert summary["total_space"] == 2**63 - 1
-    await office.stack.services.overview.take_day()
-    assert (await office.get("/admin/usage/history"))["days"][0]["total_space"] == 2**63 - 1
+    await office_on.stack.services.overview.take_day()
+    assert (await office_on.get("/admin/usage/history"))["days"][0]["total_space"] == 2**63 - 1
     for table in (models.file, models.upload, models.blob):
-        await office.change(delete(table))
-    summary = await office.get("/admin/usage/summary")
+        await office_on.change(delete(table))
+    summary = await office_on.get("/admin/usage/summary")
     assert (summary["users"], summary["files"], summary["saved_bytes"], summary["temp"]) == (4, 0, 0, [])
 
 
-async def test_each_day_has_one_snapshot_however_many_take_it(office: Office, clock: ManualClock) -> None:
-    overview = office.stack.services.overview
+async def test_each_day_has_one_snapshot_however_many_take_it(office_on: Office, clock: ManualClock) -> None:
+    overview = office_on.stack.services.overview
     await asyncio.gather(*(overview.take_day() for _ in range(5)))
-    (first,) = (await office.get("/admin/usage/history"))["days"]
-    expected = await recounted(office)
+    (first,) = (await office_on.get("/admin/usage/history"))["days"]
+    expected = await recounted(office_on)
     assert {name: first[name] for name in expected} == expected
     assert (first["day"], first["free_disk_bytes"] > 0) == (str(clock.now().date()), True)
-    await office.stack.upload(Content(80 * KIB, seed=4))
+    await office_on.stack.upload(Content(80 * KIB, seed=4))
     await overview.take_day()
-    assert (await office.get("/admin/usage/history"))["days"] == [first]
+    assert (await office_on.get("/admin/usage/history"))["days"] == [first]
 
 
 async def test_the_job_takes_every_day_and_invents_none(office: Office, clock: ManualClock) -> None:
@@ -220,23 +234,23 @@ ORDERS: list[tuple[dict[str, str], list[str]]] = [
 
 
 async def test_open_uploads_are_sorted_and_come_in_pages(
-    office: Office, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    office_on: Office, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reports, "_BATCH", 1)
     clock.advance(60)
-    await office.stack.put(OPEN, 1)
-    await office.account()
-    third = (await office.stack.open(Content(100 * KIB, seed=5))).json()["upload"]["id"]
+    await office_on.stack.put(OPEN, 1)
+    await office_on.account()
+    third = (await office_on.stack.open(Content(100 * KIB, seed=5))).json()["upload"]["id"]
     words = {third: "third"}
-    for upload in (await office.get("/admin/uploads"))["uploads"]:
+    for upload in (await office_on.get("/admin/uploads"))["uploads"]:
         words.setdefault(upload["upload_id"], "hers" if upload["user_id"] == "alice" else "his")
     for query, expected in ORDERS:
-        whole = await office.get("/admin/uploads", **query)
+        whole = await office_on.get("/admin/uploads", **query)
         assert [words[upload["upload_id"]] for upload in whole["uploads"]] == expected, query
-        paged = await pages(office.root, "/admin/uploads", limit=1, **query)
+        paged = await pages(office_on.root, "/admin/uploads", limit=1, **query)
         assert [page["total"] for page in paged] == [whole["total"]] * len(paged)
         assert [upload for page in paged for upload in page["uploads"]] == whole["uploads"], query
-        head, *lines = await office.csv("/admin/uploads", **query)
+        head, *lines = await office_on.csv("/admin/uploads", **query)
         assert [words[line[head.index("upload_id")]] for line in lines] == expected, query
 
 
@@ -300,22 +314,22 @@ async def test_one_user_is_looked_at_closely_if_there_is_such_a_user(office: Off
 
 
 async def test_a_recount_finds_what_drifted_and_changes_nothing(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    office_on: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "_SLICE", 1)
-    found = (await office.root.post("/admin/usage/recount")).json()
+    found = (await office_on.root.post("/admin/usage/recount")).json()
     assert (found["checked"], found["drifts"], found["notes"]) == ({"users": 3, "links": 0, "blobs": 2}, [], [])
     users = models.user_info.c
-    await office.change(update(models.user_info).where(users.user_id == "bob").values(reserved=1, total_space=2))
-    await office.change(update(models.blob).where(models.blob.c.sha256 == SHARED.sha256).values(refs=7))
+    await office_on.change(update(models.user_info).where(users.user_id == "bob").values(reserved=1, total_space=2))
+    await office_on.change(update(models.blob).where(models.blob.c.sha256 == SHARED.sha256).values(refs=7))
     # Rows of users who have none themselves: before, between and after those who do.
     orphans = [file_row(user_id, size=5, name=user_id) for user_id in ("a", "b", "zoe")]
     for orphan in orphans:
-        await office.change(
+        await office_on.change(
             insert(models.file).values(**{name: getattr(orphan, name) for name in queries.FILE_COLUMNS})
         )
-    rows = [await office.rows(table) for table in (models.user_info, models.file, models.blob)]
-    found = (await office.root.post("/admin/usage/recount", json={})).json()
+    rows = [await office_on.rows(table) for table in (models.user_info, models.file, models.blob)]
+    found = (await office_on.root.post("/admin/usage/recount", json={})).json()
     drifts = [(each["kind"], each["subject"], each["expected"], each["actual"]) for each in found["drifts"]]
     assert drifts == [
         ("use_space_finished", "a", 5, None),
@@ -329,11 +343,11 @@ async def test_a_recount_finds_what_drifted_and_changes_nothing(
     ]
     assert [(note["kind"], note["subject"]) for note in found["notes"]] == [("over-total-space", "bob")]
     for order, expected in (("asc", ["root", "alice", "bob"]), ("desc", ["alice", "bob", "root"])):
-        paged = await pages(office.root, "/admin/usage", limit=1, sort="files", order=order)
+        paged = await pages(office_on.root, "/admin/usage", limit=1, sort="files", order=order)
         assert [user["user_id"] for page in paged for user in page["users"]] == expected
-    one = (await office.root.post("/admin/usage/recount", json={"user_id": "bob"})).json()
+    one = (await office_on.root.post("/admin/usage/recount", json={"user_id": "bob"})).json()
     assert (one["checked"], [each["kind"] for each in one["drifts"]]) == ({"users": 1}, ["reserved"])
-    assert [await office.rows(table) for table in (models.user_info, models.file, models.blob)] == rows
+    assert [await office_on.rows(table) for table in (models.user_info, models.file, models.blob)] == rows
 
 
 USERS = {
@@ -360,36 +374,38 @@ USER_ORDERS: list[tuple[dict[str, str], list[str]]] = [
 ]
 
 
-async def test_every_user_is_reported_with_all_figures_sorted_and_searched(office: Office, clock: ManualClock) -> None:
+async def test_every_user_is_reported_with_all_figures_sorted_and_searched(
+    office_on: Office, clock: ManualClock
+) -> None:
     for query, expected in USER_ORDERS:
-        whole = await office.get("/admin/usage", **query)
+        whole = await office_on.get("/admin/usage", **query)
         assert (whole["as_of"], whole["next"]) == (clock.now().isoformat().replace("+00:00", "Z"), None)
         rows = [(user_id, *USERS[user_id]) for user_id in expected]
         assert [list(user) for user in whole["users"]] == [USER_COLUMNS] * len(expected)
         assert [tuple(user.values()) for user in whole["users"]] == rows, query
-        paged = await pages(office.root, "/admin/usage", limit="1", **query)
+        paged = await pages(office_on.root, "/admin/usage", limit="1", **query)
         assert [user for page in paged for user in page["users"]] == whole["users"]
         assert max(len(page["users"]) for page in paged) <= 1
     lines = [[user_id, *map(str, figures)] for user_id, figures in USERS.items()]
-    assert await office.csv("/admin/usage", limit=1, sort="user_id") == [USER_COLUMNS, *lines]
+    assert await office_on.csv("/admin/usage", limit=1, sort="user_id") == [USER_COLUMNS, *lines]
     csv_by_name = {"Accept": "text/csv"}
     for query, kind in (({}, "text/csv; charset=utf-8"), ({"format": "json"}, "application/json")):
-        response = await office.root.get("/admin/usage", params=query, headers=csv_by_name)
+        response = await office_on.root.get("/admin/usage", params=query, headers=csv_by_name)
         assert response.headers["content-type"] == kind
 
 
-async def test_a_quota_is_set_and_the_user_made_if_need_be(office: Office) -> None:
+async def test_a_quota_is_set_and_the_user_made_if_need_be(office_on: Office) -> None:
     nothing = {"use_space_finished": 0, "use_space_unfinished": 0, "reserved": 0}
     for user_id in ("new", "new", "a@b.example", "ünï", "x" * 255):
-        response = await office.root.put(f"/admin/users/{user_id}", json={"total_space": 0})
+        response = await office_on.root.put(f"/admin/users/{user_id}", json={"total_space": 0})
         assert response.status_code == 200
         assert response.json() == {"user_id": user_id, "total_space": 0, **nothing}
-    lowered = (await office.root.put("/admin/users/alice", json={"total_space": 1})).json()
+    lowered = (await office_on.root.put("/admin/users/alice", json={"total_space": 1})).json()
     assert (lowered["total_space"], lowered["use_space_finished"]) == (1, SHARED.size + HERS.size)
-    assert (await office.stack.client.get("/me/usage")).json()["total_space"] == 1
-    largest = await office.root.put("/admin/users/alice", json={"total_space": 2**63 - 1})
+    assert (await office_on.stack.client.get("/me/usage")).json()["total_space"] == 1
+    largest = await office_on.root.put("/admin/users/alice", json={"total_space": 2**63 - 1})
     assert largest.json()["total_space"] == 2**63 - 1
-    assert (await office.stack.open(Content(1000, seed=1))).status_code == 201
+    assert (await office_on.stack.open(Content(1000, seed=1))).status_code == 201
 
 
 def spelt(*parts: Any) -> str:

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -16,35 +14,13 @@ from tests.support.archives import Entry, archive, header
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import open_files_under
 from tests.support.loop_time import pass_time
-from tests.support.sockets import Connection, Server, on_both_loops, serving_stack
+from tests.support.sockets import CONTENT, URL, Connection, Server, on_both_loops, serving, serving_stack
 from tests.support.waiting import eventually
 
-CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
-URL = f"/files/{CONTENT.md5}"
 NOBODYS = f"/files/{'0' * 32}"
 WHOLE = Content(3 * MIB)
 WHOLE_URL = f"/files/{WHOLE.md5}?name=a"
 ASKS = "Expect: 100-continue"
-
-
-@asynccontextmanager
-async def serving(make_stack: MakeStack, **settings: Any) -> AsyncIterator[Server]:
-    """A server with an open upload of CONTENT."""
-    async with serving_stack(make_stack, **settings) as server:
-        await server.stack.open(CONTENT)
-        yield server
-
-
-@pytest.fixture
-async def server(make_stack: MakeStack) -> AsyncIterator[Server]:
-    async with serving(make_stack) as made:
-        yield made
-
-
-@pytest.fixture
-async def connection(server: Server) -> AsyncIterator[Connection]:
-    async with server.connection() as made:
-        yield made
 
 
 async def put(connection: Connection, number: int, *headers: str) -> None:
@@ -169,23 +145,18 @@ async def test_after_an_early_answer_a_small_body_is_read_and_the_connection_kep
             assert (answer.status, "connection" in answer.headers) == (status, False)
 
 
-@pytest.mark.parametrize(
-    ("operation", "headers", "sent", "status", "code"),
-    [
+async def test_after_an_early_answer_a_large_body_closes_the_connection(server: Server) -> None:
+    for operation, headers, sent, status, code in (
         (f"PUT {URL}/chunks/0", [f"Content-Length: {10**15}"], 2 * MIB, 422, "chunk-length-mismatch"),
         (f"PUT {URL}/chunks/99", [f"Content-Length: {2 * MIB}"], 2 * MIB, 422, "chunk-number-out-of-range"),
         (f"PUT {NOBODYS}/chunks/0", [f"Content-Length: {2 * MIB}", ASKS], 0, 404, "upload-not-found"),
         (f"PUT {WHOLE_URL}", [f"Content-Length: {10**12}", ASKS], 0, 413, "file-too-large"),
         ("POST /files/batch", [f"Content-Length: {10**12}"], 2 * MIB + 1, 422, "invalid-archive"),
-    ],
-    ids=["too long", "sent in vain", "not asked for", "too large", "no archive"],
-)
-async def test_after_an_early_answer_a_large_body_closes_the_connection(
-    connection: Connection, operation: str, headers: list[str], sent: int, status: int, code: str
-) -> None:
-    await connection.request(*operation.split(), *headers)
-    await connection.send(b"x" * sent)
-    await is_refused(connection, status, code)
+    ):
+        async with server.connection() as connection:
+            await connection.request(*operation.split(), *headers)
+            await connection.send(b"x" * sent)
+            await is_refused(connection, status, code)
 
 
 @on_both_loops
@@ -297,38 +268,39 @@ async def test_all_that_a_client_asked_for_before_it_sends_no_more_is_answered(
 
 
 @on_both_loops
-@pytest.mark.parametrize("asked_before", [False, True])
-async def test_a_client_that_sends_no_more_and_asks_for_nothing_is_let_go(
-    make_stack: MakeStack, asked_before: bool
-) -> None:
+async def test_a_client_that_sends_no_more_and_asks_for_nothing_is_let_go(make_stack: MakeStack) -> None:
     async with serving(make_stack, header_timeout_seconds=3600.0) as server:
         server.uvicorn.config.timeout_keep_alive = 3600
-        async with server.connection() as connection:
-            if asked_before:
-                await connection.request("GET", "/livez")
-                assert (await connection.answer()).status == 200
-            connection.end()
-            assert await connection.is_closed()
+        for asked_before in (False, True):
+            async with server.connection() as connection:
+                if asked_before:
+                    await connection.request("GET", "/livez")
+                    assert (await connection.answer()).status == 200
+                connection.end()
+                assert await connection.is_closed()
 
 
 @on_both_loops
-@pytest.mark.parametrize("header", [f"Content-Length: {2 * MIB}", "Transfer-Encoding: chunked"])
-async def test_a_body_that_its_client_does_not_end_is_no_request(make_stack: MakeStack, header: str) -> None:
+async def test_a_body_that_its_client_does_not_end_is_no_request(make_stack: MakeStack) -> None:
     """What was asked for before it is answered, and nobody waits for the rest."""
-    body = CONTENT.chunk(0)[: 1 * MIB] if "Length" in header else IN_PIECES.removesuffix(b"0\r\n\r\n")
-    async with serving(make_stack, body_idle_timeout_seconds=3600.0) as server, server.connection() as connection:
-        await connection.request("GET", URL)
-        await put(connection, 0, header)
-        await connection.send(body)
-        connection.end()
-        assert (await connection.answer()).status == 200
-        assert await connection.is_closed()
+    async with serving(make_stack, body_idle_timeout_seconds=3600.0) as server:
 
         async def is_over() -> bool:
             return not server.uvicorn.server_state.tasks
 
-        await eventually(is_over)
-        assert (await server.stack.client.get(URL)).json()["upload"]["missing"] == [[0, 1]]
+        for header, body in (
+            (f"Content-Length: {2 * MIB}", CONTENT.chunk(0)[: 1 * MIB]),
+            ("Transfer-Encoding: chunked", IN_PIECES.removesuffix(b"0\r\n\r\n")),
+        ):
+            async with server.connection() as connection:
+                await connection.request("GET", URL)
+                await put(connection, 0, header)
+                await connection.send(body)
+                connection.end()
+                assert (await connection.answer()).status == 200
+                assert await connection.is_closed()
+            await eventually(is_over)
+            assert (await server.stack.client.get(URL)).json()["upload"]["missing"] == [[0, 1]]
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /livez HTTP/1.1\r\nHost: te"])

@@ -42,27 +42,25 @@ async def root(stack: Stack) -> httpx2.AsyncClient:
     return await stack.client_of("root", admin=True)
 
 
-async def test_a_token_is_made_shown_once_and_works(make_stack_on: MakeStack) -> None:
-    async with make_stack_on() as stack:
-        root = await stack.client_of("root", admin=True)
-        made = await _make(root, "new", total_space=1000)
-        assert list(made) == ["id", "admin", "created_at", "revoked_at", "scope", "made_by", "user_id", "token"]
-        assert re.fullmatch(r"upl_[\w-]{43}", made["token"])
-        assert (made["user_id"], made["admin"], made["revoked_at"]) == ("new", False, None)
-        usage = (await _as(stack, made).get("/me/usage")).json()
-        assert usage["total_space"] == 1000
-        assert (await _as(stack, made).get("/me/identity")).json() == {"user_id": "new", "admin": False}
-        problem(await _as(stack, made).get("/admin/usage"), 403, "forbidden")
+async def test_a_token_is_made_shown_once_and_works(stack: Stack, root: httpx2.AsyncClient) -> None:
+    made = await _make(root, "new", total_space=1000)
+    assert list(made) == ["id", "admin", "created_at", "revoked_at", "scope", "made_by", "user_id", "token"]
+    assert re.fullmatch(r"upl_[\w-]{43}", made["token"])
+    assert (made["user_id"], made["admin"], made["revoked_at"]) == ("new", False, None)
+    usage = (await _as(stack, made).get("/me/usage")).json()
+    assert usage["total_space"] == 1000
+    assert (await _as(stack, made).get("/me/identity")).json() == {"user_id": "new", "admin": False}
+    problem(await _as(stack, made).get("/admin/usage"), 403, "forbidden")
 
-        second = await _make(root, "new", admin=True, total_space=5)  # who is there keeps the quota
-        usage = (await _as(stack, second).get("/me/usage")).json()
-        assert usage["total_space"] == 1000
-        assert (await _as(stack, second).get("/me/identity")).json() == {"user_id": "new", "admin": True}
-        listed = await _list(root, "new")
-        assert listed == [
-            {name: each[name] for name in each if name not in ("user_id", "token")} for each in (second, made)
-        ]
-        assert made["token"] not in (await root.get("/admin/users/new/tokens")).text
+    second = await _make(root, "new", admin=True, total_space=5)  # who is there keeps the quota
+    usage = (await _as(stack, second).get("/me/usage")).json()
+    assert usage["total_space"] == 1000
+    assert (await _as(stack, second).get("/me/identity")).json() == {"user_id": "new", "admin": True}
+    listed = await _list(root, "new")
+    assert listed == [
+        {name: each[name] for name in each if name not in ("user_id", "token")} for each in (second, made)
+    ]
+    assert made["token"] not in (await root.get("/admin/users/new/tokens")).text
 
 
 async def test_a_body_may_be_left_out_and_a_bad_one_is_refused(root: httpx2.AsyncClient) -> None:

@@ -35,21 +35,24 @@ async def _names(stack: Stack) -> list[str]:
     return [file["name"] for file in (await stack.client.get("/me/files")).json()["files"]]
 
 
-@pytest.mark.parametrize("size", [0, 1, 4 * KIB, 64 * KIB, 2 * MIB + 1])
-async def test_a_whole_file_is_stored(stack: Stack, size: int) -> None:
-    content = Content(size, name="docs/a.bin")
-    response = await _put(stack, content, sha256=content.sha256.upper(), modified_at="2026-01-02T03:04:05.678+02:00")
-    assert response.status_code == 201
-    body = response.json()
-    file = body["file"]
-    assert body == {"state": "complete", "file": file}
-    assert response.headers["location"] == f"/me/files/{file['id']}"
-    expected = {"name": content.name, "md5": content.md5, "sha256": content.sha256, "size": size, "instant": False}
-    assert expected.items() <= file.items()
-    assert file["modified_at"] == "2026-01-02T01:04:05.678000Z"
-    assert (await stack.client.get(f"/me/files/{file['id']}/content")).content == content.data
-    assert (await stack.client.get(f"/files/{content.md5}")).json() == body
-    assert await stack.usage("alice") == {"finished": size, "unfinished": 0, "reserved": 0}
+async def test_a_whole_file_is_stored(stack: Stack) -> None:
+    stored = 0
+    for size in (0, 1, 4 * KIB, 64 * KIB, 2 * MIB + 1):
+        content = Content(size, name=f"docs/{size}.bin")
+        told = {"sha256": content.sha256.upper(), "modified_at": "2026-01-02T03:04:05.678+02:00"}
+        response = await _put(stack, content, **told)
+        assert response.status_code == 201
+        body = response.json()
+        file = body["file"]
+        assert body == {"state": "complete", "file": file}
+        assert response.headers["location"] == f"/me/files/{file['id']}"
+        expected = {"name": content.name, "md5": content.md5, "sha256": content.sha256, "size": size, "instant": False}
+        assert expected.items() <= file.items()
+        assert file["modified_at"] == "2026-01-02T01:04:05.678000Z"
+        assert (await stack.client.get(f"/me/files/{file['id']}/content")).content == content.data
+        assert (await stack.client.get(f"/files/{content.md5}")).json() == body
+        stored += size
+        assert await stack.usage("alice") == {"finished": stored, "unfinished": 0, "reserved": 0}
 
 
 async def test_neither_length_nor_md5_need_be_known(stack: Stack) -> None:
@@ -69,6 +72,7 @@ async def test_a_repeated_call_makes_no_twin(stack: Stack) -> None:
     assert "location" not in again.headers
     known = await stack.client.post("/me/files", params={"name": CONTENT.name}, content=CONTENT.data)
     assert (known.status_code, known.json()) == (200, first.json())
+    assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
     problem(await stack.client.put(URL, params={"name": CONTENT.name}, content=b"other"), 422, "md5-mismatch")
     assert len(await _names(stack)) == 1
     assert (await _put(stack, name="another")).status_code == 201
@@ -93,6 +97,7 @@ async def test_an_upload_takes_the_same_words(stack: Stack) -> None:
     problem(await stack.open(second, if_exists="fail"), 409, "name-taken")
     response = await stack.upload(second, if_exists="replace", modified_at="2026-01-02T03:04:05Z")
     assert (response.status_code, response.json()["file"]["modified_at"]) == (201, "2026-01-02T03:04:05Z")
+    assert await stack.usage("alice") == {"finished": second.size, "unfinished": 0, "reserved": 0}
     by_id = {"name": "a", "size": 0, "if_exists": "replace", "modified_at": "1969-12-31T23:59:59.5Z"}
     response = await stack.client.post("/uploads", json=by_id)
     assert (response.status_code, response.json()["file"]["modified_at"]) == (201, "1969-12-31T23:59:59.500000Z")

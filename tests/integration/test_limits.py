@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -11,34 +10,10 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.loop_time import pass_time
-from tests.support.sockets import Connection, Server, serving_stack
+from tests.support.sockets import CONTENT, GET, URL, Connection, Server, serving, serving_stack
 from tests.support.waiting import eventually
 from uploader.http.bodies import intake
 from uploader.http.server.http11 import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
-
-CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
-URL = f"/files/{CONTENT.md5}"
-GET = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n"
-
-
-@asynccontextmanager
-async def serving(make_stack: MakeStack, **settings: Any) -> AsyncIterator[Server]:
-    """A server with an open upload of CONTENT."""
-    async with serving_stack(make_stack, **settings) as made:
-        await made.stack.open(CONTENT)
-        yield made
-
-
-@pytest.fixture
-async def server(make_stack: MakeStack) -> AsyncIterator[Server]:
-    async with serving(make_stack) as made:
-        yield made
-
-
-@pytest.fixture
-async def connection(server: Server) -> AsyncIterator[Connection]:
-    async with server.connection() as made:
-        yield made
 
 
 async def status_of(connection: Connection) -> tuple[int, str]:
@@ -46,31 +21,29 @@ async def status_of(connection: Connection) -> tuple[int, str]:
     return answer.status, answer.code if answer.status >= 400 else ""
 
 
-@pytest.mark.parametrize(
-    ("head", "status", "code"),
-    [
+async def test_heads_are_taken_up_to_their_limits(server: Server) -> None:
+    for head, status, code in (
         (b"GET /" + b"a" * (MAX_TARGET_BYTES - 1) + b" HTTP/1.1\r\nHost: a\r\n\r\n", 404, "not-found"),
         (b"GET /" + b"a" * MAX_TARGET_BYTES + b" HTTP/1.1\r\nHost: a\r\n\r\n", 414, "target-too-long"),
         (b"GET /x HTTP/1.1\r\nHost: a\r\n" + b"X: a\r\n" * (MAX_HEADERS - 1) + b"\r\n", 404, "not-found"),
         (b"GET /x HTTP/1.1\r\nHost: a\r\n" + b"X: a\r\n" * MAX_HEADERS + b"\r\n", 431, "headers-too-large"),
         (b"GET /x HTTP/1.1\r\nHost: a\r\nX: " + b"a" * (MAX_HEAD_BYTES - 100) + b"\r\n\r\n", 404, "not-found"),
         (b"GET /x HTTP/1.1\r\nHost: a\r\nX: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n", 431, "headers-too-large"),
-    ],
-    ids=["target", "longer target", "headers", "more headers", "large", "larger"],
-)
-async def test_heads_are_taken_up_to_their_limits(connection: Connection, head: bytes, status: int, code: str) -> None:
-    await connection.send(head)
-    assert await status_of(connection) == (status, code)
+    ):
+        async with server.connection() as connection:
+            await connection.send(head)
+            assert await status_of(connection) == (status, code)
 
 
-@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nX: "])
-async def test_a_head_without_end_is_cut_off(connection: Connection, start: bytes) -> None:
-    await connection.send(start)
-    for _ in range(200):
-        await connection.send(b"a" * 1024 if start[-1:] in b"/ " else b"X: a\r\n")
-        await asyncio.sleep(0)
-    assert (await status_of(connection))[0] in (414, 431)
-    assert await connection.is_closed()
+async def test_a_head_without_end_is_cut_off(server: Server) -> None:
+    for start in (b"GET /", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nX: "):
+        async with server.connection() as connection:
+            await connection.send(start)
+            for _ in range(200):
+                await connection.send(b"a" * 1024 if start[-1:] in b"/ " else b"X: a\r\n")
+                await asyncio.sleep(0)
+            assert (await status_of(connection))[0] in (414, 431)
+            assert await connection.is_closed()
 
 
 async def test_what_follows_a_body_without_end_is_cut_off(connection: Connection) -> None:
@@ -88,35 +61,27 @@ def in_pieces(content: bytes, piece_bytes: int, extension: bytes) -> bytes:
     return b"".join(b"%x%s\r\n%s\r\n" % (len(piece), extension, piece) for piece in pieces) + b"0\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    ("piece_bytes", "extension"),
-    [(1, b""), (3, b";a"), (8 * KIB, b";chunk-signature=" + b"0" * 64)],
-    ids=["a byte a chunk", "a few bytes a chunk", "signed"],
-)
-async def test_a_body_in_small_chunks_is_taken(
-    server: Server, connection: Connection, piece_bytes: int, extension: bytes
-) -> None:
-    small = Content(256 * KIB, chunk_size=256 * KIB)
-    await server.stack.open(small)
-    await connection.request("PUT", f"/files/{small.md5}/chunks/0", "Transfer-Encoding: chunked")
-    await connection.send(in_pieces(small.data, piece_bytes, extension))
-    assert await status_of(connection) == (201, "")
+async def test_a_body_in_small_chunks_is_taken(server: Server, connection: Connection) -> None:
+    pieces = (1, b""), (3, b";a"), (8 * KIB, b";chunk-signature=" + b"0" * 64)
+    for seed, (piece_bytes, extension) in enumerate(pieces):
+        small = Content(256 * KIB, seed, chunk_size=256 * KIB)
+        await server.stack.open(small)
+        await connection.request("PUT", f"/files/{small.md5}/chunks/0", "Transfer-Encoding: chunked")
+        await connection.send(in_pieces(small.data, piece_bytes, extension))
+        assert await status_of(connection) == (201, "")
 
 
-@pytest.mark.parametrize(
-    ("piece_bytes", "extension_bytes"), [(KIB, 6 * KIB), (1, 64), (64 * KIB, 31 * KIB)], ids=["many", "tiny", "large"]
-)
-async def test_a_body_of_chunks_that_are_mostly_extensions_is_cut_off(
-    server: Server, connection: Connection, piece_bytes: int, extension_bytes: int
-) -> None:
-    await connection.request("PUT", f"{URL}/chunks/0", "Transfer-Encoding: chunked")
-    body = in_pieces(CONTENT.chunk(0), piece_bytes, b";x=" + b"a" * extension_bytes)
-    sending = asyncio.create_task(connection.send(body))
-    answer = await connection.answer()
-    assert (answer.status, answer.code, answer.headers["connection"]) == (400, "bad-request", "close")
-    assert await connection.is_closed()
-    await sending
-    assert (await server.stack.client.get(URL)).json()["upload"]["missing"] == [[0, 1]]
+async def test_a_body_of_chunks_that_are_mostly_extensions_is_cut_off(server: Server) -> None:
+    for piece_bytes, extension_bytes in ((KIB, 6 * KIB), (1, 64), (64 * KIB, 31 * KIB)):
+        async with server.connection() as connection:
+            await connection.request("PUT", f"{URL}/chunks/0", "Transfer-Encoding: chunked")
+            body = in_pieces(CONTENT.chunk(0), piece_bytes, b";x=" + b"a" * extension_bytes)
+            sending = asyncio.create_task(connection.send(body))
+            answer = await connection.answer()
+            assert (answer.status, answer.code, answer.headers["connection"]) == (400, "bad-request", "close")
+            assert await connection.is_closed()
+            await sending
+        assert (await server.stack.client.get(URL)).json()["upload"]["missing"] == [[0, 1]]
 
 
 async def test_what_follows_a_body_is_none_of_its_headers(server: Server, connection: Connection) -> None:
@@ -250,12 +215,8 @@ async def test_an_answer_that_nobody_takes_is_given_up(make_stack: MakeStack) ->
     idle: dict[str, Any] = {"body_idle_timeout_seconds": 0.5}
     async with serving_stack(make_stack, **idle) as server, server.connection(narrow=True) as connection:
         await connection.request("GET", f"/me/files/{file['id']}/content")
-        await eventually(lambda: _has(server, 1))
-        await eventually(lambda: _has(server, 0))
-
-
-async def _has(server: Any, count: int) -> bool:
-    return len(server.uvicorn.server_state.connections) == count
+        await eventually(lambda: server.has_connections(1))
+        await eventually(lambda: server.has_connections(0))
 
 
 async def test_a_server_that_stops_finishes_what_is_in_flight_and_takes_nothing_new(make_stack: MakeStack) -> None:

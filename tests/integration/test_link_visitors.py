@@ -155,14 +155,14 @@ async def others_have_it_all(stack: Stack, link: dict[str, Any]) -> dict[str, st
 
 @pytest.mark.parametrize(("instant", "gate"), [("proof", ""), ("trust", GATE), ("own", "")])
 async def test_a_visitor_hears_what_a_user_hears_who_has_nothing(
-    make_stack_on: MakeStack, tmp_path: Path, instant: str, gate: str
+    make_stack: MakeStack, tmp_path: Path, instant: str, gate: str
 ) -> None:
     events = events_file(tmp_path, gate)
     nowhere = {f"{who}_{what}": f"0{number}" * 16 for number, (who, what) in enumerate(THINGS)}
     nowhere |= {f"{who}_part": f"/resumable/{'06' * 16}" for who in ("owner", "other")}
-    async with make_stack_on(instant="off", max_open_uploads=5, events=events) as stack:
+    async with make_stack(instant="off", max_open_uploads=5, events=events) as stack:
         nobody = [each async for each in walk(await stack.client_of("nobody"), nowhere)]
-    async with make_stack_on(instant=instant, proof_min_size_bytes=1, max_open_uploads=5, events=events) as stack:
+    async with make_stack(instant=instant, proof_min_size_bytes=1, max_open_uploads=5, events=events) as stack:
         link = await make_link(stack, name="a/")
         ids = await others_have_it_all(stack, link)
         visitor = [each async for each in walk(await visit(stack, link), ids)]

@@ -282,31 +282,32 @@ async def test_as_many_visitors_download_as_a_link_is_for(stack_on: Stack) -> No
     assert (await stack_on.client.get(f"/me/links/{link['id']}")).json()["downloads"] == 3
 
 
-MOVES: list[tuple[str, str, dict[str, Any]]] = [
-    ("PATCH", "/me/files?prefix=s/", {"prefix": "moved/"}),
-    ("PATCH", "/me/files?prefix=s/", {"prefix": "a/b/c/"}),
-    ("POST", "/me/files/move", {"prefixes": ["s/"], "to": "above/"}),
+MOVES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("PATCH", "/me/files?prefix=s/", {"prefix": "moved/"}, "moved/deep/"),
+    ("PATCH", "/me/files?prefix=moved/", {"prefix": "a/b/c/"}, "a/b/c/deep/"),
+    ("POST", "/me/files/move", {"prefixes": ["a/b/c/"], "to": "above/"}, "above/c/deep/"),
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), MOVES)
-async def test_a_link_follows_its_folder(stack_on: Stack, method: str, path: str, body: dict[str, Any]) -> None:
+async def test_a_link_follows_its_folder(stack_on: Stack) -> None:
     assert (await send(stack_on.client, A, "s/deep/a")).status_code == 201
     shared = [await make_link(stack_on, "download", name) for name in ("s/", "s/deep/", "s/deep/a")]
     into = await make_link(stack_on, name="s/deep/")
-    sender = await visit(stack_on, into)
-    opened = await stack_on.open(B, sender, name="b")
-    assert (await stack_on.client.request(method, path, json=body)).json() == {"files": 1}
-    for number, names in enumerate((["deep/a"], ["a"], ["a"])):
-        reader = await visit(stack_on, shared[number])
-        files = (await reader.get(f"{shared[number]['url']}/files")).json()["files"]
-        assert [file["name"] for file in files] == names
-    for number in range(2):
-        done = await stack_on.put(B, number, sender)
-    assert (opened.json()["upload"]["name"], done.json()["file"]["name"]) == ("b", "b")
-    (name,) = [name for name in await names_of(stack_on.client) if name.endswith("b")]
-    assert name == (await stack_on.client.get(f"/me/links/{into['id']}")).json()["name"] + "b"
-    assert not name.startswith("s/")
+    for seed, (method, path, body, folder) in enumerate(MOVES, 1):
+        content, sender = Content(100 * KIB, seed), await visit(stack_on, into)
+        opened = await stack_on.open(content, sender, name="b")
+        assert (await stack_on.client.request(method, path, json=body)).json() == {"files": 1}
+        for link, names in zip(shared, (["deep/a"], ["a"], ["a"]), strict=True):
+            reader = await visit(stack_on, link)
+            files = (await reader.get(f"{link['url']}/files")).json()["files"]
+            assert [file["name"] for file in files] == names
+        for number in range(2):
+            done = await stack_on.put(content, number, sender)
+        assert (opened.json()["upload"]["name"], done.json()["file"]["name"]) == ("b", "b")
+        assert (await stack_on.client.get(f"/me/links/{into['id']}")).json()["name"] == folder
+        assert await names_of(stack_on.client) == [f"{folder}a", f"{folder}b"]
+        (file,) = (await stack_on.client.get("/me/files", params={"prefix": f"{folder}b"})).json()["files"]
+        assert (await stack_on.client.delete(f"/me/files/{file['id']}")).status_code == 204
 
 
 async def test_what_is_merged_into_another_folder_is_not_shared_any_more(stack: Stack) -> None:

@@ -44,6 +44,11 @@ async def test_names_are_selected_byte_by_byte(database: Database) -> None:
         ("", [6, 5, 4, 3, 2, 1, 0]),
     ):
         assert await _names(database, part=part) == [NAMES[number] for number in expected], part
+    for prefix, expected in (
+        *(("a/", [6, 1, 0]), ("A/", []), ("b", [5, 2]), ("B", [4]), ("\u00e9", [3]), ("e", []), ("c", [])),
+        *(("\u00e9/%", [3]), ("\u00e9/_", []), ("%", []), ("", [6, 5, 4, 3, 2, 1, 0])),
+    ):
+        assert await _names(database, prefix=prefix) == [NAMES[number] for number in expected], prefix
 
 
 async def test_a_part_goes_with_a_prefix_a_cursor_and_a_limit(database: Database) -> None:

@@ -152,33 +152,34 @@ async def test_what_never_reaches_the_application_has_the_prefix_too(make_stack:
             assert (await beyond.answer()).status == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "is_refused"),
-    [(path, False) for path in ("", "/", "/store", "/a/b/", "/files", "/file", "/store/me")]
-    + [(path, True) for path in ("/me", "/admin", "/uploads", "/resumable", "/docs", "/static", "/static/files/")]
-    + [("/files/batch", True), ("/me/files", True), ("/config", True)],
-)
-def test_a_path_that_makes_routes_look_alike_is_refused(path: str, is_refused: bool) -> None:
-    settings = Settings.load({"UPLOADER_PUBLIC_URL": f"https://Files.example{path}"})
-    assert settings.public_url == f"https://files.example{path.rstrip('/')}"
-    if not is_refused:
-        check_public_url(settings)
-        return
-    with pytest.raises(ConfigurationError, match=f"^UPLOADER_PUBLIC_URL: with the path {path.rstrip('/')}, "):
-        check_public_url(settings)
+def test_a_path_that_makes_routes_look_alike_is_refused() -> None:
+    fine = ("", "/", "/store", "/a/b/", "/files", "/file", "/store/me")
+    alike = (
+        "/me",
+        "/admin",
+        "/uploads",
+        "/resumable",
+        "/docs",
+        "/static",
+        "/static/files/",
+        "/files/batch",
+        "/me/files",
+    )
+    for path in (*fine, *alike, "/config"):
+        settings = Settings.load({"UPLOADER_PUBLIC_URL": f"https://Files.example{path}"})
+        assert settings.public_url == f"https://files.example{path.rstrip('/')}"
+        if path in fine:
+            check_public_url(settings)
+            continue
+        with pytest.raises(ConfigurationError, match=f"^UPLOADER_PUBLIC_URL: with the path {path.rstrip('/')}, "):
+            check_public_url(settings)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "files.example/store",
-        "ftp://files.example",
-        "https:///store",
-        "https://a@files.example",
-        "https://f.example/../b",
-    ]
-    + [f"https://files.example/{rest}" for rest in ("a//b", "?q", "#a", "a%2Fb", "a b")],
-)
-def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"UPLOADER_PUBLIC_URL: .*not a URL such as"):
-        Settings.load({"UPLOADER_PUBLIC_URL": url})
+def test_what_is_no_url_of_a_server_is_refused() -> None:
+    for url in (
+        *("files.example/store", "ftp://files.example", "https:///store", "https://a@files.example"),
+        *("https://f.example/../b", "https://f.example/a//b", "https://f.example/?q", "https://f.example/#a"),
+        *("https://f.example/a%2Fb", "https://f.example/a b"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"UPLOADER_PUBLIC_URL: .*not a URL such as"):
+            Settings.load({"UPLOADER_PUBLIC_URL": url})

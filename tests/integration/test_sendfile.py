@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.layout import blob_path
-from tests.support.sockets import Server, on_both_loops, serving_stack
+from tests.support.sockets import UVLOOP, Server, on_both_loops, serving_stack
 from tests.support.waiting import eventually
 from uploader.http.server import connections
 from uploader.http.server.connections import SENDERS_STATE
@@ -101,8 +101,13 @@ async def test_every_answer_is_the_same_as_without_threads(
         assert by_sendfile.count(CONTENT.data) == 2
 
 
-@on_both_loops
-@pytest.mark.parametrize("sends_no_more", [False, True])
+# Each two of the three in each way.
+@pytest.mark.parametrize(
+    ("anyio_backend", "verify_reads", "sends_no_more"),
+    [("asyncio", "off", True), ("asyncio", "on", False), (UVLOOP, "off", False), (UVLOOP, "on", True)],
+    ids=["asyncio", "asyncio, compared", "uvloop", "uvloop, compared"],
+    scope="session",
+)
 async def test_a_reader_that_is_slow_gets_everything(
     make_stack: MakeStack, verify_reads: str, sent: list[int], sends_no_more: bool
 ) -> None:

@@ -15,13 +15,9 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.certificates import self_signed
 from tests.support.content import KIB, MIB, Content
-from tests.support.sockets import Connection, Server, on_both_loops, serving_stack
+from tests.support.sockets import CONTENT, GET, URL, Connection, Server, on_both_loops, serving, serving_stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.http.server import connections
-
-CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
-URL = f"/files/{CONTENT.md5}"
-GET = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n"
 
 
 @pytest.fixture
@@ -70,8 +66,7 @@ async def test_bodies_of_every_length_come_whole_over_one_connection(make_secure
 
 @on_both_loops
 async def test_chunks_are_asked_for_sent_ahead_and_sent_in_pieces(make_secure: MakeStack) -> None:
-    async with serving_stack(make_secure) as server, server.connection() as connection:
-        await server.stack.open(CONTENT)
+    async with serving(make_secure) as server, server.connection() as connection:
         await put(connection, "Expect: 100-continue")
         assert (await connection.answer()).status == 100
         await connection.send(CONTENT.chunk(0))
@@ -177,9 +172,5 @@ async def test_an_answer_that_nobody_takes_is_given_up(make_secure: MakeStack) -
     idle: dict[str, Any] = {"body_idle_timeout_seconds": 0.5}
     async with serving_stack(make_secure, **idle) as server, server.connection(narrow=True) as connection:
         await connection.request("GET", f"/me/files/{file['id']}/content")
-        await eventually(lambda: has(server, 1))
-        await eventually(lambda: has(server, 0))
-
-
-async def has(server: Any, connections: int) -> bool:
-    return len(server.uvicorn.server_state.connections) == connections
+        await eventually(lambda: server.has_connections(1))
+        await eventually(lambda: server.has_connections(0))

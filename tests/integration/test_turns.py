@@ -41,33 +41,32 @@ def owe(stack: Stack, user_id: str) -> None:
     cost.end()
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "more", "status"),
-    [
-        ("GET", "/me/files", {}, 429),
-        ("POST", f"/files/{FILE.md5}", {"json": {"name": "a", "size": FILE.size}}, 429),
-        ("POST", "/me/archive", {"data": {"selection": '{"ids": []}'}}, 429),
-        # What clients of tus ask again after, and those of HTTP's own resumable uploads.
-        ("HEAD", "/resumable/0123456789abcdef0123456789abcdef", {"headers": TUS}, 423),
-        ("HEAD", "/resumable/0123456789abcdef0123456789abcdef", {}, 503),
-        ("GET", "/me/archive", {}, 429),
-    ],
-)
-async def test_who_is_beyond_and_waits_too_long_is_told_when_to_come_again(
-    stack: Stack, crowded: Cost, method: str, path: str, more: dict[str, Any], status: int
-) -> None:
+REQUESTS: list[tuple[str, str, dict[str, Any], int]] = [
+    ("GET", "/me/files", {}, 429),
+    ("POST", f"/files/{FILE.md5}", {"json": {"name": "a", "size": FILE.size}}, 429),
+    ("POST", "/me/archive", {"data": {"selection": '{"ids": []}'}}, 429),
+    # What clients of tus ask again after, and those of HTTP's own resumable uploads.
+    ("HEAD", "/resumable/0123456789abcdef0123456789abcdef", {"headers": TUS}, 423),
+    ("HEAD", "/resumable/0123456789abcdef0123456789abcdef", {}, 503),
+    ("GET", "/me/archive", {}, 429),
+]
+
+
+async def test_who_is_beyond_and_waits_too_long_is_told_when_to_come_again(stack: Stack, crowded: Cost) -> None:
     owe(stack, "alice")
-    refused = await stack.client.request(method, path, **more)
-    assert refused.status_code == status
-    assert int(refused.headers["Retry-After"]) > 25  # what is owed
-    if method != "HEAD":
-        problem = refused.json()
-        assert (problem["code"], problem["retryable"]) == ("too-many-requests", True)
-        assert "turn" in problem["detail"]
     bob = await stack.client_of("bob")
-    assert (await bob.request(method, path, **more)).status_code != status  # who has credit waits for nobody
+    for method, path, more, status in REQUESTS:
+        refused = await stack.client.request(method, path, **more)
+        assert refused.status_code == status
+        assert int(refused.headers["Retry-After"]) > 25  # what is owed
+        if method != "HEAD":
+            problem = refused.json()
+            assert (problem["code"], problem["retryable"]) == ("too-many-requests", True)
+            assert "turn" in problem["detail"]
+        assert (await bob.request(method, path, **more)).status_code != status  # who has credit waits for nobody
     crowded.end()
-    assert (await stack.client.request(method, path, **more)).status_code != status
+    for method, path, more, status in REQUESTS:
+        assert (await stack.client.request(method, path, **more)).status_code != status
 
 
 async def test_bytes_that_wait_for_nobody_are_received_though_their_user_owes(stack: Stack) -> None:

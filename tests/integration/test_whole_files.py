@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeStack
-from tests.support.archives import Entry, archive
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.faults import Call, failing_call, intercepting, recorded_calls
@@ -27,10 +26,8 @@ from uploader.domain.links import Caller, owner
 from uploader.domain.upload import IfExists, State
 from uploader.errors import (
     FileTooLarge,
-    Md5Mismatch,
     NameTaken,
     QuotaExceeded,
-    Sha256Mismatch,
     StorageFailed,
     Unavailable,
     UploaderError,
@@ -99,22 +96,6 @@ async def names(stack: Stack) -> list[tuple[str, int]]:
     return sorted((file.name, file.size) for file in files)
 
 
-async def test_a_file_in_one_request_is_stored_and_counted(stack: Stack) -> None:
-    data = b"whole" * 1000
-    complete = await send(stack, data)
-    assert complete.created
-    assert (complete.file.md5, complete.file.sha256) == (
-        hashlib.md5(data, usedforsecurity=False).hexdigest(),
-        hashlib.sha256(data).hexdigest(),
-    )
-    assert not complete.file.instant
-    assert (stack.data / blob_path(complete.file.sha256)).read_bytes() == data
-    assert await stack.usage("alice") == {"finished": len(data), "unfinished": 0, "reserved": 0}
-    again = await send(stack, data)
-    assert (again.created, again.file.id) == (False, complete.file.id)
-    assert (await stack.usage("alice"))["finished"] == len(data)
-
-
 async def test_an_open_upload_of_the_content_is_closed_by_it(stack: Stack) -> None:
     content = Content(100 * KIB)
     opened = (await stack.open(content)).json()["upload"]
@@ -125,15 +106,6 @@ async def test_an_open_upload_of_the_content_is_closed_by_it(stack: Stack) -> No
     status = await stack.services.uploads.status(Target(owner("alice"), upload_id=opened["id"]))
     assert isinstance(status, Complete) and status.file.id == complete.file.id
     assert [path.relative_to(stack.data).parts[0] for path in stack.bytes_on_disk()] == ["blobs"]
-
-
-async def test_what_is_not_as_claimed_is_not_kept(stack: Stack) -> None:
-    with pytest.raises(Md5Mismatch):
-        await send(stack, b"x", md5="0" * 32)
-    with pytest.raises(Sha256Mismatch):
-        await send(stack, b"x", sha256="0" * 64)
-    assert stack.bytes_on_disk() == []
-    assert await names(stack) == []
 
 
 async def test_the_quota_is_decided_member_by_member(stack: Stack) -> None:
@@ -148,32 +120,6 @@ async def test_the_quota_is_decided_member_by_member(stack: Stack) -> None:
     with pytest.raises(QuotaExceeded):
         await send(stack, b"A" * 61, "a", if_exists=IfExists.REPLACE)
     assert await names(stack) == [("a", 60), ("c", 40), ("d", 0)]
-
-
-async def test_names_are_kept_replaced_or_taken(stack: Stack) -> None:
-    await send(stack, b"1", "a")
-    await send(stack, b"22", "a")
-    assert await names(stack) == [("a", 1), ("a (2)", 2)]
-    with pytest.raises(NameTaken):
-        await send(stack, b"333", "a", if_exists=IfExists.FAIL)
-    assert (await send(stack, b"22", "a")).created is False
-    assert (await send(stack, b"1", "a", if_exists=IfExists.FAIL)).created is False
-    await send(stack, b"333", "a", if_exists=IfExists.REPLACE)
-    assert await names(stack) == [("a", 3), ("a (2)", 2)]
-    assert (await stack.usage("alice"))["finished"] == 5
-    outcomes = await send_many(stack, [("a", b"4444"), ("a", b"55555"), ("b", b"6")], IfExists.REPLACE)
-    assert all(isinstance(outcome, Complete) and outcome.created for outcome in outcomes)
-    assert await names(stack) == [("a", 5), ("a (2)", 2), ("b", 1)]
-    assert (await stack.usage("alice"))["finished"] == 8
-
-
-async def test_an_upload_may_replace_what_has_its_name(stack: Stack) -> None:
-    content = Content(100 * KIB)
-    await send(stack, b"old", content.name)
-    response = await stack.upload(content, if_exists="replace")
-    assert response.status_code == 201
-    assert await names(stack) == [(content.name, content.size)]
-    assert (await stack.usage("alice"))["finished"] == content.size
 
 
 # What is on the disk already, or goes at this moment
@@ -346,20 +292,6 @@ async def test_a_body_that_can_not_be_read_back_harms_no_other(stack: Stack) -> 
 
 
 # Archives
-
-
-@pytest.mark.parametrize("cut_bytes", [0, 1, 512, 699])
-async def test_what_came_of_an_archive_before_it_broke_off_stands(stack: Stack, cut_bytes: int) -> None:
-    """In the middle of a member, or right after its header."""
-    entries = [Entry(f"{number}", b"%d" % number * 700) for number in range(6)]
-    written = archive(*entries)
-    place = written.rindex(entries[-1].data) + cut_bytes
-    response = await stack.client.post("/files/batch", content=written[:place])
-    assert (response.status_code, response.json()["code"]) == (422, "invalid-archive")
-    assert [(each["name"], each["status"]) for each in response.json()["results"]] == [(f"{n}", 201) for n in range(5)]
-    again = await stack.client.post("/files/batch", content=written)
-    assert [each["status"] for each in again.json()["results"]] == [200] * 5 + [201]
-    assert await names(stack) == [(entry.name, 700) for entry in entries]
 
 
 async def test_a_slow_batch_is_stored_while_it_comes(stack: Stack) -> None:

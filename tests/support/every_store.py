@@ -23,7 +23,6 @@ OF_THE_DISK = frozenset(
         "test_a_base_that_rotted_is_not_copied_from_and_looked_at",
         "test_a_base_that_many_find_rotted_at_once_is_looked_at_once",
         "test_a_base_that_the_trash_has_is_healed_and_copied_from",
-        "test_a_damaged_base_is_not_used",
         "test_bytes_of_a_part_that_went_bad_make_no_file",
         "test_one_process_fills_a_whole",
     }

@@ -14,15 +14,21 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tests.conftest import MakeStack
+from tests.support.content import MIB, Content
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.bootstrap import build_application, server_config
 from uploader.bootstrap.application import listening_state
 
-# On the event loop of the server, too, which has a transport of its own.
+# The event loop of the server, which has a transport of its own.
+UVLOOP = ("asyncio", {"use_uvloop": True})
 on_both_loops = pytest.mark.parametrize(
-    "anyio_backend", ["asyncio", pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")], scope="session"
+    "anyio_backend", ["asyncio", pytest.param(UVLOOP, id="uvloop")], scope="session"
 )
+# Of which an upload is open where it is `serving`.
+CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
+URL = f"/files/{CONTENT.md5}"
+GET = b"GET /livez HTTP/1.1\r\nHost: test\r\n\r\n"
 
 
 @dataclass
@@ -117,6 +123,9 @@ class Server:
         certificate = self.stack.services.settings.tls_certificate
         return None if certificate is None else ssl.create_default_context(cafile=certificate)
 
+    async def has_connections(self, count: int) -> bool:
+        return len(self.uvicorn.server_state.connections) == count
+
     @asynccontextmanager
     async def connection(self, *, narrow: bool = False, source: str = "127.0.0.1") -> AsyncIterator[Connection]:
         """A connection from this address; a `narrow` one takes a few kilobytes in advance, not megabytes."""
@@ -166,3 +175,11 @@ async def serving_stack(
         finally:
             server.should_exit = True
             await task
+
+
+@asynccontextmanager
+async def serving(make_stack: MakeStack, **settings: Any) -> AsyncIterator[Server]:
+    """A server with an open upload of CONTENT."""
+    async with serving_stack(make_stack, **settings) as server:
+        await server.stack.open(CONTENT)
+        yield server

@@ -55,15 +55,13 @@ def test_the_wheel_that_is_built_of_the_sources_archive_serves(tmp_path: Path) -
         assert client.post("/me/files?name=photo.jpg", content=b"photo").status_code == 201
 
 
-def test_the_wheel_has_every_licence_and_a_page_on_which_each_link_leads_somewhere(tmp_path: Path) -> None:
+def test_the_wheel_has_every_part_every_licence_and_a_page_on_which_each_link_leads_somewhere(tmp_path: Path) -> None:
     with zipfile.ZipFile(_build("wheel", ROOT, tmp_path)) as wheel:
         names = set(wheel.namelist())
         (metadata,) = (wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
-    vendored = [
-        path.relative_to(ROOT)
-        for path in (ROOT / "uploader" / "web").rglob("*")
-        if re.search("LICENSE|NOTICE", path.name)
-    ]
+    parts = [path.relative_to(ROOT) for path in (ROOT / "uploader" / "web").rglob("*") if path.is_file()]
+    assert {path.as_posix() for path in parts} <= names
+    vendored = [path for path in parts if re.search("LICENSE|NOTICE", path.name)]
     assert len(vendored) == 5
     kept = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
     assert kept == {"LICENSE", *map(str, vendored)}
