@@ -21,6 +21,7 @@ from tests.support.layout import blob_path
 from tests.support.problems import problem
 from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
+from tests.support.visiting import send
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.domain import delta
 from uploader.service.delta import DeltaBases
@@ -81,7 +82,7 @@ class Base:
 
 
 async def base_on(stack: Stack, content: Content = BASE) -> Base:
-    file_id = (await stack.upload(content)).json()["file"]["id"]
+    file_id = (await send(stack.client, content, content.name)).json()["file"]["id"]
     await stack.open(CONTENT)
     return Base(stack, file_id)
 
@@ -357,7 +358,8 @@ async def test_a_base_that_the_trash_has_is_healed_and_copied_from(make_stack: M
     async with make_stack(instant="off") as stack:
         bob = await stack.client_of("bob", total_space=10 * MIB)
         assert (await stack.upload(BASE, bob)).status_code == 201
-        base = await base_on(stack)
+        base = Base(stack, (await stack.upload(BASE)).json()["file"]["id"])
+        await stack.open(CONTENT)
         await base.signed()
         flip_bit(base.blob, 8 * 5)
         problem(await base.put(0, FIRST), 409, "base-unusable")

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 
 from tests.conftest import MakeStack
+from tests.support.archives import Entry, archive
 from tests.support.clock import ManualClock
 from tests.support.invariants import checked_accounts
 from tests.support.layout import blob_path
@@ -35,8 +36,9 @@ FILES = {
 
 @pytest.fixture
 async def filled(stack: Stack) -> Stack:
-    for name, data in FILES.items():
-        await put(stack, name, data)
+    entries = archive(*(Entry(name, data) for name, data in FILES.items()))
+    results = (await stack.client.post("/files/batch", content=entries)).json()["results"]
+    assert {line["status"] for line in results} == {201}
     return stack
 
 

@@ -23,6 +23,7 @@ from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.rows import file_row
 from tests.support.stack import GIB, Stack
+from tests.support.visiting import send
 from uploader.database import models, queries
 from uploader.jobs.maintenance import Snapshot
 from uploader.service import reconcile, reports
@@ -74,10 +75,9 @@ async def in_use(make_stack: MakeStack, clock: ManualClock) -> AsyncIterator[Off
     open upload of which nothing has arrived."""
     async with make_stack(clock=clock, max_pending_bytes=1, durability="process") as stack:
         bob = await stack.client_of("bob", total_space=10**9)
-        await stack.upload(SHARED)
         await stack.upload(HERS)
-        await stack.upload(SHARED, bob)
-        await stack.upload(SHARED, bob, name="second")
+        for client, name in ((stack.client, SHARED.name), (bob, SHARED.name), (bob, "second")):
+            assert (await send(client, SHARED, name)).status_code == 201
         cancelled = Content(90 * KIB, seed=9)
         await stack.open(cancelled)
         assert (await stack.client.delete(f"/files/{cancelled.md5}")).status_code == 204

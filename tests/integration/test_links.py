@@ -437,18 +437,18 @@ async def test_who_sends_again_what_is_there_needs_no_room(stack: Stack) -> None
     assert "total_space" not in lines[1]["problem"]
 
 
-async def test_three_send_the_same_at_one_time_and_nobody_learns_of_another(stack_on: Stack) -> None:
-    link = await make_link(stack_on)
-    senders = [stack_on.client, await visit(stack_on, link), await visit(stack_on, link)]
-    opened = await asyncio.gather(*(stack_on.open(A, each, name="same", sha256=A.sha256) for each in senders))
+async def test_three_send_the_same_at_one_time_and_nobody_learns_of_another(stack: Stack) -> None:
+    link = await make_link(stack)
+    senders = [stack.client, await visit(stack, link), await visit(stack, link)]
+    opened = await asyncio.gather(*(stack.open(A, each, name="same", sha256=A.sha256) for each in senders))
     assert [answer.status_code for answer in opened] == [201] * 3
     assert len({answer.json()["upload"]["id"] for answer in opened}) == 3
     for number in range(A.chunk_count):
-        last = await asyncio.gather(*(stack_on.put(A, number, each) for each in senders))
+        last = await asyncio.gather(*(stack.put(A, number, each) for each in senders))
     assert [answer.status_code for answer in last] == [201] * 3
     assert len({answer.json()["file"]["id"] for answer in last}) == 3
-    assert await names_of(stack_on.client) == ["inbox/same", "inbox/same (2)", "same"]
-    async with stack_on.services.database.engine.connect() as connection:
+    assert await names_of(stack.client) == ["inbox/same", "inbox/same (2)", "same"]
+    async with stack.services.database.engine.connect() as connection:
         assert (await connection.execute(select(models.blob.c.refs))).scalars().all() == [3]
 
 

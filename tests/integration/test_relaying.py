@@ -391,20 +391,20 @@ async def test_what_seems_old_after_an_outage_or_a_jump_is_told_first(hook: Hook
 
 
 async def test_what_waits_for_a_sink_of_another_name_is_warned_of_and_forgotten(
-    telling_on: MakeStack, make_stack_on: MakeStack, clock: ManualClock
+    telling: MakeStack, make_stack: MakeStack, clock: ManualClock
 ) -> None:
-    async with telling_on(webhook("hook", NOWHERE)) as stack:
+    async with telling(webhook("hook", NOWHERE)) as stack:
         await upload(stack, 1, 3)
         clock.advance(3600)
         assert await stack.services.watching.diagnoses() == [reasons.EVENTS_LATE(sink="hook", seconds="3600")]
     clock.advance(6 * 86400)
-    async with telling_on(webhook("new", NOWHERE)) as stack:
+    async with telling(webhook("new", NOWHERE)) as stack:
         await upload(stack, 4)
         late = "3 wait for hook, which UPLOADER_EVENTS does not name"
         assert [each.what for each in await stack.services.watching.diagnoses()] == [late]
         assert {name: state.waiting for name, state in (await stack.services.watching.states()).items()} == {"new": 1}
     clock.advance(2 * 86400)
-    async with make_stack_on(clock=clock) as stack:
+    async with make_stack(clock=clock) as stack:
         ready = (await stack.client.get("/readyz")).json()["checks"]["events"]
         assert ready["reason"].startswith(late)
         await keep_for(120, EventKeeper(stack.services.watching, clock), clock)
