@@ -102,6 +102,11 @@ def bad_fields() -> Iterator[Bad]:
     yield from _fields(STATES, "md5s", (json.dumps([text]) for text in _bad_digests(32)), None)
     for endpoint in (PROVE, PROVE_BY_ID):
         yield from _fields(endpoint, "id", ['""', json.dumps("c" * 65)], "id")
+    for method, target, body in (OPEN_FILE, OPEN_UPLOAD):
+        more = (method, target, {**body, "if_exists": "keep", "modified_at": "2026-01-02T03:04:05Z"})
+        yield from _fields(more, "if_exists", ['"Keep"', '""', "null", "true"], "if_exists")
+        times = ['"2026-01-02T03:04:05"', '"2026-01-02"', '"soon"', "1767225600", "null", '"0001-01-01T00:00:00+14:00"']
+        yield from _fields(more, "modified_at", times, "modified_at")
     instant = (*OPEN_FILE[:2], {"name": "a", "size": 1, "instant": True})
     yield from _fields(instant, "instant", ["1", "0", '"true"', "null", "[]"], "instant")
 
@@ -208,7 +213,17 @@ def bad_whole_files() -> Iterator[Bad]:
         for method, target in (*WHOLE, ("POST", "/files/batch?to=a")):
             yield Bad(method, f"{target}&if_exists={value}", 422, "invalid-request", b"x", names="if_exists")
     for method, target in WHOLE:
-        for value in ("", "now", "2026", "2026-01-01", "2026-01-01T00:00:00", "0", "2026-13-01T00:00:00Z", "%00"):
+        for value in (
+            "",
+            "now",
+            "2026",
+            "2026-01-01",
+            "2026-01-01T00:00:00",
+            "0",
+            "0001-01-01T00:00:00%2B14:00",
+            "2026-13-01T00:00:00Z",
+            "%00",
+        ):
             yield Bad(method, f"{target}&modified_at={value}", 422, "invalid-request", b"x", names="modified_at")
         for value in ("", "x", "0" * 63, "0" * 65, "%D9%A0" * 64, "0" * 64 + "%0A", "%20" + "0" * 63):
             yield Bad(method, f"{target}&sha256={value}", 422, "invalid-request", b"x", names="sha256")

@@ -35,13 +35,6 @@ async def test_a_token_lets_its_user_in_until_it_is_revoked_and_is_given_once(st
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-async def test_a_code_is_explained_to_a_person(stack: Stack) -> None:
-    response = await stack.anonymous().get("/problems/upload-gone")
-    assert (response.status_code, response.headers["content-type"].split(";")[0]) == (200, "text/html")
-    assert "HTTP status 410" in response.text
-    problem(await stack.anonymous().get("/problems/no-such-code"), 404, "not-found")
-
-
 async def test_an_internal_error_leaks_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError(f"not a map: {stack.data}/map")
     monkeypatch.setattr(stack.services.uploads, "find", AsyncMock(side_effect=error))

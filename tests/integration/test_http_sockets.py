@@ -88,14 +88,6 @@ async def test_a_client_that_goes_away_leaves_what_was_whole_and_nothing_else(ma
         await eventually(is_over)
 
 
-async def test_several_chunks_go_over_one_connection(connection: Connection) -> None:
-    for number, status in ((0, 200), (0, 200), (1, 201)):
-        await put(connection, number)
-        await connection.send(CONTENT.chunk(number))
-        answer = await connection.answer()
-        assert (answer.status, "connection" in answer.headers) == (status, False)
-
-
 async def test_a_chunk_of_a_told_length_never_goes_through_the_messages_of_asgi(make_stack: MakeStack) -> None:
     bodies = []
 

@@ -104,22 +104,6 @@ async def test_an_upload_takes_the_same_words(stack: Stack) -> None:
     assert await _names(stack) == ["a"]
 
 
-async def test_a_malformed_choice_or_time_is_refused(stack: Stack) -> None:
-    malformed: dict[str, list[Any]] = {
-        "if_exists": ["Keep", "", None, True],
-        "modified_at": ["2026-01-02T03:04:05", "2026-01-02", "soon", 1767225600, None, "0001-01-01T00:00:00+14:00"],
-    }
-    for field, values in malformed.items():
-        for value in values:
-            body = {"name": "a", "size": 1, field: value}
-            refused = [await stack.client.post(path, json=body) for path in (URL, "/uploads")]
-            if isinstance(value, str):
-                refused.append(await _put(stack, CONTENT, **{field: value}))
-            for response in refused:
-                errors = problem(response, 422, "invalid-request")["errors"]
-                assert [error["field"] for error in errors] == [field]
-
-
 async def test_what_does_not_fit_is_refused_before_the_body(stack: Stack) -> None:
     client = await stack.client_of("bob", total_space=1000)
     asked = 0

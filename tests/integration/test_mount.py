@@ -83,7 +83,9 @@ async def problems_and_pages(stack: Stack, asked: str, prefix: str) -> None:
     """`asked`: what requests begin with, `prefix`: what answers have to."""
     client = stack.client
     refused = problem(await client.get(f"{asked}/me/files/nothing"), 404, "file-not-found", prefix)
-    assert "<h1>File not found</h1>" in (await client.get(refused["type"])).text
+    explained = await client.get(refused["type"])
+    assert explained.headers["content-type"].startswith("text/html")
+    assert "<h1>File not found</h1>" in explained.text
     batch = await client.post(f"{asked}/files/batch", content=archive(Entry("../x", b"1")))
     assert batch.json()["results"][0]["problem"]["type"] == f"{prefix}/problems/invalid-request"
     for nowhere in (f"{asked}/nowhere", f"{prefix}{prefix}/config", f"{prefix}er/config"):
