@@ -384,26 +384,24 @@ async def test_a_slow_closer_keeps_nobody_waiting_for_ever(stack: Stack, monkeyp
     assert await offset_of(stack, upload) == CHUNK + 100
 
 
-@pytest.mark.parametrize(
-    ("known", "told", "reserved"),
-    [(True, None, CONTENT.size), (False, None, 3 * STEP), (False, CONTENT.size, CONTENT.size)],
-    ids=["known", "unknown", "told"],
-)
-async def test_a_loss_of_redis_costs_no_byte(stack: Stack, known: bool, told: int | None, reserved: int) -> None:
-    upload = await opened(stack, known=known)
-    await append(stack, upload, 0, CHUNK + 100)
-    await in_order(stack)
-    await stack.services.redis.flushdb()
-    await appended(stack, upload, CHUNK + 100, 2 * CHUNK + 7, length=told)
-    assert await in_redis(stack, upload) == 2 * CHUNK + 7
-    await in_order(stack)
-    await stack.services.redis.flushdb()
-    assert await offset_of(stack, upload) == 2 * CHUNK + 7, "who asks rebuilds it"
-    await stack.services.redis.flushdb()
-    await stack.services.sweeping.sweep(0)
-    assert await in_redis(stack, upload) == 2 * CHUNK + 7
-    assert await in_order(stack) == {"alice": Account(0, 2 * CHUNK + 7, reserved)}
-    await finished(stack, upload, 2 * CHUNK + 7)
+async def test_a_loss_of_redis_costs_no_byte(stack: Stack) -> None:
+    lengths = (True, None, CONTENT.size), (False, None, 3 * STEP), (False, CONTENT.size, CONTENT.size)
+    for known, told, reserved in lengths:
+        upload = await opened(stack, known=known)
+        await append(stack, upload, 0, CHUNK + 100)
+        await in_order(stack)
+        await stack.services.redis.flushdb()
+        await appended(stack, upload, CHUNK + 100, 2 * CHUNK + 7, length=told)
+        assert await in_redis(stack, upload) == 2 * CHUNK + 7
+        await in_order(stack)
+        await stack.services.redis.flushdb()
+        assert await offset_of(stack, upload) == 2 * CHUNK + 7, "who asks rebuilds it"
+        await stack.services.redis.flushdb()
+        await stack.services.sweeping.sweep(0)
+        assert await in_redis(stack, upload) == 2 * CHUNK + 7
+        assert await in_order(stack) == {"alice": Account(0, 2 * CHUNK + 7, reserved)}
+        await finished(stack, upload, 2 * CHUNK + 7)
+        await delete_file(stack, upload)
 
 
 async def test_withdrawn_bytes_come_again(stack: Stack) -> None:

@@ -5,6 +5,7 @@ import json
 import tarfile
 import zipfile
 from hashlib import sha256
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -106,12 +107,13 @@ async def test_what_is_no_level_is_refused(stack: Stack) -> None:
         problem(response, 422, "invalid-request")
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-async def test_a_folder_or_all_files_are_one_archive(filled: Stack, kind: str) -> None:
+async def test_a_folder_or_all_files_are_one_archive(filled: Stack) -> None:
     await put(filled, "photos/2026/x.jpg", b"another")
     folder = {"2026/x.jpg": b"xxx", "2026/y.jpg": b"yyyy", "2026/x (2).jpg": b"another"}
     all_files = FILES | {"photos/2026/x (2).jpg": b"another"}
-    for prefix, title, expected in (("photos/2026/", "2026", folder), ("none/", "none", {}), ("", "files", all_files)):
+    nothing: dict[str, bytes] = {}
+    archives = ("photos/2026/", "2026", folder), ("none/", "none", nothing), ("", "files", all_files)
+    for kind, (prefix, title, expected) in product(("zip", "tar"), archives):
         query = {"format": kind} | ({"prefix": prefix} if prefix else {})
         response = await filled.client.get("/me/archive", params=query)
         assert response.status_code == 200
@@ -240,19 +242,19 @@ async def ids_of(stack: Stack, *names: str) -> list[str]:
     return [by_name[name] for name in names]
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-async def test_a_selection_is_one_archive_named_from_what_it_has_in_common_on(filled: Stack, kind: str) -> None:
+async def test_a_selection_is_one_archive_named_from_what_it_has_in_common_on(filled: Stack) -> None:
     await put(filled, "photos/cover.jpg", b"another")
     files = (await filled.client.get("/me/files", params={"prefix": "photos/cover"})).json()["files"]
     covers = [file["id"] for file in files]
     (deeper,) = await ids_of(filled, "photos/2026/x.jpg")
-    body = {"ids": [*covers, *covers, deeper], "prefixes": ["photos/2026/", "photos/2026/x"], "format": kind}
-    response = await filled.client.post("/me/archive", json=body)
-    assert response.status_code == 200
-    assert f'filename="photos.{kind}"' in response.headers["content-disposition"]
-    found = read(kind, response.content)
-    assert sorted(found) == ["2026/x.jpg", "2026/y.jpg", "cover (2).jpg", "cover.jpg"]
-    assert {found["cover.jpg"], found["cover (2).jpg"]} == {b"cover", b"another"}
+    for kind in ("zip", "tar"):
+        body = {"ids": [*covers, *covers, deeper], "prefixes": ["photos/2026/", "photos/2026/x"], "format": kind}
+        response = await filled.client.post("/me/archive", json=body)
+        assert response.status_code == 200
+        assert f'filename="photos.{kind}"' in response.headers["content-disposition"]
+        found = read(kind, response.content)
+        assert sorted(found) == ["2026/x.jpg", "2026/y.jpg", "cover (2).jpg", "cover.jpg"]
+        assert {found["cover.jpg"], found["cover (2).jpg"]} == {b"cover", b"another"}
 
 
 async def test_the_names_in_an_archive_begin_where_the_selected_differ(filled: Stack) -> None:

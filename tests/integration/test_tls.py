@@ -142,11 +142,12 @@ async def test_a_client_that_knows_http_2_is_spoken_to_in_http_1(make_secure: Ma
 
 
 @on_both_loops
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "a beginning"])
-async def test_a_client_that_does_not_end_its_handshake_is_let_go(make_secure: MakeStack, said: bytes) -> None:
-    async with serving_stack(make_secure, header_timeout_seconds=0.2) as server, plain(server) as client:
-        await asyncio.get_running_loop().sock_sendall(client, said)
-        assert await received(client) == b""
+async def test_a_client_that_does_not_end_its_handshake_is_let_go(make_secure: MakeStack) -> None:
+    async with serving_stack(make_secure, header_timeout_seconds=0.2) as server:
+        for said in (b"", b"\x16\x03\x01\x02\x00\x01"):  # nothing, or a beginning
+            async with plain(server) as client:
+                await asyncio.get_running_loop().sock_sendall(client, said)
+                assert await received(client) == b""
 
 
 async def test_the_oldest_handshakes_give_way(make_secure: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:

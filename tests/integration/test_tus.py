@@ -180,14 +180,19 @@ def test_a_name_is_made_of_what_is_told(said: dict[str, str], name: str) -> None
     assert name_of(said, "7") == name
 
 
-@pytest.mark.parametrize("ending", ["time-out", "full", "busy", "too long", "gone", "cancelled"])
-async def test_creation_with_upload_that_breaks_off_holds_nothing(stack: Stack, tus: Tus, ending: str) -> None:
+async def test_creation_with_upload_that_breaks_off_holds_nothing(stack: Stack, tus: Tus) -> None:
+    for ending in ("full", "too long", "gone", "cancelled", "time-out", "busy"):
+        await break_off(stack, tus, ending)
+
+
+async def break_off(stack: Stack, tus: Tus, ending: str) -> None:
     """Where going on may help its client learns where it ends; else nobody would know of an upload that holds room."""
     said = {**BYTES, "Authorization": stack.client.headers["authorization"], "Host": "test"}
     said |= {"Transfer-Encoding": "chunked", "Upload-Length": str(70 * KIB)}
     headers = [(name.lower().encode(), value.encode()) for name, value in said.items()]
     scope = {"type": "http", "method": "POST", "path": RESUMABLE, "query_string": b"", "scheme": "http"}
     answers: list[Any] = []
+    before = (await stack.usage("alice"))["reserved"]
 
     async def answer(message: Any) -> None:
         answers.append(message)
@@ -211,7 +216,7 @@ async def test_creation_with_upload_that_breaks_off_holds_nothing(stack: Stack, 
             else:
                 creating.cancel()
         await asyncio.gather(creating, return_exceptions=True)
-    held = (await stack.usage("alice"))["reserved"]
+    held = (await stack.usage("alice"))["reserved"] - before
     if ending in ("too long", "gone", "cancelled"):
         assert held == 0
         assert [message["status"] for message in answers[:1]] == {"too long": [413], "gone": [400]}.get(ending, [])
