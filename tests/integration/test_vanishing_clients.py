@@ -128,10 +128,10 @@ async def _are_closed(stack: Stack, kinds: Set[str]) -> bool:
 async def _is_quiet(server: Server, tasks: dict[str, int]) -> bool:
     """Whether the server has no connection and no task, and this process no more tasks than at the start."""
     state = server.uvicorn.server_state
-    if state.connections or state.tasks or not tasks:
-        return not state.connections and not state.tasks
+    if state.connections or state.tasks:
+        return False
     gc.collect()
-    return _tasks() <= Counter(tasks)
+    return not tasks or _tasks() <= Counter(tasks)
 
 
 async def _every_store_answers_what_it_is_asked(stack: Stack) -> None:
