@@ -431,13 +431,6 @@ async def test_the_database_is_killed_and_started_in_the_middle_of_an_upload(
         await assert_merged(stack)
 
 
-async def test_the_jobs_merge_what_nobody_waits_for(make_stack: MakeStack) -> None:
-    async with make_stack(**QUICK) as stack:
-        await settle_without_merge(stack, CONTENT)
-    async with make_stack(jobs=True, **QUICK) as stack:
-        await assert_merged(stack)
-
-
 # The loop
 
 

@@ -45,10 +45,10 @@ async def act(database: Database) -> Transactions:
     return made
 
 
-async def counted(act: Transactions) -> int:
-    """The checked number of alice's files and open uploads."""
+async def counted(act: Transactions, user_id: str = "alice") -> int:
+    """The checked number of a user's files and open uploads."""
     await checked_accounts(act.database, lowered=True)
-    usage = await act.database.read(queries.usage, "alice")
+    usage = await act.database.read(queries.usage, user_id)
     assert usage is not None
     return usage.files
 
@@ -102,7 +102,7 @@ async def test_places_that_are_given_back_meanwhile_are_taken_again(act: Transac
 
 
 async def _move_onto_a_twin(act: Transactions, file: File, upload: Upload) -> None:
-    twin, _ = await act.instant(file_row(name="twin"))
+    twin, _ = await act.instant(file_row(file.user_id, name="twin"))
     targets = {file.id: twin.name}
     await act.database.transact(transactions.files.move_files, [file], targets, IfExists.REPLACE, NOW)
 
@@ -121,24 +121,25 @@ OUT: dict[str, Out] = {
     "deleted with others": lambda act, file, _: act.database.transact(transactions.files.delete_files, [file], NOW),
     "moved onto its twin": _move_onto_a_twin,
     "merged, where its file is there": lambda act, _, upload: act.merge(upload, "content"),
-    "sent whole, where its file is there": lambda act, file, upload: act.whole(file_row(), replaced=upload),
-    "instant, where its file is there": lambda act, file, upload: act.instant(file_row(), replaced=upload),
+    "sent whole, where its file is there": lambda act, file, upload: act.whole(file_row(file.user_id), replaced=upload),
+    "instant, where its file is there": lambda act, file, upload: act.instant(file_row(file.user_id), replaced=upload),
     "the last one of a folder": _leave_a_folder,
 }
 
 
-@pytest.mark.parametrize("way", OUT)
-async def test_each_way_out_gives_one_place_back(act: Transactions, way: str) -> None:
-    file, upload = await act.upload_and_merge(), await act.open(upload_row(seed="content"))
-    act.max_files = 3  # of which one is for those ways that make a file on their way
-    await OUT[way](act, file, upload)
-    left = way == "the last one of a folder"
-    act.max_files = await counted(act) + 1 - left
-    assert act.max_files == (3 if way == "moved onto its twin" else 2)
-    await act.open(upload_row(size=1))
-    with pytest.raises(TooManyFiles) as refused:
-        await act.open(upload_row(size=1))
-    assert refused.value.fields == {"limit": act.max_files}
+async def test_each_way_out_gives_one_place_back(act: Transactions) -> None:
+    for way, leave in OUT.items():
+        await act.create_user(way)
+        act.max_files = 3  # of which one is for those ways that make a file on their way
+        file, upload = await act.upload_and_merge(way), await act.open(upload_row(way, seed="content"))
+        await leave(act, file, upload)
+        left = way == "the last one of a folder"
+        act.max_files = await counted(act, way) + 1 - left
+        assert act.max_files == (3 if way == "moved onto its twin" else 2), way
+        await act.open(upload_row(way, size=1))
+        with pytest.raises(TooManyFiles) as refused:
+            await act.open(upload_row(way, size=1))
+        assert refused.value.fields == {"limit": act.max_files}, way
 
 
 async def test_what_takes_a_place_that_is_there_needs_none(act: Transactions) -> None:

@@ -35,6 +35,9 @@ BYTE_COLUMNS = [
 ]
 
 
+# What newer versions say of their migrations, and whether an older program may serve with all of them.
+NEWER = [((True,), True), ((True, True), True), ((False,), False), ((True, False), False), ((False, True), False)]
+
 # Its last segment has no room for a number.
 LONGEST = "/".join(["d" * 255] * 3 + ["e" * 253, "ab"])
 
@@ -85,30 +88,39 @@ def differences(connection: Connection) -> list[Any]:
     return found
 
 
-async def test_up_makes_every_table_and_down_leaves_none(empty: Database) -> None:
-    for _ in range(2):
+def keys_of(connection: Connection) -> dict[str, set[tuple[str, ...]]]:
+    """The names and the columns of unique keys and indexes, by table."""
+    found = {}
+    for table in models.metadata.tables:
+        keys = inspect(connection).get_unique_constraints(table) + inspect(connection).get_indexes(table)
+        found[table] = {(str(key["name"]), *map(str, key["column_names"])) for key in keys}
+    return found
+
+
+async def test_up_makes_all_that_the_models_have_and_down_leaves_no_table(empty: Database) -> None:
+    """And up again, whereupon the comparison sees a difference; that there is none is told by the upgrades below."""
+    for goes_down in (True, False):
         assert await migrate.current_revision(empty) is None
         await migrate.upgrade(empty)
         assert await migrate.current_revision(empty) == migrate.head_revision()
         assert await ask(empty, tables_of) == {"alembic_version", *models.metadata.tables}
         await migrate.check(empty)
-        await migrate.downgrade(empty, "base")
-        assert await ask(empty, tables_of) == {"alembic_version"}
-
-
-async def test_a_token_for_the_metrics_does_not_become_one_for_everything(empty: Database) -> None:
-    await migrate.upgrade(empty)
+        if goes_down:
+            await migrate.downgrade(empty, "base")
+            assert await ask(empty, tables_of) == {"alembic_version"}
+    found = await ask(empty, keys_of)
+    for table in models.metadata.sorted_tables:
+        keys: list[Index | UniqueConstraint] = list(table.indexes)
+        keys += [constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
+        for key in keys:
+            assert (key.name, *(column.name for column in key.columns)) in found[table.name]
     async with empty.engine.begin() as connection:
-        await connection.execute(insert(models.user_info).values(user_id="u"))
-        for name, scope in (("whole", None), ("metrics", "metrics")):
-            row = {"token_sha256": name, "user_id": "u", "admin": False, "created_at": NOW, "scope": scope}
-            await connection.execute(insert(models.token).values(row))
-    await migrate.downgrade(empty, "0011")
-    async with empty.engine.connect() as connection:
-        assert (await connection.execute(text("SELECT user_id, admin FROM token"))).all() == [(b"u", 0)]
+        await connection.execute(text("ALTER TABLE meta ADD COLUMN extra BIGINT"))
+    assert [difference[0] for difference in await ask(empty, differences)] == ["remove_column"]
 
 
-async def test_users_have_the_number_of_their_files_from_their_rows(empty: Database) -> None:
+async def test_down_takes_tokens_for_the_metrics_along_and_up_counts_the_files_of_each_user(empty: Database) -> None:
+    """Such a token does not become one for everything."""
     await migrate.upgrade(empty)
     act = Transactions(empty)
     for user_id in ("alice", "bob", "carol"):
@@ -117,7 +129,13 @@ async def test_users_have_the_number_of_their_files_from_their_rows(empty: Datab
         await act.upload_and_merge(user_id, size, seed=f"{size}")
         await act.open(upload_row(user_id, size))
     await act.close(await act.open(upload_row("carol")))
-    await migrate.downgrade(empty, "0013")
+    async with empty.engine.begin() as connection:
+        for name, scope in (("whole", None), ("metrics", "metrics")):
+            row = {"token_sha256": name, "user_id": "bob", "admin": False, "created_at": NOW, "scope": scope}
+            await connection.execute(insert(models.token).values(row))
+    await migrate.downgrade(empty, "0011")
+    async with empty.engine.connect() as connection:
+        assert (await connection.execute(text("SELECT user_id, admin FROM token"))).all() == [(b"bob", 0)]
     await migrate.upgrade(empty)
     await checked_accounts(empty)
     assert await ask(empty, differences) == []
@@ -168,32 +186,6 @@ async def test_twins_get_numbers_and_a_folder_keeps_its_name(empty: Database) ->
         ]
     await checked_accounts(empty)
     assert await ask(empty, differences) == []
-
-
-async def test_the_comparison_with_the_models_sees_a_difference(empty: Database) -> None:
-    """That there is none is told by the upgrades below."""
-    await migrate.upgrade(empty)
-    async with empty.engine.begin() as connection:
-        await connection.execute(text("ALTER TABLE meta ADD COLUMN extra BIGINT"))
-    assert [difference[0] for difference in await ask(empty, differences)] == ["remove_column"]
-
-
-async def test_the_unique_keys_and_indexes_are_there(empty: Database) -> None:
-    await migrate.upgrade(empty)
-
-    def names(connection: Connection) -> dict[str, set[tuple[str, ...]]]:
-        found = {}
-        for table in models.metadata.tables:
-            keys = inspect(connection).get_unique_constraints(table) + inspect(connection).get_indexes(table)
-            found[table] = {(str(key["name"]), *map(str, key["column_names"])) for key in keys}
-        return found
-
-    found = await ask(empty, names)
-    for table in models.metadata.sorted_tables:
-        keys: list[Index | UniqueConstraint] = list(table.indexes)
-        keys += [constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
-        for key in keys:
-            assert (key.name, *(column.name for column in key.columns)) in found[table.name]
 
 
 async def test_no_figure_becomes_negative(database: Database) -> None:
@@ -275,60 +267,44 @@ async def test_a_database_that_was_not_migrated_is_refused(empty: Database) -> N
     assert await ask(empty, tables_of) == set()
 
 
-@pytest.mark.parametrize(
-    ("marks", "served"),
-    [((True,), True), ((True, True), True), ((False,), False), ((True, False), False), ((False, True), False)],
-)
-async def test_a_newer_database_is_served_if_all_that_is_new_is_compatible(
-    empty: Database, tmp_path: Path, marks: tuple[bool, ...], served: bool
-) -> None:
+async def test_a_newer_database_is_served_if_all_that_is_new_is_compatible(empty: Database, tmp_path: Path) -> None:
+    """A dump of it has all tables, or there is none."""
     await migrate.upgrade(empty)
-    with newer_version(tmp_path / "migrations", marks):
-        await migrate.upgrade(empty)
-        await migrate.check(empty)
-    newest, head = str(9000 + len(marks)), migrate.head_revision()
-    for look in (migrate.check, migrate.upgrade):
-        if served:
-            await look(empty)
-        else:
-            with pytest.raises(
-                ConfigurationError, match=f"at revision {newest}, newer than this version's {head}: install the"
-            ):
+    head, is_sqlite = migrate.head_revision(), empty.engine.dialect.name == "sqlite"
+    for number, (marks, served) in enumerate(NEWER):
+        newest, made = str(9000 + len(marks)), tmp_path / str(number)
+        with newer_version(made, marks):
+            await migrate.upgrade(empty)
+            await migrate.check(empty)
+        for look in (migrate.check, migrate.upgrade):
+            if served:
                 await look(empty)
-    assert await migrate.current_revision(empty) == newest
-    with newer_version(tmp_path / "again", marks):
-        await migrate.downgrade(empty, head)
-    await migrate.check(empty)
+            else:
+                with pytest.raises(
+                    ConfigurationError, match=f"at revision {newest}, newer than this version's {head}: install the"
+                ):
+                    await look(empty)
+        assert await migrate.current_revision(empty) == newest
+        if is_sqlite:
+            assert (await write_dump(empty, made, lambda *_: None)).revision == newest
+        else:
+            with pytest.raises(ConfigurationError, match="back it up with the newer version"):
+                await write_dump(empty, made, lambda *_: None)
+        with newer_version(tmp_path / f"{number} again", marks):
+            await migrate.downgrade(empty, head)
+        await migrate.check(empty)
 
-
-async def test_who_breaks_with_older_programs_says_so_before_there_is_anything_new(
-    empty: Database, tmp_path: Path
-) -> None:
-    await migrate.upgrade(empty)
-    with (
-        newer_version(tmp_path / "migrations", (True, False), then="raise RuntimeError"),
-        pytest.raises(RuntimeError),
-    ):
+    # Who breaks with older programs says so before there is anything new.
+    with newer_version(tmp_path / "broken", (True, False), then="raise RuntimeError"), pytest.raises(RuntimeError):
         await migrate.upgrade(empty)
-    if empty.engine.dialect.name == "sqlite":
+    if is_sqlite:
         await migrate.check(empty)  # nothing of it is there
     else:
         with pytest.raises(ConfigurationError, match=r"on its way to revision 9002, newer than this version's"):
             await migrate.check(empty)
-    with newer_version(tmp_path / "again", (True, False)):
+    with newer_version(tmp_path / "mended", (True, False)):
         await migrate.upgrade(empty)
         await migrate.check(empty)
-
-
-async def test_a_dump_is_of_all_tables_or_none(empty: Database, tmp_path: Path) -> None:
-    await migrate.upgrade(empty)
-    with newer_version(tmp_path / "migrations", (True,)):
-        await migrate.upgrade(empty)
-    if empty.engine.dialect.name == "sqlite":
-        assert (await write_dump(empty, tmp_path, lambda *_: None)).revision == "9001"
-    else:
-        with pytest.raises(ConfigurationError, match="back it up with the newer version"):
-            await write_dump(empty, tmp_path, lambda *_: None)
 
 
 def test_each_migration_says_if_older_programs_may_go_on(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ async def _arrive(stack: Stack) -> tuple[str, str]:
     return hers, his
 
 
-async def test_what_waits_is_told_until_it_is_accounted(make_stack: MakeStack) -> None:
+async def test_what_waits_is_told_until_it_is_accounted(make_stack: MakeStack, redis_url: str) -> None:
+    """The command says the same as a table and as JSON."""
     async with make_stack(quiet_interval_seconds=600.0, max_delay_seconds=600.0) as stack:
         hers, _ = await _arrive(stack)
         root = await stack.client_of("root", admin=True)
@@ -48,35 +49,15 @@ async def test_what_waits_is_told_until_it_is_accounted(make_stack: MakeStack) -
         ):
             found = (await root.get("/admin/queue", params=query)).json()
             assert (found["tasks"], found["pending_bytes"]) == (tasks, pending), query
+        for query, status, code in (
+            ({"user_id": "nobody"}, 404, "not-found"),
+            ({"user_id": "a/b"}, 422, "invalid-request"),
+            ({"upload_id": "0" * 32}, 404, "upload-not-found"),
+            ({"upload_id": hers, "user_id": "bob"}, 404, "upload-not-found"),
+        ):
+            problem(await root.get("/admin/queue", params=query), status, code)
+        problem(await stack.client.get("/admin/queue"), 403, "forbidden")
 
-        await stack.upload(HERS)
-        assert (await root.get("/admin/queue", params={"upload_id": hers})).json()["buckets"] == []
-        assert (await root.get("/admin/queue")).json()["pending_bytes"] == CHUNK
-
-
-async def test_an_upload_that_waits_for_its_merge_stands_in_that_queue(make_stack: MakeStack) -> None:
-    async with make_stack() as stack:
-        upload_id = (await stack.open(HIS)).json()["upload"]["id"]
-        for number in range(4):
-            await stack.services.pending.record_chunk(upload_id, number, min(CHUNK, HIS.size - number * CHUNK))
-        root = await stack.client_of("root", admin=True)
-        (bucket,) = (await root.get("/admin/queue")).json()["buckets"]
-        assert (bucket["queue"], bucket["tasks"], bucket["pending_bytes"]) == ("merge", 1, HIS.size)
-
-
-async def test_what_is_not_there_is_said(stack: Stack) -> None:
-    hers, _ = await _arrive(stack)
-    root = await stack.client_of("root", admin=True)
-    problem(await root.get("/admin/queue", params={"user_id": "nobody"}), 404, "not-found")
-    problem(await root.get("/admin/queue", params={"user_id": "a/b"}), 422, "invalid-request")
-    problem(await root.get("/admin/queue", params={"upload_id": "0" * 32}), 404, "upload-not-found")
-    problem(await root.get("/admin/queue", params={"upload_id": hers, "user_id": "bob"}), 404, "upload-not-found")
-    problem(await stack.client.get("/admin/queue"), 403, "forbidden")
-
-
-async def test_the_command_says_the_same_as_a_table_and_as_json(make_stack: MakeStack, redis_url: str) -> None:
-    async with make_stack(quiet_interval_seconds=600.0, max_delay_seconds=600.0) as stack:
-        hers, _ = await _arrive(stack)
         settings = stack.services.settings
         environment = {
             "UPLOADER_DATA": str(settings.data),
@@ -94,3 +75,17 @@ async def test_the_command_says_the_same_as_a_table_and_as_json(make_stack: Make
         assert re.search(r"│ flush │ \d{4}-\d\d-\d\d \d\d:\d\d +│ +\d │ +\d+ KiB │", table), table
         assert json.loads(await run("--upload", hers, "--json"))["pending_bytes"] == 2 * CHUNK
         assert json.loads(await run("--user", "bob", "--json"))["tasks"] == 1
+
+        await stack.upload(HERS)
+        assert (await root.get("/admin/queue", params={"upload_id": hers})).json()["buckets"] == []
+        assert (await root.get("/admin/queue")).json()["pending_bytes"] == CHUNK
+
+
+async def test_an_upload_that_waits_for_its_merge_stands_in_that_queue(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:
+        upload_id = (await stack.open(HIS)).json()["upload"]["id"]
+        for number in range(4):
+            await stack.services.pending.record_chunk(upload_id, number, min(CHUNK, HIS.size - number * CHUNK))
+        root = await stack.client_of("root", admin=True)
+        (bucket,) = (await root.get("/admin/queue")).json()["buckets"]
+        assert (bucket["queue"], bucket["tasks"], bucket["pending_bytes"]) == ("merge", 1, HIS.size)

@@ -196,27 +196,6 @@ async def test_what_is_flushed_when_it_is_whole_has_to_be_looked_at(act: Transac
     assert await account_of(act) == Account(unfinished=2000, reserved=2000)
 
 
-async def test_a_replayed_and_a_late_flush_change_nothing(act: Transactions) -> None:
-    upload = await act.open(upload_row())
-    await act.flush((upload, 0, 600))
-    for received in (600, 300, 0):
-        flushed = await act.flush((upload, 0, received))
-        assert (flushed.changed, flushed.open_ids) == (0, frozenset({upload.id}))
-        assert await account_of(act) == Account(unfinished=600, reserved=1000)
-
-
-async def test_a_newer_generation_may_take_bytes_back_and_a_stale_one_adds_none(act: Transactions) -> None:
-    upload = await act.open(upload_row())
-    await act.flush((upload, 0, 900))
-    assert (await act.flush((upload, 1, 400))).changed == 1
-    assert await account_of(act) == Account(unfinished=400, reserved=1000)
-    for received in (500, 900, 1000):
-        assert (await act.flush((upload, 0, received))).changed == 0
-    assert await account_of(act) == Account(unfinished=400, reserved=1000)
-    row = await row_of(act, upload)
-    assert (row.flushed_bytes, row.flushed_generation) == (400, 1)
-
-
 async def test_a_flush_of_closed_and_unknown_uploads_changes_nothing_and_says_so(act: Transactions) -> None:
     cancelled, merged, unknown = upload_row(), upload_row(), upload_row()
     await act.close(await act.open(cancelled))
@@ -315,14 +294,6 @@ async def test_a_merge_compensates_by_the_rows_own_figure(act: Transactions) -> 
         assert await refs_of(act) == number
 
 
-async def test_content_of_two_users_is_one_blob_and_each_is_charged(act: Transactions) -> None:
-    await act.create_user("bob")
-    for user_id in ("alice", "bob"):
-        await act.merge(await act.open(upload_row(user_id, seed="content")), "content")
-    assert await refs_of(act) == 2
-    assert await checked_accounts(act.database) == {"alice": Account(finished=1000), "bob": Account(finished=1000)}
-
-
 async def test_a_merge_of_what_the_user_has_under_this_name_gives_that_file_and_adds_nothing(act: Transactions) -> None:
     file = await act.upload_and_merge()
     again = await act.open(upload_row(seed="content"))
@@ -331,12 +302,6 @@ async def test_a_merge_of_what_the_user_has_under_this_name_gives_that_file_and_
     assert await refs_of(act) == 1
     assert await account_of(act) == Account(finished=1000)
     assert (await row_of(act, again)).file_id == file.id
-
-
-async def test_a_merge_learns_the_md5_of_an_upload_that_had_none(act: Transactions) -> None:
-    upload = await act.open(upload_row(md5=None))
-    await act.merge(upload, "content")
-    assert (await row_of(act, upload)).md5 == digests("content")["md5"]
 
 
 async def test_a_merge_that_is_refused_leaves_everything_as_it_was(act: Transactions) -> None:
@@ -378,6 +343,7 @@ async def test_merges_of_one_user_and_name_that_race_make_one_file(act: Transact
     uploads = [await act.open(upload_row(md5=None)) for _ in range(5)]
     files = await asyncio.gather(*(act.merge(upload, "content") for upload in uploads))
     assert len({file.id for file in files}) == 1
+    assert {(await row_of(act, upload)).md5 for upload in uploads} == {digests("content")["md5"]}, "they had none"
     assert await refs_of(act) == 1
     assert await account_of(act) == Account(finished=1000)
 
@@ -395,14 +361,6 @@ async def test_an_instant_file_takes_a_ref_and_is_charged_once(act: Transactions
         await act.instant(file_row("bob", name="other"))
     assert await refs_of(act) == 2
     assert await checked_accounts(act.database) == {"alice": Account(finished=1000), "bob": Account(finished=1000)}
-
-
-async def test_no_instant_file_is_made_of_a_tombstone_or_of_nothing(act: Transactions) -> None:
-    await act.delete(await act.upload_and_merge())
-    for seed in ("content", "unknown"):
-        with pytest.raises(BlobLost):
-            await act.instant(file_row(seed=seed))
-    assert await account_of(act) == Account()
 
 
 async def test_an_instant_file_fits_at_the_edge_by_the_reservation_of_the_upload_it_ends(act: Transactions) -> None:
@@ -465,9 +423,13 @@ async def test_a_blob_is_collected_once_when_nobody_uses_it_and_its_bytes_can_be
     assert await refs_of(act) is None
 
 
-async def test_a_merge_that_meets_a_tombstone_takes_its_row(act: Transactions) -> None:
+async def test_of_a_tombstone_no_instant_file_is_made_and_a_merge_takes_its_row(act: Transactions) -> None:
     await act.delete(await act.upload_and_merge())
+    for seed in ("content", "unknown"):
+        with pytest.raises(BlobLost):
+            await act.instant(file_row(seed=seed))
     assert await refs_of(act) == 0
+    assert await account_of(act) == Account()
     await act.merge(await act.open(upload_row(seed="content")), "content")
     assert await refs_of(act) == 1
     assert await account_of(act) == Account(finished=1000)

@@ -2,7 +2,8 @@
 another way."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
+from itertools import product
 from typing import Any
 
 import httpx2
@@ -31,7 +32,6 @@ from uploader.storage.base import Digests
 
 CONTENT = Content(5 * 64 * KIB + 100)
 OTHER = Content(CONTENT.size, seed=1, name="another.bin")
-SPEAKERS = pytest.mark.parametrize("speak", [Tus, Rufh])
 
 
 @pytest.fixture
@@ -56,18 +56,23 @@ async def appended(
     return id_of(path_of(response))
 
 
-async def opened(tus: Resumable, first_bytes: int = 0) -> str:
+async def opened(tus: Resumable, first_bytes: int = 0, content: Content = CONTENT) -> str:
     """The path of an upload of which so much has come."""
-    return await tus.created(CONTENT.size, CONTENT.data[:first_bytes])
+    return await tus.created(content.size, content.data[:first_bytes])
 
 
-async def rest(tus: Resumable, path: str, start: int) -> httpx2.Response:
-    return await tus.patch(path, start, CONTENT.data[start:], last=True)
+async def rest(tus: Resumable, path: str, start: int, content: Content = CONTENT) -> httpx2.Response:
+    return await tus.patch(path, start, content.data[start:], last=True)
 
 
 async def file_of(stack: Stack, client: httpx2.AsyncClient | None = None) -> dict[str, Any]:
     (file,) = await files_of(client or stack.client)
     return file
+
+
+async def md5s_of(client: httpx2.AsyncClient) -> dict[str, str | None]:
+    """The MD5s of files, by their SHA-256."""
+    return {file["sha256"]: file["md5"] for file in await files_of(client)}
 
 
 async def scrub(stack: Stack) -> list[str]:
@@ -101,52 +106,51 @@ async def test_its_md5_is_null_until_its_bytes_are_read_back(on_each: Stack) -> 
     assert await checked_accounts(stack.services.database)
 
 
-async def by_chunks(stack: Stack, client: httpx2.AsyncClient) -> httpx2.Response:
-    return await stack.upload(CONTENT, client)
+async def by_chunks(stack: Stack, client: httpx2.AsyncClient, content: Content = CONTENT) -> httpx2.Response:
+    return await stack.upload(content, client)
 
 
-async def by_id(stack: Stack, client: httpx2.AsyncClient) -> httpx2.Response:
+async def by_id(stack: Stack, client: httpx2.AsyncClient, content: Content = CONTENT) -> httpx2.Response:
     """Without telling an MD5: it is computed all the same."""
-    body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
     path = f"/uploads/{(await client.post('/uploads', json=body)).json()['upload']['id']}"
-    for number in range(CONTENT.chunk_count):
-        response = await client.put(f"{path}/chunks/{number}", content=CONTENT.chunk(number))
+    for number in range(content.chunk_count):
+        response = await client.put(f"{path}/chunks/{number}", content=content.chunk(number))
     return response
 
 
-async def whole(_: Stack, client: httpx2.AsyncClient) -> httpx2.Response:
-    return await client.post("/me/files", params={"name": CONTENT.name}, content=CONTENT.data)
+async def whole(_: Stack, client: httpx2.AsyncClient, content: Content = CONTENT) -> httpx2.Response:
+    return await client.post("/me/files", params={"name": content.name}, content=content.data)
 
 
-async def in_a_batch(_: Stack, client: httpx2.AsyncClient) -> httpx2.Response:
-    members = archive(Entry("small", b"small"), Entry(CONTENT.name, CONTENT.data))
+async def in_a_batch(_: Stack, client: httpx2.AsyncClient, content: Content = CONTENT) -> httpx2.Response:
+    members = archive(Entry("small", b"small"), Entry(content.name, content.data))
     response = await client.post("/files/batch", content=members)
     assert (await client.delete(f"/me/files/{response.json()['results'][0]['file']['id']}")).status_code == 204
     return response
 
 
-@pytest.mark.parametrize("send", [by_chunks, by_id, whole, in_a_batch])
-async def test_who_sends_the_content_in_another_way_tells_it_to_all(
-    on_each: Stack, send: Callable[[Stack, httpx2.AsyncClient], Awaitable[httpx2.Response]]
-) -> None:
-    stack, bob, carol = on_each, await on_each.client_of("bob"), await on_each.client_of("carol")
-    await appended(stack)
-    await appended(stack, client=carol)
+async def test_who_sends_a_content_in_another_way_tells_it_to_all(on_each: Stack) -> None:
+    stack, alice = on_each, on_each.client
+    bob, carol, dave = [await stack.client_of(user_id) for user_id in ("bob", "carol", "dave")]
     await appended(stack, OTHER, carol)
-    assert (await send(stack, bob)).status_code in (200, 201)
-    assert [(await file_of(stack, client))["md5"] for client in (stack.client, bob)] == 2 * [CONTENT.md5]
-    carols = {file["sha256"]: file["md5"] for file in await files_of(carol)}
-    assert carols == {CONTENT.sha256: CONTENT.md5, OTHER.sha256: None}
-    await appended(stack, client=await stack.client_of("dave"))
-    assert await drifts(stack) == []
+    for seed, send in enumerate((by_chunks, by_id, whole, in_a_batch), 2):
+        content = Content(CONTENT.size, seed=seed)
+        for client in (alice, carol):
+            await appended(stack, content, client)
+        assert (await send(stack, bob, content)).status_code in (200, 201)
+        assert [(await md5s_of(client))[content.sha256] for client in (alice, bob, carol)] == 3 * [content.md5], send
+        await appended(stack, content, dave)
+        assert await drifts(stack) == []
+    assert (await md5s_of(carol))[OTHER.sha256] is None
 
 
-@SPEAKERS
-async def test_what_is_known_is_known_at_once(on_each: Stack, speak: type[Resumable]) -> None:
+async def test_what_is_known_is_known_at_once(on_each: Stack) -> None:
     assert (await on_each.upload(CONTENT)).status_code == 201
-    bob = await on_each.client_of("bob")
-    await appended(on_each, client=bob, speak=speak)
-    assert (await file_of(on_each, bob))["md5"] == CONTENT.md5
+    for speak in (Tus, Rufh):
+        client = await on_each.client_of(speak.__name__)
+        await appended(on_each, client=client, speak=speak)
+        assert (await file_of(on_each, client))["md5"] == CONTENT.md5
     assert await drifts(on_each) == []
 
 
@@ -158,20 +162,22 @@ async def test_the_same_user_who_sends_it_again_has_it(on_each: Stack) -> None:
     assert response.json()["file"] == await file_of(stack) == file | {"md5": CONTENT.md5}
 
 
-@SPEAKERS
-@pytest.mark.parametrize("first_bytes", [0, 100, 3 * 64 * KIB + 100])
-@pytest.mark.parametrize("content", [CONTENT, OTHER], ids=["right", "wrong"])
-async def test_a_told_md5_is_compared(stack: Stack, content: Content, first_bytes: int, speak: type[Resumable]) -> None:
-    speaker = speak(stack.client)
-    path = await opened(speaker, first_bytes)
-    told = await stack.client.patch(native(path), json={"md5": content.md5})
-    assert (told.status_code, told.json()["md5"]) == (200, content.md5)
-    last = await rest(speaker, path, first_bytes)
-    if content is CONTENT:
-        assert last.status_code == speaker.finished
-    else:
-        assert problem(last, 422, "md5-mismatch")["actual"] == CONTENT.md5
-    assert [file["md5"] for file in await files_of(stack.client)] == ([CONTENT.md5] if content is CONTENT else [])
+@pytest.mark.parametrize("speak", [Tus, Rufh])
+async def test_a_told_md5_is_compared(stack: Stack, speak: type[Resumable]) -> None:
+    speaker, right = speak(stack.client), list[str]()
+    for seed, (first_bytes, is_right) in enumerate(product((0, 100, 3 * 64 * KIB + 100), (True, False)), 2):
+        content = Content(CONTENT.size, seed=seed)
+        md5 = content.md5 if is_right else OTHER.md5
+        path = await opened(speaker, first_bytes, content)
+        told = await stack.client.patch(native(path), json={"md5": md5})
+        assert (told.status_code, told.json()["md5"]) == (200, md5)
+        last = await rest(speaker, path, first_bytes, content)
+        if is_right:
+            assert last.status_code == speaker.finished
+            right.append(md5)
+        else:
+            assert problem(last, 422, "md5-mismatch")["actual"] == content.md5
+        assert set((await md5s_of(stack.client)).values()) == set(right)
     assert await checked_accounts(stack.services.database)
 
 
