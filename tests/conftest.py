@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -29,7 +30,14 @@ from tests.support.hosting import MakeUploader, identify
 from tests.support.nodes import MakeNode, Node, making_nodes
 from tests.support.process import can_mount, clamd_program
 from tests.support.proxies import PROXIES, program_of
-from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
+from tests.support.servers import (
+    NEW_SERVERS,
+    PRIVATE_DATABASES,
+    UNPACKED_VALKEY,
+    WITH_TABLES,
+    PrivateDatabase,
+    PrivateRedis,
+)
 from tests.support.stack import Stack, patient, running_stack
 from tests.support.storing import running_storage
 from tests.support.terminal import tmux_path
@@ -124,8 +132,12 @@ def pytest_report_header() -> str:
     return f"UPLOADER_TEST_SEED={seed()}"
 
 
-def pytest_configure() -> None:
-    """Shells start what goes on in the background with Ctrl-C switched off, and all that it starts would inherit that."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Shells start what goes on in the background with Ctrl-C switched off, and all that it starts would inherit that. All
+    workers have one place for what a new server of a database begins with, which goes with the first of the processes."""
+    if NEW_SERVERS not in os.environ:
+        os.environ[NEW_SERVERS] = tempfile.mkdtemp(prefix="uploader-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(NEW_SERVERS)))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -279,11 +291,16 @@ def shared_redis_url(tmp_path_factory: pytest.TempPathFactory, worker_number: in
     server.stop()
 
 
-@pytest.fixture
-def redis_url(shared_redis_url: str) -> str:
-    """An empty Redis."""
+@pytest.fixture(scope="session")
+def _shared_redis(shared_redis_url: str) -> Iterator[Redis]:
     with Redis.from_url(shared_redis_url) as redis:
-        redis.flushdb()
+        yield redis
+
+
+@pytest.fixture
+def redis_url(shared_redis_url: str, _shared_redis: Redis) -> str:
+    """An empty Redis."""
+    _shared_redis.flushdb()
     return shared_redis_url
 
 
@@ -342,6 +359,11 @@ async def _create_database(server_url: str, name: str) -> str:
         await connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
         await connection.execute(text(f"CREATE DATABASE {name}"))
     await database.close()
+    return _on(server_url, name)
+
+
+def _on(server_url: str, name: str) -> str:
+    """The URL of a database on this server."""
     base, _, query = server_url.partition("?")
     return f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
 
@@ -371,23 +393,27 @@ def blank_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path)
 @pytest.fixture(scope="session")
 async def mariadb_template(mariadb_server_url: str, worker_number: int) -> AsyncIterator[tuple[str, Database]]:
     """A migrated database on MariaDB; `mariadb_url` empties it before each test."""
-    async with _migrated(mariadb_server_url, f"uploader_test_{worker_number}") as made:
+    async with _migrated("mariadb", mariadb_server_url, worker_number) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 async def mysql_template(mysql_server_url: str, worker_number: int) -> AsyncIterator[tuple[str, Database]]:
     """The same on MySQL."""
-    async with _migrated(mysql_server_url, f"uploader_test_{worker_number}") as made:
+    async with _migrated("mysql", mysql_server_url, worker_number) as made:
         yield made
 
 
 @asynccontextmanager
-async def _migrated(server_url: str, name: str) -> AsyncIterator[tuple[str, Database]]:
-    """A new database: its URL, and connections to it."""
-    url = await _create_database(server_url, name)
+async def _migrated(kind: str, server_url: str, worker_number: int) -> AsyncIterator[tuple[str, Database]]:
+    """A database of this worker's own: its URL, and connections to it. A server that is private has one."""
+    given = _GIVEN[kind] is not None
+    url = (
+        await _create_database(server_url, f"uploader_test_{worker_number}") if given else _on(server_url, WITH_TABLES)
+    )
     database = patient(url)
-    await migrate.upgrade(database)
+    if given:
+        await migrate.upgrade(database)
     yield url, database
     await database.close()
 
@@ -450,9 +476,10 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Priva
 
 @pytest.fixture
 async def own_server_url(own_server: PrivateDatabase) -> str:
-    """A migrated database on it."""
-    async with _migrated(own_server.url("mysql"), "uploader") as (url, _):
-        pass
+    """A migrated, empty database on it."""
+    database = patient(own_server.url(WITH_TABLES))
+    url = await _emptied(own_server.url(WITH_TABLES), database)
+    await database.close()
     return url
 
 

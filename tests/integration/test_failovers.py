@@ -19,6 +19,7 @@ from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.servers import (
     PRIVATE_DATABASES,
+    WITH_TABLES,
     PrivateCluster,
     PrivateDatabase,
     PrivateRedis,
@@ -57,14 +58,14 @@ async def read_only(server: PrivateDatabase) -> AsyncIterator[None]:
 
 
 def url_of_her(port: int) -> str:
-    return f"mysql+asyncmy://hers:opensesame@127.0.0.1:{port}/uploader?charset=utf8mb4"
+    return f"mysql+asyncmy://hers:opensesame@127.0.0.1:{port}/{WITH_TABLES}?charset=utf8mb4"
 
 
 @pytest.fixture
 async def her_server(own_server: PrivateDatabase, own_server_url: str) -> PrivateDatabase:
     """One of whose users `hers` is held to what is read-only."""
     create = "CREATE USER IF NOT EXISTS hers IDENTIFIED BY 'opensesame'"
-    await _executed(own_server_url, create, "GRANT ALL ON uploader.* TO hers")
+    await _executed(own_server_url, create, f"GRANT ALL ON {WITH_TABLES}.* TO hers")
     return own_server
 
 

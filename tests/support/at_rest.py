@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tests.support.held import held_of
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
 from tests.support.maps import parsed_map, shape_of
-from uploader.accounting.keys import shard_of, upload_keys
+from uploader.accounting.keys import upload_keys
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.domain.upload import Tail, chunk_length
@@ -128,19 +128,15 @@ class DiskBytes(StoredBytes):
         assert self._orphans or not left, f"invariant 7: directories without an open upload: {left}"
 
 
-async def check_at_rest(
-    database: Database, redis: Redis, data: Path, *, shards: int = 1, orphans: bool = False
-) -> dict[str, Account]:
+async def check_at_rest(database: Database, redis: Redis, data: Path, *, orphans: bool = False) -> dict[str, Account]:
     """Check every invariant that can be seen from outside; returns the accounts. `orphans`: as `DiskBytes` has it."""
     from tests.support.in_bucket import stored_of_tests  # which is made of what is here
 
     stored = stored_of_tests(database, data) or DiskBytes(data, orphans=orphans)
-    return await check_stored_at_rest(database, redis, stored, shards=shards)
+    return await check_stored_at_rest(database, redis, stored)
 
 
-async def check_stored_at_rest(
-    database: Database, redis: Redis, stored: StoredBytes, *, shards: int = 1
-) -> dict[str, Account]:
+async def check_stored_at_rest(database: Database, redis: Redis, stored: StoredBytes) -> dict[str, Account]:
     """The same, wherever the bytes are."""
     accounts = await checked_accounts(database)
     rows = await database.read(read_rows)
@@ -151,7 +147,7 @@ async def check_stored_at_rest(
         assert held.sound == held.present, f"invariant 6: {upload_id} lost bytes of {held.present - held.sound}"
         assert held.tail_is_sound, f"invariant 6: {upload_id} lost bytes of {held.tail}"
         assert held.received == flushed, f"invariant 7: {upload_id} has {held.received} stored, {flushed} flushed"
-        known = await held_of(redis, upload_keys(shard_of(upload_id, shards), upload_id).up)
+        known = await held_of(redis, upload_keys(0, upload_id).up)
         assert known.received == known.flushed == flushed, (
             f"invariant 7: {upload_id} has {flushed} flushed, in Redis {known}"
         )

@@ -101,12 +101,10 @@ class Transactions:
         await self.flush((upload, 0, size))
         return await self.merge(upload, seed)
 
-    async def instant(
-        self, file: File, replaced: Upload | None = None, if_exists: IfExists = IfExists.KEEP
-    ) -> tuple[File, bool]:
+    async def instant(self, file: File, replaced: Upload | None = None) -> tuple[File, bool]:
         replaced_id = None if replaced is None else replaced.id
         asked = {"replaced_upload_id": replaced_id, "max_files": self.max_files}
-        added = await self._act(files.add_file, file, if_exists, **asked)
+        added = await self._act(files.add_file, file, IfExists.KEEP, **asked)
         return added.file, added.is_new
 
     async def whole(

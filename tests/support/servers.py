@@ -8,7 +8,9 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,6 +23,10 @@ from tests.support.certificates import Authority
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
 from uploader.embedded import end_with_parent, find_binary
 
+# The variable that names the directory of what is copied for each new server.
+NEW_SERVERS = "UPLOADER_TEST_NEW_SERVERS"
+# The database that each new server has: it is migrated, and empty.
+WITH_TABLES = "with_tables"
 _PORTS = range(10_000, 32_768)
 # Where tests/run unpacks them.
 UNPACKED_MYSQL = Path(__file__).parents[2] / ".mysql"
@@ -120,7 +126,12 @@ class PrivateRedis(_Started):
         plain = socket.create_connection(("127.0.0.1", self.port), timeout=SERVER_SECONDS)
         if self._authority is None:
             return plain
-        return self._authority.client().wrap_socket(plain, server_hostname="127.0.0.1")
+        return self._client.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    @functools.cached_property
+    def _client(self) -> ssl.SSLContext:
+        assert self._authority is not None
+        return self._authority.client()
 
     def command(self, *words: str | int) -> None:
         """One command that has to succeed."""
@@ -252,11 +263,36 @@ PRIVATE_DATABASES: dict[str, type[PrivateDatabase]] = {"mariadb": PrivateMariaDB
 
 @functools.cache
 def _initialized(kind: type[PrivateDatabase]) -> Path:
-    """The data directory of a new server, for all of a kind that this process starts."""
-    directory = Path(tempfile.mkdtemp(prefix="uploader-"))
-    atexit.register(shutil.rmtree, directory)
-    kind(directory)._initialize(directory / "data", os.environ | {"TMPDIR": str(directory)})
-    return directory / "data"
+    """The data directory of a new server, for all of a kind that this process starts; in a run of tests, that all of its
+    processes start."""
+    if NEW_SERVERS not in os.environ:
+        os.environ[NEW_SERVERS] = tempfile.mkdtemp(prefix="uploader-")
+        atexit.register(shutil.rmtree, os.environ[NEW_SERVERS])
+    directory = Path(os.environ[NEW_SERVERS]) / kind.product
+    directory.mkdir(exist_ok=True)
+    made = directory / "made"
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            draft = directory / "draft"
+            draft.mkdir()
+            kind(draft)._initialize(draft / "data", os.environ | {"TMPDIR": str(draft)})
+            _make_tables(kind(draft))
+            draft.rename(made)
+    return made / "data"
+
+
+def _make_tables(server: PrivateDatabase) -> None:
+    """A migrated database in a new server, which ends in order."""
+    create = server._directory / "create.sql"
+    create.write_text(f"CREATE DATABASE {WITH_TABLES};\n")
+    server.start(f"--init-file={create}")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("UPLOADER_")}
+    settings = {"UPLOADER_DATA": str(server._directory / "none"), "UPLOADER_DATABASE_URL": server.url(WITH_TABLES)}
+    _run_quietly([str(Path(sys.executable).with_name("uploader")), "db", "upgrade"], clean | settings)
+    assert server._process is not None
+    server._process.terminate()
+    server.wait(SERVER_SECONDS)
 
 
 def _unpacked(directory: Path, program: str) -> list[str]:
