@@ -1,5 +1,6 @@
 """Fixtures: real stores for every test, private to the worker that runs it."""
 
+import gc
 import math
 import os
 import secrets
@@ -169,6 +170,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: it need not be looked through for garbage again and again."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
