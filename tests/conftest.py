@@ -472,6 +472,14 @@ async def _emptied(url: str, database: Database) -> str:
     return url
 
 
+async def _emptied_on(server: PrivateDatabase) -> str:
+    url = server.url(WITH_TABLES)
+    database = patient(url)
+    await _emptied(url, database)
+    await database.close()
+    return url
+
+
 @pytest.fixture(params=PRIVATE_DATABASES)
 def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrivateDatabase]:
     """A MariaDB, and then a MySQL, that the test may kill."""
@@ -483,10 +491,7 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Priva
 @pytest.fixture
 async def own_server_url(own_server: PrivateDatabase) -> str:
     """A migrated, empty database on it."""
-    database = patient(own_server.url(WITH_TABLES))
-    url = await _emptied(own_server.url(WITH_TABLES), database)
-    await database.close()
-    return url
+    return await _emptied_on(own_server)
 
 
 @pytest.fixture(scope="session")
@@ -500,10 +505,8 @@ def mortal_mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private
 
 @pytest.fixture
 async def mortal_mariadb_url(mortal_mariadb: PrivateDatabase) -> str:
-    """A migrated database on it."""
-    async with _migrated(mortal_mariadb.url("mysql"), "uploader") as (url, _):
-        pass
-    return url
+    """A migrated, empty database on it."""
+    return await _emptied_on(mortal_mariadb)
 
 
 @pytest.fixture(params=PRIVATE_DATABASES)

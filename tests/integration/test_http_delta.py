@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.deltas import copied, literal, read_signature
-from tests.support.faults import failing_call
+from tests.support.faults import failing_call, open_files_under
 from tests.support.layout import blob_path
 from tests.support.problems import problem
 from tests.support.rot import NO_FILES, flip_bit
@@ -374,10 +374,10 @@ async def test_a_client_that_vanishes_leaves_neither_a_descriptor_nor_memory(bas
         begun.set()
         await asyncio.Event().wait()
 
-    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    open_before = open_files_under(base.stack.data / "blobs")
     sending = asyncio.create_task(when_it_is_open(base, hang))
     await begun.wait()
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
+    assert open_files_under(base.stack.data / "blobs") == open_before
     assert (await base.put(0, FIRST)).status_code == 200
