@@ -222,7 +222,8 @@ def _is_of_any_database(item: pytest.Item) -> bool:
     names = getattr(item, "fixturenames", ())
     if item.path.stem in any_database.MODULES:
         return False
-    return "stack_url" in names and "sqlite_url" not in names and "own_server" not in names
+    fixed = {"sqlite_url", "mariadb_url", "served_url", "own_server", "mortal_mariadb"}
+    return "stack_url" in names and fixed.isdisjoint(names)
 
 
 def _takes(fixture: str, item: pytest.Item) -> bool:
@@ -495,12 +496,18 @@ async def own_server_url(own_server: PrivateDatabase) -> str:
 
 
 @pytest.fixture(scope="session")
-def mortal_mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDatabase]:
-    """Tests of this worker may stop or kill it, and leave it running. No MySQL: on a busy machine a crash of that one undid
-    nothing, and a mutant survived. What the two do otherwise has tests with `own_server`."""
+def _mortal_mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDatabase]:
     server = PRIVATE_DATABASES["mariadb"](tmp_path_factory.mktemp("mortal-mariadb")).start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def mortal_mariadb(_mortal_mariadb: PrivateDatabase) -> Iterator[PrivateDatabase]:
+    """The test may stop or kill it: the next one finds it as it was. No MySQL: on a busy machine a crash of that one undid
+    nothing, and a mutant survived. What the two do otherwise has tests with `own_server`."""
+    yield _mortal_mariadb
+    _mortal_mariadb.revive()
 
 
 @pytest.fixture
@@ -513,6 +520,14 @@ async def mortal_mariadb_url(mortal_mariadb: PrivateDatabase) -> str:
 def served_url(request: pytest.FixtureRequest) -> str:
     """A migrated, empty database on each kind of server."""
     url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def blank_served_url(request: pytest.FixtureRequest, served_url: str) -> str:
+    """Another database of the same kind, without tables."""
+    kind = request.node.callspec.params["served_url"]
+    url: str = request.getfixturevalue(f"blank_{kind}_url")
     return url
 
 

@@ -55,9 +55,14 @@ def test_unknown_and_bad_settings_stop_with_one_line_each(tmp_path: Path, comman
     ("command", "place", "said"),
     [
         (("serve", "--port", "0"), "macos", "the server needs Linux: run it in a container or a virtual machine"),
+        (("serve", "--port", "0"), "windows", "the server needs Linux: run it in WSL (wsl --install); `put`, `get`"),
         (("config",), "windows", "the server needs Linux: run it in WSL (wsl --install); `put`, `get`"),
         (("restore-backup", "there"), "windows", "the server needs Linux: run it in WSL (wsl --install); `put`, `get`"),
-        (("serve",), "musl", "the server needs Linux with glibc, as Debian has it, not musl: run it in a container"),
+        (
+            ("serve", "--port", "0"),
+            "musl",
+            "the server needs Linux with glibc, as Debian has it, not musl: run it in a container",
+        ),
         (("config",), "32-bit", "the server needs a Python of 64 bits: run it"),
     ],
 )
@@ -87,8 +92,9 @@ def of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> 
 
 
 def test_no_command_of_the_server_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = [*of_the_server()]  # imported as on Linux, where they stay for other tests
     monkeypatch.setattr(sys, "platform", "darwin")
-    for command in of_the_server():
+    for command in commands:
         stopped = CliRunner().invoke(cli.main, command)
         assert (stopped.exit_code, stopped.stdout) == (2, ""), command
         assert "the server needs Linux" in stopped.stderr, command

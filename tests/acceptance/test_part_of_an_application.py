@@ -38,6 +38,12 @@ def test_the_page_prints_the_examples() -> None:
     assert len(blocks(INTEGRATING, "python")) == len(APPLICATIONS)
 
 
+def test_the_application_adds_less_than_thirty_lines() -> None:
+    for code in (*blocks(LIBRARIES, "python"), *blocks(LIBRARIES, "javascript")):
+        assert len(code.splitlines()) < 30
+        assert max(map(len, code.splitlines())) <= 120
+
+
 @pytest.mark.parametrize("name", ["starlette_app", "fastapi_app", "litestar_app"])
 def test_an_application_takes_uploads_of_its_users(tmp_path: Path, name: str) -> None:
     with as_printed(tmp_path, name) as app:
@@ -45,6 +51,9 @@ def test_an_application_takes_uploads_of_its_users(tmp_path: Path, name: str) ->
         assert httpx2.get(f"{app.url}/uploads/me/files").status_code == 401
         if name == "fastapi_app":
             check_operations(app, file.id)
+        with Client(f"{app.url}/uploads", TOKEN) as client:  # in one request
+            small = client.upload(CONTENT.data[: 3 * MIB], "small")
+            assert client.download(small, tmp_path / "small").read_bytes() == CONTENT.data[: 3 * MIB]
         check_it_ends(app)
 
 

@@ -69,19 +69,22 @@ async def stack(
             yield made
 
 
+@pytest.mark.timeout(900 * len(FAULTS))
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("mixed", "at once")])
 async def test_whatever_call_fails_nothing_is_lost_and_all_is_done_in_the_end(stack: Stack, way: str) -> None:
     bob = await stack.client_of("bob", total_space=1 << 30)
     for fault, (accepts, fault_at, status) in FAULTS.items():
         call = OneCall(accepts)
-        assert await _go(stack, bob, way, call, fault_at) == (0, set()), "nothing is chosen"
+        assert await _go(stack, bob, way, call, fault_at) == (0, set()), f"{fault}: nothing is chosen"
         hits, chosen = 0, places(call.noted(), f"{way} {fault}")
         for place in chosen:
             call.arm(place)
             hit, refusals = await _go(stack, bob, way, call, fault_at)
             assert refusals <= {status}, fault
             hits += hit
-        assert hits or not chosen, "a call need not come again where others go on meanwhile; but one of them does"
+        assert hits or not chosen, (
+            f"{fault}: a call need not come again where others go on meanwhile; but one of them does"
+        )
     await _check_memory_for_bodies(stack, Journey(stack, bob, OneCall(lambda _: False)))
     await bob.aclose()
 

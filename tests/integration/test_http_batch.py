@@ -172,6 +172,8 @@ async def test_what_is_no_whole_archive_is_refused_and_what_came_before_stands(s
     cases: tuple[tuple[bytes, list[str]], ...] = (
         (b"", []),
         (WHOLE[:700], ["a"]),
+        (WHOLE[:1536], ["a"]),  # after the header of b
+        (WHOLE[:2000], ["a"]),  # within its bytes
         (WHOLE[: 3584 + 512], ["a", "b"]),
         (WHOLE[:3584] + header(b"c", b"x") + END, ["a", "b"]),
     )
@@ -226,7 +228,9 @@ async def test_a_name_in_the_answer_is_cut(stack: Stack) -> None:
 LONG = extended(record(b"path", b"p" * 65_000)) + header(b"x", kind=b"2")
 
 
-@pytest.mark.parametrize(("budget_bytes", "ends"), [(4, True), (512 * MIB, False)], ids=["spool", "memory"])
+@pytest.mark.parametrize(
+    ("budget_bytes", "ends"), [(4, True), (512 * MIB, False)], ids=["spool, whole", "memory, broken off"]
+)
 async def test_long_paths_make_no_long_answer(make_stack: MakeStack, budget_bytes: int, ends: bool) -> None:
     """In memory within the budget, or in the spool, until it is sent."""
     count = 1000

@@ -151,3 +151,4 @@ async def test_a_download_never_renders(stack: Stack) -> None:
             assert response.headers["x-content-type-options"] == "nosniff"
             kind = response.headers.get("content-type", "application/octet-stream")
             assert kind.startswith(("application/octet-stream", "multipart/byteranges"))
+        assert (await stack.client.head(path)).headers["content-disposition"] == disposition(name)

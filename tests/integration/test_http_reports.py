@@ -185,8 +185,10 @@ async def test_the_job_takes_every_day_and_invents_none(office: Office, clock: M
         assert [day["day"] for day in (await office.get("/admin/usage/history", **query))["days"]] == expected
 
 
-async def test_growth_is_told_since_the_newest_snapshot_that_is_old_enough(office: Office, clock: ManualClock) -> None:
-    overview = office.stack.services.overview
+async def test_growth_is_told_since_the_newest_snapshot_that_is_old_enough(
+    office_on: Office, clock: ManualClock
+) -> None:
+    office, overview = office_on, office_on.stack.services.overview
     await overview.take_day()
     taken_at = clock.now()
     clock.advance(10 * DAY_SECONDS)
@@ -230,6 +232,8 @@ ORDERS: list[tuple[dict[str, str], list[str]]] = [
     ({"sort": "disk_bytes", "order": "asc"}, ["his", "third", "hers"]),
     ({"user_id": "alice"}, ["hers", "third"]),
     ({"user_id": "nobody"}, []),
+    ({"idle_for": "60"}, ["his"]),
+    ({"idle_for": "61"}, []),
 ]
 
 
@@ -247,6 +251,8 @@ async def test_open_uploads_are_sorted_and_come_in_pages(
     for query, expected in ORDERS:
         whole = await office_on.get("/admin/uploads", **query)
         assert [words[upload["upload_id"]] for upload in whole["uploads"]] == expected, query
+        sums = {name: sum(upload[name] for upload in whole["uploads"]) for name in ("quota_bytes", "disk_bytes")}
+        assert whole["total"] == {"open_uploads": len(expected), **sums}, query
         paged = await pages(office_on.root, "/admin/uploads", limit=1, **query)
         assert [page["total"] for page in paged] == [whole["total"]] * len(paged)
         assert [upload for page in paged for upload in page["uploads"]] == whole["uploads"], query

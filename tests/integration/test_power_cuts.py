@@ -377,6 +377,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
 # Tests
 
 
+@pytest.mark.timeout(900 * len(CUT))
 async def test_after_a_power_cut_all_that_was_promised_is_there_and_every_upload_goes_on(
     recorder: Recorder, clock: ManualClock
 ) -> None:
@@ -384,16 +385,19 @@ async def test_after_a_power_cut_all_that_was_promised_is_there_and_every_upload
     syncs: set[str] = set()
     caught: set[str] = set()
     for durability, way in CUT:
-        recording = await recorder.record(way, durability)
-        states = list(cuts(States(recording), way, by_chance_each=20))
-        for tree, promised in states:
-            promised.check(tree, durable=durability == "power")
-        restarter = Restarter(recorder, clock, durability)
-        with without_syncs(), pytest.MonkeyPatch.context() as later:
-            later.setattr(disk, "boot_id", lambda: "the next boot")
-            for tree, promised in places(states, f"{durability} {way}"):
-                await restarter.check(tree, promised)
-        await restarter.database.close()
+        try:
+            recording = await recorder.record(way, durability)
+            states = list(cuts(States(recording), way, by_chance_each=20))
+            for tree, promised in states:
+                promised.check(tree, durable=durability == "power")
+            restarter = Restarter(recorder, clock, durability)
+            with without_syncs(), pytest.MonkeyPatch.context() as later:
+                later.setattr(disk, "boot_id", lambda: "the next boot")
+                for tree, promised in places(states, f"{durability} {way}"):
+                    await restarter.check(tree, promised)
+            await restarter.database.close()
+        except Exception as error:
+            raise Violation(f"{durability} {way}: {error!r}") from error
 
         syncs |= {happened.place for happened in recording.events if isinstance(happened, Sync)} - {THE_DISK}
         for left_out in syncs - caught:

@@ -27,7 +27,6 @@ from tests.support.background import (
     upload_of,
 )
 from tests.support.bodies import InPieces
-from tests.support.chosen import chosen
 from tests.support.content import KIB, Content
 from tests.support.held import held_of
 from tests.support.invariants import Account
@@ -700,10 +699,10 @@ async def test_the_job_reports_drifts_as_warnings_counts_them_and_floods_no_log(
 
 
 async def test_the_command_tells_and_mends_while_the_server_runs(
-    tmp_path: Path, stack_url: str, redis_url: str
+    tmp_path: Path, stack_kind: str, stack_url: str, redis_url: str
 ) -> None:
-    """With stores of its own, or with those that it is pointed at: as it is chosen for each commit."""
-    data, (embedded,) = tmp_path / "data", chosen([True, False], 1, "stores of a command")
+    """With stores of its own where the kind is SQLite, else with those that it is pointed at."""
+    data, embedded = tmp_path / "data", stack_kind == "sqlite"
     url = f"sqlite:///{data}/uploader.db" if embedded else stack_url
     settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0"}
     settings |= {} if embedded else {"DATABASE_URL": url, "REDIS_URL": redis_url}

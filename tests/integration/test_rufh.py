@@ -32,6 +32,17 @@ def rufh(stack: Stack) -> Rufh:
     return Rufh(stack.client)
 
 
+async def test_each_version_says_in_its_own_words_what_is_the_last_and_how_long_it_is_kept(stack: Stack) -> None:
+    for version in range(3, 9):
+        rufh = Rufh(stack.client, version)
+        begun = await rufh.create(5, b"12")
+        rufh.check(begun, 201, complete=False)
+        path = path_of(begun)
+        assert await rufh.state(path) == (2, False, 5)
+        rufh.check(await rufh.patch(path, 2, b"345", last=True), 201, complete=True)
+        assert await rufh.state(path) == (5, True, 5)
+
+
 async def pieces(data: bytes = CONTENT.data) -> AsyncIterator[bytes]:
     """A body whose length is not told."""
     for start in range(0, len(data), 10 * KIB):

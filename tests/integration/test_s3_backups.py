@@ -73,15 +73,15 @@ async def test_a_database_is_restored_beside_its_bucket(
     make_stack: MakeStack,
     in_bucket: dict[str, Any],
     s3_address: BucketAddress,
-    mariadb_url: str,
-    blank_mariadb_url: str,
+    served_url: str,
+    blank_served_url: str,
     redis_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the lines of its tables: of a SQLite the copy has them all."""
     monkeypatch.setattr(reconcile, "_PAUSE_SECONDS", 0.001)  # nothing moves then
-    async with make_stack(database_url=mariadb_url, **in_bucket) as stack:
+    async with make_stack(database_url=served_url, **in_bucket) as stack:
         for content in CONTENTS:
             assert (await stack.upload(content)).status_code == 201
         await stack.open(OPEN)
@@ -93,9 +93,9 @@ async def test_a_database_is_restored_beside_its_bucket(
         assert (await stack.upload(later)).status_code == 201
         token = stack.client.headers["Authorization"]
     assert not [path for path in (tmp_path / "backups").rglob("*") if len(path.name) == 64], "a content was copied"
-    copied = await restore(tmp_path, redis_url, blank_mariadb_url, **in_bucket)
+    copied = await restore(tmp_path, redis_url, blank_served_url, **in_bucket)
     assert (copied.blobs, copied.lacking) == (3, {})
-    async with running_stack(tmp_path / "restored", blank_mariadb_url, redis_url, **in_bucket) as restored:
+    async with running_stack(tmp_path / "restored", blank_served_url, redis_url, **in_bucket) as restored:
         restored.client.headers["Authorization"] = token
         assert await contents_of(restored) == {content.name: content.data for content in CONTENTS}
         assert await restored.services.cleanup.count_lost() == 0, "the bucket has its chunks"

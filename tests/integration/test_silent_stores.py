@@ -181,13 +181,13 @@ async def test_a_database_that_works_long_is_waited_for_as_before_but_not_by_who
     mortal_mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a replica that does not confirm a commit. A hello is answered meanwhile."""
+    monkeypatch.setattr(wait_budget, "IN_ALL_SECONDS", 1)
     database = Database(mortal_mariadb_url, timeout_seconds=3)
     await database.check_writable()
     with as_request() as own:
         assert await _sleeps(database, 4)
         assert own.left("database", 3) > 2.7
         assert own.left("redis", 3) == 3 * LEAST
-        monkeypatch.setattr(wait_budget, "IN_ALL_SECONDS", 1)
         own.give_up("redis")
         with pytest.raises(Unavailable) as raised:
             await _sleeps(database, 60)

@@ -54,8 +54,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any], int]] = [
 
 async def test_who_is_beyond_and_waits_too_long_is_told_when_to_come_again(stack: Stack, crowded: Cost) -> None:
     owe(stack, "alice")
-    bob = await stack.client_of("bob")
-    for method, path, more, status in REQUESTS:
+    for number, (method, path, more, status) in enumerate(REQUESTS):
         refused = await stack.client.request(method, path, **more)
         assert refused.status_code == status
         assert int(refused.headers["Retry-After"]) > 25  # what is owed
@@ -63,6 +62,7 @@ async def test_who_is_beyond_and_waits_too_long_is_told_when_to_come_again(stack
             problem = refused.json()
             assert (problem["code"], problem["retryable"]) == ("too-many-requests", True)
             assert "turn" in problem["detail"]
+        bob = await stack.client_of(f"bob{number}")
         assert (await bob.request(method, path, **more)).status_code != status  # who has credit waits for nobody
     crowded.end()
     for method, path, more, status in REQUESTS:

@@ -39,8 +39,10 @@ _SETTLED_SECONDS = 2 * 3600.0
 async def commits_under_way(database: Database) -> AsyncIterator[None]:
     """Commits within stay where every commit is for a moment: others read them, and their log is not on the disk."""
     await _set(database, innodb_flush_log_at_timeout=2700, innodb_flush_log_at_trx_commit=0)
-    yield
-    await _set(database, innodb_flush_log_at_trx_commit=1)
+    try:
+        yield
+    finally:
+        await _set(database, innodb_flush_log_at_trx_commit=1)
 
 
 async def _set(database: Database, **variables: int) -> None:

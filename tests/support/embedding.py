@@ -76,7 +76,7 @@ def as_printed(directory: Path, name: str, script: str = "") -> Iterator[Running
     (directory / f"{name}.py").write_text(code)
     command = re.search(r"`(uvicorn .*?)`", code)
     assert command is not None
-    with running(directory, name, script or command[1]) as made:
+    with running(directory, name, script or f"exec {command[1]}") as made:
         yield made
 
 

@@ -89,7 +89,7 @@ def run_to_end(
 
 
 def run_program(words: Sequence[str | Path], *, check: bool = True, **how: Any) -> "subprocess.CompletedProcess[str]":
-    """Run any program to its end; what it printed. `how`: its `env` and `cwd`, as of subprocess.run()."""
+    """Run any program to its end; what it printed. `how`: what else subprocess.run() takes."""
     return subprocess.run(words, capture_output=True, text=True, check=check, **how)
 
 

@@ -207,6 +207,14 @@ class PrivateDatabase(_Started, ABC):
     def _server(self) -> list[str]:
         """The server's program, and what it needs to be told anywhere."""
 
+    def revive(self) -> None:
+        """Whatever became of it."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self.send_signal(signal.SIGCONT)
+        else:
+            self.start()
+
     def wait(self, timeout_seconds: float) -> None:
         """Until it has ended by itself. Raises subprocess.TimeoutExpired."""
         assert self._process is not None
