@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import none
 from playwright.async_api import Browser
 from redis import Redis
 from sqlalchemy import exists, literal_column, select, text
@@ -173,7 +174,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: it need not be looked through for garbage again and again."""
+    """What was imported and collected stays: it need not be looked through for garbage again and again. Hypothesis looks
+    once who refers to its random numbers, and would not find who is frozen."""
+    settings(max_examples=1)(given(none())(lambda _: None))()
     gc.freeze()
 
 
