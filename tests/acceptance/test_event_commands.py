@@ -14,7 +14,7 @@ from tests.support.process import run_cli
 
 async def test_events_are_listed_and_told_again(make_stack: MakeStack, tmp_path: Path, clock: ManualClock) -> None:
     async with consuming() as consumer:
-        consumer.status, consumer.body = 410, b"moved away"
+        consumer.status, consumer.body = 410, "moved away\x1b]0;owned\x07\x9b2J\u202e\u200b\x7f".encode()
         path = events_file(tmp_path / "events", webhook("hook", consumer.url) + webhook("dead", "http://127.0.0.1:9/"))
         async with make_stack(events=path, clock=clock) as stack:
             settings = stack.services.settings
@@ -45,13 +45,15 @@ async def test_events_are_listed_and_told_again(make_stack: MakeStack, tmp_path:
             shown = (await run("show", first["id"])).stdout
             assert "ä.bin" in shown
             assert "hook: waiting" in shown
-            assert "410 moved away" in shown
+            assert r"410 moved away\u001b]0;owned\u0007\u009b2J\u202e\u200b\u007f" in shown
+            assert "\x1b" not in shown
             assert json.loads((await run("show", first["id"], "--json")).stdout) == first
 
             refused = await run("test", "hook")
             assert (refused.returncode, refused.stderr) == (
                 1,
-                "uploader: hook did not take the event: 410 moved away\n",
+                r"uploader: hook did not take the event: 410 moved away\u001b]0;owned\u0007\u009b2J\u202e\u200b\u007f"
+                "\n",
             )
             consumer.status = 200
             assert (await run("test", "hook")).stdout == "hook took the event\n"

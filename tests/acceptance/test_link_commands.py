@@ -84,6 +84,49 @@ def test_what_is_shared_comes_to_who_has_the_link(owner: Commands, stranger: Com
     assert stranger.run("put", "copy.txt", "--to", file).returncode == 2
 
 
+def test_hidden_names_of_strangers_come_only_if_they_are_allowed(owner: Commands, stranger: Commands) -> None:
+    hidden = {".profile": b"p", "deep/.git/config": b"c", "NUL.txt": b"n"}
+    trees = {"photos": TREE | hidden, ".ssh": {"authorized_keys": b"k"}, "-rf": {"a.txt": b"alpha"}}
+    for folder, tree in trees.items():
+        write_tree(owner.home / folder, tree)
+    (owner.home / ".bashrc").write_bytes(b"b")
+    assert owner.run("put", "--", "photos", ".ssh", "-rf", ".bashrc").returncode == 0
+    photos, ssh, option, bashrc = (shared(owner, "--", name) for name in ("photos/", ".ssh/", "-rf/", ".bashrc"))
+
+    def here() -> dict[str, bytes | None]:
+        return {name: content for name, content in tree_in(stranger.home).items() if not name.startswith(".config/")}
+
+    got = stranger.run("get", photos)
+    assert got.returncode == 6
+    assert "uploader: photos/.profile: left out, as '.profile' begins with a dot: --allow-hidden takes it" in got.stderr
+    assert here() == {f"photos/{name}": content for name, content in TREE.items()}
+    for link, directory in ((ssh, ()), (option, ()), (bashrc, ()), (bashrc, ("there",)), (bashrc, ("-o", "there/"))):
+        failed = stranger.events("get", link, *directory, code=6)
+        assert {event["code"] for event in failed if event["event"] == "failed"} == {"hidden-name"}
+    assert here() == {f"photos/{name}": content for name, content in TREE.items()}
+    # A person who names the place has chosen it.
+    assert stranger.run("get", ssh, "keys").returncode == 0
+    assert stranger.run("get", bashrc, "-o", "rc").returncode == 0
+    for link in (photos, ssh, option, bashrc):
+        assert stranger.run("get", link, "--allow-hidden").returncode == 0
+    chosen = {"keys/authorized_keys": b"k", "rc": b"b", ".bashrc": b"b"}
+    assert here() == chosen | {f"{name}/{below}": data for name, tree in trees.items() for below, data in tree.items()}
+    # Names of one's own are one's own.
+    assert owner.run("get", ".bashrc", "photos/.profile", "-o", "mine/").returncode == 0
+    assert tree_in(owner.home / "mine") == {".bashrc": b"b", ".profile": b"p"}
+
+
+def test_symbolic_link_with_the_name_of_a_strangers_folder_is_not_followed(owner: Commands, stranger: Commands) -> None:
+    write_tree(owner.home / "photos", TREE)
+    assert owner.run("put", "photos").returncode == 0
+    elsewhere = stranger.home.parent / "elsewhere"
+    elsewhere.mkdir()
+    (stranger.home / "photos").symlink_to(elsewhere)
+    failed = stranger.events("get", shared(owner, "photos/"), code=6)
+    assert {event["code"] for event in failed if event["event"] == "failed"} == {"leads-outside"}
+    assert tree_in(elsewhere) == {}
+
+
 def test_a_password_is_no_argument(owner: Commands, stranger: Commands) -> None:
     owner.environment["UPLOADER_LINK_PASSWORD"] = "open sesame"
     url = shared(owner, "inbox/", "--upload", "--password")
@@ -144,7 +187,7 @@ def test_the_name_of_a_link_leads_nowhere_else(tmp_path: Path) -> None:
     session = {"token": "token", "expires_at": "2099-01-01T00:00:00Z"}
     home = tmp_path / "home"
     home.mkdir()
-    for name in ("../evil", f"{tmp_path}/evil", "a/../../evil"):
+    for name in ("../evil", f"{tmp_path}/evil", "a/../../evil", "..", "a/b", "a\x1b[2J", "a\0b"):
 
         def says(target: str, name: str = name) -> tuple[int, dict[str, str], list[bytes]]:
             listed: dict[str, object] = {"files": [], "next": None}

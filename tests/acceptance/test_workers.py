@@ -14,6 +14,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -226,14 +227,98 @@ def test_a_command_that_fails_says_why_on_the_task(place: Place, tmp_path: Path)
     assert "scan" in run_cli(place.settings, "queue", "tasks").stdout
 
 
+def test_file_name_runs_no_command_and_is_no_option(place: Place, tmp_path: Path) -> None:
+    """A name that a shell, an option or a terminal would obey, by argument and by environment."""
+    names = ["$(touch owned).txt", "`touch owned`", "a;touch owned", "-rf", "--help", "'\"\\u200b", "a\u200b b"]
+    contents = {name: place.upload(seed, f"folder/{name}") for seed, name in enumerate(names[:5] + names[6:])}
+    script = tmp_path / "script"
+    script.write_text(
+        '#!/bin/sh\n{ printf "%s\\n%s\\n" "$UPLOADER_NAME" "$1"; cat "$UPLOADER_PATH"; } > "$(mktemp kept.XXXXXX)"\n'
+        "printf '\\033]0;owned\\007\\302\\2332J\\n' >&2\n"
+    )
+    script.chmod(0o755)
+    command = [str(UPLOADER), "queue", "work", "scan", "--", str(script), "{name}"]
+    with running(command, tmp_path / "log", env=place.environment(), cwd=tmp_path):
+        wait_for(place.is_done)
+    kept = [path.read_bytes().split(b"\n", 2) for path in tmp_path.glob("kept.*")]
+    told = {("./" if name.startswith("-") else "") + name: content.data for name, content in contents.items()}
+    assert {name.decode(): data for name, argument, data in kept if name == argument} == told
+    assert not (tmp_path / "owned").exists()
+    log = (tmp_path / "log").read_bytes()
+    assert b"\\u001b]0;owned\\u0007\\u009b2J\n" in log and not re.search(b"\x1b|\x07|\xc2\x9b|\xe2\x80\x8b", log), log
+
+
+@pytest.mark.parametrize("how", [["sh", "-c", "echo {name}"], ["bash", "-lc", "{name}"], ["ssh", "host", "{name}"]])
+def test_command_that_would_run_a_name_does_not_start(how: list[str]) -> None:
+    refused = run_cli({"URL": "http://127.0.0.1:9", "TOKEN": "token"}, "queue", "work", "scan", "--", *how)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "UPLOADER_NAME" in refused.stderr
+
+
+def test_name_of_a_lying_server_does_not_break_a_command(tmp_path: Path) -> None:
+    """A NUL, or more than an environment holds: the task goes back."""
+    released: list[dict[str, Any]] = []
+    queue = [{"name": name} for name in ("a\0b", "a" * 2_000_000, "a\x1b[2J", "..")]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            tasks = []
+            if self.path.endswith("/claim"):
+                tasks = [{"id": "0", "lease": "l", "fence": 1, "attempt": 1, "lease_until": "2099-01-01T00:00:00Z"}]
+                facts = {"id": "0", "md5": None, "sha256": "0" * 64, "size": 1, "instant": False}
+                file = facts | {"created_at": "2026-01-01T00:00:00Z"} | (queue.pop() if queue else {})
+                tasks = [task | {"event": {"subject": "x\x1b[2J", "data": {"file": file}}} for task in tasks]
+            elif self.path.endswith("/release"):
+                released.append(body)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"tasks": tasks}).encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        environment = os.environ | {
+            "UPLOADER_URL": f"http://127.0.0.1:{server.server_address[1]}",
+            "UPLOADER_TOKEN": "t",
+        }
+        command = [str(UPLOADER), "queue", "work", "scan", "--", "touch", str(tmp_path / "ran"), "{name}"]
+        try:
+            with running(command, tmp_path / "log", env=environment):
+                wait_for(lambda: len(released) > 4)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert all(each["error"].startswith(("InvalidName", "BadAnswer")) for each in released), released
+    assert not (tmp_path / "ran").exists()
+    assert b"\x1b" not in (tmp_path / "log").read_bytes()
+
+
+def test_command_without_content_downloads_none(place: Place, tmp_path: Path) -> None:
+    place.upload(1)
+    judge = f'test -z "$UPLOADER_PATH" && test "$UPLOADER_NAME" = 1.bin && touch {tmp_path}/done'
+    command = [str(UPLOADER), "queue", "work", "scan", "--no-content", "--", "sh", "-c", judge]
+    with running(command, tmp_path / "log", env=place.environment()):
+        wait_for((tmp_path / "done").exists)
+        wait_for(place.is_done)
+    both = run_cli({"URL": place.server.url}, "queue", "work", "scan", "--no-content", "--", "cat", "{path}")
+    assert both.returncode == 2
+
+
 def test_a_command_hands_dead_tasks_out_once_more(place: Place) -> None:
     place.upload(1)
     dead = False
     while not dead:
         (task,) = place.owner.post("/queues/scan/claim", json={"wait_seconds": 30}).json()["tasks"]
-        place.owner.post(f"/queues/scan/tasks/{task['id']}/release", json={"lease": task["lease"]})
+        told = {"lease": task["lease"], "error": "\x1b]0;owned\x07\x9b2J\u202e\u200b[red]no[/red]"}
+        place.owner.post(f"/queues/scan/tasks/{task['id']}/release", json=told)
         dead = place.figures()["dead"] == 1
-    assert "dead" in run_cli(place.settings, "queue", "tasks").stdout
+    shown = run_cli(place.settings, "queue", "tasks").stdout
+    assert "dead" in shown and "\x1b" not in shown
+    assert r"\u001b]0;owned\u0007\u009b2J\u202e\u200b[red]no[/red]" in re.sub(r"\s*│\n│[│\s]*", "", shown)
+    assert not re.search("[\x07\x9b\u202e\u200b]", run_cli(place.settings, "queue", "tasks", "--json").stdout)
     missed = run_cli(place.settings, "queue", "replay", "sink")
     assert (missed.returncode, missed.stderr) == (1, "uploader: UPLOADER_EVENTS has no queue of this name.\n")
     for count, options in ((1, (task["id"],)), (0, ())):

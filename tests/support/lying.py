@@ -49,8 +49,10 @@ Says = Callable[[str], tuple[int, dict[str, str], Iterable[bytes]]]
 
 
 @contextmanager
-def lying(files: Sequence[dict[str, Any]] = (), *, old: bool = False, says: Says | None = None) -> Iterator[Liar]:
-    """Serve these on a free port; or nothing but what `says` says."""
+def lying(
+    files: Sequence[dict[str, Any]] = (), *, old: bool = False, says: Says | None = None, reason: str | None = None
+) -> Iterator[Liar]:
+    """Serve these on a free port; or nothing but what `says` says, with this reason phrase."""
     liar = Liar(files, old=old)
 
     class Handler(BaseHTTPRequestHandler):
@@ -68,7 +70,8 @@ def lying(files: Sequence[dict[str, Any]] = (), *, old: bool = False, says: Says
             self.wfile.write(body)
 
         def _say(self, status: int, headers: dict[str, str], body: Iterable[bytes]) -> None:
-            self.send_response(status)
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(status, reason)
             for name, value in {**headers, "Connection": "close"}.items():
                 self.send_header(name, value)
             self.end_headers()

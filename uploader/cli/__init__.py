@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from uploader import __version__
+from uploader.cli.terminal import guard_traces, shown_usage
 
 
 class Later(click.Command):
@@ -42,6 +43,14 @@ class Loading(click.Group):
 
 class Commands(Loading):
     """The commands in two lists: a user who uploads need not know those of the server."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with shown_usage():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with shown_usage():
+            return super().invoke(ctx)
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run as click does, but leave patterns alone: on Windows it would expand those of names on the server, too."""
@@ -143,6 +152,7 @@ def main(context: click.Context) -> None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(encoding="utf-8")
+    guard_traces()
     # The process gives all back at its end: to look through it for cycles before would cost more than a small upload.
     atexit.register(gc.freeze)
     if is_of_server(main.commands[context.invoked_subcommand or ""]):

@@ -15,7 +15,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from uploader import __version__
 from uploader.cli import commands_of
-from uploader.cli.terminal import EXIT_USAGE, fail
+from uploader.cli.terminal import EXIT_USAGE, fail, say
 
 _SOURCE = """\
 %(complete_func)s() {
@@ -60,7 +60,7 @@ def man(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in pages(root.command):
             (directory / name).write_text(text)
-            click.echo(directory / name)
+            say(str(directory / name))
     except OSError as error:
         fail(f"{error.filename} can't be written: {error.strerror}", EXIT_USAGE)
 

@@ -247,15 +247,19 @@ class AsyncClient:
         target: str | os.PathLike[str],
         *,
         overwrite: bool = False,
+        allow_hidden: bool | None = None,
         on_progress: OnProgress | None = None,
     ) -> Path:
         """Download a file to a path, or into a directory under the last part of its name; returns the path.
 
         It goes on where an earlier run stopped, and the target appears when it is whole and its SHA-256 is right, with the
         time of modification that the server knows. If the target is there already with this content, it stays; with other
-        content, TargetExists is raised.
+        content, TargetExists is raised. A stranger's name that is hidden, or that of a device, is HiddenName, in a directory
+        and without `allow_hidden`: by default names behind a link are a stranger's, those of an account are not.
         """
-        return await self.start_download(file, target, overwrite=overwrite, on_progress=on_progress)
+        return await self.start_download(
+            file, target, overwrite=overwrite, allow_hidden=allow_hidden, on_progress=on_progress
+        )
 
     def start_download(
         self,
@@ -263,6 +267,7 @@ class AsyncClient:
         target: str | os.PathLike[str],
         *,
         overwrite: bool = False,
+        allow_hidden: bool | None = None,
         on_progress: OnProgress | None = None,
     ) -> AsyncTransfer[Path]:
         """Begin a download that can be paused and stopped; `await` it for its path. Takes what `download` takes."""
@@ -271,6 +276,8 @@ class AsyncClient:
         path = Path(target)
         if path.is_dir():
             path /= checked_name(file.name).rsplit("/", 1)[-1]
+            if not self._allows_hidden(allow_hidden):
+                plan.check_strangers_path(path.name)
         meter, gate = Meter(file.name, file.size, on_progress), asyncio.Event()
 
         async def work() -> Path:
@@ -280,6 +287,10 @@ class AsyncClient:
             return path
 
         return AsyncTransfer(work(), gate, meter, _leave)
+
+    def _allows_hidden(self, wish: bool | None) -> bool:
+        """Return whether hidden names may be written: behind a link a stranger chose them."""
+        return self._api.has_account if wish is None else wish
 
     async def download_into(self, file: File, opened: BinaryIO, *, on_progress: OnProgress | None = None) -> None:
         """Write a file into a binary file object while it comes. Its SHA-256 is compared at the end: ContentDiffers."""
@@ -297,16 +308,19 @@ class AsyncClient:
         *,
         overwrite: bool = False,
         checksum: bool = False,
+        allow_hidden: bool | None = None,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
         """Download many files into a directory, each to a path below it; what became of each that was begun.
 
         A file that is there with its size and its time of modification is not asked for; with `checksum` it is read and
-        compared by its SHA-256. No path leads out of the directory,
-        whatever the server names its files. A failure of one file holds up no other, and is in its outcome; if the server
+        compared by its SHA-256. No path leads out of the directory, whatever the server names its files, and behind a link
+        none is hidden without `allow_hidden`. A failure of one file holds up no other, and is in its outcome; if the server
         can't be reached, or knows no such token, the rest is not begun.
         """
-        return await self.start_download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
+        return await self.start_download_many(
+            wanted, target, overwrite=overwrite, checksum=checksum, allow_hidden=allow_hidden, watcher=watcher
+        )
 
     def start_download_many(
         self,
@@ -315,6 +329,7 @@ class AsyncClient:
         *,
         overwrite: bool = False,
         checksum: bool = False,
+        allow_hidden: bool | None = None,
         watcher: Watcher | None = None,
     ) -> AsyncTransfer[list[Outcome]]:
         """Begin many downloads that can be paused and stopped together. Takes what `download_many` takes."""
@@ -323,7 +338,14 @@ class AsyncClient:
         chosen = list(wanted)
         meter, gate = Meter("", sum(each.file.size for each in chosen), None), asyncio.Event()
         downloads = ManyDownloads(
-            self._api, self._shared, watcher or Watcher(), meter, gate, overwrite=overwrite, checksum=checksum
+            self._api,
+            self._shared,
+            watcher or Watcher(),
+            meter,
+            gate,
+            overwrite=overwrite,
+            checksum=checksum,
+            allow_hidden=self._allows_hidden(allow_hidden),
         )
         return AsyncTransfer(downloads.run(chosen, Path(target)), gate, meter, _leave)
 
@@ -334,12 +356,15 @@ class AsyncClient:
         *,
         overwrite: bool = False,
         checksum: bool = False,
+        allow_hidden: bool | None = None,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
         """Download all that is below a folder into a directory, as `download_many` does."""
         prefix = folder_name(folder)
         wanted = [Wanted(file, file.name.removeprefix(prefix)) async for file in self.files(prefix)]
-        return await self.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
+        return await self.download_many(
+            wanted, target, overwrite=overwrite, checksum=checksum, allow_hidden=allow_hidden, watcher=watcher
+        )
 
     # Files and folders
 

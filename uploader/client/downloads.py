@@ -17,7 +17,7 @@ from uploader.client.api import lacks
 from uploader.client.batch import bytes_for, first_bytes, next_batch
 from uploader.client.download import Downloading, is_there, made_below, partial_name, placed, unwritable
 from uploader.client.files import LocalFile, ManyFiles, Outcome, There, Wanted, ambiguous
-from uploader.client.plan import checked_name, checked_path, folders_of
+from uploader.client.plan import check_strangers_path, checked_name, checked_path, folders_of
 from uploader.client.system import same_here
 from uploader.client.transfer import Meter, all_or_none
 from uploader.client.unpack import Place, Unpacking
@@ -30,11 +30,12 @@ _BLOCK_BYTES = 64 << 10
 Refused = tuple[Wanted, errors.ClientError]
 
 
-def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
+def sorted_out(wanted: Iterable[Wanted], *, allow_hidden: bool = True) -> tuple[list[Wanted], list[Refused]]:
     """Return those that can go where they are to go, each once; and the others, one for each path, and why.
 
     Refused are names that are no relative paths, paths that several files are to become, and files where others need a
-    folder: nothing decides in silence which of them it is.
+    folder: nothing decides in silence which of them it is. Paths that a stranger chose are refused where they are hidden,
+    unless `allow_hidden`.
     """
     # By what the system takes for the same: Windows by paths in small letters.
     by_path: dict[str, dict[str, Wanted]] = defaultdict(dict)
@@ -43,7 +44,9 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
         try:
             checked_name(each.file.name)
             path = checked_path(each.path)
-        except errors.InvalidName as error:
+            if not allow_hidden:
+                check_strangers_path(path)
+        except (errors.InvalidName, errors.HiddenName) as error:
             refused.append((each, error))
         else:
             by_path[same_here(path)][each.file.id] = each if path == each.path else replace(each, path=path)
@@ -67,6 +70,7 @@ class ManyDownloads(ManyFiles):
     overwrite: bool
     # A file that is here is compared by its digest, not by its time of modification.
     checksum: bool
+    allow_hidden: bool
 
     def __post_init__(self) -> None:
         self._wanted: dict[LocalFile, Wanted] = {}
@@ -80,7 +84,7 @@ class ManyDownloads(ManyFiles):
     async def run(self, wanted: Sequence[Wanted], root: Path) -> list[Outcome]:
         """Download them. Return the outcomes; files that were not begun have none."""
         self.meter.enter("downloading")
-        chosen, refused = sorted_out(wanted)
+        chosen, refused = sorted_out(wanted, allow_hidden=self.allow_hidden)
         for each, error in refused:
             local = LocalFile(each.path, each.file.name, each.file.size, 0)
             self.watcher.begun(local)

@@ -7,8 +7,8 @@ ClientError
 │   └── QuotaExceeded  TooManyFiles  LinkExhausted  NotFound
 ├── Stopped
 │   └── Cancelled
-└── Unreachable  BadAnswer  Unreadable  Unwritable  InvalidName  AmbiguousName  LeadsOutside  ServerTooOld  FileChanged
-    ContentDiffers  TargetExists  TargetBusy
+└── Unreachable  BadAnswer  Unreadable  Unwritable  InvalidName  HiddenName  AmbiguousName  LeadsOutside  ServerTooOld
+    FileChanged  ContentDiffers  TargetExists  TargetBusy
 """
 
 from typing import Any
@@ -110,6 +110,12 @@ class InvalidName(ClientError):
     """The server takes no file of this name."""
 
     code = "invalid-name"
+
+
+class HiddenName(ClientError):
+    """A stranger gave the file a hidden name, or that of a device."""
+
+    code = "hidden-name"
 
 
 class AmbiguousName(ClientError):

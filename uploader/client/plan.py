@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from uploader.client.errors import InvalidName
+from uploader.client.errors import HiddenName, InvalidName
 from uploader.client.model import IfExists
-from uploader.client.system import why_not_here
-from uploader.domain.names import normalise_name
+from uploader.client.system import is_device, why_not_here
+from uploader.domain.names import CONTROL, normalise_name
 
 # Up to this size a file is sent without a question: asking whether its bytes can be spared costs as much.
 SMALL_BYTES = 256 << 10
@@ -29,6 +29,8 @@ _SAMPLE_BLOCK_BYTES = 4096
 _SAMPLE_BLOCKS = 256
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 _NOWHERE = frozenset(("", ".", ".."))
+# Characters before a dot that a filesystem of macOS leaves out of account (HFS+, Unicode subtleties).
+_IGNORED = "\u200c\u200d\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 
 
 def missing_numbers(missing: Iterable[tuple[int, int]]) -> Iterator[int]:
@@ -139,6 +141,18 @@ def checked_path(path: str) -> str:
     if (why := why_not_here(path)) is not None:
         raise InvalidName(f"Windows can't have a file {path!r}: it {why}")
     return path
+
+
+def check_strangers_path(path: str) -> None:
+    """Check a relative path that a stranger chose: programs obey hidden files that nobody sees, a device is no file, and a
+    terminal obeys controls. Raises HiddenName."""
+    for name in path.split("/"):
+        if name.lstrip(_IGNORED).startswith("."):
+            raise HiddenName(f"left out, as {name!r} begins with a dot: --allow-hidden takes it")
+        if is_device(name):
+            raise HiddenName(f"left out, as {name!r} is the name of a device: --allow-hidden takes it")
+        if CONTROL.search(name):
+            raise HiddenName(f"left out, as {name!r} has control characters: --allow-hidden takes it")
 
 
 def folders_of(path: str) -> Iterator[str]:

@@ -27,9 +27,14 @@ def why_not_on_windows(path: str) -> str | None:
             return 'has one of the characters <>:"|?*\\, or a control character'
         if name.endswith((".", " ")):
             return "has a part that ends in a dot or a space"
-        if name.partition(".")[0].rstrip(" ").upper() in _DEVICES:
+        if is_device(name):
             return "has a part that is the name of a device"
     return None
+
+
+def is_device(name: str) -> bool:
+    """Return whether a name is that of a device of Windows, with whatever suffix."""
+    return name.partition(".")[0].rstrip(" ").upper() in _DEVICES
 
 
 if sys.platform == "win32":

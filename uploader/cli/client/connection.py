@@ -19,7 +19,7 @@ from msgspec import Struct
 from uploader.cli.client import events
 from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import JsonLines, Quiet, Reporter
-from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, fail
+from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, ask, fail
 from uploader.client import AsyncClient, ClientError, Patience, Unauthenticated
 from uploader.client.links import LinkAddress, configuration_directory, write_secret
 
@@ -220,11 +220,11 @@ def _ask(url: str | None) -> Profile:
     try:
         kept, asks = kept_profile(), sys.stdin.isatty()
         offered = kept.url if kept is not None else DEFAULT_URL
-        url = url or (click.prompt("Server", default=offered, err=True) if asks else offered)
+        url = url or (ask("Server", default=offered) if asks else offered)
         if linked := profile_of_link(url):
             return linked
         if not asks:
             return Profile(url, sys.stdin.readline().strip() or None)
-        return Profile(url, click.prompt("Token", hide_input=True, err=True).strip())
+        return Profile(url, ask("Token", hidden=True).strip())
     except (click.Abort, KeyboardInterrupt):
         sys.exit(events.EXIT_INTERRUPTED)

@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import FrameType
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
-import click
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -30,7 +29,7 @@ from rich.text import Text
 from uploader.cli.client import events
 from uploader.cli.client.events import Event
 from uploader.cli.client.reporters import Reporter
-from uploader.cli.terminal import human_bytes, human_seconds, percent
+from uploader.cli.terminal import drawn, human_bytes, human_seconds, percent, say, shown, styled
 from uploader.client.transfer import Speed
 
 _SHORTEST_WINDOW_SECONDS = 1.0
@@ -213,15 +212,14 @@ class Live:
         for number in self._caught:
             signal.signal(number, signal.SIG_DFL)
 
-    def print_above(self, words: str, stream: TextIO) -> None:
+    def print_above(self, line: str, *, err: bool) -> None:
         with self.lock:
-            shown = self._shown
-            if shown and stream.isatty():
+            drawn_before = self._shown
+            if drawn_before and (sys.stderr.isatty() if err else sys.stdout.isatty()):
                 self._wipe()
-            click.echo(words, file=stream)
-            stream.flush()
-            if shown and not self._shown:
-                self._draw(shown)
+            say(line, err=err)
+            if drawn_before and not self._shown:
+                self._draw(drawn_before)
 
     def _draw_again(self) -> None:
         while not self._stopped.wait(_INTERVAL_SECONDS):
@@ -235,7 +233,7 @@ class Live:
     def _draw(self, lines: list[str]) -> None:
         up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
         wipe = _WIPE if self._shown else ""
-        self._terminal.write("".join((wipe, _NO_WRAP, "\r\n".join(lines), _WRAP, "\r", up)))
+        self._terminal.write("".join((wipe, _NO_WRAP, "\r\n".join(map(styled, lines)), _WRAP, "\r", up)))
         self._terminal.flush()
         self._shown = lines
 
@@ -312,7 +310,6 @@ class Bars(Reporter):
         self._figures = Figures()
         self._live = Live(self._lines)
         self._name_columns = 0  # of the longest so far, so that nothing jumps
-        self._console = Console(stderr=True, highlight=False)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._live.stop()
@@ -337,8 +334,8 @@ class Bars(Reporter):
         if begins and not self._live.is_started:
             self._live.start()
 
-    def _say(self, words: str, *, by_the_way: bool) -> None:
-        self._live.print_above(words, sys.stderr if by_the_way else sys.stdout)
+    def _say(self, line: str, *, by_the_way: bool) -> None:
+        self._live.print_above(line, err=by_the_way)
 
     # What is drawn
 
@@ -366,16 +363,14 @@ class Bars(Reporter):
             rows.append([name, _bar(self._figures.there_bytes, self._figures.planned.bytes), *rest])
         for first, *others in rows:
             table.add_row(first, *(others[cell] for cell in cells))
-        self._console.width = width
-        with self._console.capture() as captured:
-            self._console.print(table)
-            waiting = self._figures.waiting()
-            if waiting is not None:
-                since = datetime.now().astimezone() - timedelta(seconds=waiting.seconds)
-                words = f"since {since:%H:%M:%S}, for {human_seconds(waiting.seconds)}: {waiting.why}"
-                text = Text(events.without_control(f"waiting for the server {words}"), style="yellow")
-                self._console.print(text, no_wrap=True, overflow="ellipsis", crop=True)
-        return captured.get().splitlines()
+        parts: list[RenderableType] = [table]
+        if (waiting := self._figures.waiting()) is not None:
+            since = datetime.now().astimezone() - timedelta(seconds=waiting.seconds)
+            words = f"since {since:%H:%M:%S}, for {human_seconds(waiting.seconds)}: {waiting.why}"
+            parts.append(
+                Text(shown(f"waiting for the server {words}"), style="yellow", no_wrap=True, overflow="ellipsis")
+            )
+        return drawn(*parts, width=width, err=True)
 
     def _row_of(self, event: events.Moving) -> list[RenderableType]:
         there, beside = there_of(event), _left_words(self._figures.seconds_left(event.path))
@@ -401,7 +396,7 @@ def total_words(figures: Figures) -> tuple[str, str, str, str]:
 def short_name(name: str, columns: int) -> str:
     """Return a name that fits: without its first folders, or else the begin and the end of its last segment, as names
     that are alike differ there."""
-    name = events.without_control(name)
+    name = shown(name)
     if cell_len(name) <= columns:
         return name
     last = name.rpartition("/")[2]

@@ -32,7 +32,6 @@ from uploader.client import (
     Upload,
     Usage,
 )
-from uploader.domain.names import CONTROL
 
 EXIT_AUTHENTICATION = 3
 EXIT_QUOTA = 4
@@ -548,15 +547,6 @@ def is_by_the_way(event: Event) -> bool:
     """Return whether it is no result, which standard output is for."""
     summaries = TransferSummary | SyncSummary
     return isinstance(event, Failed | NamesRefused | Retrying | Skipped | Interrupted | Noted | summaries)
-
-
-def words_of(event: Event) -> str:
-    """Return the lines of an event, for a person. What a name or a server says moves no cursor, and forges no line."""
-    return "\n".join(map(without_control, event.lines()))
-
-
-def without_control(words: str) -> str:
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", words)
 
 
 def _counts(event: FolderEnded | TransferSummary) -> dict[str, int]:

@@ -20,9 +20,9 @@ from uploader.cli.client.local import decode_name
 from uploader.cli.client.names import Meaning, NoSuchFile, complete_names, one_thing_each, told
 from uploader.cli.client.reporters import Reporter, Telling, moving
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail
-from uploader.client import AsyncClient, ClientError, File, LocalFile, Outcome, Progress, Wanted
+from uploader.client import AsyncClient, ClientError, File, HiddenName, LocalFile, Outcome, Progress, Wanted
 from uploader.client.files import prefixes_of
-from uploader.client.plan import checked_path, folders_of
+from uploader.client.plan import folders_of
 
 STDOUT = "-"
 
@@ -42,6 +42,7 @@ STDOUT = "-"
 @options.filters
 @options.files_from
 @options.limit_rate
+@click.option("--allow-hidden", is_flag=True, help="Take what is hidden, or named as a device, from a LINK, too.")
 @click.option("--decode-names", "decode", is_flag=True, help="Undo --encode-names of `put`.")
 @options.connections
 @options.patience
@@ -54,6 +55,7 @@ def get(
     checksum: bool,
     decode: bool,
     no_empty: bool,
+    allow_hidden: bool,
     filters: Filters,
     files_from: IO[bytes] | None,
     verbose: bool,
@@ -66,7 +68,8 @@ def get(
     interruption: it goes on where it stopped, and skips files that are here with the same size and time. A file appears when
     it is complete and its digest was compared, with its time of modification.
 
-    A LINK (https://…/s/…) needs no account. What is in its folder comes into DIRECTORY, or one of the folder's name.
+    A LINK (https://…/s/…) needs no account. What is in its folder comes into DIRECTORY, or one of the folder's name. Its
+    names are a stranger's: what begins with a dot or is named as a device is left out, and the exit code is 6.
     """
     link = link_of(words[0]) if words else None
     if link is not None:
@@ -86,9 +89,14 @@ def get(
             found, codes = await one_thing_each(client, reporter, words)
         if not found and not listed:
             return worst_of(codes)
-        into = target or "."
-        if target is None and link is not None and not found[0].is_file:
-            into = f"{checked_path(found[0].word.rstrip('/'))}/"
+        into, folder = target or ".", ""
+        if link is not None and target is None:
+            # A stranger chose this name, too: no link here is followed by it, and no pattern of a shell makes it an option.
+            if found[0].word.startswith("-") and not allow_hidden:
+                raise HiddenName(
+                    f"{found[0].word!r} would be an option of a command: name a DIRECTORY, or --allow-hidden"
+                )
+            folder = "" if found[0].is_file else found[0].word
         is_directory = into.endswith(("/", os.sep)) or await asyncio.to_thread(Path(into).is_dir)
         is_alone = (len(words) == 1 or link is not None) and not listed
         alone = found[0].files[0] if is_alone and found[0].is_file else None
@@ -100,13 +108,16 @@ def get(
             return await _write(client, reporter, alone)
         if alone is not None and not is_directory:
             return await _get_as(client, reporter, alone, Path(into), overwrite=force)
-        wanted, folders, missing = await _plan(client, found, listed, filters, decode_name if decode else str)
+        wanted, folders, missing = await _plan(client, found, listed, filters, decode_name if decode else str, folder)
         for name in sorted(missing):
             codes.add(told(reporter, name, NoSuchFile(f"there is no file or folder {name!r}")))
         files = len({each.path for each in wanted})
         reporter.show(Planned(files, sum(each.file.size for each in wanted)))
         telling = Telling(reporter) if verbose else Telling(reporter, lambda local: folders.get(local.name))
-        outcomes = await client.download_many(wanted, into, overwrite=force, checksum=checksum, watcher=telling)
+        allowed = True if link is None else allow_hidden
+        outcomes = await client.download_many(
+            wanted, into, overwrite=force, checksum=checksum, allow_hidden=allowed, watcher=telling
+        )
         if not no_empty and len(outcomes) >= files:  # else the server is away
             empty = await _empty_folders(client, found, listed, filters, decode_name if decode else str)
             codes |= await make_here(reporter, Path(into), empty)
@@ -116,10 +127,16 @@ def get(
 
 
 async def _plan(
-    client: AsyncClient, found: list[Meaning], listed: list[str], filters: Filters, decode: Callable[[str], str]
+    client: AsyncClient,
+    found: list[Meaning],
+    listed: list[str],
+    filters: Filters,
+    decode: Callable[[str], str],
+    into: str,
 ) -> tuple[list[Wanted], dict[str, str], set[str]]:
-    """Return which file goes where; the word of each file, by its name, that came with others by one word; what was
-    listed and is not there. What was listed is asked for by as few questions as there are beginnings of names."""
+    """Return which file goes where, below the folder `into`; the word of each file, by its name, that came with others by
+    one word; what was listed and is not there. What was listed is asked for by as few questions as there are beginnings of
+    names."""
     wanted: dict[tuple[str, str], Wanted] = {}
     words: dict[str, str] = {}
     for each in found:
@@ -127,7 +144,7 @@ async def _plan(
             path = decode(file.name.removeprefix(each.base))
             if not filters.take(path):
                 continue
-            wanted[file.id, path] = Wanted(file, path)
+            wanted[file.id, path] = Wanted(file, into + path)
             if not each.is_file:
                 words.setdefault(file.name, each.folder or each.word)
     several, only = list(wanted.values()), Filters(listed=listed)

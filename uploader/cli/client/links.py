@@ -12,9 +12,10 @@ from uploader.cli.client import events
 from uploader.cli.client.connection import with_client
 from uploader.cli.client.names import Meaning, complete_names, told
 from uploader.cli.client.reporters import Reporter
-from uploader.cli.terminal import DURATION, EXIT_OK, EXIT_USAGE, SIZE, fail
+from uploader.cli.terminal import DURATION, EXIT_OK, EXIT_USAGE, SIZE, ask, fail
 from uploader.client import AsyncClient, ClientError, LinkFacts, errors
 from uploader.client.links import LinkAddress, link_address
+from uploader.client.plan import checked_name
 
 # A secret is no argument: others of the machine can see those.
 _PASSWORD_VARIABLE = "UPLOADER_LINK_PASSWORD"  # noqa: S105
@@ -124,9 +125,11 @@ async def need(client: AsyncClient, kind: str) -> LinkFacts:
 
 
 async def behind(client: AsyncClient) -> Meaning:
-    """Return what the client's link leads to: a file, or a folder, whose name is the word."""
+    """Return what the client's link leads to: a file, or a folder, whose name is the word. Raises InvalidName."""
     facts = await need(client, "download")
-    name = (facts.name or "download").rstrip("/")
+    name = checked_name((facts.name or "download").rstrip("/"))
+    if "/" in name:
+        raise errors.InvalidName(f"the link's name {name!r} is no name of a file or a folder, but a path")
     page = await client.page(limit=2)
     # A folder's name is told without its slash, and none where there is a password: one file alone is taken for itself.
     if len(page.files) == 1 and page.next is None and facts.name in (None, page.files[0].name):
@@ -154,6 +157,6 @@ def _asked(*, confirm: bool) -> str:
     if not sys.stdin.isatty():
         fail(f"put the password of the link into {_PASSWORD_VARIABLE}", EXIT_USAGE)
     try:
-        return str(click.prompt("Password of the link", hide_input=True, confirmation_prompt=confirm, err=True))
+        return ask("Password of the link", hidden=True, confirm=confirm)
     except click.Abort:
         sys.exit(events.EXIT_INTERRUPTED)

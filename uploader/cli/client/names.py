@@ -15,6 +15,7 @@ from uploader.cli.client.connection import Profile, load_profile
 from uploader.cli.client.events import exit_code_of, failed
 from uploader.cli.client.filters import Pattern, is_pattern
 from uploader.cli.client.reporters import Reporter
+from uploader.cli.terminal import shown
 from uploader.client import AsyncClient, ClientError, File, Folder, Patience, errors
 from uploader.client.files import ambiguous
 
@@ -168,4 +169,6 @@ def complete_names(
             asyncio.run(look(profile))
     except (ClientError, OSError, ValueError):
         return []  # a user who types a command wants no messages
-    return [CompletionItem(each.name, is_name=True) for each in found if each.name.startswith(incomplete)]
+    names = [each.name for each in found if each.name.startswith(incomplete)]
+    # A shell shows names as they are, and takes lines apart: a name that is not shown as it is is none to complete.
+    return [CompletionItem(name, is_name=True) for name in names if name == shown(name)]

@@ -1,18 +1,16 @@
 """Reporters of the events of a client command: as words, as JSON lines, or hardly at all (bars are in `display.py`); and
 how what happens to many files becomes events, each for itself, or those of a folder together."""
 
-import sys
 import time
 from collections.abc import Callable, Set
 from dataclasses import asdict
 from typing import Self
 
-import click
 import msgspec
 
 from uploader.cli.client import events
 from uploader.cli.client.events import Event
-from uploader.cli.terminal import shown_path
+from uploader.cli.terminal import say, shown_path
 from uploader.client import LocalFile, Outcome, Progress, Watcher
 
 _JSON_INTERVAL_SECONDS = 0.5
@@ -30,11 +28,11 @@ class Reporter:
 
     def show(self, event: Event) -> None:
         """Print a line for each event that matters to a person."""
-        if words := events.words_of(event):
-            self._say(words, by_the_way=events.is_by_the_way(event))
+        for line in event.lines():
+            self._say(line, by_the_way=events.is_by_the_way(event))
 
-    def _say(self, words: str, *, by_the_way: bool) -> None:
-        click.echo(words, err=by_the_way)
+    def _say(self, line: str, *, by_the_way: bool) -> None:
+        say(line, err=by_the_way)
 
 
 _LISTED = (events.Listed, events.ListedFolder, events.ListedUpload, events.ListedUsage, events.ListedLink)
@@ -61,8 +59,7 @@ class JsonLines(Reporter):
             if now - self._told_at.get(event.path, float("-inf")) < _JSON_INTERVAL_SECONDS:
                 return
             self._told_at[event.path] = now
-        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
-        sys.stdout.flush()
+        say(msgspec.json.encode(event).decode())
 
 
 class FileTelling(Watcher):

@@ -1,23 +1,40 @@
-"""`uploader queue work`: runs a command for each task of a queue."""
+"""`uploader queue work`: runs a command for each task of a queue.
+
+Refuses to give the name of a file, which is anybody's text, to a shell or an interpreter as a part of what that runs.
+"""
 
 import asyncio
 import json
 import os
+import re
+import string
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path, PurePath
 
 import click
 
 from uploader.cli.client.connection import kept_profile
 from uploader.cli.client.events import exit_code_of
-from uploader.cli.terminal import EXIT_CONFIGURATION, fail
-from uploader.client import AsyncTask, ClientError, Worker
+from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_USAGE, ForeignOutput, fail, say
+from uploader.client import AsyncTask, BadAnswer, ClientError, NotFound, Worker
+from uploader.client.plan import checked_name
 
 _PATH, _NAME = "{path}", "{name}"
-# Of what a command that fails has said, the end goes with the task.
+_PATH_VARIABLE, _NAME_VARIABLE = "UPLOADER_PATH", "UPLOADER_NAME"
+# The end of what a command that fails has said goes with the task.
 _MOST_SAID = 500
+_BLOCK_BYTES, _KEPT_BYTES = 64 << 10, 4096
+# The letters of `sh -c`, `bash -lc`, `perl -E`, `--eval`: options before a text that is run.
+_RUNNING = frozenset("ceCE")
+_SHELL = frozenset(string.whitespace + "|&;<>()[]{}$`\\\"'*?!#") - {os.sep}
+# Programs that join their arguments to a text for a shell; so does Windows for a file of commands.
+_JOINING = frozenset(("cmd", "powershell", "pwsh", "rsh", "ssh", "watch"))
+_COMMAND_FILES = (".bat", ".cmd")
 
 
 class CommandFailed(Exception):
@@ -30,18 +47,29 @@ class CommandFailed(Exception):
 @click.option("--lease", default="10m", show_default=True, help="Hold a task for so long.")
 @click.option("--at-once", type=click.IntRange(1, 100), default=1, show_default=True, help="Run so many at once.")
 @click.option("--refuse-on", type=click.IntRange(1, 255), help="Refuse the file at this exit code.")
-def work(queue: str, command: tuple[str, ...], lease: str, at_once: int, refuse_on: int | None) -> None:
-    """Run COMMAND for each task of QUEUE, until SIGTERM. {path} is a temporary file with the content, {name} the last
-    segment of its name, UPLOADER_TASK the task as JSON. Exit code 0 ends a task; any other one gives it back.
+@click.option("--no-content", is_flag=True, help="Do not download the file.")
+def work(
+    queue: str, command: tuple[str, ...], lease: str, at_once: int, refuse_on: int | None, no_content: bool
+) -> None:
+    """Run COMMAND for each task of QUEUE, until SIGTERM. UPLOADER_PATH and {path} are a temporary file with the content,
+    UPLOADER_NAME and {name} the last segment of its name, UPLOADER_TASK is the task as JSON. Exit code 0 ends a task; any
+    other one gives it back.
+
+    A name can be a command of a shell: a shell takes it from "$UPLOADER_NAME".
     """
+    if (why := why_unsafe(command)) is not None:
+        detail = f"{why}: a file's name could be run there; take it from the environment, as {_NAME_VARIABLE}"
+        fail(detail, EXIT_USAGE)
+    if no_content and any(_PATH in word for word in command):
+        fail("{path} is the content, which --no-content leaves out", EXIT_USAGE)
     profile = kept_profile() or fail("nobody is logged in: set UPLOADER_URL and UPLOADER_TOKEN", EXIT_CONFIGURATION)
-    worker = Worker(profile.url, profile.token, on_retry=lambda error, _: click.echo(error.detail, err=True))
+    worker = Worker(profile.url, profile.token, on_retry=lambda error, _: say(error.detail, err=True))
 
     async def handle(task: AsyncTask) -> None:
-        reason = await _run(command, task, refuse_on)
+        reason = await _run(command, task, refuse_on, with_content=not no_content)
         if reason is not None:
             task.refuse(reason)
-        click.echo(f"{task.event['subject']} {'done' if reason is None else 'refused'}")
+        say(f"{task.event['subject']} {'done' if reason is None else 'refused'}")
 
     try:
         worker.handles(queue, lease=lease, at_once=at_once)(handle)
@@ -50,36 +78,104 @@ def work(queue: str, command: tuple[str, ...], lease: str, at_once: int, refuse_
     try:
         worker.run()
     except ClientError as error:
-        click.echo(error.detail, err=True)
+        say(error.detail, err=True)
         sys.exit(exit_code_of(error))
 
 
-async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None) -> str | None:
+def why_unsafe(command: Sequence[str]) -> str | None:
+    """Return why no name may stand where `{name}` stands in a command; None if one may.
+
+    The path is made here and has no foreign part, so `{path}` may stand anywhere.
+    """
+    for number, word in enumerate(command):
+        if _NAME not in word:
+            continue
+        if number == 0:
+            return "{name} is the program"
+        before = command[:number]
+        if not _SHELL.isdisjoint(word.replace(_NAME, "").replace(_PATH, "")):
+            return f"{word!r} has characters of a shell beside {{name}}"
+        options = [*takewhile(_is_option, reversed(before)), *([word.partition(_NAME)[0]] if _is_option(word) else [])]
+        for option in options:
+            if not _RUNNING.isdisjoint(option.replace(_NAME, "").replace(_PATH, "")):
+                return (
+                    f"{option!r} before {{name}} has a c or an e among its letters, as options before a program's text"
+                )
+        for each in before:
+            program = PurePath(each.replace("\\", "/")).name.lower()
+            if program.removesuffix(".exe") in _JOINING or program.endswith(_COMMAND_FILES):
+                return f"{each!r} gives its arguments to a shell"
+    return None
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith(("-", "+")) or re.fullmatch("/[A-Za-z]", word) is not None
+
+
+def _filled(word: str, name: str, path: str) -> str:
+    """Put in a name and a path. A name at the begin of a word is no option."""
+    values = {_PATH: path, _NAME: _no_option(name) if word.startswith(_NAME) else name}
+    return "".join(values.get(part, part) for part in re.split(r"(\{path\}|\{name\})", word))
+
+
+def _no_option(name: str) -> str:
+    return f"./{name}" if name.startswith("-") else name
+
+
+async def _run(command: tuple[str, ...], task: AsyncTask, refuse_on: int | None, *, with_content: bool) -> str | None:
     """Return why the file is to be refused, if it is. Raises CommandFailed."""
+    needs_path = any(_PATH in word or _PATH_VARIABLE in word for word in command)
+    needs_file = needs_path or any(_NAME in word or _NAME_VARIABLE in word for word in command)
     with tempfile.TemporaryDirectory(prefix="uploader-task-") as directory:
-        words, name, path = list(command), "", Path(directory) / "content"
-        if any(_PATH in word or _NAME in word for word in words):
-            name = task.file.name.rpartition("/")[2]
-            if any(_PATH in word for word in words):
-                await task.save(path)
-            words = [word.replace(_PATH, str(path)).replace(_NAME, name) for word in words]
+        name, path = "", Path(directory) / "content"
         facts = {"id": task.id, "fence": task.fence, "attempt": task.attempt, "event": task.event}
-        told = {**os.environ, "UPLOADER_TASK": json.dumps(facts)}
-        stdout = None if refuse_on is None else PIPE
+        told = {name: value for name, value in os.environ.items() if name not in (_PATH_VARIABLE, _NAME_VARIABLE)}
+        told["UPLOADER_TASK"] = json.dumps(facts)
+        try:
+            file = task.file
+        except BadAnswer:  # the event is about something else
+            if needs_file:
+                raise
+        else:
+            # Checked, so that no server sends a NUL or more than an environment holds.
+            name = checked_name(file.name).rpartition("/")[2]
+            told[_NAME_VARIABLE] = _no_option(name)
+            if with_content:
+                try:
+                    told[_PATH_VARIABLE] = str(await task.save(path))
+                except NotFound:  # the file is gone
+                    if needs_path:
+                        raise
+        words = [_filled(word, name, str(path)) for word in command]
+        output, errors = ForeignOutput(err=False), ForeignOutput(err=True)
+        stdout = None if refuse_on is None and not sys.stdout.isatty() else PIPE
         process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=stdout, stderr=PIPE, env=told)
         try:
-            printed, said = await process.communicate()
+            printed, said, _ = await asyncio.gather(
+                _passed_on(process.stdout, output.write), _passed_on(process.stderr, errors.write), process.wait()
+            )
         except BaseException:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
             raise
-    sys.stdout.buffer.write(printed or b"")
-    sys.stderr.buffer.write(said)
+        finally:
+            output.close()
+            errors.close()
     if process.returncode == refuse_on:
-        lines = [line for line in (said + (printed or b"")).decode(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in (said + printed).decode(errors="replace").splitlines() if line.strip()]
         # Of the file, and not of where it was for a while.
         return lines[-1].strip().replace(str(path), name) if lines else f"exit code {refuse_on}"
     if process.returncode:
         last = said[-_MOST_SAID:].decode(errors="replace").strip()
         raise CommandFailed(f"exit code {process.returncode}: {last}")
     return None
+
+
+async def _passed_on(stream: asyncio.StreamReader | None, write: Callable[[bytes], None]) -> bytes:
+    """Pass on what comes, block by block; return the end of it."""
+    end = b""
+    while stream is not None and (block := await stream.read(_BLOCK_BYTES)):
+        write(block)
+        end = (end + block)[-_KEPT_BYTES:]
+    return end

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from uploader.cli.server.services import EXIT_FAILED, load_settings, with_services
-from uploader.cli.terminal import SIZE, fail
+from uploader.cli.terminal import SIZE, fail, say
 from uploader.units import format_size
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def token_create(user: str, admin: bool, metrics: bool, queue: str | None, total
         return await services.accounts.create_token(user, admin=admin, total_space=total_space, scope=scope)
 
     made = with_services(load_settings(), run)
-    click.echo(f"token of {user}: {made}" if sys.stdout.isatty() else made)
+    say(f"token of {user}: {made}" if sys.stdout.isatty() else made)
 
 
 @token.command("list")
@@ -53,7 +53,7 @@ def token_list(user: str | None) -> None:
         for row in await services.accounts.tokens(user):
             kind = "revoked" if row.revoked_at else "admin" if row.admin else row.scope or "user"
             made = f"{row.created_at:%Y-%m-%dT%H:%M:%SZ}" + (f"  by {row.made_by}" if row.made_by else "")
-            click.echo(f"{row.token_id}  {row.user_id}  {kind}  {made}")
+            say(f"{row.token_id}  {row.user_id}  {kind}  {made}")
 
     with_services(load_settings(), run)
 
@@ -64,7 +64,7 @@ def token_revoke(token_or_id: str) -> None:
     """Revoke a token, named by its id (see `token list`) or by itself. Takes effect within 30 s."""
     if not with_services(load_settings(), lambda services: services.accounts.revoke(token_or_id)):
         fail("there is no such token in force", EXIT_FAILED)
-    click.echo("revoked")
+    say("revoked")
 
 
 @click.group()
@@ -78,4 +78,4 @@ def user() -> None:
 def user_set_quota(user_id: str, total_space: int) -> None:
     """Set the quota of USER to TOTAL_SPACE, such as 50GiB, and make a missing user. Files stay."""
     account = with_services(load_settings(), lambda services: services.accounts.set_total_space(user_id, total_space))
-    click.echo(f"{user_id} has {format_size(account.total_space)}")
+    say(f"{user_id} has {format_size(account.total_space)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from uploader.cli.server.services import EXIT_FAILED, embedded_redis, load_settings, run_to_end, with_services
-from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, exact_bytes, fail, human_bytes, percent
+from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, exact_bytes, fail, human_bytes, percent, say, say_over
 from uploader.domain.audit_log import Action
 from uploader.units import format_ago
 
@@ -38,11 +38,14 @@ class _Progress:
         self._told_at = now
         figures = f", {human_bytes(done)} of {human_bytes(total)}" if what == "blobs" else ""
         line = f"{what}: {percent(done, total)}{figures}"
-        click.echo(f"\r\x1b[K{line}" if self._on_terminal else line, err=True, nl=not self._on_terminal)
+        if self._on_terminal:
+            say_over(line)
+        else:
+            say(line, err=True)
 
     def close(self) -> None:
         if self._on_terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
+            say_over("")
 
 
 @click.command()
@@ -73,15 +76,15 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
     copied, doubt = made.copied, made.dumped.doubt
     _tell_lacking(copied)
     if doubt is not None:
-        click.echo(f"the database is damaged, and so is its dump: {doubt}")
-    click.echo(f"backup {made.stamp}: {copied.blobs} blobs, {exact_bytes(copied.bytes)}")
+        say(f"the database is damaged, and so is its dump: {doubt}")
+    say(f"backup {made.stamp}: {copied.blobs} blobs, {exact_bytes(copied.bytes)}")
     if made.bucket is None:
         new = f"{copied.new_blobs} blobs, {exact_bytes(copied.new_bytes)}"
-        click.echo(f"new: {new}; of these linked: {copied.linked_blobs}")
+        say(f"new: {new}; of these linked: {copied.linked_blobs}")
     else:
-        click.echo(f"the backup has the database; the blobs stay in the {made.bucket}")
+        say(f"the backup has the database; the blobs stay in the {made.bucket}")
     if keep is not None:
-        click.echo(f"removed: {made.removed_backups} backups, {made.removed_blobs} blobs")
+        say(f"removed: {made.removed_backups} backups, {made.removed_blobs} blobs")
     sys.exit(EXIT_FAILED if copied.lacking or doubt is not None else EXIT_OK)
 
 
@@ -137,10 +140,10 @@ def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: b
     with _told():
         restored, copied, lost = run_to_end(run())
     _tell_lacking(copied)
-    click.echo(f"restored {restored}: {copied.blobs - len(copied.lacking)} blobs, of {exact_bytes(copied.bytes)}")
-    click.echo(f"open uploads whose chunks are in no backup: {lost}")
+    say(f"restored {restored}: {copied.blobs - len(copied.lacking)} blobs, of {exact_bytes(copied.bytes)}")
+    say(f"open uploads whose chunks are in no backup: {lost}")
     if lost:
-        click.echo("`uploader reset-unfinished --lost --yes` closes them; their clients have to send them again")
+        say("`uploader reset-unfinished --lost --yes` closes them; their clients have to send them again")
     sys.exit(EXIT_FAILED if copied.lacking else EXIT_OK)
 
 
@@ -153,21 +156,19 @@ def _restore_last(settings: "Settings", yes: bool) -> None:
             last = await services.restoring_last.look()
             age = format_ago(services.clock.now() - last.copy.made_at)
             for name, how in last.damaged.items():
-                click.echo(f"damaged, and passed over: {name}: {how}")
-            click.echo(
-                f"newest good copy: {last.copy.path.name}, made at {last.copy.made_at:%Y-%m-%d %H:%M:%S} UTC, {age}"
-            )
-            click.echo(f"lost: {_LOST}")
+                say(f"damaged, and passed over: {name}: {how}")
+            say(f"newest good copy: {last.copy.path.name}, made at {last.copy.made_at:%Y-%m-%d %H:%M:%S} UTC, {age}")
+            say(f"lost: {_LOST}")
             if not yes:
                 return False
             with embedded_redis(settings) as wait_for_redis:
                 wait_for_redis()
                 aside = await services.restoring_last.restore(last)
-            click.echo(f"restored {last.copy.path.name}" + (f"; what was damaged is {aside}" if aside else ""))
+            say(f"restored {last.copy.path.name}" + (f"; what was damaged is {aside}" if aside else ""))
             await services.storage.prepare()
             unnamed = [each async for each in services.cleanup.unnamed()]
-            click.echo(f"kept, though the copy does not name them: {len(unnamed)} contents and uploads")
-            click.echo(f"open uploads whose chunks are missing: {await services.cleanup.count_lost()}")
+            say(f"kept, though the copy does not name them: {len(unnamed)} contents and uploads")
+            say(f"open uploads whose chunks are missing: {await services.cleanup.count_lost()}")
             return True
         finally:
             services.storage.stop()
@@ -177,14 +178,12 @@ def _restore_last(settings: "Settings", yes: bool) -> None:
         done = run_to_end(run())
     if not done:
         fail("nothing was changed; to lose that, say --yes", EXIT_USAGE)
-    click.echo(
-        "`uploader cleanup --list` lists what is kept, `uploader reset-unfinished --lost --yes` closes such uploads"
-    )
+    say("`uploader cleanup --list` lists what is kept, `uploader reset-unfinished --lost --yes` closes such uploads")
 
 
 def _tell_lacking(copied: "Copied") -> None:
     for sha256, why in sorted(copied.lacking.items()):
-        click.echo(f"{why}: {sha256}")
+        say(f"{why}: {sha256}")
 
 
 @contextmanager

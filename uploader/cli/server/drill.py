@@ -26,7 +26,7 @@ import click
 import httpx2
 
 from uploader.cli.server.services import EXIT_FAILED, require_server
-from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, human_seconds
+from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, fail_lines, human_seconds, say
 
 _CHUNK_BYTES = 64 << 10
 _FILE_BYTES = 16 * _CHUNK_BYTES + 1
@@ -398,7 +398,7 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
             scratch.begin()
             for name in chosen or FAULTS:
                 if not as_json:
-                    click.echo(f"{name}: {_said_of(name)}")
+                    say(f"{name}: {_said_of(name)}")
                 outcomes.append(_tried(scratch, directory.absolute(), name))
                 if not as_json:
                     _print(outcomes[-1])
@@ -406,15 +406,15 @@ def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json
         except DrillFailed as error:
             fail(str(error), EXIT_FAILED)
         except subprocess.CalledProcessError as error:
-            fail(f"{error.cmd[-2]} {error.cmd[-1]}: {error.stderr.strip()}", EXIT_FAILED)
+            fail_lines(f"{error.cmd[-2]} {error.cmd[-1]}: {error.stderr.strip()}".split("\n"), EXIT_FAILED)
     if as_json:
-        click.echo(json.dumps([asdict(outcome) for outcome in outcomes]))
+        say(json.dumps([asdict(outcome) for outcome in outcomes]))
     for line in drift:
-        click.echo(f"a figure drifted: {line}", err=as_json)
+        say(f"a figure drifted: {line}", err=as_json)
     is_good = not drift and all(outcome.is_good for outcome in outcomes)
     if not as_json:
         end = "all came back by itself, nothing was lost, and no figure drifted" if is_good else "NOT ALL IS WELL"
-        click.echo(f"In the end {end}. The installation stays in {directory}; the server's log is {directory / 'log'}.")
+        say(f"In the end {end}. The installation stays in {directory}; the server's log is {directory / 'log'}.")
     sys.exit(EXIT_OK if is_good else EXIT_FAILED)
 
 
@@ -518,8 +518,8 @@ def _print(outcome: Outcome) -> None:
     else:
         end = f"came back after {human_seconds(outcome.healed_seconds)}, nothing lost"
     if outcome.seen:
-        click.echo(f"  meanwhile: {'; '.join(outcome.seen)}")
-    click.echo(f"  {end}")
+        say(f"  meanwhile: {'; '.join(outcome.seen)}")
+    say(f"  {end}")
 
 
 def _until(condition: Callable[[], bool]) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from uploader.cli.server.services import EXIT_FAILED, load_settings, with_services
-from uploader.cli.terminal import EXIT_USAGE, WHEN, fail
+from uploader.cli.terminal import EXIT_USAGE, WHEN, fail, say
 
 if TYPE_CHECKING:
     from uploader.service.events import Delivery, Message
@@ -35,10 +35,10 @@ def list_(since: datetime | None, dead: bool, limit: int, as_json: bool) -> None
     )
     for message, told in newest:
         if as_json:
-            click.echo(json.dumps(_facts(message, told)))
+            say(json.dumps(_facts(message, told)))
             continue
         words = f"{message.created_at:%Y-%m-%d %H:%M:%S}  {message.id}  {message.type:<17}  {message.subject}"
-        click.echo(f"{words}  {', '.join(f'{each.sink} {_state(each)}' for each in told)}")
+        say(f"{words}  {', '.join(f'{each.sink} {_state(each)}' for each in told)}")
 
 
 @events.command()
@@ -49,15 +49,16 @@ def show(event_id: str, as_json: bool) -> None:
     message, told = with_services(load_settings(), lambda services: services.reviewing.one(event_id))
     facts = _facts(message, told)
     if as_json:
-        click.echo(json.dumps(facts))
+        say(json.dumps(facts))
         return
     for name in ("id", "type", "subject", "time"):
-        click.echo(f"{name}: {facts[name]}")
-    click.echo(f"data: {json.dumps(facts['data'], indent=2, ensure_ascii=False)}")
+        say(f"{name}: {facts[name]}")
+    for line in f"data: {json.dumps(facts['data'], indent=2, ensure_ascii=False)}".split("\n"):
+        say(line)
     for each in told:
         when = f"{each.due_at:%Y-%m-%d %H:%M:%S}"
         error = json.dumps(each.last_error, ensure_ascii=False) if each.last_error else ""
-        click.echo(f"{each.sink}: {_state(each)} {when} {error}".rstrip())
+        say(f"{each.sink}: {_state(each)} {when} {error}".rstrip())
 
 
 @events.command()
@@ -73,7 +74,7 @@ def replay(since: datetime | None, dead: bool, event_id: str | None, sink: str |
         load_settings(),
         lambda services: services.reviewing.replay(sink=sink, event_id=event_id, since=since, dead=dead),
     )
-    click.echo(f"events to be sent once more: {count}")
+    say(f"events to be sent once more: {count}")
 
 
 @events.command()
@@ -83,7 +84,7 @@ def test(sink: str) -> None:
     error = with_services(load_settings(), lambda services: services.reviewing.test(sink))
     if error is not None:
         fail(f"{sink} did not take the event: {error}", EXIT_FAILED)
-    click.echo(f"{sink} took the event")
+    say(f"{sink} took the event")
 
 
 def _state(delivery: "Delivery") -> str:

@@ -17,7 +17,7 @@ from uploader.cli.server.services import (
     with_everything,
     with_services,
 )
-from uploader.cli.terminal import DURATION, EXIT_OK, EXIT_USAGE, MONTH, RATE, exact_bytes, fail
+from uploader.cli.terminal import DURATION, EXIT_OK, EXIT_USAGE, MONTH, RATE, exact_bytes, fail, say
 from uploader.units import format_duration
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def config() -> None:
     from uploader.lanes.kernel import in_force
 
     for name, value in load_settings().shown().items():
-        click.echo(f"{name}={value}")
+        say(f"{name}={value}")
     for name, (kind, lanes) in (("MD5", in_force("md5")), ("SHA-256", in_force("sha256"))):
-        click.echo(f"# {name}: {lanes} contents at once ({kind})" if lanes > 1 else f"# {name}: no compiled kernel")
+        say(f"# {name}: {lanes} contents at once ({kind})" if lanes > 1 else f"# {name}: no compiled kernel")
 
 
 @click.command()
@@ -73,12 +73,12 @@ def doctor(notes: bool, all_files: bool, as_json: bool) -> None:
     acted_on = to_act_on(found)
     shown = found if notes else acted_on
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in shown]))
+        say(json.dumps([asdict(each) for each in shown]))
     else:
         for each in shown:
-            click.echo(each)
+            say(str(each))
         if not acted_on:
-            click.echo("nothing to do")
+            say("nothing to do")
     sys.exit(EXIT_FAILED if acted_on else EXIT_OK)
 
 
@@ -95,7 +95,7 @@ def upgrade() -> None:
 
     if settings.database_url is None:
         make_data_directory(settings)
-    click.echo(f"the database is at revision {run_to_end(bootstrap.upgrade_database(settings))}")
+    say(f"the database is at revision {run_to_end(bootstrap.upgrade_database(settings))}")
 
 
 @click.group()
@@ -115,7 +115,7 @@ def redis_reset(yes: bool) -> None:
     settings = load_settings()
     from uploader import bootstrap
 
-    click.echo(f"{with_services(settings, bootstrap.reset_redis, redis=True)} keys deleted")
+    say(f"{with_services(settings, bootstrap.reset_redis, redis=True)} keys deleted")
 
 
 @click.command()
@@ -151,19 +151,19 @@ def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: boo
         ),
     )
     would = "would be " if dry_run else ""
-    click.echo(f"uploads idle for {format_duration(idle_seconds)} {would}expired: {cleaned.expired_uploads}")
-    click.echo(f"directories without an open upload {would}removed: {cleaned.directories}")
-    click.echo(f"blobs without a row {would}put away: {cleaned.blobs}")
+    say(f"uploads idle for {format_duration(idle_seconds)} {would}expired: {cleaned.expired_uploads}")
+    say(f"directories without an open upload {would}removed: {cleaned.directories}")
+    say(f"blobs without a row {would}put away: {cleaned.blobs}")
     if cleaned.stray_blobs:
-        click.echo(
+        say(
             f"kept, because no row names so many: {cleaned.stray_blobs} blobs, {exact_bytes(cleaned.stray_bytes)}; "
             "if no other database does, --yes puts them away"
         )
     if cleaned.unsettled:
         young = f"{cleaned.unsettled}, {exact_bytes(cleaned.unsettled_bytes)}"
-        click.echo(f"touched within the last hour, so that they may still get a row; look again in an hour: {young}")
-    click.echo(f"disk {would}given back, or to the trash: {exact_bytes(cleaned.disk_bytes)}")
-    click.echo(f"quota {would}given back: {exact_bytes(cleaned.quota_bytes)}")
+        say(f"touched within the last hour, so that they may still get a row; look again in an hour: {young}")
+    say(f"disk {would}given back, or to the trash: {exact_bytes(cleaned.disk_bytes)}")
+    say(f"quota {would}given back: {exact_bytes(cleaned.quota_bytes)}")
     _fail_if_left(cleaned.left)
 
 
@@ -173,7 +173,7 @@ async def _unnamed(services: "Services") -> "list[Unnamed]":
 
 def _print_found(found: "Found", *, is_blob: bool) -> None:
     since, kind = datetime.fromtimestamp(found.changed_at, UTC), "blob" if is_blob else "upload"
-    click.echo(f"{since:%Y-%m-%d %H:%M:%S}  {found.disk_bytes:>16}  {kind} {found.name}")
+    say(f"{since:%Y-%m-%d %H:%M:%S}  {found.disk_bytes:>16}  {kind} {found.name}")
 
 
 @click.command("reset-unfinished")
@@ -195,8 +195,8 @@ def reset_unfinished(lost: bool, yes: bool) -> None:
         return await services.cleanup.reset_unfinished(only_lost=lost)
 
     reset = with_everything(load_settings(), run)
-    click.echo(f"uploads cancelled: {reset.uploads}")
-    click.echo(f"quota given back: {exact_bytes(reset.quota_bytes)}")
+    say(f"uploads cancelled: {reset.uploads}")
+    say(f"quota given back: {exact_bytes(reset.quota_bytes)}")
     _fail_if_left(reset.left)
 
 
@@ -217,16 +217,16 @@ def reconcile(repair: bool, as_json: bool) -> None:
     if as_json:
         facts = {"repaired": found.repaired, "checked": found.checked}
         lists = {"drifts": [asdict(drift) for drift in found.drifts], "notes": [asdict(note) for note in found.notes]}
-        click.echo(json.dumps(lists | facts))
+        say(json.dumps(lists | facts))
     else:
         for drift in found.drifts:
-            click.echo(f"{drift}{_LOST if drift.kind == 'temp' else ''}")
+            say(f"{drift}{_LOST if drift.kind == 'temp' else ''}")
         if any(drift.kind == "temp" for drift in found.drifts):
-            click.echo(_CLOSE_LOST)
+            say(_CLOSE_LOST)
         for note in found.notes:
-            click.echo(f"note: {note}")
+            say(f"note: {note}")
         checked = ", ".join(f"{count} {name}" for name, count in found.checked.items())
-        click.echo(f"{len(found.drifts)} drifts, {found.repaired} repaired; checked {checked}")
+        say(f"{len(found.drifts)} drifts, {found.repaired} repaired; checked {checked}")
     sys.exit(EXIT_FAILED if found.drifts else EXIT_OK)
 
 
@@ -257,13 +257,13 @@ def adopt(yes: bool) -> None:
     adopted = with_services(load_settings(), run, redis=True, compares=False, adopts=yes)
     if adopted is None:
         fail("nothing was changed; if these are meant to belong together, say --yes", EXIT_USAGE)
-    click.echo(f"all are of installation {adopted} now")
+    say(f"all are of installation {adopted} now")
 
 
 async def _print_ids(services: "Services") -> None:
     store, said = services.installation.store_name, await services.installation.belonging()
     for name, installation in ((store, said.disk), ("database", said.database), ("Redis", said.redis)):
-        click.echo(f"{name}: {installation or 'of none'}")
+        say(f"{name}: {installation or 'of none'}")
 
 
 @click.command()
@@ -287,16 +287,15 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
         from uploader.service.scrub import RateLimit
 
         async for damage in services.scrubbing.scrub(RateLimit(rate), restart=restart):
-            click.echo(_as_json(damage) if as_json else _as_text(damage))
-            sys.stdout.flush()
+            say(_as_json(damage) if as_json else _as_text(damage))
         return services.scrubbing.progress
 
     done = with_services(load_settings(), run, stores=True)
     if as_json:
         checked = {"blobs": done.blobs, "bytes": done.bytes}
-        click.echo(json.dumps({"event": "summary", "checked": checked, "damaged": done.damaged}))
+        say(json.dumps({"event": "summary", "checked": checked, "damaged": done.damaged}))
     else:
-        click.echo(f"{done.damaged} damaged; checked {done.blobs} blobs, {done.bytes} bytes")
+        say(f"{done.damaged} damaged; checked {done.blobs} blobs, {done.bytes} bytes")
     sys.exit(EXIT_FAILED if done.damaged else EXIT_OK)
 
 
@@ -329,7 +328,7 @@ def list_(as_json: bool) -> None:
         if as_json:
             since = datetime.fromtimestamp(found.changed_at, UTC).isoformat()
             kind = "blob" if found.is_blob else "upload"
-            click.echo(json.dumps({"kind": kind, "name": found.name, "since": since, "disk_bytes": found.disk_bytes}))
+            say(json.dumps({"kind": kind, "name": found.name, "since": since, "disk_bytes": found.disk_bytes}))
         else:
             _print_found(found, is_blob=found.is_blob)
 
@@ -343,7 +342,7 @@ def restore(name: str) -> None:
     """
     if not with_services(load_settings(), lambda services: services.trash.restore(name), stores=True):
         fail(f"nothing is restored: no row needs {name}, or the trash has no good copy of it", EXIT_FAILED)
-    click.echo(f"restored: {name}")
+    say(f"restored: {name}")
 
 
 @store_trash.command()
@@ -353,5 +352,5 @@ def empty(yes: bool) -> None:
     if not yes:
         fail("this removes for good what was deleted; say --yes", EXIT_USAGE)
     purged = with_services(load_settings(), lambda services: services.trash.empty(), stores=True)
-    click.echo(f"removed for good: {purged.entries}")
-    click.echo(f"disk given back: {exact_bytes(purged.disk_bytes)}")
+    say(f"removed for good: {purged.entries}")
+    say(f"disk given back: {exact_bytes(purged.disk_bytes)}")

@@ -1,7 +1,7 @@
 """`report`, `queue` and `audit`: the reports of `/admin` on a terminal, asked of the stores themselves."""
 
 import json
-import sys
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import click
 
 from uploader.cli import Later, Loading
 from uploader.cli.server.services import load_settings, with_services
-from uploader.cli.terminal import DURATION, WHEN
+from uploader.cli.terminal import DURATION, WHEN, say, say_csv, shown
 from uploader.domain.audit_log import Act, Action
 
 if TYPE_CHECKING:
@@ -57,12 +57,11 @@ def report(top: int, idle: float, cost: bool, as_csv: bool, as_json: bool) -> No
 
     asked = with_services(load_settings(), run, stores=True)
     if as_json:
-        click.echo(_json(asked))
+        say(_json(asked))
     elif as_csv:
         from uploader.cli.server.tables import figures
-        from uploader.service.reports import csv_lines
 
-        sys.stdout.write(csv_lines([("section", "subject", "figure", "value"), *figures(asked)]))
+        _print_csv([("section", "subject", "figure", "value"), *figures(asked)])
     else:
         from uploader.cli.server.tables import print_report
 
@@ -72,12 +71,10 @@ def report(top: int, idle: float, cost: bool, as_csv: bool, as_json: bool) -> No
 def _report_costs(top: int, *, as_csv: bool, as_json: bool) -> None:
     asked = with_services(load_settings(), lambda services: services.costs.report(top))
     if as_json:
-        click.echo(_json(asked))
+        say(_json(asked))
     elif as_csv:
-        from uploader.service.reports import csv_lines
-
         rows = [("cost", user.user_id, "cpu_seconds", user.cpu_seconds) for user in asked.users]
-        sys.stdout.write(csv_lines([("section", "subject", "figure", "value"), *rows]))
+        _print_csv([("section", "subject", "figure", "value"), *rows])
     else:
         from uploader.cli.server.tables import print_costs
 
@@ -104,7 +101,7 @@ def queue(context: click.Context, user_id: str | None, upload_id: str | None, as
         load_settings(), lambda services: services.queues.report(user_id=user_id, upload_id=upload_id)
     )
     if as_json:
-        click.echo(_json(asked))
+        say(_json(asked))
     else:
         from uploader.cli.server.tables import print_queue
 
@@ -117,7 +114,7 @@ def tasks(as_json: bool) -> None:
     """Show queues of tasks: what waits, who holds which, what is dead."""
     asked = with_services(load_settings(), lambda services: services.work.report())
     if as_json:
-        click.echo(_json(asked))
+        say(_json(asked))
     else:
         from uploader.cli.server.tables import print_tasks
 
@@ -134,7 +131,7 @@ def replay(queue: str, task_id: str | None) -> None:
         services.work.queue(queue)  # a sink has a command of its own
         return await services.reviewing.replay(sink=queue, event_id=task_id, since=None, dead=True)
 
-    click.echo(f"tasks to be handed out once more: {with_services(load_settings(), replay)}")
+    say(f"tasks to be handed out once more: {with_services(load_settings(), replay)}")
 
 
 @click.command()
@@ -163,20 +160,26 @@ def audit(
 
     async def run(services: "Services") -> None:
         from uploader.service.audit_log import Wanted
-        from uploader.service.reports import csv_lines
 
         columns = tuple(Act.__dataclass_fields__)
         if as_csv:
-            sys.stdout.write(csv_lines([columns]))
+            _print_csv([columns])
         wanted = Wanted(since=since, until=until, user_id=user_id, action=action)
         async for batch in services.audit_log_reports.all(wanted):
             if as_csv:
-                sys.stdout.write(csv_lines([getattr(act, column) for column in columns] for act in batch))
+                _print_csv([[getattr(act, column) for column in columns] for act in batch])
                 continue
             for act in batch:
-                click.echo(_json(act) if as_json else _line(act))
+                say(_json(act) if as_json else _line(act))
 
     with_services(load_settings(), run)
+
+
+def _print_csv(rows: Iterable[Sequence[object]]) -> None:
+    from uploader.service.reports import csv_lines
+
+    # A line break in a cell would look like the end of a row.
+    say_csv(csv_lines([shown(cell) if isinstance(cell, str) else cell for cell in row] for row in rows))
 
 
 def _json(told: object) -> str:

@@ -19,7 +19,7 @@ import click
 
 from uploader import __version__
 from uploader.cli.server.services import EXIT_FAILED, embedded_redis, load_settings, make_data_directory, run_to_end
-from uploader.cli.terminal import EXIT_CONFIGURATION, fail
+from uploader.cli.terminal import EXIT_CONFIGURATION, fail, fail_lines, say
 from uploader.errors import ConfigurationError
 from uploader.settings import Settings
 
@@ -70,7 +70,7 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
         listener = _listen(settings)
         wait_for_redis()
     except ConfigurationError as error:
-        fail(error.detail, EXIT_CONFIGURATION)
+        fail_lines(error.detail.split("\n"), EXIT_CONFIGURATION)
     run_to_end(bootstrap.check_redis(settings))
     config = bootstrap.server_config(settings)
     host, port = listener.getsockname()[:2]
@@ -119,7 +119,7 @@ class _FirstMoments:
         self._ended.set()
         self._thread.join(_PATIENCE_SECONDS)
         if self._refusal is not None:
-            fail(self._refusal, EXIT_CONFIGURATION)
+            fail_lines(self._refusal.split("\n"), EXIT_CONFIGURATION)
 
     def _run(self) -> None:
         from uploader import bootstrap
@@ -167,8 +167,7 @@ def work() -> None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             async with bootstrap.running(bootstrap.Services(settings), jobs=True):
-                click.echo("uploader worker runs; Ctrl-C ends it")
-                sys.stdout.flush()
+                say("uploader worker runs; Ctrl-C ends it")
                 await stop.wait()
 
         signal.signal(signal.SIGTERM, _leave)  # until the worker runs
@@ -185,12 +184,11 @@ def announce(settings: Settings, host: str, port: int, token: str | None, gives_
     if not _becomes_live(scheme, reachable, port, gives_up):
         return False
     where = f"all addresses, port {port}" if host in _LOOPBACK else _url(scheme, host, port)
-    click.echo(f"uploader {__version__} listens on {where}, data in {settings.data.absolute()}")
+    say(f"uploader {__version__} listens on {where}, data in {settings.data.absolute()}")
     for line in _lines(settings, settings.public_url or _url(scheme, reachable, port), token):
-        click.echo(line)
+        say(line)
     for name in _names_elsewhere(host) if settings.public_url is None else ():
-        click.echo(f"  From elsewhere:     {_url(scheme, name, port)}/")
-    sys.stdout.flush()
+        say(f"  From elsewhere:     {_url(scheme, name, port)}/")
     return True
 
 

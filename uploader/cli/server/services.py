@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from uploader.cli.terminal import EXIT_CONFIGURATION, fail
+from uploader.cli.terminal import EXIT_CONFIGURATION, fail, fail_lines
 from uploader.errors import ConfigurationError, UploaderError
 from uploader.settings import Settings
 
@@ -48,7 +48,7 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings.load(**overrides)
     except ConfigurationError as error:
-        fail(error.detail, EXIT_CONFIGURATION)
+        fail_lines(error.detail.split("\n"), EXIT_CONFIGURATION)
 
 
 def lacking_here() -> str | None:
@@ -69,7 +69,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(work)
     except ConfigurationError as error:
-        fail(error.detail, EXIT_CONFIGURATION)
+        fail_lines(error.detail.split("\n"), EXIT_CONFIGURATION)
     except UploaderError as error:
         fail(error.reason, EXIT_FAILED)
 

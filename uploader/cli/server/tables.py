@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uploader.cli.terminal import human_bytes, human_seconds
+from uploader.cli.terminal import human_bytes, human_seconds, say, say_drawn, shown
 from uploader.service.costs import CostReport
 from uploader.service.reports import QueueReport, Report
 from uploader.service.work import WorkReport
@@ -42,9 +41,7 @@ def print_report(report: Report) -> None:
 
 def print_queue(queue: QueueReport) -> None:
     late, pending = human_seconds(queue.lateness_seconds), human_bytes(queue.pending_bytes)
-    sys.stdout.write(
-        f"As of {queue.as_of:%Y-%m-%d %H:%M:%S} UTC: {queue.tasks} tasks, {pending} pending, {late} late\n"
-    )
+    say(f"As of {queue.as_of:%Y-%m-%d %H:%M:%S} UTC: {queue.tasks} tasks, {pending} pending, {late} late")
     table = _table("Waiting", " queue", " minute (UTC)", "tasks", "pending")
     for bucket in queue.buckets:
         minute = "unreadable" if bucket.minute is None else f"{bucket.minute:%Y-%m-%d %H:%M}"
@@ -53,7 +50,7 @@ def print_queue(queue: QueueReport) -> None:
 
 
 def print_tasks(report: WorkReport) -> None:
-    sys.stdout.write(f"As of {report.as_of:%Y-%m-%d %H:%M:%S} UTC\n")
+    say(f"As of {report.as_of:%Y-%m-%d %H:%M:%S} UTC")
     table = _table("Queues", " queue", "waiting", "held", "oldest", "most attempts", "dead")
     told = _table(
         "Tasks that are held or dead", " queue", " task", " state", "attempt", " worker", " since or until", " error"
@@ -71,7 +68,7 @@ def print_tasks(report: WorkReport) -> None:
 
 
 def print_costs(costs: CostReport) -> None:
-    sys.stdout.write(f"The last {costs.hours} hours as of {costs.as_of:%Y-%m-%d %H:%M:%S} UTC\n")
+    say(f"The last {costs.hours} hours as of {costs.as_of:%Y-%m-%d %H:%M:%S} UTC")
     table = _table("Users whose requests cost most", " user", "CPU seconds")
     for user in costs.users:
         _add(table, user.user_id, f"{user.cpu_seconds:,.3f}")
@@ -79,9 +76,8 @@ def print_costs(costs: CostReport) -> None:
 
 
 def _print(*tables: Table) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
-    for table in tables:
-        console.print(table if table.row_count else Text(f"{table.title}: none"))
+    width = None if sys.stdout.isatty() else _WIDTH
+    say_drawn(*(table if table.row_count else Text(shown(f"{table.title}: none")) for table in tables), width=width)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -93,7 +89,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+    table.add_row(*(Text(shown(cell), overflow="fold") for cell in cells))
 
 
 def _tables(report: Report) -> Iterator[Table]:
