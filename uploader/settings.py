@@ -19,7 +19,10 @@ PREFIX = "UPLOADER_"
 JWT_ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 
 # Read by the client, the tests and nothing here; known, so that they stop no server.
-FOREIGN_NAMES = frozenset({"UPLOADER_URL", "UPLOADER_TOKEN", "UPLOADER_LINK_PASSWORD", "UPLOADER_TASK"})
+FOREIGN_NAMES = frozenset(
+    f"UPLOADER_{name}"
+    for name in ("URL", "TOKEN", "LINK_PASSWORD", "TASK", "NAME", "PATH")  # of clients and workers
+)
 FOREIGN_PREFIXES = ("UPLOADER_TEST_",)
 
 # RFC 7518, section 3.2: as long as the hash of HS256; and the same for what signs links.

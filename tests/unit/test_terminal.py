@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.places import parsed
+from tests.support.process import run_program
 from uploader import cli
 from uploader.cli.client.work import _filled, why_unsafe
 from uploader.cli.terminal import ForeignOutput, shown, styled
@@ -73,6 +75,23 @@ def test_foreign_output_is_printed_by_lines_and_held_to_a_bound(capsys: pytest.C
     output.close()
     printed = capsys.readouterr().err
     assert printed.count("x") == 1_000_000 and max(map(len, printed.split("\n"))) == 4096
+
+
+def test_errors_that_nobody_caught_are_only_shown() -> None:
+    code = """
+import logging, threading
+from uploader.cli.terminal import guard_traces
+def fail(): raise ValueError("owned" + chr(27) + chr(0x9b))
+class Last:
+    def __del__(self): fail()
+guard_traces()
+threading.Thread(target=fail).start()
+Last()
+logging.getLogger("x").error(chr(0x202e), exc_info=ValueError(chr(27)))
+fail()"""
+    run = run_program([sys.executable, "-c", code], check=False)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.count(r"ValueError: owned\u001b\u009b") == 3 and not re.search("[\x1b\x9b\u202e]", run.stderr)
 
 
 # Print statements

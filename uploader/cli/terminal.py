@@ -176,7 +176,8 @@ def shown_usage() -> Iterator[None]:
 
 def guard_traces() -> None:
     """Have Python only show errors that nobody caught, and what is logged where no log is set up."""
-    import logging  # here, because a command that only lists commands needs none
+    import logging  # here, because a command that only lists commands needs neither
+    import threading
 
     class Shown(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
@@ -189,9 +190,14 @@ def guard_traces() -> None:
             for line in part.removesuffix("\n").split("\n"):
                 say(line, err=True)
 
+    def tell_of(hidden: "threading.ExceptHookArgs | sys.UnraisableHookArgs") -> None:
+        if hidden.exc_type is not SystemExit:
+            tell(hidden.exc_type, hidden.exc_value, hidden.exc_traceback)
+
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(Shown())
     sys.excepthook = tell
+    threading.excepthook = sys.unraisablehook = tell_of
 
 
 def human_bytes(size_bytes: int) -> str:

@@ -42,7 +42,7 @@ STDOUT = "-"
 @options.filters
 @options.files_from
 @options.limit_rate
-@click.option("--allow-hidden", is_flag=True, help="Take what is hidden, or named as a device, from a LINK, too.")
+@click.option("--allow-hidden", is_flag=True, help="Take hidden names of a LINK, too.")
 @click.option("--decode-names", "decode", is_flag=True, help="Undo --encode-names of `put`.")
 @options.connections
 @options.patience
@@ -68,8 +68,8 @@ def get(
     interruption: it goes on where it stopped, and skips files that are here with the same size and time. A file appears when
     it is complete and its digest was compared, with its time of modification.
 
-    A LINK (https://…/s/…) needs no account. What is in its folder comes into DIRECTORY, or one of the folder's name. Its
-    names are a stranger's: what begins with a dot or is named as a device is left out, and the exit code is 6.
+    A LINK (https://…/s/…) needs no account. What is in its folder comes into DIRECTORY, or one of the folder's name,
+    but for hidden names.
     """
     link = link_of(words[0]) if words else None
     if link is not None:

@@ -33,7 +33,7 @@ _BLOCK_BYTES, _KEPT_BYTES = 64 << 10, 4096
 _RUNNING = frozenset("ceCE")
 _SHELL = frozenset(string.whitespace + "|&;<>()[]{}$`\\\"'*?!#") - {os.sep}
 # Programs that join their arguments to a text for a shell; so does Windows for a file of commands.
-_JOINING = frozenset(("cmd", "powershell", "pwsh", "rsh", "ssh", "watch"))
+_JOINING = frozenset(("cmd", "powershell", "pwsh", "rsh", "ssh"))
 _COMMAND_FILES = (".bat", ".cmd")
 
 
@@ -47,15 +47,13 @@ class CommandFailed(Exception):
 @click.option("--lease", default="10m", show_default=True, help="Hold a task for so long.")
 @click.option("--at-once", type=click.IntRange(1, 100), default=1, show_default=True, help="Run so many at once.")
 @click.option("--refuse-on", type=click.IntRange(1, 255), help="Refuse the file at this exit code.")
-@click.option("--no-content", is_flag=True, help="Do not download the file.")
+@click.option("--no-content", is_flag=True, help="Download nothing.")
 def work(
     queue: str, command: tuple[str, ...], lease: str, at_once: int, refuse_on: int | None, no_content: bool
 ) -> None:
-    """Run COMMAND for each task of QUEUE, until SIGTERM. UPLOADER_PATH and {path} are a temporary file with the content,
-    UPLOADER_NAME and {name} the last segment of its name, UPLOADER_TASK is the task as JSON. Exit code 0 ends a task; any
-    other one gives it back.
-
-    A name can be a command of a shell: a shell takes it from "$UPLOADER_NAME".
+    """Run COMMAND for each task of QUEUE, until SIGTERM. {path} is a temporary file with the content, {name} the last
+    segment of its name; a shell takes them from "$UPLOADER_PATH" and "$UPLOADER_NAME". UPLOADER_TASK is the task as JSON.
+    Exit code 0 ends a task; any other one gives it back.
     """
     if (why := why_unsafe(command)) is not None:
         detail = f"{why}: a file's name could be run there; take it from the environment, as {_NAME_VARIABLE}"

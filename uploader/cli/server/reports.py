@@ -34,10 +34,7 @@ _MAX_ROWS = 1000  # as in a page of the API
 @click.option("--csv", "as_csv", is_flag=True, help="Print one figure a line: section, subject, figure, value.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the figures of /admin.")
 def report(top: int, idle: float, cost: bool, as_csv: bool, as_json: bool) -> None:
-    """Report totals, growth, the largest users, idle uploads. Works while the server runs.
-
-    Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
-    """
+    """Report totals, growth, the largest users, idle uploads."""
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
 
@@ -91,10 +88,7 @@ def _report_costs(top: int, *, as_csv: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/queue does.")
 @click.pass_context
 def queue(context: click.Context, user_id: str | None, upload_id: str | None, as_json: bool) -> None:
-    """Show uploads that wait, by minute; show and do tasks. Works while the server runs.
-
-    Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
-    """
+    """Show uploads that wait, by minute; show and do tasks."""
     if context.invoked_subcommand is not None:
         return
     asked = with_services(
@@ -149,12 +143,9 @@ def replay(queue: str, task_id: str | None) -> None:
 def audit(
     since: datetime | None, until: datetime | None, user_id: str | None, action: str | None, as_csv: bool, as_json: bool
 ) -> None:
-    """Print who did what to whom, newest first. Works while the server runs.
+    """Print who did what to whom, newest first.
 
-    Covers tokens, users, quotas, expiries, repairs, adoptions, backups and restores of the last UPLOADER_AUDIT_RETENTION.
-
-    Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
-    """
+    Covers tokens, users, quotas, expiries, repairs, adoptions, backups and restores of the last UPLOADER_AUDIT_RETENTION."""
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
 
