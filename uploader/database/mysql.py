@@ -8,7 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
@@ -19,6 +22,11 @@ from uploader.database.connection import AsyncConnection, AsyncEngine
 from uploader.meter import ROW_SECONDS, STATEMENT_SECONDS, Kind, charge
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, WaitBudget, wait_budget
+
+if TYPE_CHECKING:
+    from asyncmy.connection import Connection
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -34,8 +42,17 @@ SYNCING_CONNECTIONS = 2
 # The code of a connection that was lost.
 _LOST = 2013
 # Who answers. Servers that replicate have ids of their own.
-_WHO = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@server_id), CONNECTION_ID()"
-_READ_ONLY = "SELECT @@global.read_only"
+_WHO = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@server_id), CONNECTION_ID(), @@sql_mode"
+_READ_ONLY = "SELECT @@global.read_only, @@sql_mode"
+
+# The SQL mode of each connection, whatever the server has: strict, so that a value that does not fit is an error; without
+# the modes that give quotes, backslashes and bars another meaning. MySQL and MariaDB know all of these.
+SQL_MODE = ",".join(
+    (
+        *("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES", "NO_ZERO_IN_DATE", "NO_ZERO_DATE"),
+        *("ERROR_FOR_DIVISION_BY_ZERO", "NO_ENGINE_SUBSTITUTION"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,10 @@ class Session:
     server: str
     number: int
     made_at: float
+
+
+class WrongSqlMode(OSError):
+    """A new connection has not the SQL mode that this server has set: something between the two changes it."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +276,9 @@ class Mysql:
             connect_args={
                 "connect_timeout": self._timeout_seconds,
                 "read_timeout": self._read_timeout_seconds,
-                "init_command": f"SET SESSION innodb_lock_wait_timeout = {self.lock_wait_seconds}",
+                "init_command": f"SET SESSION innodb_lock_wait_timeout = {self.lock_wait_seconds}, sql_mode = '{SQL_MODE}'",
                 "ssl": self._context,
+                "async_creator_fn": _connect_in_hex,
             },
             hide_parameters=True,  # names and token hashes do not belong into logs
             **(pool if connections else {"poolclass": NullPool}),
@@ -268,8 +290,8 @@ class Mysql:
         return engine
 
     def _check_out(self, connection: Any, record: Any, _proxy: Any) -> None:
-        """Use a connection again only if its server answers, and was not demoted since: what a replica has is of another
-        moment."""
+        """Use a connection again only if its server answers, was not demoted since (what a replica has is of another
+        moment), and nobody has changed its SQL mode."""
         session: Session = record.info["session"]
         if session.made_at < self._stale_before:
             raise DisconnectionError("it leads to a server that is the one no more")
@@ -277,11 +299,14 @@ class Mysql:
         if record.info.pop("is_new", False):
             return
         try:
-            read_only = _asked(connection, _READ_ONLY)[0]
+            read_only, mode = _asked(connection, _READ_ONLY)
         except self.engine.dialect.loaded_dbapi.Error as error:
             raise InvalidatePoolError() from error
         if _is_on(read_only):
             raise DisconnectionError("it leads to a server that takes no writes")
+        if odd := _odd_modes(mode):
+            logger.warning("a connection to the database is closed, as its SQL mode was changed", extra={"reason": odd})
+            raise DisconnectionError(odd)
 
 
 def _charge(_connection: Any, cursor: Any, *_: Any) -> None:
@@ -306,7 +331,9 @@ def _is_on(value: object) -> bool:
 
 def _note_session(connection: Any, record: Any) -> None:
     try:
-        server, number = _asked(connection, _WHO)
+        server, number, mode = _asked(connection, _WHO)
+        if odd := _odd_modes(mode):
+            raise WrongSqlMode(odd)
     except BaseException:
         connection.terminate()  # nobody else has it yet
         raise
@@ -321,6 +348,47 @@ def _asked(connection: Any, query: str) -> Any:
         return cursor.fetchone()
     finally:
         cursor.close()
+
+
+def _odd_modes(mode: str) -> str:
+    """Name the difference between an SQL mode and SQL_MODE; empty if there is none. Each server has an order of its own."""
+    ours, theirs = set(SQL_MODE.split(",")), set(filter(None, mode.split(",")))
+    found = {"without": ours - theirs, "with": theirs - ours}
+    return ", ".join(f"{word} {' and '.join(sorted(modes))}" for word, modes in found.items() if modes)
+
+
+async def _connect_in_hex(**options: Any) -> "Connection":
+    connection = _hex_connection()(**options)
+    await connection.connect()
+    return connection
+
+
+@cache
+def _hex_connection() -> "type[Connection]":
+    from asyncmy.connection import Connection
+
+    class HexConnection(Connection):
+        """Sends texts and bytes as hexadecimal digits (decision 0047): asyncmy escapes them by backslashes, which are no
+        escapes in some SQL modes. Each parameter of each statement passes here."""
+
+        def escape(self, obj: object, mapping: object = None) -> str:
+            """Return a parameter as SQL that means the same in every SQL mode and character set. Raises TypeError."""
+            if isinstance(obj, (bytes, bytearray)):
+                return f"X'{obj.hex()}'"
+            if isinstance(obj, str):
+                return f"_utf8mb4 X'{obj.encode().hex()}'"
+            if obj is None or type(obj) in _WITHOUT_QUOTES:
+                literal: str = super().escape(obj, mapping)  # type: ignore[no-untyped-call]
+                return literal
+            raise TypeError(f"no statement takes a {type(obj).__name__}")
+
+        literal = escape
+
+    return HexConnection
+
+
+# What asyncmy writes of these has digits, signs and a few letters, and no quotes but those around a time.
+_WITHOUT_QUOTES = frozenset({bool, int, float, Decimal, datetime, date, timedelta})
 
 
 def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
