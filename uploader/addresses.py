@@ -18,7 +18,9 @@ _OTHER_NAMES = {"ssl_ca_certs": "ssl_ca", "ssl_certfile": "ssl_cert", "ssl_keyfi
 TLS_OPTIONS = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_check_hostname"})
 _REDIS_OPTIONS = frozenset({"db", "username", "password"})
 _SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
-_MYSQL_OPTIONS = frozenset({"charset", "unix_socket", "init_command", "sql_mode"})
+_MYSQL_OPTIONS = frozenset({"charset", "unix_socket"})
+# What makes the same statement mean something else: this server sets it on each connection.
+_OUR_MYSQL_OPTIONS = frozenset({"init_command", "sql_mode"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,11 @@ def parse_mysql_url(url: str) -> Tls | None:
     with the files it names."""
     parts, options = _split(url)
     for_tls = "TLS is asked for by ssl_ca, the file of the certificate that vouches for the server's"
+    for name in sorted(_OUR_MYSQL_OPTIONS & set(options)):
+        raise ValueError(f"{name}: this server sets the SQL mode itself: leave {name} out")
     _check_names(options, _MYSQL_OPTIONS | TLS_OPTIONS, for_tls)
+    if options.get("charset", "utf8mb4") != "utf8mb4":
+        raise ValueError("charset: is not utf8mb4, in which this server speaks to the database")
     if not parts.path.strip("/"):
         raise ValueError("the name of the database is missing: mysql+asyncmy://user:password@host/name")
     if "unix_socket" not in options:

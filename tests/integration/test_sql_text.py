@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.conftest import MakeStack
+from tests.support.relay import relaying
 from tests.support.stack import patient
+from uploader import bootstrap
 from uploader.database import models
-from uploader.database.engine import Connection, Database
+from uploader.database.engine import Connection, Database, is_refusal
 from uploader.database.models import Bytewise, Octets
-from uploader.database.mysql import SQL_MODE
+from uploader.database.mysql import SQL_MODE, Mysql
+from uploader.domain.diagnosis import Subject
+from uploader.errors import Unavailable
 
 # The first two were sent to a server of this product, as names of files.
 TEXTS = (
@@ -117,7 +122,6 @@ async def connected(database: Database, setting: str) -> AsyncIterator[Connectio
         if database.engine.dialect.name != "sqlite":
             await connection.exec_driver_sql(f"SET {setting}")
         yield connection
-        await connection.rollback()
 
 
 def test_every_column_of_text_is_tried() -> None:
@@ -147,7 +151,7 @@ async def test_every_column_keeps_its_text_in_every_mode(database: Database, set
             key = next(iter(table.primary_key))
             keys = [row[key.name] for row in rows]
             found = (await connection.execute(sa.select(table).where(key.in_(keys)))).all()
-            deleted = await connection.execute(table.delete())
+            deleted = await connection.execute(table.delete().where(key.in_(keys)))
             assert len(found) == deleted.rowcount == len(rows) >= len(set(keys)) > 1, table.name
 
 
@@ -169,3 +173,78 @@ async def test_every_kind_of_statement_keeps_its_text_in_every_mode(served_url: 
                 batch = json.dumps([value], ensure_ascii=False)
                 assert (await connection.execute(TAKEN_APART, {"value": batch})).scalar_one() == hexed
     await database.close()
+
+
+SET_OURS = f"sql_mode = '{SQL_MODE}'".encode()
+WITHOUT_ESCAPES = SETTINGS[0].encode().ljust(len(SET_OURS))
+
+
+def forget_ours(block: bytes) -> bytes:
+    """Do as a proxy does that gives each connection the SQL mode of its own configuration."""
+    return block.replace(SET_OURS, WITHOUT_ESCAPES)
+
+
+async def mode_of(connection: Connection) -> set[str]:
+    return set(str((await connection.exec_driver_sql("SELECT @@SESSION.sql_mode")).scalar_one()).split(","))
+
+
+async def test_connection_whose_mode_was_changed_is_used_no_more(
+    served_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = patient(served_url)
+    async with connected(database, "sql_mode = 'ANSI'") as connection:
+        number = (await connection.exec_driver_sql("SELECT CONNECTION_ID()")).scalar_one()
+    assert await database.read(mode_of) == set(SQL_MODE.split(","))
+    async with database.engine.connect() as connection:
+        assert (await connection.exec_driver_sql("SELECT CONNECTION_ID()")).scalar_one() != number
+    assert "its SQL mode was changed" in caplog.text
+    await database.close()
+
+
+async def test_each_connection_has_the_same_mode_whatever_the_mode_of_the_server(served_url: str) -> None:
+    database = patient(served_url)
+    async with unusual_server(database, SETTINGS[2]):
+        changed = patient(served_url)
+        assert await changed.read(mode_of) == set(SQL_MODE.split(","))
+        await changed.close()
+    await database.close()
+
+
+@asynccontextmanager
+async def unusual_server(database: Database, setting: str) -> AsyncIterator[None]:
+    """Have the server give each new connection another SQL mode."""
+    async with database.engine.connect() as connection:
+        before = (await connection.exec_driver_sql("SELECT @@GLOBAL.sql_mode")).scalar_one()
+        await connection.exec_driver_sql(f"SET GLOBAL {setting}")
+    try:
+        yield
+    finally:
+        async with database.engine.connect() as connection:
+            await connection.exec_driver_sql(f"SET GLOBAL sql_mode = '{before}'")
+
+
+async def test_server_behind_a_proxy_that_changes_the_mode_is_refused_by_name(
+    make_stack: MakeStack, served_url: str
+) -> None:
+    with relaying(sa.make_url(served_url).port or 0) as proxy:
+        url = sa.make_url(served_url).set(port=proxy.server_address[1]).render_as_string(hide_password=False)
+        async with make_stack(database_url=url) as stack:
+            proxy.change = forget_ours
+            mysql = stack.services.database._kind
+            assert isinstance(mysql, Mysql)
+            mysql.drop_connections()
+            refused = await stack.client.get("/me/files")
+            assert (refused.status_code, "another SQL mode" in refused.json()["detail"]) == (503, True)
+            ready = await stack.anonymous().get("/readyz")
+            reason = ready.json()["checks"]["database"]["reason"]
+            assert ready.status_code == 503
+            assert "with NO_BACKSLASH_ESCAPES" in reason
+            found = await bootstrap.examine(stack.services.settings)
+            assert [f"{each.what}, {each.do}" for each in found if each.subject is Subject.DATABASE] == [reason]
+            with pytest.raises(Unavailable) as raised:
+                await stack.services.database.read(mode_of)
+            assert "UPLOADER_DATABASE_URL) has another SQL mode" in raised.value.reason
+            assert is_refusal(raised.value.__cause__), "no waiting mends it"
+            proxy.change = bytes
+            assert (await stack.client.get("/me/files")).status_code == 200
+            assert (await stack.anonymous().get("/readyz")).status_code == 200

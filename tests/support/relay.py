@@ -29,6 +29,8 @@ class Relay(ThreadingTCPServer):
         self.is_cut = self.is_closed = False
         self._cut_at_bytes = cut_at_bytes
         self._then = then
+        # What becomes of the bytes of a client.
+        self.change: Callable[[bytes], bytes] = bytes
         self._counting = threading.Lock()
 
     def passed_back(self, count: int) -> None:
@@ -63,7 +65,7 @@ class _Passing(BaseRequestHandler):
             back = threading.Thread(target=self._pass_back, args=(upstream,), daemon=True)
             back.start()
             while (block := self.request.recv(_BLOCK_BYTES)) and self.server.passes(len(block)):
-                upstream.sendall(block)
+                upstream.sendall(self.server.change(block))
             upstream.shutdown(socket.SHUT_RDWR)
             back.join()
 

@@ -109,7 +109,10 @@ MYSQL = [
     ("host/name?ssl_mode=REQUIRED", "ssl_mode: TLS is asked for by ssl_ca"),
     ("host/name?ssl_cert=/cert.pem", "ssl_ca is missing: TLS is asked for by ssl_ca"),
     ("host/name?ssl_ca=/nowhere/ca.pem", "ssl_ca: /nowhere/ca.pem: No such file or directory"),
-    ("host/name?read_timeout=5", "read_timeout: is none of charset, init_command, sql_mode"),
+    ("host/name?read_timeout=5", "read_timeout: is none of charset, ssl_ca, "),
+    ("host/name?sql_mode=ANSI_QUOTES", "sql_mode: this server sets the SQL mode itself: leave sql_mode out"),
+    ("host/name?charset=utf8mb4&init_command=SET+x", "init_command: this server sets the SQL mode itself"),
+    ("host/name?charset=gbk", "charset: is not utf8mb4"),
     *((leads_nowhere, "") for leads_nowhere in ("host", "a,b/name", "host:port/name")),
 ]
 STORAGE = [

@@ -29,11 +29,13 @@ from uploader.database.mysql import (
     READ_TIMEOUT_SECONDS,
     TIMEOUT_SECONDS,
     Mysql,
+    WrongSqlMode,
     is_read_only,
 )
 from uploader.database.outbox import Outbox, Told, noting
 from uploader.database.sqlite import UNFIT, FileLost, Sqlite, SqliteEngine, code_of, on_the_loop
 from uploader.database.trash import TrashPolicy
+from uploader.domain.reasons import SQL_MODE_CHANGED
 from uploader.errors import DatabaseDamaged, DatabaseFull, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -114,6 +116,11 @@ class Database:
 
     def _tell_lost(self, lost: bool) -> None:
         self.is_lost = lost
+
+    @property
+    def odd_modes(self) -> str:
+        """Name what the SQL mode of new connections to a MySQL has more, and less, than this server sets."""
+        return self._kind.odd_modes if isinstance(self._kind, Mysql) else ""
 
     async def look(self) -> None:
         """Raises Unavailable if the file of a SQLite is not the one that was opened. Each commit looks; who acknowledges
@@ -266,6 +273,11 @@ class Database:
                 "The database's file was removed or replaced while the server runs; nothing is acknowledged.",
                 inside=f"{self._place} was removed or replaced while the server runs; nothing is acknowledged",
             )
+        if isinstance(error, WrongSqlMode):
+            return Unavailable(
+                "The database has another SQL mode than this server sets; nothing was acknowledged.",
+                inside=f"{self._place} has another SQL mode than this server sets, {error}: {SQL_MODE_CHANGED.do}",
+            )
         if _is_damage(error):
             self.damage = str(getattr(error, "orig", error))
             logger.error("the database is damaged", extra={"reason": self.damage})
@@ -332,7 +344,7 @@ def is_retried(error: Exception) -> bool:
 def is_refusal(error: BaseException | None) -> bool:
     """Return whether a MySQL is there and refuses the connection, or is not the one that was meant: waiting does not
     help."""
-    if _code(error) in _MYSQL_REFUSALS:
+    if _code(error) in _MYSQL_REFUSALS or isinstance(error, WrongSqlMode):
         return True
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = getattr(error, "orig", None) or error.__cause__ or error.__context__

@@ -65,7 +65,7 @@ class Session:
 
 
 class WrongSqlMode(OSError):
-    """A new connection has not the SQL mode that this server has set: something between the two changes it."""
+    """A new connection has not the SQL mode that was set on it: something on the way to the database changes it."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,8 @@ class Mysql:
         self._read_timeout_seconds = read_timeout_seconds
         self._timeout_seconds = timeout_seconds
         self.lock_wait_seconds = max(1, math.ceil(timeout_seconds))
+        # What the SQL mode of the last new connection has more, and less, than SQL_MODE.
+        self.odd_modes = ""
         self._stale_before = 0.0
         self.engine = self._create_engine(connections - SYNCING_CONNECTIONS)
         self._syncing = self._create_engine(SYNCING_CONNECTIONS)
@@ -284,10 +286,22 @@ class Mysql:
             **(pool if connections else {"poolclass": NullPool}),
         )
         event.listen(engine.sync_engine, "do_connect", _connect)
-        event.listen(engine.sync_engine, "connect", _note_session)
+        event.listen(engine.sync_engine, "connect", self._note_session)
         event.listen(engine.sync_engine, "checkout", self._check_out)
         event.listen(engine.sync_engine, "after_cursor_execute", _charge)
         return engine
+
+    def _note_session(self, connection: Any, record: Any) -> None:
+        try:
+            server, number, mode = _asked(connection, _WHO)
+            self.odd_modes = _odd_modes(mode)
+            if self.odd_modes:
+                raise WrongSqlMode(self.odd_modes)
+        except BaseException:
+            connection.terminate()  # nobody else has it yet
+            raise
+        record.info["session"] = Session(str(server), int(number), time.monotonic())
+        record.info["is_new"] = True
 
     def _check_out(self, connection: Any, record: Any, _proxy: Any) -> None:
         """Use a connection again only if its server answers, was not demoted since (what a replica has is of another
@@ -327,18 +341,6 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _is_on(value: object) -> bool:
     return str(value).upper() not in ("0", "OFF")
-
-
-def _note_session(connection: Any, record: Any) -> None:
-    try:
-        server, number, mode = _asked(connection, _WHO)
-        if odd := _odd_modes(mode):
-            raise WrongSqlMode(odd)
-    except BaseException:
-        connection.terminate()  # nobody else has it yet
-        raise
-    record.info["session"] = Session(str(server), int(number), time.monotonic())
-    record.info["is_new"] = True
 
 
 def _asked(connection: Any, query: str) -> Any:

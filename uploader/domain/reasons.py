@@ -59,6 +59,13 @@ DATABASE_DAMAGED = Reason(
     "the database is damaged: {how}",
     "stop all servers and workers, and run `uploader restore-backup --last`",
 )
+SQL_MODE_CHANGED = Reason(
+    Check.DATABASE,
+    _ERROR,
+    Subject.DATABASE,
+    "the database has another SQL mode than this server sets: {how}",
+    "let nothing between the two change `sql_mode`: a proxy has to pass it on",
+)
 SCHEMA_AHEAD = Reason(
     Check.DATABASE,
     _NOTE,

@@ -129,6 +129,8 @@ class Doctor:
         except ConfigurationError as failure:
             return [error(subject, failure.detail, _BLOCKS)]
         except UploaderError as failure:
+            if subject is Subject.DATABASE and self.database.odd_modes:
+                return [reasons.SQL_MODE_CHANGED(how=self.database.odd_modes)]
             # The database says for itself that it is away.
             return [] if subject in _OF_ROWS else [error(subject, failure.reason, "start it, or correct its address")]
         except TimeoutError:

@@ -153,6 +153,8 @@ class Health:
         """Tell what this process has met itself, at once."""
         if check is Check.DATABASE and self.database.damage is not None:
             return [reasons.DATABASE_DAMAGED(how=self.database.damage)]
+        if check is Check.DATABASE and self.database.odd_modes:
+            return [reasons.SQL_MODE_CHANGED(how=self.database.odd_modes)]
         if check is not Check.STORAGE:
             return []
         found, ballast = [], self.storage.ballast
