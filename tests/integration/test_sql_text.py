@@ -202,25 +202,28 @@ async def test_connection_whose_mode_was_changed_is_used_no_more(
 
 
 async def test_each_connection_has_the_same_mode_whatever_the_mode_of_the_server(served_url: str) -> None:
-    database = patient(served_url)
-    async with unusual_server(database, SETTINGS[2]):
-        changed = patient(served_url)
-        assert await changed.read(mode_of) == set(SQL_MODE.split(","))
-        await changed.close()
-    await database.close()
+    async with unusual_server(served_url, SETTINGS[2]):
+        database = patient(served_url)
+        assert await database.read(mode_of) == set(SQL_MODE.split(","))
+        await database.close()
 
 
 @asynccontextmanager
-async def unusual_server(database: Database, setting: str) -> AsyncIterator[None]:
-    """Have the server give each new connection another SQL mode."""
-    async with database.engine.connect() as connection:
-        before = (await connection.exec_driver_sql("SELECT @@GLOBAL.sql_mode")).scalar_one()
+async def unusual_server(url: str, setting: str) -> AsyncIterator[None]:
+    """Have a server give each new connection another SQL mode."""
+    database = patient(url)
+
+    async def change(connection: Connection, setting: str) -> str:
+        before = str((await connection.exec_driver_sql("SELECT @@GLOBAL.sql_mode")).scalar_one())
         await connection.exec_driver_sql(f"SET GLOBAL {setting}")
+        return before
+
+    before = await database.read(change, setting)
     try:
         yield
     finally:
-        async with database.engine.connect() as connection:
-            await connection.exec_driver_sql(f"SET GLOBAL sql_mode = '{before}'")
+        await database.read(change, f"sql_mode = '{before}'")
+        await database.close()
 
 
 async def test_server_behind_a_proxy_that_changes_the_mode_is_refused_by_name(
