@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.chosen import PLACES, chosen
 from tests.support.consumer import events_file
+from tests.support.deltas import HEAD_OF_COPY, HEAD_OF_LITERAL, copied, literal
 from tests.support.process import UPLOADER, Server, client_of_owner, ended
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
@@ -184,10 +185,11 @@ def chunk(place: Place, size: int) -> Ask:
     )
 
 
-def delta(place: Place, _: int) -> Ask:
-    copy = b"\0" + (0).to_bytes(8, "big") + (64 * MIB).to_bytes(4, "big")
+def delta(place: Place, size: int) -> Ask:
+    sent = bytes(size - HEAD_OF_COPY - HEAD_OF_LITERAL)
+    content = literal(sent) + copied(0, 64 * MIB - len(sent))
     path = f"/uploads/{place.large}/chunks/0?base={place.base}"
-    return Ask(path, content=copy, headers=digests(copy, md5="0" * 32))
+    return Ask(path, content=content, headers=digests(content, md5="0" * 32))
 
 
 def batch(place: Place, size: int) -> Ask:
@@ -268,7 +270,8 @@ PRICES: dict[str, list[tuple[str, int, Worst]]] = {
     "PUT /uploads/{id}/chunks/{n}": [
         ("64 KiB and its digests", SMALL, chunk),
         ("5 MiB and its digests", LARGE, chunk),
-        ("a delta of 64 MiB, refused at its end", SMALL, delta),
+        ("a delta of 64 MiB, refused", SMALL, delta),
+        ("5 MiB of a delta of 64 MiB, refused at its end", LARGE, delta),
     ],
     "GET /uploads/{id}": [("10,000 chunks, many missing", SMALL, at("/uploads/{place.holed}"))],
     "POST /uploads/{id}/merge": [("10,000 chunks, many missing", SMALL, at("/uploads/{place.holed}/merge"))],

@@ -24,7 +24,9 @@ from tests.support.stack import Stack
 from tests.support.visiting import send
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.domain import delta
-from uploader.service.delta import DeltaBases
+from uploader.domain.delta import Pieces
+from uploader.http.bodies.delta import CHECKED_BYTES
+from uploader.service.delta import DeltaBase, DeltaBases
 from uploader.storage.base import Found
 from uploader.storage.store import Store
 
@@ -255,6 +257,61 @@ async def test_wrong_instructions_make_no_chunk(base: Base) -> None:
     # What was acknowledged is a duplicate, whatever is wrong.
     for body, _ in wrong:
         assert (await base.put(0, body)).json()["duplicate"] is True
+
+
+# Each asks for nearly the whole chunk before its fault.
+ALMOST = literal(b"new") + copied(0, CHUNK - 4)
+REFUSED = {
+    "too short": ALMOST,
+    "nothing": b"",
+    "too long": ALMOST + copied(0, 2),
+    "too long by a literal": ALMOST + literal(b"xy"),
+    "no instruction": ALMOST + b"\x02",
+    "half an instruction": FIRST + b"\x00",
+    "half a literal": ALMOST + literal(b"x")[:-1],
+    "beyond the base": ALMOST + copied(BASE.size, 1),
+    "far beyond the base": ALMOST + copied(2**64 - 1, 1),
+    "too many instructions": FIRST + copied(0, 0) * delta.MAX_INSTRUCTIONS,
+    "too many instructions of a long body": literal(b"new") + literal(b"") * 300_000,
+}
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
+async def test_refused_instructions_read_nothing_of_the_base(
+    base: Base, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    read, compared = Counted(monkeypatch, DeltaBase, "read"), Counted(monkeypatch, Pieces, "fit")
+    assert (await base.put(0, body)).json()["code"] in ("invalid-delta", "chunk-length-mismatch")
+    assert (read.calls, compared.calls) == (0, 0)
+    assert (await base.put(0, FIRST)).status_code == 200
+    assert (read.calls, compared.calls) == (1, 1)
+
+
+async def test_instructions_with_a_wrong_digest_or_too_many_places_read_nothing_of_the_base(
+    base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Counted(monkeypatch, DeltaBase, "read")
+    other = base64.b64encode(hashlib.md5(LAST).digest()).decode()
+    problem(await base.put(0, FIRST, **{"Content-MD5": other}), 422, "digest-mismatch")
+    monkeypatch.setattr("uploader.service.delta._MOST_TIMES", 0)
+    assert "so many places" in problem(await base.put(0, FIRST), 422, "invalid-delta")["detail"]
+    assert read.calls == 0
+
+
+async def test_long_body_is_refused_by_its_first_mebibyte_before_the_rest_has_come(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_stack(body_budget_bytes=64 * KIB) as stack:  # in the spool
+        base = await base_on(stack)
+        read, asked = Counted(monkeypatch, DeltaBase, "read"), asyncio.Event()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield copied(0, 1) + literal(b"") * (CHECKED_BYTES // 5)
+            asked.set()
+            yield b"\x02"
+
+        problem(await base.put(0, pieces()), 422, "invalid-delta")
+        assert (read.calls, asked.is_set()) == (0, True)
 
 
 async def test_the_digests_are_of_the_body_as_it_is_sent(base: Base) -> None:

@@ -1,10 +1,12 @@
-"""The private parts of redis-py and uvicorn that this server uses: a version that changes one fails here, in one sentence
-that names the part and the module to adapt."""
+"""The private parts of redis-py, uvicorn and asyncmy that this server uses: a version that changes one fails here, in one
+sentence that names the part and the module to adapt."""
 
 import asyncio
 import inspect
 import re
 import signal
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import uvicorn
 import uvicorn._types
+from asyncmy.cursors import Cursor, SSCursor
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection, DefaultParser
 from redis.asyncio.retry import Retry
@@ -27,6 +30,7 @@ from uvicorn.supervisors.multiprocess import Process
 
 import uploader
 from uploader.bootstrap.processes import SleepingServer
+from uploader.database.mysql import _hex_connection
 
 REQUEST = b"POST /path HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
 
@@ -163,3 +167,27 @@ async def test_uvicorn_serves_until_its_main_loop_ends() -> None:
     as_used("uvicorn", SUPERVISOR, "Server.should_exit", server.should_exit)
     ((name, _date),) = server.server_state.default_headers
     as_used("uvicorn", SUPERVISOR, "ServerState.default_headers, with the date", name == b"date")
+
+
+async def test_asyncmy_sends_each_parameter_through_its_connection() -> None:
+    as_asyncmy_has_it = partial(as_used, "asyncmy", "uploader/database/mysql.py")
+    connection: Any = _hex_connection()(db="none")
+    for cursor in (Cursor, SSCursor):
+        sent = connection.cursor(cursor).mogrify("%s %s %s", ("'\\", b"\xff'", None))
+        as_asyncmy_has_it("Connection.literal()", sent == "_utf8mb4 X'275c' X'ff27' NULL")
+        named = connection.cursor(cursor).mogrify("%(text)s", {"text": "'"})
+        as_asyncmy_has_it("Connection.literal() of names", named == "_utf8mb4 X'27'")
+    for value in (["'"], ("'",), {"'"}, object()):
+        with pytest.raises(TypeError):
+            connection.escape(value)
+    plain = [
+        True,
+        7,
+        0.5,
+        Decimal("1.5"),
+        datetime.fromisoformat("2020-01-02 03:04:05.000006"),
+        date(2020, 1, 2),
+        timedelta(hours=1),
+    ]
+    written = ["1", "7", "0.5e0", "1.5", "'2020-01-02 03:04:05.000006'", "'2020-01-02'", "'01:00:00'"]
+    assert [connection.escape(value) for value in plain] == written

@@ -53,6 +53,11 @@ class DeltaBase:
         # The piece that was met last: who copies a run goes on in it.
         self._kept, self._piece = -1, b""
 
+    def check(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Raises InvalidDelta if these ranges (offset, length) lie in more pieces than may be compared."""
+        numbers = {number for extent in ranges for number, _, _ in self.pieces.split(*extent)}
+        self._bounded(sum(self.pieces.extent(number)[1] for number in numbers - self._compared))
+
     async def read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
         """Read ranges (offset, length) that fit into memory. Raises InvalidDelta, BaseUnusable, StorageAway."""
         split = [self.pieces.split(*extent) for extent in ranges]
@@ -94,13 +99,17 @@ class DeltaBase:
         """Return those of some pieces that were not compared yet, in order. Raises InvalidDelta if they are too
         much."""
         new = sorted(number for number in numbers if number not in self._compared)
-        self._left -= sum(self.pieces.extent(number)[1] for number in new)
-        if self._left < 0:
+        self._left = self._bounded(sum(self.pieces.extent(number)[1] for number in new))
+        return new
+
+    def _bounded(self, more_bytes: int) -> int:
+        """Return how many bytes may be compared after these. Raises InvalidDelta if these are too many."""
+        if more_bytes > self._left:
             raise errors.InvalidDelta(
                 f"The instructions copy from so many places that more than {self.most} bytes of the base would have to be "
                 f"looked at: {_MOST_TIMES} times the chunk, and {_MOST_TIMES} of the largest pieces."
             )
-        return new
+        return self._left - more_bytes
 
     def _batches(self, numbers: list[int]) -> Iterator[list[int]]:
         batch: list[int] = []

@@ -1,13 +1,16 @@
-"""Chunks that are made from a delta base, by instructions (`domain/delta.py`) that are carried out while they arrive.
+"""Chunks that are made from a delta base, by instructions (`domain/delta.py`).
 
-The reader of instructions is pure: pieces in, parts of the chunk out. What an instruction asks for is compared with the base
-and the chunk before anybody does it. What is made gathers as every body does; beside that no more is held than one piece of
-what was sent, and a MiB of the base; while that is compared, some MiB of it.
+Thirteen bytes can ask for 64 MiB of the base. So a body of up to 1 MiB is received and checked as a whole before the first
+byte is copied: a refused body costs no more than it is long. A longer body is carried out while the rest of it arrives.
+
+The reader of instructions is pure: pieces in, parts of the chunk out. What is sent and what is made gather as every body
+does; beside that no more is held than one piece of what was sent, and a MiB of the base; while that is compared, some MiB.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from starlette.requests import Request
 
@@ -21,13 +24,15 @@ from uploader.meter import Kind, go_on
 from uploader.service.chunk import Comparing
 from uploader.service.delta import DeltaBase
 from uploader.storage.base import Body
-from uploader.tasks import uninterrupted
+from uploader.tasks import in_thread, uninterrupted
 
 _LAYOUTS = {COPY_KIND: COPY, LITERAL_KIND: LITERAL}
 
 # In one turn: what so many cost the event loop, or a thread, is about a millisecond.
 _TURN_PARTS = 512
 _TURN_BYTES = 1 << 20
+# So much of a body is checked before anything is made. All instructions of a chunk without literal bytes are shorter.
+CHECKED_BYTES = 1 << 20
 
 
 class InstructionReader:
@@ -108,34 +113,66 @@ class DeltaChunk:
         """Receive as `ChunkSource.receive`. The base is opened before the body is asked for."""
         comparing = Comparing(self.claims)
         base = await self.open_base(expected_bytes)
+        sent = self.intake.gathering(caller, CHECKED_BYTES + PIECE_BYTES)
+        body = self.intake.gathering(caller, expected_bytes)
         try:
-            body = self.intake.gathering(caller, expected_bytes)
-            try:
-                await self._carry_out(comparing, base, body, expected_bytes)
-            except BaseException:
-                body.close()
-                raise
-            return body
-        except BaseUnusable:
-            await base.examine()
+            await self._carry_out(comparing, base, sent, body, expected_bytes)
+        except BaseException as error:
+            body.close()
+            if isinstance(error, BaseUnusable):
+                await base.examine()
             raise
         finally:
+            sent.close()
             await uninterrupted(base.content.close())
+        return body
 
-    async def _carry_out(self, comparing: Comparing, base: DeltaBase, body: ReceivedBody, expected_bytes: int) -> None:
-        pace = self.intake.pace()
+    async def _carry_out(
+        self, comparing: Comparing, base: DeltaBase, sent: ReceivedBody, body: ReceivedBody, expected_bytes: int
+    ) -> None:
+        pace, loop = self.intake.pace(), asyncio.get_running_loop()
         source = PieceReader(source_of(self.request), pace)
+        while not source.ended and sent.length < CHECKED_BYTES:
+            await sent.append(await _read(source, comparing), slow=loop.time() >= pace.slow_at)
+        await sent.end()
+        await uninterrupted(in_thread(_check, sent, base, expected_bytes, source.ended))
+        if source.ended:
+            comparing.check()
         reader = InstructionReader(base.size, expected_bytes, PIECE_BYTES)
+        pieces = iter(sent.pieces())
+        while (piece := await _next(pieces, sent)) is not None:
+            await _make(reader.feed(piece), base, body, pace)
         while not source.ended:
-            piece = await source.read()
-            if source.failure is not None:
-                raise source.failure
-            await comparing.add((piece,))
-            for turn in _turns(reader.feed(piece)):
-                await _add(turn, base, body, pace)
+            await _make(reader.feed(await _read(source, comparing)), base, body, pace)
         reader.end()
         comparing.check()
         await body.end()
+
+
+async def _read(source: PieceReader, comparing: Comparing) -> memoryview:
+    piece = await source.read()
+    if source.failure is not None:
+        raise source.failure
+    await comparing.add((piece,))
+    return piece
+
+
+async def _next(pieces: Iterator[memoryview], sent: ReceivedBody) -> memoryview | None:
+    return next(pieces, None) if sent.in_memory else await uninterrupted(in_thread(next, pieces, None))
+
+
+def _check(sent: ReceivedBody, base: DeltaBase, chunk_bytes: int, is_whole: bool) -> None:
+    """Raises InvalidDelta, ChunkLengthMismatch if these instructions make no chunk."""
+    reader = InstructionReader(base.size, chunk_bytes, PIECE_BYTES)
+    parts = chain.from_iterable(map(reader.feed, sent.pieces()))
+    base.check([(part.offset, part.length) for part in parts if isinstance(part, Copy)])
+    if is_whole:
+        reader.end()
+
+
+async def _make(parts: Iterator[Copy | memoryview], base: DeltaBase, body: ReceivedBody, pace: Pace) -> None:
+    for turn in _turns(parts):
+        await _add(turn, base, body, pace)
 
 
 async def _add(turn: list[Copy | memoryview], base: DeltaBase, body: ReceivedBody, pace: Pace) -> None:
