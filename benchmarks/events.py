@@ -39,6 +39,7 @@ from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.database.outbox import Outbox
+from uploader.domain.creations import UPLOAD
 from uploader.domain.events import EventType
 from uploader.service.events import Relay
 from uploader.service.ids import new_id
@@ -176,7 +177,7 @@ async def _unasked(scale: Scale) -> Row:
     for _ in range(scale.rounds):
         began = time.process_time()
         for _ in range(scale.events):
-            await asking.ask(Question("alice", "a.bin", _FILE_BYTES, "0" * 32, None))
+            await asking.ask(Question(UPLOAD, "alice", ("a.bin",), _FILE_BYTES, "0" * 32))
         costs.append((time.process_time() - began) / scale.events * 1e6)
     return compared("opening without `[pre_create]`: what it pays for it", costs, "µs of CPU")
 

@@ -88,7 +88,7 @@ class ProofFailed(UploaderError):
 
 
 class NotAllowed(UploaderError, code="refused"):
-    """The application that is asked before each upload does not allow this one."""
+    """The application that is asked before each new name does not allow this one."""
 
 
 class NotFound(UploaderError):

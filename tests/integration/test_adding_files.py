@@ -22,6 +22,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import files, users
 from uploader.database.transactions.files import Added, NamesChanged, delete_files, move_files
 from uploader.database.transactions.rows import BlobLost, NotOpen
+from uploader.domain.creations import RENAME
 from uploader.domain.upload import File, IfExists, Reason, State
 from uploader.errors import NameTaken, QuotaExceeded
 
@@ -149,7 +150,7 @@ async def test_a_file_that_is_renamed_meanwhile_is_not_replaced(act_beside: Tran
 
     async def rename() -> None:
         async with act.database.engine.begin() as connection:
-            await move_files(connection, [old], {old.id: "away"}, IfExists.FAIL, NOW)
+            await move_files(connection, [old], {old.id: "away"}, IfExists.FAIL, NOW, RENAME)
             renamed.set()
             await go_on.wait()
 

@@ -19,6 +19,7 @@ from django.test.utils import override_settings
 from django.utils import translation
 from fastapi import Body, FastAPI, Form, Header, Path, Query, Request
 
+from tests.support.consumer import asked_of, consuming, events_file
 from tests.support.hosting import CONTENT, PREFIX, MakeUploader, configure_django, living, send_file
 from uploader.asgi import FileHeld, FileNotFound, Uploader, UploadUnfinished
 from uploader.client import ClientError, InvalidName, QuotaExceeded
@@ -100,6 +101,19 @@ async def test_the_application_uploads_lists_links_and_deletes_as_a_user(
     for user_id, name, why in (("alice", "../a", InvalidName), ("a b", "c", ClientError)):
         with pytest.raises(why):
             await files.upload(user_id, b"c", name)
+
+
+async def test_the_pre_create_hook_is_asked_about_what_the_application_uploads(
+    make_uploader: MakeUploader, tmp_path: pathlib.Path
+) -> None:
+    async with consuming() as hook:
+        hook.status = 403
+        uploads = make_uploader(events=events_file(tmp_path / "e", asked_of(hook.url)))
+        async with uploads.running():
+            with pytest.raises(ClientError):
+                await uploads.files.upload("alice", b"a", "a")
+            assert await uploads.files.named("alice", "a") is None
+    assert {(each["operation"], each["user_id"], each["name"]) for each in hook.events} == {("create", "alice", "a")}
 
 
 async def test_what_a_gate_holds_is_not_given_out(make_uploader: MakeUploader, tmp_path: pathlib.Path) -> None:

@@ -21,6 +21,7 @@ from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.stack import Stack
 from uploader.database import queries, transactions
+from uploader.domain.creations import RENAME
 from uploader.domain.upload import IfExists
 from uploader.http.bodies.intake import MAX_JSON_BYTES
 
@@ -435,7 +436,7 @@ async def test_a_rename_or_a_delete_that_somebody_else_crosses_is_done_all_the_s
             name = crossing.pop()
             read = await stack.services.database.read(queries.files_by_ids, "alice", [file["id"]])
             now = stack.services.clock.now()
-            await transact(transactions.files.move_files, read, {file["id"]: name}, IfExists.FAIL, now)
+            await transact(transactions.files.move_files, read, {file["id"]: name}, IfExists.FAIL, now, RENAME)
         return await transact(work, *arguments, **options)
 
     with patch.object(stack.services.database, "transact", cross):

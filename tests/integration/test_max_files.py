@@ -29,6 +29,7 @@ from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import Steps, rows_read, sqlite_steps, statements
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
+from uploader.domain.creations import RENAME
 from uploader.domain.links import owner
 from uploader.domain.upload import File, IfExists, Reason, Upload
 from uploader.errors import TooManyFiles
@@ -104,7 +105,7 @@ async def test_places_that_are_given_back_meanwhile_are_taken_again(act: Transac
 async def _move_onto_a_twin(act: Transactions, file: File, upload: Upload) -> None:
     twin, _ = await act.instant(file_row(file.user_id, name="twin"))
     targets = {file.id: twin.name}
-    await act.database.transact(transactions.files.move_files, [file], targets, IfExists.REPLACE, NOW)
+    await act.database.transact(transactions.files.move_files, [file], targets, IfExists.REPLACE, NOW, RENAME)
 
 
 async def _leave_a_folder(act: Transactions, file: File, upload: Upload) -> None:

@@ -22,6 +22,7 @@ from uploader.database.engine import Connection, Database
 from uploader.database.transactions import rows
 from uploader.database.transactions.files import delete_files, move_files, note_scrub
 from uploader.database.transactions.rows import BlobLost, NotOpen
+from uploader.domain.creations import RENAME
 from uploader.domain.events import EventType
 from uploader.domain.upload import File, IfExists, Reason, Upload
 from uploader.errors import NameTaken, QuotaExceeded, TooManyUploads, Unavailable
@@ -170,7 +171,7 @@ async def test_folders_that_go_and_move_are_told_of_file_by_file(act_on: Transac
     twin = (await act_on.whole(file_row(seed="a", name="to/a", size=1))).file
     names = {file.id: file.name.replace("from/", "to/") for file in files}
     transact = act_on.database.transact
-    assert (await transact(move_files, files, names, IfExists.REPLACE, NOW)).files == 2
+    assert (await transact(move_files, files, names, IfExists.REPLACE, NOW, RENAME)).files == 2
     moved = [replace(file, name=names[file.id]) for file in files]
     assert await transact(delete_files, [twin, *moved], NOW) == 2
     events = (await written(act_on.database))[3:]

@@ -1,4 +1,4 @@
-"""Somebody is asked before each file that comes about, in whatever way, once; and may refuse it."""
+"""The question of `[pre_create]` and its answers; test_created_names.py has all operations that ask."""
 
 import asyncio
 import json
@@ -12,11 +12,12 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.archives import Entry, archive
-from tests.support.consumer import SECRETS, Consumer, consuming, events_file
+from tests.support.consumer import Consumer, asked_of, consuming, events_file
 from tests.support.content import KIB, Content
 from tests.support.proofs import proof_by
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
+from uploader.domain.creations import FILE
 from uploader.errors import Unavailable
 from uploader.service import precreate
 from uploader.service.precreate import Question
@@ -24,10 +25,6 @@ from uploader.service.precreate import Question
 NEW, THERE = Content(3000, seed=1, name="new.bin"), Content(8 * KIB, seed=2, name="there.bin")
 EMPTY = Content(0, name="empty.bin")
 PROBLEM = {"type": "about:blank", "title": "No", "detail": "Not on a Sunday."}
-
-
-def asked_of(url: str, on_failure: str = "refuse") -> str:
-    return f'[pre_create]\nurl = "{url}"\nsecret_file = "new.secret"\non_failure = "{on_failure}"\n'
 
 
 @pytest.fixture
@@ -88,46 +85,11 @@ async def by_proof(stack: Stack) -> httpx2.Response:
 
 
 Way = Callable[[Stack], Awaitable[httpx2.Response]]
-WAYS: list[tuple[Way, dict[str, Any]]] = [
-    (by_chunks, {"name": NEW.name, "size": NEW.size, "md5": NEW.md5, "sha256": None}),
-    (by_id, {"name": NEW.name, "size": NEW.size, "md5": None, "sha256": None}),
-    (empty, {"name": EMPTY.name, "size": 0, "md5": EMPTY.md5, "sha256": None}),
-    (whole, {"name": NEW.name, "size": NEW.size, "md5": NEW.md5, "sha256": None}),
-    (without_md5, {"name": NEW.name, "size": NEW.size, "md5": None, "sha256": None}),
-    (instantly, {"name": "again.bin", "size": THERE.size, "md5": THERE.md5, "sha256": THERE.sha256}),
-    (
-        by_proof,
-        {"name": THERE.name, "size": THERE.size, "md5": THERE.md5, "sha256": THERE.sha256, "user_id": "bob"},
-    ),
-]
+WAYS: list[Way] = [by_chunks, by_id, empty, whole, without_md5, instantly, by_proof]
 
 
 def refuse(consumer: Consumer) -> None:
     consumer.status, consumer.body = 403, json.dumps(PROBLEM).encode()
-
-
-async def test_each_way_is_asked_for_once_and_may_be_refused(stack: Stack, consumer: Consumer) -> None:
-    await stack.upload(THERE)
-    before = stack.bytes_on_disk()
-    for way, question in WAYS:
-        consumer.requests.clear()
-        refuse(consumer)
-        refused = await way(stack)
-        assert refused.status_code == 403, way
-        problem = refused.json()
-        assert (problem["code"], problem["detail"], problem["retryable"]) == ("refused", "Not on a Sunday.", False)
-        assert stack.bytes_on_disk() == before
-        assert await stack.usage("alice") == {"finished": THERE.size, "unfinished": 0, "reserved": 0}
-        (request,) = consumer.requests
-        assert request.event == {"user_id": "alice", "client_address": "127.0.0.1", **question}
-        consumer.requests.clear()
-        consumer.status, consumer.body = 204, b""
-        made = await way(stack)
-        assert made.status_code == 201, way
-        (request,) = consumer.requests
-        assert request.is_signed_with(SECRETS[0])
-        assert request.headers["content-type"] == "application/json"
-        await delete(stack, way, made)
 
 
 async def delete(stack: Stack, way: Way, made: httpx2.Response) -> None:
@@ -187,7 +149,7 @@ async def test_whoever_waits_for_a_turn_waits_no_longer_than_for_an_answer(
         consumer.requests.clear()
         async with stack.services.pre_create_hook._at_once, asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(Unavailable):
-                await stack.services.pre_create_hook.ask(Question("alice", "a", 1, md5=None, sha256=None))
+                await stack.services.pre_create_hook.ask(Question(FILE, "alice", ("a",)))
         assert consumer.requests == []
 
 
@@ -225,24 +187,6 @@ async def test_where_nobody_answers_the_settings_decide(
         assert (await whole(stack)).status_code == 201
 
 
-async def renamed(stack: Stack) -> httpx2.Response:
-    (file,) = (await stack.client.get("/me/files")).json()["files"]
-    return await stack.client.patch(f"/me/files/{file['id']}", json={"name": "other.bin"})
-
-
-async def test_a_new_name_is_asked_for_too(stack: Stack, consumer: Consumer) -> None:
-    await stack.upload(THERE)
-    refuse(consumer)
-    consumer.requests.clear()
-    refused = await renamed(stack)
-    assert (refused.status_code, refused.json()["code"]) == (403, "refused")
-    (request,) = consumer.requests
-    asked = {"name": "other.bin", "size": THERE.size, "md5": THERE.md5, "sha256": THERE.sha256}
-    assert request.event == {"user_id": "alice", "client_address": "127.0.0.1", **asked}
-    consumer.status, consumer.body = 200, b'{"name": "third.bin"}'
-    assert (await renamed(stack)).json()["name"] == "third.bin"
-
-
 def rename(consumer: Consumer, **told: Any) -> None:
     consumer.status, consumer.body = 200, json.dumps({"for others": 1, **told}).encode()
 
@@ -250,7 +194,7 @@ def rename(consumer: Consumer, **told: Any) -> None:
 async def test_an_answer_may_have_another_name(stack: Stack, consumer: Consumer) -> None:
     await stack.upload(THERE)
     rename(consumer, name="inbox/e\u0301.bin")
-    for way, _ in WAYS:
+    for way in WAYS:
         made = await way(stack)
         assert made.json()["file"]["name"] == "inbox/é.bin", way
         if way is not by_proof:  # which is not asked for of what one has

@@ -192,10 +192,10 @@ class NamesMachine(Machine):
 
     @rule(user_id=user_ids, folder=st.sampled_from(FOLDERS), dies_at=DEATHS)
     def make_folder(self, user_id: str, folder: str, dies_at: int | None) -> None:
-        def expect(tree: Tree) -> bool:
+        def expect(tree: Tree) -> tuple[str, bool]:
             is_new = folder not in tree.folders
             tree.make(folder)
-            return is_new
+            return f"{folder}/", is_new
 
         self.act(user_id, self.services.folders.make(user_id, folder), dies_at, expect)
 

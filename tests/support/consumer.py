@@ -4,7 +4,7 @@ import asyncio
 import base64
 import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,8 @@ class Consumer:
     head: str = ""
     # Of those that are still to be answered.
     going_on: asyncio.Event = field(default_factory=asyncio.Event)
+    # Is done before each answer.
+    before_answer: Callable[[], Awaitable[None]] | None = None
     waiting: int = 0
 
     @property
@@ -60,6 +62,8 @@ class Consumer:
                 self.requests.append(Request(head[0].split(" ")[1], headers, body))
                 self.waiting += 1
                 await self.going_on.wait()
+                if self.before_answer is not None:
+                    await self.before_answer()
                 self.waiting -= 1
                 length = f"Content-Length: {len(self.body)}\r\n"
                 writer.write(f"HTTP/1.1 {self.status} So\r\n{length}{self.head}\r\n".encode() + self.body)
@@ -95,3 +99,8 @@ def webhook(name: str, url: str, *, types: str = "", secrets: str = '"new.secret
     """The table of a webhook."""
     told = f"types = {types}\n" if types else ""
     return f'[sinks.{name}]\ntype = "webhook"\nurl = "{url}"\nsecret_file = {secrets}\n{told}'
+
+
+def asked_of(url: str, on_failure: str = "refuse") -> str:
+    """The table of a pre-create hook."""
+    return f'[pre_create]\nurl = "{url}"\nsecret_file = "new.secret"\non_failure = "{on_failure}"\n'

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from uploader.database.engine import Database
 from uploader.database.transactions import files, uploads, users
+from uploader.domain.creations import RENAME
 from uploader.domain.upload import File, IfExists, Reason, State, Upload
 from uploader.service.ids import new_id
 
@@ -133,7 +134,7 @@ class Transactions:
         return await self._act(files.add_whole_files, added, if_exists, **asked)
 
     async def rename(self, file: File, name: str) -> bool:
-        moved = await self._act(files.move_files, [file], {file.id: name}, IfExists.FAIL, NOW)
+        moved = await self._act(files.move_files, [file], {file.id: name}, IfExists.FAIL, NOW, RENAME)
         return bool(moved.files)
 
     async def delete(self, file: File) -> bool:

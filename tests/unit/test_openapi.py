@@ -153,11 +153,13 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
         assert ("401" in operation["responses"]) == (path not in is_open)
         # A token that is good for something else alone is refused everywhere.
         assert ("forbidden" in codes_of(operation, 403)) == (path not in is_open)
-    # Where an upload or a file begins, somebody may be asked.
+    # The pre-create hook is asked about each name that an operation creates; of a batch, each member has its own answer.
     asking = {f"{method} {path}" for path, method, each in operations_of(document) if "refused" in codes_of(each, 403)}
     assert asking == {
         *("post /files/{md5}", "put /files/{md5}", "post /me/files", "post /uploads", "post /resumable"),
-        *("post /files/{md5}/proof", "post /uploads/{id}/proof", "patch /me/files/{id}"),
+        *("post /files/{md5}/proof", "post /uploads/{id}/proof", "patch /me/files/{id}", "patch /me/files"),
+        *("post /me/files/move", "post /me/folders", "post /me/links"),
+        *("post /me/trash/{id}/restore", "post /me/trash/restore", "post /admin/trash/{id}/restore"),
     }
 
 

@@ -204,7 +204,9 @@ class Services:
         )
         self.files = files = Files(database, storage, healing, clock)
         self.deleted_files = DeletedFiles(
-            database, storage, files, clock, retention_seconds=retention, wait_seconds=settings.merge_wait_seconds
+            *(database, storage, files, pre_create_hook, clock),
+            retention_seconds=retention,
+            wait_seconds=settings.merge_wait_seconds,
         )
         self.recounting = recounting = Recounting(database, clock)
         self.scrubbing = scrubbing = Scrubbing(settings, database, healing, clock)

@@ -82,6 +82,11 @@ def upload_closed(upload: Upload, reason: Reason) -> News:
     return _of_upload(_TYPE_OF_STATE[state], upload, _upload(upload, state.value.lower()), reason.value)
 
 
+def file_named(file: File, kind: EventType) -> News:
+    """Return the news of a file that got a name."""
+    return _of_file(kind, file)
+
+
 def file_finished(file: File) -> News:
     return _of_file(EventType.FILE_FINISHED, file)
 

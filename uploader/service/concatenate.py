@@ -16,6 +16,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import NotOpen
+from uploader.domain.creations import UPLOAD
 from uploader.domain.links import Caller
 from uploader.domain.upload import Concatenation, NewConcatenation, Reason, State, Upload, UploadKind, chunk_length
 from uploader.meter import Kind, charged_apart, go_on
@@ -242,7 +243,7 @@ class Concatenations:
         size = await self._check_parts(new.caller, new.part_ids)
         self._check_size(size or 0)
         await self.visitors.refuse_early(new.caller, new.name, 0)
-        allowed = await self.visitors.ask(self.pre_create_hook, new.caller, new.name, size)
+        allowed = await self.visitors.ask(self.pre_create_hook, UPLOAD, new.caller, new.name, size)
         told = {"name": allowed.name, "metadata": new.metadata if allowed.metadata is None else allowed.metadata}
         ordered = Concatenation(**asdict(new) | told, created_at=self.clock.now())
         await self.database.transact(transactions.uploads.order_concatenation, ordered, self.settings.max_open_uploads)

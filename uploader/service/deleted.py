@@ -7,7 +7,7 @@ the store, once they were read and compared with their SHA-256. The file keeps i
 import asyncio
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -23,11 +23,13 @@ from uploader.database.transactions.files import Added
 from uploader.database.transactions.names import Names
 from uploader.database.transactions.rows import BlobLost
 from uploader.domain.audit_log import Action
+from uploader.domain.creations import RESTORE
 from uploader.domain.upload import File, IfExists, TrashedFile, TrashReason
 from uploader.service.audit_log import act
 from uploader.service.cleanup import is_settled
 from uploader.service.files import Files
 from uploader.service.ids import ID, cursor, parse_cursor
+from uploader.service.precreate import Permission, PreCreateHook
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS
 from uploader.storage.base import Found, Gone, OpenBlob, Stopping
 from uploader.storage.store import Store
@@ -53,6 +55,7 @@ class DeletedFiles:
     database: Database
     storage: Store
     files: Files
+    pre_create_hook: PreCreateHook
     clock: Clock
     _: KW_ONLY
     retention_seconds: float
@@ -119,12 +122,12 @@ class DeletedFiles:
     ) -> File | None:
         """Give a file back to its user, under another name if one is given; None: its content takes long to examine, which
         goes on. `refused`: also what a gate refused, which goes through the gates once more. Raises FileNotFound, FileHeld,
-        NameTaken, QuotaExceeded, ContentGone, Unavailable."""
+        NotAllowed, NameTaken, QuotaExceeded, ContentGone, Unavailable."""
         if not ID.fullmatch(file_id):
             raise errors.FileNotFound()
         if not refused:
             await self._refuse_refused(user_id, file_id)
-        work = self._start(user_id, file_id, name, if_exists)
+        work = self._start(self._permission(user_id), file_id, name, if_exists)
         outcome = await self._wait_for(user_id, file_id, work, self.wait_seconds)
         if isinstance(outcome, errors.UploaderError):
             raise outcome
@@ -148,30 +151,46 @@ class DeletedFiles:
             raise errors.FileHeld()
 
     async def restore_many(self, user_id: str, ids: Sequence[str]) -> dict[str, Outcome]:
-        """Give many files back; return what became of each, by its id."""
+        """Give many files back; return what became of each, by its id. Raises NotAllowed, Unavailable."""
         outcomes: dict[str, Outcome] = {each: errors.FileNotFound() for each in ids}
         asked = [each for each in outcomes if ID.fullmatch(each)]
+        batches = [asked[first : first + _FILES_AT_ONCE] for first in range(0, len(asked), _FILES_AT_ONCE)]
+        permission = self._permission(user_id)
+        if self.pre_create_hook.is_on:
+            found = [await self.database.read(trash.by_ids, user_id, some) for some in batches]
+            for file in (file for some in found for file in _restorable(some)):
+                permission.note(file.name, file)
+            await permission.ask()
         left: list[str] = []
-        for first in range(0, len(asked), _FILES_AT_ONCE):
-            some = asked[first : first + _FILES_AT_ONCE]
-            done = await self._restore_in_place(user_id, some)
+        for some in batches:
+            done = await self._restore_in_place(permission, some)
             outcomes |= done
             left += [each for each in some if each not in done]
         limit = asyncio.Semaphore(_AT_ONCE)
-        works = {each: self._start(user_id, each, None, IfExists.FAIL, limit) for each in left}
+        works = {each: self._start(permission, each, None, RESTORE.if_exists, limit) for each in left}
         if works:
             await asyncio.wait(works.values(), timeout=self.wait_seconds)
         return outcomes | {each: await self._wait_for(user_id, each, work, 0.0) for each, work in works.items()}
 
+    def _permission(self, user_id: str) -> Permission:
+        return Permission(self.pre_create_hook, RESTORE, user_id)
+
     def _start(
-        self, user_id: str, file_id: str, name: str | None, if_exists: IfExists, limit: asyncio.Semaphore | None = None
+        self,
+        permission: Permission,
+        file_id: str,
+        name: str | None,
+        if_exists: IfExists,
+        limit: asyncio.Semaphore | None = None,
     ) -> "asyncio.Future[File]":
+        user_id = permission.user_id
+
         async def restore() -> File:
             untold = self._untold.pop((user_id, file_id), None)
             if untold is not None:
                 raise untold
             async with limit or nullcontext():
-                return await self._restore(user_id, file_id, name, if_exists)
+                return await self._restore(permission, file_id, name, if_exists)
 
         work = self._restoring.start(f"{user_id}/{file_id}", restore)
         self._running.add(work)
@@ -197,9 +216,10 @@ class DeletedFiles:
             if len(self._untold) > _MOST_UNTOLD:
                 self._untold.popitem(last=False)
 
-    async def _restore_in_place(self, user_id: str, ids: list[str]) -> dict[str, Outcome]:
+    async def _restore_in_place(self, permission: Permission, ids: list[str]) -> dict[str, Outcome]:
         """Give those files back of which the store has the contents; return what became of these, and of those that are
         back already, or unknown."""
+        user_id = permission.user_id
         found = await self.database.read(trash.by_ids, user_id, ids)
         lacking = [each for each in ids if each not in found]
         back = await self.database.read(queries.files_by_ids, user_id, lacking)
@@ -207,11 +227,15 @@ class DeletedFiles:
         outcomes: dict[str, Outcome] = {each: errors.FileNotFound() for each in ids if each not in found}
         outcomes |= {file.id: file for file in back}
         outcomes |= {file.id: errors.FileHeld() for file in found.values() if file.reason == TrashReason.REFUSED}
-        wanted = [file for file in found.values() if file.reason != TrashReason.REFUSED]
+        wanted = _restorable(found)
+        for file in wanted:
+            permission.note(file.name, file)
+        await permission.ask()
+        wanted = [replace(file, name=permission.allowed(file.name)) for file in wanted]
         if wanted:
             # Somebody else was faster, or a single name is taken: each is looked at for itself.
             with suppress(Duplicate, BlobLost, errors.NameTaken):
-                outcomes |= await self._try_in_place(wanted, IfExists.FAIL)
+                outcomes |= await self._try_in_place(wanted, RESTORE.if_exists)
         return outcomes
 
     async def _try_in_place(self, wanted: Sequence[TrashedFile], if_exists: IfExists) -> dict[str, Outcome]:
@@ -229,13 +253,17 @@ class DeletedFiles:
             file_id: verdict.file if isinstance(verdict, Added) else verdict for file_id, verdict in verdicts.items()
         }
 
-    async def _restore(self, user_id: str, file_id: str, name: str | None, if_exists: IfExists) -> File:
+    async def _restore(self, permission: Permission, file_id: str, name: str | None, if_exists: IfExists) -> File:
+        user_id = permission.user_id
         for _ in range(ATTEMPTS):
             found = await self.database.read(trash.by_ids, user_id, [file_id])
             if file_id not in found:
                 return await self.files.get(user_id, file_id, held=True)  # it is back already
             trashed = found[file_id]
-            wanted = trashed if name is None else replace(trashed, name=name)
+            asked_name = name or trashed.name
+            permission.note(asked_name, trashed)
+            await permission.ask()
+            wanted = replace(trashed, name=permission.allowed(asked_name))
             try:
                 done: Outcome = None
                 if await self.database.read(queries.known_blobs, [trashed.sha256]):
@@ -351,6 +379,11 @@ class DeletedFiles:
         """Wait for what is under way in this process; reading ends with Stopping once the storage was told to stop."""
         if self._running:
             await asyncio.wait(self._running, timeout=10)
+
+
+def _restorable(found: Mapping[str, TrashedFile]) -> list[TrashedFile]:
+    """Return the files that their user may restore: all that no gate has refused."""
+    return [file for file in found.values() if file.reason != TrashReason.REFUSED]
 
 
 def _is_unchanged(found: Found, trashed: TrashedFile) -> bool:

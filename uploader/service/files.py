@@ -12,12 +12,13 @@ from uploader.crashpoints import crash_point
 from uploader.database import levels, meta, queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.domain.audit_log import Action
+from uploader.domain.creations import MOVE, RENAME, Creation
 from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
 from uploader.domain.upload import File, IfExists, Usage
 from uploader.service.audit_log import act
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
-from uploader.service.precreate import PreCreateHook, Question
+from uploader.service.precreate import Permission, PreCreateHook, with_folder
 from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob, Stopping
 from uploader.tasks import uninterrupted
 
@@ -265,10 +266,15 @@ class Folders:
         """Return empty folders of all levels, by name."""
         return await self.database.read(queries.folder_rows_below, user_id, prefix, after, limit)
 
-    async def make(self, user_id: str, name: str) -> bool:
-        """Make an empty folder; False if it is there. Raises NameTaken, TooManyFiles."""
+    async def make(self, user_id: str, name: str) -> tuple[str, bool]:
+        """Make an empty folder; return its name, with a slash at the end, and False if it is there. Raises NameTaken,
+        TooManyFiles, NotAllowed, Unavailable."""
         make = partial(transactions.names.make_folder, max_files=self.max_files, now=self.clock.now())
-        return await self.database.transact(make, user_id, name)
+
+        async def work(name: str, is_allowed: bool) -> tuple[str, bool]:
+            return f"{name}/", await self.database.transact(partial(make, is_allowed=is_allowed), user_id, name)
+
+        return await with_folder(self.pre_create_hook, user_id, name, work)
 
     async def delete(self, user_id: str, selection: Selection) -> int:
         """Delete files, and the folders below prefixes; return how many files those were."""
@@ -298,7 +304,8 @@ class Folders:
 
     async def rename(self, user_id: str, file_id: str, name: str, if_exists: IfExists) -> File:
         """Raises FileNotFound, NotAllowed, NameTaken, Unavailable."""
-        is_renamed, asked = False, False
+        is_renamed, wanted = False, name
+        permission = Permission(self.pre_create_hook, RENAME, user_id)
         for _ in range(_ATTEMPTS):
             found = await self.database.read(queries.files_by_ids, user_id, [file_id])
             if not found:
@@ -307,27 +314,40 @@ class Folders:
             (file,) = found
             if is_renamed or file.name == name:
                 return file
-            if not asked:  # of each file once
-                question = Question(user_id, name, file.size, md5=file.md5, sha256=file.sha256)
-                name, asked = (await self.pre_create_hook.ask(question)).name, True
-                continue
+            permission.note(wanted, file)
+            await permission.ask()
+            name = permission.allowed(wanted)
             # Not, if somebody else renamed it at this moment.
-            is_renamed = (await self._move([file], {file.id: name}, if_exists, merges=False)).files == 1
+            is_renamed = (
+                file.name == name or (await self._move([file], {file.id: name}, if_exists, creation=RENAME)).files == 1
+            )
         raise errors.Unavailable(_CHANGING)
 
-    async def move(self, user_id: str, prefix: str, new_prefix: str, if_exists: IfExists = IfExists.FAIL) -> int:
+    async def move(
+        self,
+        user_id: str,
+        prefix: str,
+        new_prefix: str,
+        if_exists: IfExists = MOVE.if_exists,
+        permission: Permission | None = None,
+    ) -> int:
         """Give all files and folders below a prefix, which is not empty, another one; returns how many files. Raises
-        InvalidRequest, NameTaken if not all of the new names could be, and then none is moved; NameTaken, with how many
-        were, if one is taken meanwhile."""
+        InvalidRequest, NotAllowed, Unavailable, NameTaken if not all of the new names could be, and then none is moved;
+        NameTaken, with how many were, if one is taken meanwhile."""
         if new_prefix.startswith(prefix):
             raise errors.InvalidRequest.field("prefix", "lies below the one that is to be replaced")
-        await self._check_move(user_id, prefix, new_prefix, if_exists)
+        permission = permission or Permission(self.pre_create_hook, MOVE, user_id)
+        await self._check_move(permission, prefix, new_prefix, if_exists)
+        await permission.ask()
         await self.database.transact(transactions.links.move_below, user_id, prefix, new_prefix, self.clock.now())
         moved, waiting = 0, list[File]()
         move = partial(self._move, if_exists=if_exists, prefix=prefix)
         try:
             async for files in self._below(user_id, prefix):
-                done = await move(files, {file.id: _moved(file.name, prefix, new_prefix) for file in files})
+                targets = {file.id: _moved(file.name, prefix, new_prefix) for file in files}
+                _note(permission, {targets[file.id]: file for file in files}, prefix, new_prefix)
+                await permission.ask()
+                done = await move(files, targets)
                 moved, waiting = moved + done.files, waiting + done.waiting
             while waiting:  # for the names of others, which have gone since
                 files, waiting = waiting, []
@@ -338,15 +358,15 @@ class Folders:
                 if len(waiting) == len(files):
                     raise errors.NameTaken(taken=_moved(waiting[0].name, prefix, new_prefix))
             async for names in self._folders_below(user_id, prefix):
-                await self._move_folders(user_id, names, prefix, new_prefix, if_exists)
-        except errors.NameTaken as error:
-            raise errors.NameTaken(**error.fields, files=moved) from error
+                folders = {name: _moved_folder(name, prefix, new_prefix) for name in names}
+                _note(permission, dict.fromkeys(filter(None, folders.values())), prefix, new_prefix)
+                await permission.ask()
+                await self._move_folders(user_id, folders, prefix, if_exists)
+        except (errors.NameTaken, errors.NotAllowed) as error:
+            raise type(error)(error.detail, **error.fields, files=moved) from error
         return moved
 
-    async def _move_folders(
-        self, user_id: str, names: list[str], prefix: str, new_prefix: str, if_exists: IfExists
-    ) -> None:
-        targets = {name: _moved_folder(name, prefix, new_prefix) for name in names}
+    async def _move_folders(self, user_id: str, targets: dict[str, str], prefix: str, if_exists: IfExists) -> None:
         # The prefix itself has no name of its own at the top.
         top = [name for name, target in targets.items() if not target]
         if top:
@@ -356,42 +376,56 @@ class Folders:
         move = partial(transactions.names.move_folders, if_exists=if_exists, now=self.clock.now(), prefix=prefix)
         await self.database.transact(move, user_id, targets)
 
-    async def _check_move(self, user_id: str, prefix: str, new_prefix: str, if_exists: IfExists) -> None:
-        """Raises InvalidRequest, NameTaken, if not all below a prefix can be moved. What lies below it makes room."""
+    async def _check_move(self, permission: Permission, prefix: str, new_prefix: str, if_exists: IfExists) -> None:
+        """Note the names to ask the pre-create hook about. Raises InvalidRequest, NameTaken, if not all below a prefix can
+        be moved. What lies below it makes room."""
+        user_id = permission.user_id
         look = partial(_refuse_taken, user_id=user_id, if_exists=if_exists, leaving=prefix)
         async for files in self._below(user_id, prefix):
             targets = {_moved(file.name, prefix, new_prefix): file for file in files}
             await self.database.read(look, targets)
+            _note(permission, targets, prefix, new_prefix)
         async for names in self._folders_below(user_id, prefix):
             folders = {target: None for name in names if (target := _moved_folder(name, prefix, new_prefix))}
             await self.database.read(look, folders)
+            _note(permission, folders, prefix, new_prefix)
 
     async def move_into(
-        self, user_id: str, selection: Selection, folder: str, if_exists: IfExists = IfExists.FAIL
+        self, user_id: str, selection: Selection, folder: str, if_exists: IfExists = MOVE.if_exists
     ) -> int:
         """Put what is selected into a folder, an empty one being the top: each file and each prefix under its last segment;
-        returns how many files have such names now. Raises InvalidRequest and NameTaken as `move` does."""
+        returns how many files have such names now. Raises InvalidRequest, NotAllowed, Unavailable and NameTaken as `move`
+        does."""
         prefixes = {prefix: folder + prefix.removeprefix(folder_of(prefix)) for prefix in selection.prefixes}
         for prefix, new_prefix in prefixes.items():
             if new_prefix != prefix and new_prefix.startswith(prefix):
                 raise errors.InvalidRequest.field("to", "lies below what is to be moved there")
         alone = Selection(selection.ids)
         in_use = [prefix for prefix in await self._in_use(user_id, selection) if prefixes[prefix] != prefix]
+        permission = Permission(self.pre_create_hook, MOVE, user_id)
         for prefix in in_use:
-            await self._check_move(user_id, prefix, prefixes[prefix], if_exists)
+            await self._check_move(permission, prefix, prefixes[prefix], if_exists)
         async for files in self._selected(user_id, alone):
             targets = {target: file for file in files if (target := _name_in(folder, file)) != file.name}
             await self.database.read(partial(_refuse_taken, user_id=user_id, if_exists=if_exists), targets)
+            for file in files:
+                if (target := _name_in(folder, file)) != file.name:
+                    permission.note(target, file)
+        await permission.ask()
         moved = 0
         try:
             for prefix in in_use:
-                moved += await self.move(user_id, prefix, prefixes[prefix], if_exists)
+                moved += await self.move(user_id, prefix, prefixes[prefix], if_exists, permission)
             async for files in self._selected(user_id, alone):
                 moving = [file for file in files if _name_in(folder, file) != file.name]
                 targets_by_id = {file.id: _name_in(folder, file) for file in moving}
+                for file in moving:
+                    permission.note(targets_by_id[file.id], file)
+                await permission.ask()
                 moved += (await self._move(moving, targets_by_id, if_exists)).files if moving else 0
-        except errors.NameTaken as error:
-            raise errors.NameTaken(**(error.fields | {"files": moved + error.fields.get("files", 0)})) from error
+        except (errors.NameTaken, errors.NotAllowed) as error:
+            files = moved + error.fields.get("files", 0)
+            raise type(error)(error.detail, **(error.fields | {"files": files})) from error
         return moved
 
     async def _move(
@@ -401,11 +435,11 @@ class Folders:
         if_exists: IfExists,
         *,
         prefix: str | None = None,
-        merges: bool = True,
+        creation: Creation = MOVE,
     ) -> transactions.files.Moved:
         """Raises NameTaken, Unavailable."""
-        move = partial(transactions.files.move_files, if_exists=if_exists, now=self.clock.now())
-        move = partial(move, prefix=prefix, merges=merges)
+        move = partial(transactions.files.move_files, if_exists=if_exists, now=self.clock.now(), creation=creation)
+        move = partial(move, prefix=prefix)
         for _ in range(_ATTEMPTS):
             try:
                 return await self.database.transact(move, files, targets)
@@ -498,6 +532,15 @@ async def _refuse_taken(
             taken = str(error.fields["taken"])
             if leaving is None or not (taken.startswith(leaving) or leaving.startswith(f"{taken}/")):
                 raise
+
+
+def _note(permission: Permission, targets: Mapping[str, File | None], prefix: str, new_prefix: str) -> None:
+    """Note the names to ask the pre-create hook about where a prefix becomes another one: the folder, if both prefixes are
+    folders, else the files and folders that begin with the prefix."""
+    is_folder = prefix.endswith("/") and new_prefix.endswith("/")
+    for target, file in targets.items():
+        end = len(new_prefix) if is_folder else target.find("/", len(new_prefix)) + 1
+        permission.note(target[:end] or target, None if end else file)
 
 
 def _name_in(folder: str, file: File) -> str:

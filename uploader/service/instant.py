@@ -18,6 +18,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.outbox import gates
 from uploader.database.transactions.rows import BlobLost, NotOpen
+from uploader.domain.creations import FILE
 from uploader.domain.digest import Challenge, draw_ranges, proof_of
 from uploader.domain.links import owner
 from uploader.domain.upload import File, IfExists, Upload
@@ -194,7 +195,7 @@ class Instant:
         self, opening: Opening, md5: str, sha256: str, replaced: Upload | None, *, is_proven: bool = False
     ) -> Complete:
         if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
-            question = Question(opening.caller.user_id, opening.name, opening.size, md5=md5, sha256=sha256)
+            question = Question(FILE, opening.caller.user_id, (opening.name,), opening.size, md5, sha256)
             opening = replace(opening, name=(await self.pre_create_hook.ask(question)).name)
         file = File(
             id=new_id(),
@@ -211,7 +212,7 @@ class Instant:
         add = partial(
             transactions.files.add_file,
             file=file,
-            if_exists=opening.if_exists or IfExists.KEEP,
+            if_exists=opening.if_exists or FILE.if_exists,
             replaced_upload_id=None if replaced is None else replaced.id,
             max_files=self.settings.max_files,
             is_proven=is_proven,

@@ -23,6 +23,7 @@ from uploader.clock import Clock
 from uploader.database import links, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
+from uploader.domain.creations import Creation
 from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit
 from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import File, Reason
@@ -99,11 +100,11 @@ class Sharing:
         limits: Limits,
     ) -> Link:
         """Make a link to a file, or to a folder whose name has a slash at its end; one to collect makes its folder. Raises
-        InvalidRequest, FileNotFound, NameTaken, TooManyFiles, TooManyLinks."""
+        InvalidRequest, FileNotFound, NameTaken, TooManyFiles, TooManyLinks, NotAllowed, Unavailable."""
         now = self.clock.now()
         _check_limits(kind, limits)
         expires_at = self._checked_end(expires_at, now)
-        file_id = await self._target(user_id, kind, name)
+        name, file_id = await self._target(user_id, kind, name)
         link = Link(
             id=new_id(),
             user_id=user_id,
@@ -137,21 +138,22 @@ class Sharing:
             raise errors.InvalidRequest.field("expires_at", f"is later than {latest:%Y-%m-%dT%H:%M:%SZ}, the latest")
         return min(expires_at, latest)
 
-    async def _target(self, user_id: str, kind: LinkKind, name: str) -> str | None:
-        """Find the file that is meant; None: a folder is. Raises InvalidRequest, FileNotFound, NameTaken, TooManyFiles."""
+    async def _target(self, user_id: str, kind: LinkKind, name: str) -> tuple[str, str | None]:
+        """Return the name and the id of the file that is meant; None: a folder is. Raises InvalidRequest, FileNotFound,
+        NameTaken, TooManyFiles, NotAllowed, Unavailable."""
         if kind is LinkKind.UPLOAD:
             if not name.endswith("/"):
                 raise errors.InvalidRequest.field("name", "is no folder: one that collects has `/` at its end")
-            await self.folders.make(user_id, name[:-1])
-            return None
+            folder, _ = await self.folders.make(user_id, name[:-1])
+            return folder, None
         if name.endswith("/"):
             if not await self.database.read(links.is_folder, user_id, name):
                 raise errors.FileNotFound("You have no such folder.")
-            return None
+            return name, None
         found = await self.database.read(queries.files_of_names, user_id, [name])
         if not found:
             raise errors.FileNotFound()
-        return found[0].id
+        return name, found[0].id
 
     async def list(self, user_id: str) -> list[Link]:
         return await self.database.read(links.of_user, user_id)
@@ -366,6 +368,7 @@ class Visitors:
     async def ask(
         self,
         hook: PreCreateHook,
+        creation: Creation,
         caller: Caller,
         name: str,
         size: int | None,
@@ -374,9 +377,11 @@ class Visitors:
     ) -> Allowed:
         """Ask the hook, by the name that the owner is to see. A visitor's own name stands: it is told back as it was asked
         for, below the link's folder. Raises NotAllowed, Unavailable."""
+        if not hook.is_on:
+            return Allowed(name)
         link = None if caller.link_id is None else await self.database.read(links.by_id, caller.link_id, brief=True)
         full_name = name if link is None else link.name + name
-        allowed = await hook.ask(Question(caller.user_id, full_name, size, md5=md5, sha256=sha256))
+        allowed = await hook.ask(Question(creation, caller.user_id, (full_name,), size, md5, sha256))
         return allowed if caller.link_id is None else replace(allowed, name=name)
 
 

@@ -15,6 +15,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions, trash
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.rows import BlobLost, NotOpen
+from uploader.domain.creations import UPLOAD
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256, Challenge
 from uploader.domain.upload import ChunkSizes, IfExists, Room, State, Upload, UploadKind, Usage, floor_of
 from uploader.observability import QUOTA_REFUSALS
@@ -169,7 +170,7 @@ class Openings:
         if self.pre_create_hook.is_on and opening.kind is not UploadKind.PART:  # it has no name: asked is for its whole
             size = opening.size if opening.length_known else None
             allowed = await self.visitors.ask(
-                self.pre_create_hook, opening.caller, opening.name, size, opening.md5, opening.sha256
+                self.pre_create_hook, UPLOAD, opening.caller, opening.name, size, opening.md5, opening.sha256
             )
             if allowed.name != opening.name:
                 opening = replace(opening, name=allowed.name)
@@ -255,7 +256,7 @@ class Openings:
             idempotency_key=opening.idempotency_key,
             created_at=now,
             updated_at=now,
-            if_exists=opening.if_exists or IfExists.KEEP,
+            if_exists=opening.if_exists or UPLOAD.if_exists,
             modified_at=opening.modified_at,
             metadata=opening.metadata,
             length_known=opening.length_known,

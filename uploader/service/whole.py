@@ -16,6 +16,7 @@ from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.outbox import gates
 from uploader.database.transactions.files import Added, Room
 from uploader.database.transactions.rows import BlobLost, NotOpen
+from uploader.domain.creations import FILE
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.links import Caller
 from uploader.domain.upload import File, IfExists, Usage
@@ -107,7 +108,7 @@ class Storing:
     async def _asked(self, new: NewFile, body: Body) -> NewFile | NotAllowed:
         try:
             allowed = await self.visitors.ask(
-                self.pre_create_hook, new.caller, new.name, body.length, new.md5, new.sha256
+                self.pre_create_hook, FILE, new.caller, new.name, body.length, new.md5, new.sha256
             )
         except NotAllowed as error:
             return error
@@ -216,7 +217,7 @@ async def _refuse(connection: Connection, new: NewFile, size: int, max_files: in
     existing = None if new.md5 is None else await queries.open_upload_by_md5(connection, new.caller, new.md5)
     room = Room(max_files, existing if existing is not None and existing.size == size else None)
     more_bytes, more_files = size - sum(file.size for file in replaced), 1 - len(replaced)
-    refusal = None if usage is None else room.refusal(usage, more_bytes, more_files, size)
+    refusal = None if usage is None else room.refusal(FILE, usage, more_bytes, more_files, size)
     if isinstance(refusal, QuotaExceeded):
         QUOTA_REFUSALS.inc()
     if isinstance(refusal, TooManyFiles) and await queries.left_folders(connection, new.caller.user_id, 1):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import cast
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ import httptools
 from uploader.clock import Clock
 from uploader.sinks.base import CONTENT_TYPE, Envelope, NotTaken, Outcomes, not_taken
 from uploader.sinks.configuration import Signed, signed_headers
+from uploader.tasks import in_thread
 
 _MAX_ANSWER_BYTES = 64 << 10
 _OK = 200
@@ -189,6 +191,8 @@ class Poster:
 _TIMEOUT_SECONDS = 15.0
 _AT_ONCE = 64
 _SHOWN_CHARACTERS = 200
+# A longer message is signed in a thread.
+_MAX_BYTES_ON_LOOP = 256 << 10
 
 
 class SignedPost:
@@ -199,7 +203,8 @@ class SignedPost:
 
     async def send(self, message_id: str, body: bytes, content_type: str) -> Answer:
         """Raises NoAnswer."""
-        headers = signed_headers(self._secrets, message_id, self._clock.now(), body)
+        sign = partial(signed_headers, self._secrets, message_id, self._clock.now(), body)
+        headers = sign() if len(body) <= _MAX_BYTES_ON_LOOP else await in_thread(sign)
         return await self._poster.send({**headers, "content-type": content_type}, body)
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from uploader.database.transactions.names import Found, Names, fill, leave
 from uploader.database.trash import excess, take_out, throw_away, without_spare
 from uploader.domain import events
 from uploader.domain.audit_log import Act
+from uploader.domain.creations import FILE, PASS, RESTORE, Creation
 from uploader.domain.events import EventType
 from uploader.domain.links import Link
 from uploader.domain.names import MAX_NAME_BYTES
@@ -163,15 +164,18 @@ Verdict = Added | Refusal
 class Room:
     """The bounds of a user's account, beyond the quota in it, and an open upload that is closed by a file."""
 
-    max_files: int
+    max_files: int = 0
     closed: Upload | None = None
 
-    def refusal(self, usage: Usage, more_bytes: int, more_files: int, size: int) -> QuotaExceeded | TooManyFiles | None:
+    def refusal(
+        self, creation: Creation, usage: Usage, more_bytes: int, more_files: int, size: int
+    ) -> QuotaExceeded | TooManyFiles | None:
         freed_bytes, freed_files = (0, 0) if self.closed is None else (self.closed.size, 1)
         # What replaces more than it takes is let in, also where an administrator lowered the total below what is used.
-        if not usage.fits(more_bytes - freed_bytes) and not more_bytes <= 0 < size:
+        is_less = more_bytes <= 0 < size
+        if creation.counts_bytes and not is_less and not usage.fits(more_bytes - freed_bytes):
             return QuotaExceeded(**usage.figures(size))
-        if not usage.takes_files(more_files - freed_files, self.max_files):
+        if creation.counts_files and not usage.takes_files(more_files - freed_files, self.max_files):
             return TooManyFiles(limit=self.max_files)
         return None
 
@@ -184,10 +188,8 @@ class Changes:
     if_exists: IfExists
     # Without those files in the trash that give way.
     usage: Usage
-    # None if all that is needed was reserved.
-    room: Room | None
-    # Whether they are in the trash: what has their content is another file then.
-    are_in_trash: bool = False
+    room: Room
+    creation: Creation
     # By which they come.
     link: Link | None = None
     verdicts: list[Verdict] = field(default_factory=list)
@@ -199,6 +201,10 @@ class Changes:
     dropped: Counter[str] = field(default_factory=Counter)
     # How many more files are in the trash.
     trashed: int = 0
+
+    @property
+    def are_in_trash(self) -> bool:
+        return self.creation is RESTORE
 
     @property
     def more_files(self) -> int:
@@ -213,7 +219,7 @@ class Changes:
 
     async def decide(self, file: File) -> None:
         try:
-            sha256 = None if self.are_in_trash or self.link is not None else file.sha256
+            sha256 = file.sha256 if self.creation.merges and self.link is None else None
             same = await self._held_before(file) or await self._sent_before(file)
             found = same or await self.names.find(file.name, self.if_exists, sha256)
         except NameTaken as error:
@@ -272,7 +278,7 @@ class Changes:
         self.verdicts.append(refusal)
 
     def _refusal(self, more: int, more_files: int, size: int) -> QuotaExceeded | TooManyFiles | LinkExhausted | None:
-        if self.room is None:
+        if not (self.creation.counts_bytes or self.creation.counts_files):
             return None
         if self.link is not None:
             closed = 0 if self.room.closed is None else self.room.closed.size
@@ -281,7 +287,7 @@ class Changes:
                 return LinkExhausted()
         finished, files = self.usage.use_space_finished + self.finished_bytes, self.usage.files + self.more_files
         usage = replace(self.usage, use_space_finished=finished, files=files)
-        return self.room.refusal(usage, more, more_files, size)
+        return self.room.refusal(self.creation, usage, more, more_files, size)
 
 
 async def lock_contents(
@@ -324,34 +330,35 @@ async def add_files(
     if_exists: IfExists,
     locked: set[str],
     *,
-    room: Room | None,
-    are_in_trash: bool = False,
+    room: Room,
+    creation: Creation,
     passed: Collection[str] = (),
 ) -> Changes:
     """Make files of one user and of different names, after `lock_contents`; the caller accounts for `finished_bytes` and
-    `more_files`. `room`: None if all that is needed was reserved. `are_in_trash`: they leave it. `passed`: the ids of those
-    that no gate holds. Raises NamesChanged, LinkGone, BlobLost if the user's row has gone. What comes by a link has its
-    name below the folder of that.
+    `more_files`. `passed`: the ids of those that no gate holds. Raises NamesChanged, LinkGone, BlobLost if the user's row
+    has gone. What comes by a link has its name below the folder of that.
     """
     user_id = files[0].user_id
-    if gates(connection):
+    if creation.is_gated and gates(connection):
         files = [replace(file, held=file.id not in passed) for file in files]
     link = None
-    if files[0].session and not are_in_trash:
+    if files[0].session and creation is not RESTORE:
         link = await links.lock_for(connection, files[0].caller, files[0].created_at)
     if link is not None:
         files = [replace(file, name=link.name + file.name, asked_name=file.name) for file in files]
     usage, names = await rows.lock_user(connection, user_id), Names(connection, user_id)
     await names.read(file.name for file in files)
-    spared = usage if room is None else await without_spare(connection, usage, len(files), room.max_files)
-    changes = Changes(names, if_exists, spared, room, are_in_trash, link)
+    spared = usage
+    if creation.counts_files:
+        spared = await without_spare(connection, usage, len(files), room.max_files)
+    changes = Changes(names, if_exists, spared, room, creation, link)
     for file in files:
         await changes.decide(file)
     if not {file.sha256 for file in changes.removed} <= locked:
         raise NamesChanged
     await _carry_out(connection, user_id, changes)
     # An upload that is closed by this is a file less.
-    closed = 0 if room is not None and room.closed is None else 1
+    closed = int(room.closed is not None)
     stored = usage.files + changes.usage.files - spared.files  # without the folders that gave way
     changes.trashed -= await excess(connection, user_id, stored, changes.more_files - closed)
     return changes
@@ -383,8 +390,14 @@ async def _carry_out(connection: AsyncConnection, user_id: str, changes: Changes
     changes.trashed += await throw_away(connection, changes.removed, events.REPLACED)
     await fill(connection, changes.names, user_id)
     await _drop_refs(connection, changes.dropped)
-    await tell_all(connection, events.file_finished, seen)
+    await _tell_named(connection, changes.creation, seen)
     await tell_all(connection, events.file_deleted, changes.removed, events.REPLACED)
+
+
+async def _tell_named(connection: AsyncConnection, creation: Creation, files: Sequence[File]) -> None:
+    """Tell of files that got names, if an event tells of the operation."""
+    if creation.event is not None:
+        await tell_all(connection, events.file_named, files, creation.event)
 
 
 async def add_file(
@@ -410,7 +423,8 @@ async def add_file(
     if place_blob is not None and (location := await place_blob()) is not None:
         await relocate(connection, {file.sha256: location}, file.created_at)
     passed = [file.id] if is_proven and await _has_passed(connection, file.sha256) else []
-    changes = await add_files(connection, [file], if_exists, locked, room=Room(max_files, replaced), passed=passed)
+    room = Room(max_files, replaced)
+    changes = await add_files(connection, [file], if_exists, locked, room=room, creation=FILE, passed=passed)
     added = changes.only()
     if replaced is None:
         if file.session:
@@ -466,7 +480,7 @@ async def _add_files(
     except NameTaken as error:  # of the only one: nothing is written yet
         return [error]
     await relocate(connection, await place_blobs({file.sha256 for file in files}), files[0].created_at)
-    changes = await add_files(connection, files, if_exists, locked, room=room)
+    changes = await add_files(connection, files, if_exists, locked, room=room, creation=FILE)
     if files[0].session:
         await links.add(connection, files[0].caller, changes.made)
     await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
@@ -549,7 +563,7 @@ async def let_pass(
     wanted = await _name_of(connection, held)
     found = await _place_of(names, wanted, if_exists) or await names.find(held.id, IfExists.KEEP)
     file = replace(held, name=found.name, held=False, md5=await queries.md5_of(connection, held.sha256) or held.md5)
-    changes = Changes(names, if_exists, usage, None)
+    changes = Changes(names, if_exists, usage, Room(), PASS)
     changes.made.append(file)
     names.take(file.name, file)
     if found.replaced is not None:
@@ -571,7 +585,7 @@ async def _place_of(names: Names, name: str, if_exists: IfExists) -> Found | Non
         if if_exists is IfExists.REPLACE:
             return await names.find(name, if_exists)
     with suppress(NameTaken):
-        return await names.find(name, IfExists.KEEP)
+        return await names.find(name, PASS.if_exists)
     return None
 
 
@@ -615,20 +629,20 @@ async def move_files(
     targets: Mapping[str, str],
     if_exists: IfExists,
     now: datetime,
+    creation: Creation,
     *,
     prefix: str | None = None,
-    merges: bool = False,
 ) -> Moved:
     """Rename files of one user that were read before, by their ids; those that went, or were renamed, meanwhile are passed
     over. `prefix`: all below it moves, and its folders with it. A name that is taken by something below it may become
-    free. `merges`: one that has the name of another one of the same content becomes that, unless both are to be kept.
-    Raises NameTaken, NamesChanged."""
+    free. Where the operation merges, one that has the name of another one of the same content becomes that, unless both
+    are to be kept. Raises NameTaken, NamesChanged."""
     user_id = files[0].user_id
     wanted = Counter(targets[file.id] for file in files)
     standing = await queries.files_of_names(connection, user_id, sorted(wanted))
     # Of several that want one name, one may take the place of another.
     standing += [file for file in files if wanted[targets[file.id]] > 1]
-    locked = sorted({file.sha256 for file in standing}) if merges or if_exists is IfExists.REPLACE else []
+    locked = sorted({file.sha256 for file in standing}) if creation.merges or if_exists is IfExists.REPLACE else []
     if locked:
         await queries.known_blobs(connection, locked, lock=True)
     usage = await rows.lock_user(connection, user_id)
@@ -642,7 +656,7 @@ async def move_files(
     waiting, removed = list[File](), list[File]()
     for file in moving:
         try:
-            sha256 = file.sha256 if merges and if_exists is not IfExists.KEEP else None
+            sha256 = file.sha256 if creation.merges and if_exists is not IfExists.KEEP else None
             place = await names.find(targets[file.id], if_exists, sha256)
         except NameTaken as error:
             is_own = prefix is not None and str(error.fields["taken"]).startswith(prefix.rstrip("/"))
@@ -667,4 +681,6 @@ async def move_files(
     more -= await excess(connection, user_id, usage.files, more)
     await rows.add_finished(connection, user_id, -sum(file.size for file in removed), more)
     await tell_all(connection, events.file_deleted, removed, events.REPLACED)
+    moved = [file for file in moving if file.id in found and file not in waiting]
+    await _tell_named(connection, creation, [replace(file, name=found[file.id].name) for file in moved])
     return Moved(len(moving) - len(waiting), waiting)

@@ -201,12 +201,21 @@ async def _insert_folders(
         await connection.execute(sa.insert(models.folder), values)
 
 
-async def make_folder(connection: AsyncConnection, user_id: str, name: str, max_files: int, now: datetime) -> bool:
-    """Make an empty folder; False if it is there. Raises NameTaken, TooManyFiles."""
+class NotAsked(Exception):
+    """The transaction would create a name about which the pre-create hook was not asked."""
+
+
+async def make_folder(
+    connection: AsyncConnection, user_id: str, name: str, max_files: int, now: datetime, *, is_allowed: bool
+) -> bool:
+    """Make an empty folder; False if it is there. `is_allowed`: the pre-create hook allows the name, or there is no hook.
+    Raises NameTaken, TooManyFiles, NotAsked."""
     usage, names = await rows.lock_user(connection, user_id), Names(connection, user_id)
     wanted = await names.find_folder(name)
     if wanted is None:
         return False
+    if not is_allowed:
+        raise NotAsked
     names.take(wanted)
     await rows.take_room(connection, usage, 1 - len(names.filled), max_files, names.filled)
     await _insert_folders(connection, user_id, [wanted], now, made=True)

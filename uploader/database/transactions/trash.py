@@ -11,10 +11,9 @@ from uploader.database.connection import AsyncConnection
 from uploader.database.transactions import links, rows
 from uploader.database.transactions.files import Added, PlaceBlob, Room, Verdict, add_files, lock_contents, relocate
 from uploader.database.trash import forget_oldest, take_out
+from uploader.domain.creations import RESTORE
 from uploader.domain.upload import File, IfExists, TrashedFile
 
-# Files that come back are files of their user already, so the number of these bounds nothing.
-_ANY_NUMBER = Room(1 << 62)
 _BLOBS = models.blob.c
 _WITH_REFS = (
     sa.select(_BLOBS.sha256, _BLOBS.refs)
@@ -81,7 +80,7 @@ async def _restore(
     # Somebody may have computed it since.
     files = [replace(file, md5=known[file.sha256].md5) for file in files]
     await links.end_of_files(connection, [file.id for file in files], now)
-    changes = await add_files(connection, files, if_exists, locked, room=_ANY_NUMBER, are_in_trash=True, passed=passed)
+    changes = await add_files(connection, files, if_exists, locked, room=Room(), creation=RESTORE, passed=passed)
     await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
     return changes.verdicts
 

@@ -13,9 +13,10 @@ from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.outbox import tell
 from uploader.database.transactions import links, rows
-from uploader.database.transactions.files import PlaceBlob, add_files, close_by, lock_contents, relocate
+from uploader.database.transactions.files import PlaceBlob, Room, add_files, close_by, lock_contents, relocate
 from uploader.domain import events
 from uploader.domain.audit_log import Act
+from uploader.domain.creations import UPLOAD
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Concatenation, File, IfExists, Reason, State, Upload
 from uploader.errors import SizeMismatch, TooManyUploads
 
@@ -300,7 +301,7 @@ async def merge(
         file = replace(file, md5=await queries.md5_of(connection, sha256))
     if (location := await place_blob()) is not None:
         await relocate(connection, {sha256: location}, now)
-    changes = await add_files(connection, [file], upload.if_exists, locked, room=None)
+    changes = await add_files(connection, [file], upload.if_exists, locked, room=Room(closed=upload), creation=UPLOAD)
     added = changes.only()
     await close_by(connection, upload, added, now)
     await links.give_back(connection, upload, changes.made)

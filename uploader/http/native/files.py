@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 from starlette.responses import Response
 
+from uploader.domain.creations import MOVE
 from uploader.domain.names import Folder, Place, Selection
 from uploader.domain.upload import File, IfExists
 from uploader.errors import InvalidRequest, Unauthenticated
@@ -112,7 +113,7 @@ class FileHandlers:
         "Rename a file",
         takes=schemas.Rename,
         responses={200: schemas.FileSchema},
-        problems=("file-not-found", "file-held", "name-taken", "refused"),
+        problems=("refused", "file-not-found", "file-held", "name-taken"),
     )
     async def rename_file(self, call: Call) -> Response:
         body = await call.json(schemas.Rename)
@@ -237,7 +238,7 @@ class FileHandlers:
         "Put files, and folders, into a folder",
         takes=MoveInto,
         responses={200: schemas.Changed},
-        problems=("name-taken",),
+        problems=("refused", "name-taken"),
     )
     async def move_selection(self, call: Call) -> Response:
         told = await call.json(MoveInto)
@@ -254,7 +255,7 @@ class FileHandlers:
         "Move what is below a prefix",
         takes=schemas.Move,
         responses={200: schemas.Changed},
-        problems=("name-taken",),
+        problems=("refused", "name-taken"),
         parameters=(_SOME,),
     )
     async def move_files(self, call: Call) -> Response:
@@ -281,13 +282,13 @@ class FileHandlers:
         "Make an empty folder",
         takes=schemas.MakeFolder,
         responses={200: schemas.MadeFolder, 201: schemas.MadeFolder},
-        problems=("name-taken", "too-many-files"),
+        problems=("refused", "name-taken", "too-many-files"),
     )
     async def make_folder(self, call: Call) -> Response:
         body = await call.json(schemas.MakeFolder)
         name = checked_name(body.name.removesuffix("/"))
-        is_new = await self.folders.make(call.user_id, name)
-        return Json(schemas.MadeFolder(f"{name}/"), 201 if is_new else 200)
+        name, is_new = await self.folders.make(call.user_id, name)
+        return Json(schemas.MadeFolder(name), 201 if is_new else 200)
 
     def _archive(self, user_id: str, selection: Selection, names: list[str], kind: str) -> Response:
         files = self.folders.read(user_id, selection)
@@ -316,7 +317,7 @@ def place_of(cursor: str | None) -> Place | None:
 
 def _if_exists(told: schemas.Rename | schemas.Move | MoveInto) -> IfExists:
     """Return what becomes of what has a name that is wanted: an order that replaces nothing, unless told."""
-    return IfExists(told.if_exists) if told.if_exists else IfExists.FAIL
+    return IfExists(told.if_exists) if told.if_exists else MOVE.if_exists
 
 
 def _of_some(told: SelectionSchema) -> Selection:

@@ -59,7 +59,7 @@ class ShareHandlers:
         "Make a link by which strangers get or give files",
         takes=schemas.ShareWith,
         responses={201: schemas.ShareSchema},
-        problems=("file-not-found", "name-taken", "too-many-files", "too-many-links"),
+        problems=("refused", "file-not-found", "name-taken", "too-many-files", "too-many-links"),
     )
     async def make(self, call: Call) -> Response:
         told = await call.json(schemas.ShareWith)

@@ -8,7 +8,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from uploader.domain.upload import File, IfExists, TrashedFile, TrashReason
+from uploader.domain.creations import RESTORE
+from uploader.domain.upload import File, TrashedFile, TrashReason
 from uploader.errors import FileHeld, UploaderError
 from uploader.http.native import schemas
 from uploader.http.native.download import MEDIA_TYPE, download
@@ -81,13 +82,13 @@ class TrashHandlers:
         takes=schemas.Restore,
         takes_optional=True,
         responses={200: schemas.FileOrHeld, 202: schemas.RestoringState},
-        problems=("file-not-found", "file-held", "name-taken", "quota-exceeded", "content-gone"),
+        problems=("refused", "file-not-found", "file-held", "name-taken", "quota-exceeded", "content-gone"),
     )
     async def restore(self, call: Call) -> Response:
         body = await call.json(schemas.Restore, optional=True)
         told = or_none(body.name)
         name = None if told is None else checked_name(told)
-        if_exists = or_none(body.if_exists) or IfExists.FAIL
+        if_exists = or_none(body.if_exists) or RESTORE.if_exists
         restore = partial(self.deleted_files.restore, refused=call.identity.admin)
         return _restored(await restore(call.user_id, call.in_path("id"), name, if_exists))
 
@@ -96,6 +97,7 @@ class TrashHandlers:
         "Restore many deleted files",
         takes=schemas.RestoreMany,
         responses={200: schemas.RestoreResults},
+        problems=("refused",),
     )
     async def restore_many(self, call: Call) -> Response:
         body = await call.json(schemas.RestoreMany)
@@ -108,7 +110,7 @@ class TrashHandlers:
         tag="administration",
         access="admin",
         responses={200: schemas.FileOrHeld, 202: schemas.RestoringState},
-        problems=("file-not-found", "name-taken", "quota-exceeded", "content-gone"),
+        problems=("refused", "file-not-found", "name-taken", "quota-exceeded", "content-gone"),
     )
     async def restore_of_anybody(self, call: Call) -> Response:
         return _restored(await self.deleted_files.restore_of_anybody(call.in_path("id")))

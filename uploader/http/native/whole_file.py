@@ -11,6 +11,7 @@ from msgspec import UNSET
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from uploader.domain import creations
 from uploader.domain.archive import Member
 from uploader.domain.digest import parse_hex
 from uploader.domain.links import Caller
@@ -30,7 +31,7 @@ from uploader.service.whole import WholeFiles
 _IF_EXISTS = Parameter(
     "if_exists",
     "What happens to your other files of this name.",
-    {"type": "string", "enum": list(IfExists), "default": IfExists.KEEP},
+    {"type": "string", "enum": list(IfExists), "default": creations.FILE.if_exists},
 )
 _NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES, **SEGMENTS}
 _TO = Parameter("to", "The folder that the names of the members are below.")
@@ -171,7 +172,7 @@ def _folder(call: Call) -> str:
 
 
 def _if_exists(call: Call) -> IfExists:
-    told = IfExists(call.query_word("if_exists", IfExists.KEEP, tuple(IfExists)))
+    told = IfExists(call.query_word("if_exists", creations.FILE.if_exists, tuple(IfExists)))
     # What there is, a visitor does not hear of.
     return IfExists.KEEP if call.caller.session else told
 
