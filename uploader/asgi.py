@@ -60,10 +60,17 @@ _PATIENCE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user of the application, and whether they are an administrator here."""
+    """A user of the application, and whether they are an administrator here. Raises TypeError for values of other types:
+    what stands for no in one framework is true in Python."""
 
     user_id: str
     admin: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.user_id, str):
+            raise TypeError(f"Identity: user_id is a str, not {self.user_id!r}")
+        if not isinstance(self.admin, bool):
+            raise TypeError(f"Identity: admin is True or False, not {self.admin!r}")
 
 
 # Returns who makes the request of a scope of ASGI, for which each framework has its own type; None: nobody that is known.
@@ -226,7 +233,10 @@ class Uploader:
     async def identity(self, scope: Any) -> Identity | None:
         """Return whom `identify` knows the request of a scope of ASGI by."""
         told = None if self._identify is None else self._identify(scope)
-        return await told if isawaitable(told) else told
+        found = await told if isawaitable(told) else told
+        if found is not None and not isinstance(found, Identity):
+            raise TypeError(f"`identify` returns an Identity or None, not {found!r}")
+        return found
 
     def on(self, *types: str, name: str | None = None) -> Callable[[H], H]:
         """Decorate a function, which may be asynchronous, that is told of events of these types, as docs/events.md has them:

@@ -179,6 +179,10 @@ class TokenInUse(Conflict):
     """This is the token that you call with: revoke it with another one, or by `uploader token revoke`."""
 
 
+class LastAdministrator(Conflict):
+    """No other administrator could sign in then. Make another one first, or use the commands of the server."""
+
+
 class TokensUnused(Conflict):
     """This server does not use tokens of its own (UPLOADER_AUTH): it has none to show, make or revoke."""
 

@@ -15,19 +15,12 @@ from tests.support.stack import Stack
 from tests.support.statements import statements
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.accounting.redis import Script
-from uploader.service import access
 
 CONTENT = Content(20 * 64 * KIB)
 CHUNK = 64 * KIB
 RECORD_CHUNK, RECORD_TAIL = Script("record_chunk").sha, Script("record_tail").sha
 TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
 RUFH = {"Upload-Draft-Interop-Version": "8", "Upload-Complete": "?0", "Content-Type": "application/partial-upload"}
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token is believed for as long as a test takes."""
-    monkeypatch.setattr(access, "_BELIEVED_SECONDS", 3600.0)
 
 
 @asynccontextmanager

@@ -335,7 +335,7 @@ async def test_what_was_deleted_is_gone_for_good(stack: Stack, name: str) -> Non
 
 def believe_nothing(stack: Stack) -> None:
     """As half a second later."""
-    stack.services.visitors._believed._visits.clear()
+    stack.services.visitors._known.clear()
 
 
 # Giving

@@ -24,6 +24,7 @@ from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.database.queries import count_unreadable_blobs
 from uploader.service.access import Accounts
+from uploader.service.revocations import Revocations
 
 _CLIENTS = 16
 # Large chunks take memory and time.
@@ -189,7 +190,7 @@ async def _under_fire(going_on: _Round, backups: Backups | None, seconds: float,
 @contextlib.asynccontextmanager
 async def _clients(installation: Installation, setup: Setup, seed: int, record: Record) -> AsyncIterator[list[Client]]:
     database = Database(installation.database_url)
-    accounts = Accounts(database, Clock(), default_total_space_bytes=TOTAL_SPACE)
+    accounts = Accounts(database, Clock(), Revocations(database, Clock()), default_total_space_bytes=TOTAL_SPACE)
     count = _CLIENTS if setup.chunk_size < _LARGE_BYTES else _CLIENTS_OF_LARGE
     tokens = {f"user{n:02}": await accounts.create_token(f"user{n:02}", admin=False) for n in range(count)}
     await database.close()

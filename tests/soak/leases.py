@@ -32,6 +32,7 @@ from uploader.clock import Clock
 from uploader.database import models, work
 from uploader.database.engine import Database
 from uploader.service.access import Accounts
+from uploader.service.revocations import Revocations
 
 _WORKERS, _UPLOADERS = 20, 4
 # Seldom enough that thousands of files are done between two deaths of the database, which takes seconds to come back.
@@ -218,7 +219,7 @@ async def run_leases(
     await installation.start()
     database, monkey = Database(installation.database_url), Monkey(installation, seed, _ACTS_PER_SECOND)
     try:
-        accounts = Accounts(database, Clock(), default_total_space_bytes=1 << 40)
+        accounts = Accounts(database, Clock(), Revocations(database, Clock()), default_total_space_bytes=1 << 40)
         scope = f"queue:{QUEUE}"
         working = await accounts.create_token("worker", admin=False, scope=scope)
         people = [_Person(installation.urls, working, seed + n, record) for n in range(_WORKERS)]

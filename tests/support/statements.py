@@ -5,18 +5,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 from sqlalchemy import event, text
 
 from uploader.database.engine import Connection, Database
+from uploader.service.revocations import Revocations
 
 
 @contextmanager
 def statements(database: Database) -> Iterator[list[str]]:
-    """Every statement that is sent meanwhile; COMMIT and ROLLBACK stand where a transaction ends."""
+    """Every statement that is sent meanwhile; COMMIT and ROLLBACK stand where a transaction ends. Nobody looks for
+    revocations, as processes do once a second."""
     sent: list[str] = []
     told = _told_by_sqlite if database.engine.dialect.name == "sqlite" else _told_by_sqlalchemy
-    with told(database.engine.sync_engine, sent):
+    with told(database.engine.sync_engine, sent), patch.object(Revocations, "_look", AsyncMock()):
         yield sent
 
 

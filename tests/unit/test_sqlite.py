@@ -24,7 +24,7 @@ from tests.support.statements import statements
 from tests.support.twin_statements import compare_statements
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.queries import Token
+from uploader.database.queries import ShownToken, Token
 from uploader.database.transactions import users
 from uploader.domain.links import owner
 from uploader.domain.upload import File, Reason, State
@@ -286,7 +286,8 @@ async def test_an_upload_ends_as_by_sqlalchemy(compared: list[Executable], act: 
     assert (again.instant, again.created_at) == (True, NOW)
     token = Token(token_sha256="0" * 64, user_id="alice", admin=True, created_at=NOW, revoked_at=None)
     await act.database.transact(lambda c: users.create_token(c, token))
-    assert await act.database.read(lambda c: queries.token_by_hash(c, token.token_sha256)) == token
+    shown = await act.database.read(lambda c: queries.token_by_hash(c, token.token_sha256))
+    assert shown == ShownToken(token, has_user=True, admin=True)
     assert compared
 
 

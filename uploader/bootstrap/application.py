@@ -84,6 +84,7 @@ async def running(
         with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
             await services.installation.check_redis()
         await check_shards(services)
+        await services.revocations.begin()
         # What every process relies on is looked after in one without jobs, too; and a worker may wait for a task in any.
         async with (
             services.exposition,
@@ -357,7 +358,7 @@ def build_application(
         proxies=proxies,
         mount=Mount.at(settings.public_url),
         meter=services.meter,
-        visitors=services.visitors,
+        revocations=services.revocations,
         pre_creates=services.pre_create_hook.is_on,
         dialect=resumable,
     )

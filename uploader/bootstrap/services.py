@@ -48,6 +48,7 @@ from uploader.service.open import Admission, Openings
 from uploader.service.precreate import TIMEOUT_SECONDS, PreCreateHook
 from uploader.service.reconcile import Reconciling, Recounting
 from uploader.service.reports import Overview, Queues, Reports
+from uploader.service.revocations import Revocations
 from uploader.service.scrub import Scrubbing
 from uploader.service.status import Uploads
 from uploader.service.trash import TrashKeeping
@@ -177,7 +178,8 @@ class Services:
         )
         stores = (database.check_answers, storage.check_answers)
         concurrency = ConcurrentBodies(settings.max_concurrent_chunks, stores, pending.check_answers)
-        self.visitors = visitors = Visitors(database, clock)
+        self.revocations = revocations = Revocations(database, clock)
+        self.visitors = visitors = Visitors(database, clock, revocations)
         self.receiving = receiving = Receiving(database, storage, pending, closers, uploads, concurrency=concurrency)
         max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
         self.openings = openings = Openings(
@@ -230,7 +232,9 @@ class Services:
         self.work = Work(queues, database, clock)
         self.settings = settings
         self.spool = Spool(settings.data, ballast)
-        self.accounts = Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes)
+        self.accounts = Accounts(
+            database, clock, revocations, default_total_space_bytes=settings.default_total_space_bytes
+        )
         self.flushing = Flushing(database, pending, closers, clock)
         self.appends = Appends(
             storage,
@@ -287,7 +291,7 @@ class Services:
         await self.work.propose(told)
 
     async def close(self) -> None:
-        await self.visitors.close()
+        await self.revocations.close()
         await self.appends.close()
         await self.concatenations.filling.close()
         await self.merging.close()

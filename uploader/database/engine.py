@@ -33,6 +33,7 @@ from uploader.database.mysql import (
     is_read_only,
 )
 from uploader.database.outbox import Outbox, Told, noting
+from uploader.database.rights import authority_of_context, whole_transaction
 from uploader.database.sqlite import UNFIT, FileLost, Sqlite, SqliteEngine, code_of, on_the_loop
 from uploader.database.trash import TrashPolicy
 from uploader.domain.reasons import SQL_MODE_CHANGED
@@ -136,19 +137,24 @@ class Database:
         raises.
 
         It waits for the database and nothing else, but for what it was given by `outside`. `alone`: what others have
-        written and not committed is not to be seen, because `work` does what can't be rolled back.
+        written and not committed is not to be seen, because `work` does what can't be rolled back. If the context has an
+        authority, the rows of its caller are read at the end. Then the revocations of the transaction are counted.
         """
         if self.is_lost:
             await self.look()
+        # Here, because a thread of SQLite has another context.
+        authority = authority_of_context.get()
+
+        def whole(connection: AsyncConnection) -> Awaitable[T]:
+            return whole_transaction(connection, authority, lambda: work(connection, *of))
+
         if self._outbox is None:
-            return await self._tried_again(
-                lambda: self._kind.write(lambda connection: work(connection, *of), alone=alone)
-            )
+            return await self._tried_again(lambda: self._kind.write(whole, alone=alone))
         told: list[Told] = []
 
         async def noted(connection: AsyncConnection) -> T:
             with noting(connection, told):
-                return await work(connection, *of)
+                return await whole(connection)
 
         try:
             return await self._tried_again(lambda: self._kind.write(noted, alone=alone))

@@ -190,6 +190,9 @@ user_info = _table(
     _figure("reserved"),
     # Of files, open uploads, empty folders and files in the trash, how many.
     _figure("files"),
+    # Whether the user is an administrator; NULL: nobody has said so far.
+    Column("admin", Boolean),
+    Index("ix_user_info_admin", "admin"),
 )
 
 upload = _table(

@@ -40,6 +40,15 @@ class Token:
         return self.token_sha256[:16]
 
 
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token, and what the row of its user says: whether there is one, and whether the user is an administrator."""
+
+    token: Token
+    has_user: bool
+    admin: bool
+
+
 def _are_given(table: Columns, *columns: str) -> list[sa.ColumnElement[bool]]:
     """Return the conditions that columns are the values of the same names that come with a run."""
     return [table[column] == sa.bindparam(column) for column in columns]
@@ -118,7 +127,12 @@ _FILES_OF_USER = FILE.where(_FILES.user_id == sa.bindparam("user_id"))
 _FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(sa.bindparam("names", expanding=True)))
 _FILE_BY_ID = FILE.where(*_are_given(_FILES, "id", "user_id")).limit(1)
 _HELD_BY_ID = HELD_FILE.where(*_are_given(_HELD, "id", "user_id")).limit(1)
-_TOKEN_BY_HASH = _TOKEN.where(_TOKENS.token_sha256 == sa.bindparam("token_sha256")).limit(1)
+_TOKEN_BY_HASH = (
+    _TOKEN.add_columns(_USERS.user_id.is_not(None).label("has_user"), _USERS.admin.label("user_admin"))
+    .outerjoin_from(models.token, models.user_info, _USERS.user_id == _TOKENS.user_id)
+    .where(_TOKENS.token_sha256 == sa.bindparam("token_sha256"))
+    .limit(1)
+)
 _USAGE = USAGE.where(_USERS.user_id == sa.bindparam("user_id")).limit(1)
 _LOCKED_USAGE = _USAGE.with_for_update()
 
@@ -406,8 +420,12 @@ async def usage(connection: AsyncConnection, user_id: str, *, lock: bool = False
     return await first_of(connection, Usage, _LOCKED_USAGE if lock else _USAGE, user_id=user_id)
 
 
-async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> Token | None:
-    return await first_of(connection, Token, _TOKEN_BY_HASH, token_sha256=token_sha256)
+async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> ShownToken | None:
+    return await first_of(connection, _shown_token, _TOKEN_BY_HASH, token_sha256=token_sha256)
+
+
+def _shown_token(has_user: bool, user_admin: bool | None, **token: Any) -> ShownToken:
+    return ShownToken(Token(**token), bool(has_user), bool(user_admin))
 
 
 async def tokens_by_id(connection: AsyncConnection, prefix: str) -> list[Token]:

@@ -10,6 +10,8 @@ from typing import Any
 class Action(StrEnum):
     USER_CREATED = "user.created"
     QUOTA_CHANGED = "quota.changed"
+    # A user was made an administrator, or is none any more.
+    ADMIN_CHANGED = "admin.changed"
     TOKEN_CREATED = "token.created"  # noqa: S105 (a word)
     TOKEN_REVOKED = "token.revoked"  # noqa: S105 (a word)
     LINK_CREATED = "link.created"

@@ -137,9 +137,13 @@ class Visit:
     def caller(self) -> Caller:
         return Caller(self.link.user_id, session_word(self.link.id, self.session_id))
 
-    def end(self, now: datetime) -> LinkEnd | None:
-        """Return why it works no more. A visitor whose download has counted goes on where others may not begin."""
+    def link_end(self, now: datetime) -> LinkEnd | None:
+        """Return why the link works no more for this visitor. A visitor whose download has counted goes on where others may
+        not begin."""
         end = self.link.end(now)
-        if end is LinkEnd.EXHAUSTED and self.is_used:
-            end = None
+        return None if end is LinkEnd.EXHAUSTED and self.is_used else end
+
+    def end(self, now: datetime) -> LinkEnd | None:
+        """Return why the visitor may begin nothing more."""
+        end = self.link_end(now)
         return LinkEnd.EXPIRED if end is None and self.expires_at <= now else end

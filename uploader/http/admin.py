@@ -98,10 +98,11 @@ _AUDIT_PARAMETERS = (
 )
 
 
-class SetTotalSpace(Struct, forbid_unknown_fields=True):
-    """A user's quota."""
+class ChangeUser(Struct, forbid_unknown_fields=True):
+    """A user's quota, and whether the user is an administrator."""
 
-    total_space: Size
+    total_space: Size | UnsetType = UNSET
+    admin: bool | UnsetType = UNSET
 
 
 _SCOPE = "^(metrics|queue:[A-Za-z0-9][A-Za-z0-9._-]{0,47})$"
@@ -141,6 +142,7 @@ class UserDetail(UserUsage, kw_only=True):
     """One user; `available` is what they may still open."""
 
     available: int
+    admin: bool
     as_of: Time
 
 
@@ -164,13 +166,14 @@ class UserFiles(Struct):
 
 
 class UserAccount(Struct):
-    """A user's accounts after a change, in bytes."""
+    """A user's accounts after a change, in bytes; and whether the user is an administrator."""
 
     user_id: str
     total_space: int
     use_space_finished: int
     use_space_unfinished: int
     reserved: int
+    admin: bool
 
 
 class TokenSchema(Struct):
@@ -342,7 +345,8 @@ class AdminHandlers:
         as_of = self.clock.now()
         report = await self.reports.user(user_in(call))
         usage = msgspec.structs.asdict(user_of(report))
-        return Json(UserDetail(**usage, available=report.usage.available, as_of=as_of))
+        is_admin = await self.accounts.is_admin(report.usage.user_id)
+        return Json(UserDetail(**usage, available=report.usage.available, admin=is_admin, as_of=as_of))
 
     @_admin(
         "GET /admin/users/{user_id}/files",
@@ -361,15 +365,18 @@ class AdminHandlers:
 
     @_admin(
         "PUT /admin/users/{user_id}",
-        "Set a user's quota, making the user if need be",
-        takes=SetTotalSpace,
+        "Change a user: the quota, and whether the user is an administrator; make a missing user",
+        takes=ChangeUser,
         responses={200: UserAccount},
+        problems=("last-administrator",),
     )
-    async def set_total_space(self, call: Call) -> Response:
-        user_id = user_in(call)
-        body = await call.json(SetTotalSpace)
-        usage = await self.accounts.set_total_space(user_id, body.total_space)
-        return Json(msgspec.convert(usage, UserAccount, from_attributes=True))
+    async def change_user(self, call: Call) -> Response:
+        user_id, body = user_in(call), await call.json(ChangeUser)
+        usage = await self.accounts.change_user(
+            user_id, total_space=or_none(body.total_space), admin=or_none(body.admin)
+        )
+        figures = (usage.total_space, usage.use_space_finished, usage.use_space_unfinished, usage.reserved)
+        return Json(UserAccount(user_id, *figures, admin=await self.accounts.is_admin(user_id)))
 
     @_admin(
         "DELETE /admin/files/{id}",
@@ -502,7 +509,7 @@ class TokenHandlers:
         "DELETE /admin/tokens/{token_id}",
         "Revoke a token, but not the one that you call with",
         responses={204: None},
-        problems=("not-found", "token-in-use", "tokens-unused"),
+        problems=("not-found", "token-in-use", "last-administrator", "tokens-unused"),
     )
     async def revoke(self, call: Call) -> Response:
         self._check_used()

@@ -1,8 +1,11 @@
-"""The ASGI application that serves a route table: each request finds its operation, and what is raised becomes a problem."""
+"""The ASGI application that serves a route table: each request finds its operation, and what is raised becomes a problem.
+A request of a caller whose right was revoked ends here.
+"""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -12,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from uploader.domain.links import Visit
 from uploader.errors import (
     BadRequest,
     MethodNotAllowed,
@@ -36,8 +38,8 @@ from uploader.http.shared.responses import Json
 from uploader.meter import Cost, Meter, NotYourTurn, cost_of_request
 from uploader.service.access import Identity
 from uploader.service.audit_log import Actor, Via, actor_of_context
-from uploader.service.links import Visitors
 from uploader.service.precreate import Asker, asker_of_request
+from uploader.service.revocations import Revocations, authority_of_context
 from uploader.wait_budget import WaitBudget, wait_budget_of_request
 
 logger = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class Application:
     intake: Intake
     proxies: Proxies
     meter: Meter
-    visitors: Visitors
+    revocations: Revocations
     dialect: ResumableHandlers
     mount: Mount
     # Whether a pre-create hook is asked, and told from where.
@@ -85,8 +87,12 @@ class Application:
         exchange = Exchange(scope, receive, send)
         wait_budget_of_request.set(WaitBudget())
         try:
-            response = await self._respond(Request(scope, exchange.receive, exchange.send), exchange)
-            async with self._for_as_long(exchange.visit):
+            request = Request(scope, exchange.receive, exchange.send)
+            response = await self._respond(request, exchange)
+            try:
+                await response(scope, exchange.receive, exchange.send)
+            except asyncio.CancelledError:
+                response = self._cut(request, exchange)
                 await response(scope, exchange.receive, exchange.send)
         except UploaderError as error:
             # The status is sent. That the answer ends too early its client sees by the length, or the end of the connection.
@@ -96,9 +102,13 @@ class Application:
             exchange.outcome = ABORTED
             raise
         finally:
-            actor_of_context.set(None)  # what goes on in this task is nobody's request any more
+            # What goes on in this task is nobody's request any more.
+            actor_of_context.set(None)
+            authority_of_context.set(None)
             wait_budget_of_request.set(None)
             cost_of_request.set(None)
+            if exchange.running is not None:
+                self.revocations.leave(exchange.running)
             exchange.end()
             if is_below:
                 leave_mount()
@@ -131,17 +141,19 @@ class Application:
                 operation = self._route(request, exchange)
                 self.concurrency_limit.admit_address(request, exchange)
                 actor_of_context.set(partial(self._actor, came_by, None))
-                identity = await self.authenticator.identify(operation.access, request)
-                exchange.visit = identity.visit
+                identity = await self._identify(operation, request, exchange)
                 self.concurrency_limit.admit_caller(identity.caller, exchange)
                 actor_of_context.set(partial(self._actor, came_by, identity))
                 cost = self._charge(identity, operation, exchange)
                 if cost is not None and operation.takes is None:
                     await cost.begin(pauses=bool(operation.takes_bytes))
-                async with self._for_as_long(exchange.visit):
-                    response = await operation.handler(Call(request, identity, self.intake, cost))
+                response = await operation.handler(Call(request, identity, self.intake, cost))
+                if exchange.running is not None:
+                    exchange.running.check()
                 if cost is not None:
                     cost.answered(len(response.body) if isinstance(response, Json) else 0)
+            except asyncio.CancelledError:
+                response = self._cut(request, exchange)
             except Exception as error:
                 response = self._problem(request, exchange, error)
             if dialect is not None:
@@ -150,9 +162,34 @@ class Application:
             self.origins.mark(request, response)
         return response
 
-    def _for_as_long(self, visit: Visit | None) -> AbstractAsyncContextManager[None]:
-        """Return a context that ends with the link of a visitor, if it is one who asks."""
-        return nullcontext() if visit is None else self.visitors.within(visit)
+    async def _identify(self, operation: Operation, request: Request, exchange: Exchange) -> Identity:
+        """Return who calls, and look after the request from then on. Raises as the authenticator."""
+        generation = -1
+        while generation != self.revocations.generation:  # or what was read may be revoked since
+            generation = self.revocations.generation
+            identity = await self.authenticator.identify(operation.access, request)
+        exchange.visit = identity.visit
+        if operation.access != "open":
+            authority = identity.authority(as_admin=operation.needs_admin(identity))
+            exchange.running = self.revocations.enter(authority, identity.visit)
+            if operation.acts_on_rights:
+                authority_of_context.set(authority)
+        return identity
+
+    def _cut(self, request: Request, exchange: Exchange) -> Response:
+        """Answer a request that was ended because the right of its caller was revoked; if the answer has begun, it breaks
+        off. Raises CancelledError for any other."""
+        running = exchange.running
+        if running is None:
+            raise asyncio.CancelledError()
+        self.revocations.leave(running)
+        try:
+            running.check()
+        except UploaderError as error:
+            if exchange.status:
+                raise
+            return self._problem(request, exchange, error)
+        raise asyncio.CancelledError()
 
     def _charge(self, identity: Identity, operation: Operation, exchange: Exchange) -> Cost | None:
         """Begin to charge a request to its user; None: it has none."""

@@ -10,22 +10,20 @@ import hmac
 import os
 import re
 import secrets
-import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
 from urllib.parse import urlencode
 
 import aiofiles
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import meta, queries
-from uploader.database.engine import Database, Duplicate
+from uploader.database import meta, queries, rights
+from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import users
 from uploader.domain.audit_log import Action, Actor
 from uploader.domain.links import Caller, Visit, owner
@@ -33,18 +31,17 @@ from uploader.domain.names import check_user_id
 from uploader.domain.upload import Usage
 from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
 from uploader.service.audit_log import act, actor
+from uploader.service.revocations import Authority, Remembered, Revocations, authority_of_context
 
-# How long a token is believed, and a user known to be there, without asking the database: a revocation takes effect
-# within it.
+# For so long after the last look for revocations a token is believed: while the database is away.
 _BELIEVED_SECONDS = 15.0
-_MAX_BELIEVED = 10_000
 LOCAL_USER = "local"
 # Words of a scope: the caller may read /metrics; they may take the tasks of the queue whose name follows.
 METRICS_SCOPE, QUEUE_SCOPE = "metrics", "queue:"
 # The name under which the edge knows it.
 Token = queries.Token
-
-T = TypeVar("T")
+# Of the SHA-256, in hexadecimal digits.
+TOKEN_ID_LENGTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class Identity:
     caller: Caller
     admin: bool = False
     # Of the token that was shown; None where it is not one of ours.
-    token_id: str | None = None
+    token_sha256: str | None = field(default=None, repr=False)
     token_made_by: str | None = None
     # All that the token is good for, as words; None: for whatever the user may do.
     scope: str | None = None
@@ -62,6 +59,16 @@ class Identity:
     @property
     def user_id(self) -> str:
         return self.caller.user_id
+
+    @property
+    def token_id(self) -> str | None:
+        return self.token_sha256 and self.token_sha256[:TOKEN_ID_LENGTH]
+
+    def authority(self, *, as_admin: bool) -> Authority | None:
+        """Return the rows by which the caller acts, as an administrator or not; None: there are none."""
+        if self.visit is not None or (self.token_sha256 is None and not as_admin):
+            return None
+        return Authority(self.user_id, self.token_sha256, as_admin)
 
     @property
     def party(self) -> str:
@@ -91,71 +98,68 @@ def spelled(scope: str) -> str:
     return " and ".join(f"the tasks of {queue}" for queue in queues) or f"/{scope}"
 
 
-class _Believed(Generic[T]):
-    """Believes for a while, of a bounded number of keys."""
-
-    def __init__(self) -> None:
-        self._entries: OrderedDict[str, tuple[float, T]] = OrderedDict()
-
-    def get(self, key: str) -> T | None:
-        until, value = self._entries.get(key, (0.0, None))
-        return value if until > time.monotonic() else None
-
-    def put(self, key: str, value: T) -> None:
-        self._entries[key] = (time.monotonic() + _BELIEVED_SECONDS, value)
-        self._entries.move_to_end(key)
-        if len(self._entries) > _MAX_BELIEVED:
-            self._entries.popitem(last=False)
-
-    def remembers(self, key: str) -> bool:
-        return key in self._entries
-
-    def drop(self, key: str) -> None:
-        self._entries.pop(key, None)
-
-
 @dataclass(eq=False, repr=False)
 class Accounts:
     database: Database
     clock: Clock
+    revocations: Revocations
     _: KW_ONLY
     default_total_space_bytes: int
-    _believed: _Believed[Identity] = field(default_factory=_Believed, init=False)
-    _met: _Believed[bool] = field(default_factory=_Believed, init=False)
+
+    def __post_init__(self) -> None:
+        self._callers: Remembered[Identity] = Remembered(self.revocations, _BELIEVED_SECONDS)
+        # Users whom somebody else has authenticated; those who claim to be administrators apart.
+        self._met: Remembered[bool] = Remembered(self.revocations, _BELIEVED_SECONDS)
+        self._claims: Remembered[bool] = Remembered(self.revocations, _BELIEVED_SECONDS)
 
     # Callers
 
     async def authenticate(self, token: str) -> Identity:
         """Return the user and the rights of a token. Raises Unauthenticated, Unavailable."""
-        token_sha256 = _hash(token)
-        believed = self._believed.get(token_sha256)
-        if believed is not None:
-            return believed
-        row = await self.database.read(queries.token_by_hash, token_sha256, brief=True)
+        token_sha256, generation = _hash(token), self.revocations.generation
+        known = self._callers.get(token_sha256)
+        if known is not None:
+            return known
+        shown = await self.database.read(queries.token_by_hash, token_sha256, brief=True)
         # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
         if (
-            row is None
-            or not hmac.compare_digest(row.token_sha256.encode(), token_sha256.encode())
-            or row.revoked_at is not None
+            shown is None
+            or not hmac.compare_digest(shown.token.token_sha256.encode(), token_sha256.encode())
+            or shown.token.revoked_at is not None
         ):
-            self._believed.drop(token_sha256)
+            self._callers.drop(token_sha256)
             raise Unauthenticated()
-        await self.ensure_user(row.user_id)
-        identity = Identity(owner(row.user_id), row.admin, row.token_id, row.made_by, row.scope)
-        self._believed.put(token_sha256, identity)
+        row = shown.token
+        if not shown.has_user:
+            await self.ensure_user(row.user_id)
+        # The right is the token's and the user's.
+        identity = Identity(owner(row.user_id), row.admin and shown.admin, token_sha256, row.made_by, row.scope)
+        self._callers.put(token_sha256, identity, generation)
         return identity
 
     def knows(self, token: str) -> bool:
         """Return whether this token was right when it was last shown to this process."""
-        return self._believed.remembers(_hash(token))
+        return self._callers.knows(_hash(token))
 
-    async def admit(self, user_id: str, total_space: int | None = None) -> None:
-        """Make a user whom somebody else has authenticated, at first sight with this quota. Raises Unavailable."""
-        if self._met.get(user_id) is None:
-            here = actor()
-            by = Actor(here.via, user_id, address=here.address)
-            await self.ensure_user(user_id, total_space, by=by)
-            self._met.put(user_id, True)
+    async def admit(self, user_id: str, total_space: int | None = None, *, claims_admin: bool = False) -> bool:
+        """Make a user whom somebody else has authenticated, at first sight with this quota; return whether the user is an
+        administrator. A claim makes one at first sight; after that only an administrator decides. Raises Unavailable."""
+        generation = self.revocations.generation
+        known = (self._claims if claims_admin else self._met).get(user_id)
+        if known is not None:
+            return known
+        here = actor()
+        by = Actor(here.via, user_id, address=here.address)
+        await self.ensure_user(user_id, total_space, by=by)
+        if not claims_admin:
+            self._met.put(user_id, False, generation)
+            return False
+        is_admin = await self.database.read(rights.is_admin, user_id, brief=True)
+        if is_admin is None:
+            told = act(Action.ADMIN_CHANGED, self.clock.now(), subject=user_id, user_id=user_id, by=by)
+            is_admin = await self.database.transact(users.claim_admin, user_id, told)
+        self._claims.put(user_id, is_admin, generation)
+        return is_admin
 
     # Users
 
@@ -176,14 +180,29 @@ class Accounts:
         crash_point("user.after_commit")
         return True
 
-    async def set_total_space(self, user_id: str, total_space: int) -> Usage:
-        """Set a user's quota, making the user if need be; what is used already stays. Raises InvalidRequest."""
+    async def change_user(self, user_id: str, *, total_space: int | None = None, admin: bool | None = None) -> Usage:
+        """Set a user's quota, and make the user an administrator or none; make a missing user. What is used already stays.
+        Raises InvalidRequest, LastAdministrator."""
         await self.ensure_user(user_id, total_space)
-        set_ = act(Action.QUOTA_CHANGED, self.clock.now(), subject=user_id, user_id=user_id)
-        await self.database.transact(users.set_total_space, user_id, total_space, set_)
-        usage = await self.database.read(queries.usage, user_id)
+        told = partial(act, now=self.clock.now(), subject=user_id, user_id=user_id)
+        quota, right, keeps_one = told(Action.QUOTA_CHANGED), told(Action.ADMIN_CHANGED), _keeps_one()
+
+        async def change(connection: Connection) -> Usage | None:
+            if admin is not None:
+                await users.set_admin(connection, user_id, admin, keeps_one=keeps_one, act=right)
+            if total_space is not None:
+                await users.set_total_space(connection, user_id, total_space, quota)
+            return await queries.usage(connection, user_id)
+
+        usage = await self.database.transact(change)
         assert usage is not None
         return usage
+
+    async def set_total_space(self, user_id: str, total_space: int) -> Usage:
+        return await self.change_user(user_id, total_space=total_space)
+
+    async def is_admin(self, user_id: str) -> bool:
+        return bool(await self.database.read(rights.is_admin, user_id))
 
     # Tokens
 
@@ -232,7 +251,7 @@ class Accounts:
 
     async def revoke_for(self, caller: Identity, token_id: str) -> None:
         """Revoke a token, or find it revoked, but never the one that is called with: so nobody can take the last access of
-        an administrator away from afar. Raises NotFound, TokenInUse."""
+        an administrator away from afar. Raises NotFound, TokenInUse, LastAdministrator."""
         found = await self._tokens_by_id(token_id) if _is_id(token_id) else []
         if not found:
             raise NotFound("There is no such token.")
@@ -248,9 +267,17 @@ class Accounts:
         for token in found:
             now = self.clock.now()
             told = act(Action.TOKEN_REVOKED, now, subject=token.token_id, user_id=token.user_id)
-            revoked += await self.database.transact(users.revoke_token, token.token_sha256, now, told)
-            self._believed.drop(token.token_sha256)
+            revoke = partial(users.revoke_token, keeps_one=_keeps_one(), act=told)
+            revoked += await self.database.transact(revoke, token.token_sha256, now)
+            self._callers.drop(token.token_sha256)
         return revoked
+
+
+def _keeps_one() -> bool:
+    """Return whether an administrator has to stay who can sign in: unless a command acts, or somebody whom another server
+    authenticates."""
+    by = authority_of_context.get()
+    return by is not None and by.token_sha256 is not None
 
 
 def new_token() -> str:
@@ -259,7 +286,7 @@ def new_token() -> str:
 
 
 def _is_id(text: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{16}", text) is not None
+    return re.fullmatch(rf"[0-9a-f]{{{TOKEN_ID_LENGTH}}}", text) is not None
 
 
 def _hash(token: str) -> str:

@@ -1,7 +1,7 @@
 """The use cases of links: owners make, change and revoke them; visitors come, each with a session of their own.
 
-A session's token is good for its link alone, and ends with it: what a process believes of a visitor it asks again within
-half a second, and who is in the middle of a request is looked after each second.
+A session's token is good for its link alone, and ends with it (`revocations.py`). A new password ends all sessions of a
+link.
 """
 
 import asyncio
@@ -9,11 +9,8 @@ import base64
 import hashlib
 import hmac
 import secrets
-import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -33,7 +30,8 @@ from uploader.service.close import Closers
 from uploader.service.files import Files, Folders
 from uploader.service.ids import ID, new_id
 from uploader.service.precreate import Allowed, PreCreateHook, Question
-from uploader.tasks import ended, in_thread
+from uploader.service.revocations import Remembered, Revocations
+from uploader.tasks import in_thread
 
 TOKEN_PREFIX = "upls_"  # noqa: S105 (what tokens of visitors begin with)
 # For its maker's clock, which may be ahead.
@@ -42,9 +40,6 @@ _SLACK = timedelta(minutes=1)
 _DOWNLOAD_SECONDS = 86400.0
 _MAX_SESSIONS = 10_000
 _BELIEVED_SECONDS = 0.5
-_LOOK_SECONDS = 1.0
-_MAX_BELIEVED = 10_000
-_BATCH = 200
 
 
 def _sha256(text: str) -> str:
@@ -197,42 +192,17 @@ def _check_limits(kind: LinkKind, limits: Limits) -> None:
             raise errors.InvalidRequest.field(name, f"is not for a link of the kind {kind.value}")
 
 
-class _Believed:
-    """Visitors as they were a moment ago, by the SHA-256 of their tokens."""
-
-    def __init__(self) -> None:
-        self._visits: OrderedDict[str, tuple[float, Visit]] = OrderedDict()
-
-    def get(self, token_sha256: str) -> Visit | None:
-        until, visit = self._visits.get(token_sha256, (0.0, None))
-        return visit if until > time.monotonic() else None
-
-    def put(self, token_sha256: str, visit: Visit) -> None:
-        self._visits[token_sha256] = (time.monotonic() + _BELIEVED_SECONDS, visit)
-        self._visits.move_to_end(token_sha256)
-        if len(self._visits) > _MAX_BELIEVED:
-            self._visits.popitem(last=False)
-
-    def remembers(self, token_sha256: str) -> bool:
-        return token_sha256 in self._visits
-
-    def drop(self, token_sha256: str) -> None:
-        self._visits.pop(token_sha256, None)
-
-
 @dataclass(eq=False, repr=False)
 class Visitors:
     """Strangers who come by links."""
 
     database: Database
     clock: Clock
-    _: KW_ONLY
-    _believed: _Believed = field(default_factory=_Believed, init=False)
-    # Requests under way, by the session and then each by its own deadline, which is moved to now when the link ends.
-    _running: dict[str, list[asyncio.Timeout]] = field(default_factory=dict, init=False)
-    _looking: asyncio.Task[None] | None = field(default=None, init=False)
+    revocations: Revocations
 
     def __post_init__(self) -> None:
+        # By the SHA-256 of their tokens; for a moment, because links follow their files and folders.
+        self._known: Remembered[Visit] = Remembered(self.revocations, _BELIEVED_SECONDS, confirmed=False)
         self._guesses = asyncio.Semaphore(2)
 
     # Coming
@@ -277,15 +247,15 @@ class Visitors:
 
     async def authenticate(self, token: str) -> Visit:
         """Return whose token this is. Raises Unauthenticated, LinkGone, Unavailable."""
-        token_sha256 = _sha256(token)
-        visit = self._believed.get(token_sha256)
+        token_sha256, generation = _sha256(token), self.revocations.generation
+        visit = self._known.get(token_sha256)
         if visit is None:
             found = await self.database.read(links.visit_by_token, token_sha256, brief=True)
             if found is None or not hmac.compare_digest(found[0].encode(), token_sha256.encode()):
-                self._believed.drop(token_sha256)
+                self._known.drop(token_sha256)
                 raise errors.Unauthenticated()
             visit = found[1]
-            self._believed.put(token_sha256, visit)
+            self._known.put(token_sha256, visit, generation)
         return self._checked(visit)
 
     async def by_id(self, session_id: str) -> Visit:
@@ -303,59 +273,12 @@ class Visitors:
 
     def knows(self, token: str) -> bool:
         """Return whether this token was right when it was last shown to this process."""
-        return self._believed.remembers(_sha256(token))
+        return self._known.knows(_sha256(token))
 
     async def count_download(self, visit: Visit) -> None:
         """Raises LinkGone."""
         if not visit.is_used:
             await self.database.transact(transactions.links.count_download, visit)
-
-    @asynccontextmanager
-    async def within(self, visit: Visit) -> AsyncIterator[None]:
-        """Let a visitor go on for as long as their link works. Raises LinkGone where that ends meanwhile."""
-        session = visit.session_id
-        try:
-            async with asyncio.timeout(None) as deadline:
-                self._running.setdefault(session, []).append(deadline)
-                if self._looking is None or self._looking.done():
-                    self._looking = asyncio.create_task(self._look_after(), name="look after visitors")
-                try:
-                    yield
-                finally:
-                    self._running[session].remove(deadline)
-                    if not self._running[session]:
-                        del self._running[session]
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            found = await self.database.read(links.visits, [session], brief=True)
-            end = found[session].end(self.clock.now()) if session in found else None
-            raise links.gone(end) from error
-
-    async def _look_after(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if not self._running:
-                return
-            try:
-                await self._look()
-            except errors.UploaderError:
-                continue  # the database is away: nothing is acknowledged meanwhile
-
-    async def _look(self) -> None:
-        asked, now, loop = list(self._running), self.clock.now(), asyncio.get_running_loop()
-        for first in range(0, len(asked), _BATCH):
-            some = asked[first : first + _BATCH]
-            found = await self.database.read(links.visits, some, brief=True)
-            for session in some:
-                if session not in found or found[session].end(now) is not None:
-                    for deadline in self._running.get(session, []):
-                        if not deadline.expired():
-                            deadline.reschedule(loop.time())
-
-    async def close(self) -> None:
-        if self._looking is not None:
-            await ended(self._looking)
 
     # Sending
 

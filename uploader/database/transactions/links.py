@@ -15,6 +15,7 @@ from uploader.database import links, models
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.links import LINKS, SESSIONS
+from uploader.database.rights import note_revocation
 from uploader.database.transactions import rows
 from uploader.domain.audit_log import Act
 from uploader.domain.links import Caller, Link, LinkEnd, Visit, link_of
@@ -49,14 +50,24 @@ async def make_link(
 
 
 async def change_link(connection: AsyncConnection, link_id: str, changes: Mapping[str, Any], act: Act | None) -> bool:
-    """Return whether there is such a link that has not ended before its time."""
+    """Return whether there is such a link that has not ended before its time. A new password ends all sessions of the link.
+    If a limit of a link that collects is used up then, the sessions that sent nothing end."""
     change = sa.update(models.link).where(LINKS.id == link_id, LINKS.end_reason.is_(None)).values(**changes)
     if not await rows.changed(connection, change):
         return False
+    link = await links.locked(connection, link_id)
+    assert link is not None
+    sessions = SESSIONS.link_id == link_id
+    if changes.get("password") is not None:
+        await connection.execute(sa.delete(models.link_session).where(sessions))
+    elif changes.keys() & {"max_files", "max_bytes"} and not link.takes(1, 1):
+        await connection.execute(sa.delete(models.link_session).where(sessions, SESSIONS.used == sa.false()))
     if "expires_at" in changes:  # visitors of before stay as long as later ones
         await connection.execute(
-            sa.update(models.link_session).where(SESSIONS.link_id == link_id).values(expires_at=changes["expires_at"])
+            sa.update(models.link_session).where(sessions).values(expires_at=changes["expires_at"])
         )
+    if changes.keys() - {"label"}:
+        note_revocation(connection)
     await note(connection, act, changed=sorted(changes))
     return True
 
@@ -107,7 +118,10 @@ async def _end(
     connection: AsyncConnection, conditions: Sequence[sa.ColumnElement[bool]], end: LinkEnd, now: datetime
 ) -> int:
     statement = sa.update(models.link).where(*conditions, LINKS.end_reason.is_(None))
-    return await rows.changed(connection, statement.values(ended_at=now, end_reason=end.value))
+    ended = await rows.changed(connection, statement.values(ended_at=now, end_reason=end.value))
+    if ended:
+        note_revocation(connection)
+    return ended
 
 
 # Visitors
@@ -164,6 +178,8 @@ async def count_download(connection: AsyncConnection, visit: Visit) -> None:
         raise links.gone(LinkEnd.EXHAUSTED)
     more = sa.update(models.link).where(LINKS.id == link.id)
     await connection.execute(more.values(downloads=LINKS.downloads + 1))
+    if link.max_downloads == link.downloads + 1:
+        note_revocation(connection)  # of all sessions that have not counted
 
 
 async def forget_sessions(connection: AsyncConnection, now: datetime, limit: int) -> int:

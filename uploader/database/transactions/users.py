@@ -4,11 +4,13 @@ from datetime import datetime
 
 from sqlalchemy import insert, update
 
-from uploader.database import models, queries
+from uploader.database import models, queries, rights
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.transactions.rows import changed
 from uploader.domain.audit_log import Act
+
+_TOKENS, _USERS = models.token.c, models.user_info.c
 
 
 async def create_user(connection: AsyncConnection, user_id: str, total_space: int, act: Act | None = None) -> None:
@@ -23,24 +25,52 @@ async def set_total_space(connection: AsyncConnection, user_id: str, total_space
     if before is None:
         return False
     if before.total_space != total_space:
-        change = update(models.user_info).where(models.user_info.c.user_id == user_id).values(total_space=total_space)
+        change = update(models.user_info).where(_USERS.user_id == user_id).values(total_space=total_space)
         await connection.execute(change)
         await note(connection, act, **{"from": before.total_space, "to": total_space})
     return True
 
 
+async def set_admin(
+    connection: AsyncConnection, user_id: str, admin: bool, *, keeps_one: bool, act: Act | None = None
+) -> None:
+    """Make a user an administrator, or none. `keeps_one`: raises LastAdministrator if no other one could sign in."""
+    if keeps_one and not admin and await rights.is_admin(connection, user_id):
+        await rights.keep_one(connection, _TOKENS.user_id != user_id)
+    await rights.check(connection)  # whose row this may be
+    if await rights.set_admin(connection, user_id, admin):
+        await note(connection, act, admin=admin)
+
+
+async def claim_admin(connection: AsyncConnection, user_id: str, act: Act | None = None) -> bool:
+    """Let whoever authenticates a user make the user an administrator, unless somebody has decided about that before;
+    return whether the user is one."""
+    before = await rights.is_admin(connection, user_id, lock=True)
+    if before is None and await rights.set_admin(connection, user_id, admin=True):
+        await note(connection, act, admin=True)
+    return before is not False
+
+
 async def create_token(connection: AsyncConnection, token: queries.Token, act: Act | None = None) -> None:
+    """Put a token into force; one of an administrator makes its user an administrator."""
     values = {name: getattr(token, name) for name in queries.Token.__dataclass_fields__}
+    if token.admin:
+        await rights.set_admin(connection, token.user_id, admin=True)
     await connection.execute(insert(models.token).values(**values))
     scope = {} if token.scope is None else {"scope": token.scope}
     await note(connection, act, admin=token.admin, **scope)
 
 
-async def revoke_token(connection: AsyncConnection, token_sha256: str, now: datetime, act: Act | None = None) -> bool:
-    """Return whether there was such a token in force."""
-    table = models.token.c
-    revoke = update(models.token).where(table.token_sha256 == token_sha256, table.revoked_at.is_(None))
+async def revoke_token(
+    connection: AsyncConnection, token_sha256: str, now: datetime, *, keeps_one: bool = False, act: Act | None = None
+) -> bool:
+    """Return whether there was such a token in force. `keeps_one`: raises LastAdministrator if no administrator could sign
+    in without it."""
+    if keeps_one and (await rights.tokens_in_force(connection, [token_sha256])).get(token_sha256):
+        await rights.keep_one(connection, _TOKENS.token_sha256 != token_sha256)
+    revoke = update(models.token).where(_TOKENS.token_sha256 == token_sha256, _TOKENS.revoked_at.is_(None))
     revoked = await changed(connection, revoke.values(revoked_at=now)) == 1
     if revoked:
+        rights.note_revocation(connection)
         await note(connection, act)
     return revoked

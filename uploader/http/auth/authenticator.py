@@ -8,6 +8,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -257,8 +258,8 @@ class Authenticator:
             if not is_local_host(request.headers.get("host", ""), self._host):
                 raise Unauthenticated("Without authentication the server answers requests to a local host name alone.")
             self._refuse_foreign_pages(request)
-            await self._accounts.admit(LOCAL_USER)
-            return Identity(owner(LOCAL_USER), admin=True)
+            is_admin = await self._accounts.admit(LOCAL_USER, claims_admin=True)
+            return Identity(owner(LOCAL_USER), is_admin)
         token = _bearer_token(request)
         # One that was right here before is let in at once though its neighbours guess; any other one is a question to the
         # database. A JWT is checked without, and only its refusal waits.
@@ -268,8 +269,7 @@ class Authenticator:
             if self._verifier is None:
                 return await self._accounts.authenticate(token)
             verified = await self._verifier.verify(token)
-            await self._accounts.admit(verified.identity.user_id, verified.total_space)
-            return verified.identity
+            return await self._admitted(verified.identity, verified.total_space)
         except Unauthenticated:
             party = self._proxies.party(request)
             if self._verifier is not None:
@@ -282,8 +282,14 @@ class Authenticator:
         if identity is None:
             raise Unauthenticated("The application does not know who calls.")
         self._refuse_foreign_pages(request)  # it may know them by a cookie
-        await self._accounts.admit(identity.user_id)
-        return identity
+        return await self._admitted(identity)
+
+    async def _admitted(self, identity: Identity, total_space: int | None = None) -> Identity:
+        """Return a caller whom somebody else has authenticated: an administrator only if the row of the user says so,
+        too."""
+        claims = identity.admin
+        is_admin = await self._accounts.admit(identity.user_id, total_space, claims_admin=claims)
+        return identity if is_admin is claims else replace(identity, admin=is_admin)
 
     def _named_by_proxy(self, request: Request) -> str | None:
         if self._trusted_header is None or not self._proxies.sent(request):

@@ -57,6 +57,7 @@ class ShareHandlers:
     @_links(
         "POST /me/links",
         "Make a link by which strangers get or give files",
+        on_rights=True,
         takes=schemas.ShareWith,
         responses={201: schemas.ShareSchema},
         problems=("refused", "file-not-found", "name-taken", "too-many-files", "too-many-links"),
@@ -90,6 +91,7 @@ class ShareHandlers:
     @_links(
         "PATCH /me/links/{id}",
         "Change a link",
+        on_rights=True,
         takes=schemas.ChangeShare,
         responses={200: schemas.ShareSchema},
         problems=("link-not-found",),
@@ -105,7 +107,9 @@ class ShareHandlers:
             changes["expires_at"] = schemas.moment_of(changes["expires_at"])
         return Json(schemas.share_of(await self.sharing.change(call.user_id, call.in_path("id"), changes)))
 
-    @_links("DELETE /me/links/{id}", "Revoke a link", responses={204: None}, problems=("link-not-found",))
+    @_links(
+        "DELETE /me/links/{id}", "Revoke a link", on_rights=True, responses={204: None}, problems=("link-not-found",)
+    )
     async def revoke(self, call: Call) -> Response:
         await self.sharing.revoke(call.user_id, call.in_path("id"))
         return Response(status_code=204)

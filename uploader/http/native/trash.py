@@ -79,6 +79,7 @@ class TrashHandlers:
     @_trash(
         "POST /me/trash/{id}/restore",
         "Restore a deleted file",
+        on_rights=True,  # an administrator restores what a gate has refused
         takes=schemas.Restore,
         takes_optional=True,
         responses={200: schemas.FileOrHeld, 202: schemas.RestoringState},

@@ -24,6 +24,7 @@ from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
 from uploader.meter import BYTE_SECONDS, Cost, Kind
 from uploader.observability import REQUESTS, request_id, user_id
+from uploader.service.revocations import Running
 from uploader.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class Exchange:
         self.at_end: list[Callable[[], None]] = []
         # Who came by a link, if that is who asks.
         self.visit: Visit | None = None
+        # From when the caller is known: it ends with the caller's right.
+        self.running: Running | None = None
         # What it costs its user, where it has one.
         self.cost: Cost | None = None
         headers = dict(reversed(scope["headers"]))  # the first of several

@@ -105,6 +105,8 @@ class Operation:
     _: KW_ONLY
     tag: str
     access: Access = "user"
+    # The transactions of what users may do read the rows of the caller, as those of administrators and workers do.
+    on_rights: bool = False
     takes: type | None = None
     takes_optional: bool = False
     # The field of a form that may hold what is taken, as JSON.
@@ -119,6 +121,17 @@ class Operation:
     said: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
     handler: Callable[["Call"], Awaitable[Response]] = _unbound
+
+    @property
+    def acts_on_rights(self) -> bool:
+        """Return whether the transactions read the rows of the caller."""
+        return self.on_rights or self.access in ("admin", "worker")
+
+    def needs_admin(self, identity: Identity) -> bool:
+        """Return whether it is a right of administrators that lets this caller in, or more than users may is done by it."""
+        if self.access in ("admin", "metrics", "worker"):
+            return identity.scope is None
+        return self.on_rights and identity.admin
 
     def __call__(self, handler: H) -> H:
         vars(handler).setdefault(_DECLARED, []).insert(0, self)
