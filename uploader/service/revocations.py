@@ -46,9 +46,11 @@ class Running:
     authority: Authority | None
     visit: Visit | None
     error: UploaderError | None = None
+    # Its task may go on with something else.
+    has_left: bool = False
 
     def cut(self, error: UploaderError) -> None:
-        if self.error is None:
+        if self.error is None and not self.has_left:
             self.error = error
             self.task.cancel()
 
@@ -125,6 +127,7 @@ class Revocations:
         return running
 
     def leave(self, running: Running) -> None:
+        running.has_left = True
         self._running.pop(running, None)
 
     def look_after(self) -> None:
