@@ -61,7 +61,7 @@ def token_list(user: str | None) -> None:
 @token.command("revoke")
 @click.argument("token_or_id")
 def token_revoke(token_or_id: str) -> None:
-    """Revoke a token, named by its id (see `token list`) or by itself. Takes effect within 30 s."""
+    """Revoke a token, named by its id (see `token list`) or by itself. Within 2 s all that runs by it ends."""
     if not with_services(load_settings(), lambda services: services.accounts.revoke(token_or_id)):
         fail("there is no such token in force", EXIT_FAILED)
     say("revoked")
@@ -69,7 +69,7 @@ def token_revoke(token_or_id: str) -> None:
 
 @click.group()
 def user() -> None:
-    """Set quotas of users."""
+    """Set quotas of users, and make administrators."""
 
 
 @user.command("set-quota")
@@ -79,3 +79,13 @@ def user_set_quota(user_id: str, total_space: int) -> None:
     """Set the quota of USER to TOTAL_SPACE, such as 50GiB, and make a missing user. Files stay."""
     account = with_services(load_settings(), lambda services: services.accounts.set_total_space(user_id, total_space))
     say(f"{user_id} has {format_size(account.total_space)}")
+
+
+@user.command("set-admin")
+@click.argument("user_id", metavar="USER")
+@click.option("--revoke", is_flag=True, help="Take the right away, from the last administrator, too.")
+def user_set_admin(user_id: str, revoke: bool) -> None:
+    """Make USER an administrator, and make a missing user. To use /admin, USER also needs an administrator's token, or the
+    claim of a JWT."""
+    with_services(load_settings(), lambda services: services.accounts.change_user(user_id, admin=not revoke))
+    say(f"{user_id} is {'no' if revoke else 'an'} administrator")
