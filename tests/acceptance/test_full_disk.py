@@ -67,3 +67,27 @@ def test_what_gives_space_back_goes_on_and_bytes_wait(tmp_path: Path) -> None:
             assert not list((data / "trash" / "blobs").glob("*/*")), "it gave way"
             put(client, OPEN, range(1, OPEN.chunk_count))
             assert server.stop() == 0
+
+
+def test_server_without_free_inodes_starts_after_a_crash_and_deletes(tmp_path: Path) -> None:
+    used = reasons.spell([reasons.BALLAST_USED()])
+    with small_disk(tmp_path / "disk", 96 * MIB, inodes=1000) as disk:
+        data = disk.here / "data"
+        server = started(tmp_path, disk)
+        with ended(server), client_of_owner(server.url, data) as client:
+            client.timeout = 60
+            file = send(client, LARGE).json()["file"]
+            send(client, OPEN, (0,))
+            assert Ballast(data / "ballast").fill()
+            server.kill()
+        disk.take_inodes()
+        server = started(tmp_path, disk)
+        with ended(server), client_of_owner(server.url, data) as client:
+            client.timeout = 60
+            assert reason_of(client) == used
+            assert client.put(f"/files/{OPEN.md5}/chunks/1", content=OPEN.chunk(1)).status_code == 507
+            assert client.delete(f"/me/files/{file['id']}").status_code == 204
+            disk.give_inodes_back()
+            wait_for(lambda: reason_of(client) is None)
+            put(client, OPEN, range(1, OPEN.chunk_count))
+            assert server.stop() == 0

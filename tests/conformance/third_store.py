@@ -130,7 +130,7 @@ class PlainMarks(MarkFiles):
     _marks: dict[str, str]
     store = StoreName("memory", "UPLOADER_DATA", "is it another process?")
 
-    def read(self) -> Marks:
+    def read(self, known: str | None = None) -> Marks:
         return Marks(self._marks.get("own"), frozenset({self._marks["proposed"]} if "proposed" in self._marks else ()))
 
     def propose(self, installation: str, marks: Marks) -> None:

@@ -27,6 +27,7 @@ from uploader.service.cleanup import Cleanup
 from uploader.service.installation import FACT
 from uploader.settings import Settings
 from uploader.storage.local.store import FORMAT
+from uploader.storage.store import mark_of, parse_mark
 
 CONTENT = Content(3 * 64 * KIB - 100)
 OTHER = "0123456789abcdef0123456789abcdef"
@@ -68,7 +69,7 @@ async def test_the_first_start_makes_an_id_and_every_other_finds_it(make_stack_o
     async with make_stack_on() as stack:
         (first,) = await said(stack)
         assert first is not None
-        assert json.loads((stack.data / "installation").read_text()) == {"format": FORMAT, "id": first}
+        assert (stack.data / "installation").read_bytes() == mark_of(FORMAT, first)
         assert await stack.services.redis.get(INSTALLATION) == f"{keys.FORMAT} {first}".encode()
         assert [path.name for path in stack.data.glob("installation*")] == ["installation"]
     async with make_stack_on() as stack:
@@ -182,8 +183,9 @@ async def test_what_an_older_version_marked_is_marked_anew_and_only_if_it_belong
         await stack.services.redis.delete(INSTALLATION)
         mark = stack.data / "installation"
         mark.write_text(json.dumps({"format": FORMAT - 1, "id": mine}))
+        assert mine is not None
     async with make_stack():
-        assert json.loads(mark.read_text()) == {"format": FORMAT, "id": mine}
+        assert mark.read_bytes() == mark_of(FORMAT, mine)
         assert [path.name for path in mark.parent.glob("installation*")] == ["installation"]
 
 
@@ -193,6 +195,50 @@ async def test_a_damaged_mark_stops(make_stack: MakeStack) -> None:
     for content in ("", "{}", "[1]", '{"format": 1, "id": "x"}', '{"format": "x", "id": 1}'):
         mark.write_text(content)
         assert "the file installation in it is damaged" in await refusal(make_stack), content
+
+
+async def test_damaged_mark_is_written_anew_from_the_database(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:
+        (mine,) = await said(stack)
+        mark = stack.data / "installation"
+    assert mine is not None
+    sound = mark.read_bytes()
+    older = json.dumps({"format": FORMAT, "id": mine}).encode()
+    for content in (
+        flipped(sound, 3),
+        flipped(sound, sound.index(b'"id"') + 8),
+        flipped(older, older.index(b'"id"') + 8),
+    ):
+        mark.write_bytes(content)
+        async with make_stack() as stack:
+            assert mark.read_bytes() == sound, content
+            assert meta.Mishap.DAMAGED_MARK in (await stack.client.get("/readyz")).text
+    foreign = json.dumps({"format": FORMAT, "id": OTHER}).encode()
+    for content in (mark_of(FORMAT, OTHER), foreign, flipped(flipped(older, 24), 25)):
+        mark.write_bytes(content)
+        assert "the data directory belongs to installation" in await refusal(make_stack), content
+        assert mark.read_bytes() == content
+    mark.write_bytes(flipped(mark_of(FORMAT, OTHER), 3))
+    assert "the file installation in it is damaged" in await refusal(make_stack)
+
+
+def flipped(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+
+
+@pytest.mark.parametrize("newest", [1, FORMAT, FORMAT + 1])
+def test_mark_with_any_flipped_bit_belongs_to_the_known_installation_alone(newest: int) -> None:
+    """Of a mark without a checksum as well, unless the flip leaves another mark of the same installation."""
+    unchecked = json.dumps({"format": newest, "id": OTHER}).encode()
+    for sound in (mark_of(newest, OTHER), unchecked):
+        for position in range(len(sound)):
+            for bit in range(8):
+                content = sound[:position] + bytes([sound[position] ^ (1 << bit)]) + sound[position + 1 :]
+                found = parse_mark(content, newest, OTHER)
+                assert found is not None, content
+                assert found.installation == OTHER, content
+                stranger = parse_mark(content, newest, "f" * 32)
+                assert stranger is None or stranger.installation != "f" * 32, content
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ class SmallDisk:
     inside: Path
     here: Path
     _holder: int
+    inodes: int
 
     @property
     def program(self) -> list[str]:
@@ -29,17 +30,28 @@ class SmallDisk:
                 file.write(bytes(4096))
         return filler
 
+    def take_inodes(self) -> None:
+        """Make files without a byte until the filesystem has no inode left."""
+        with suppress(OSError):
+            for number in range(self.inodes):
+                (self.here / f"taken-{number}").touch()
+
+    def give_inodes_back(self) -> None:
+        for taken in self.here.glob("taken-*"):
+            taken.unlink()
+
 
 @contextmanager
-def small_disk(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mount a filesystem there, in a namespace of its own."""
+def small_disk(directory: Path, size_bytes: int, inodes: int = 0) -> Iterator[SmallDisk]:
+    """Mount a filesystem there, in a namespace of its own; 0 `inodes` are as many as the bytes allow."""
     directory.mkdir(exist_ok=True)
-    script = f"mount -t tmpfs -o size={size_bytes} none '{directory}' && echo mounted && exec sleep infinity"
+    options = f"size={size_bytes}" + (f",nr_inodes={inodes}" if inodes else "")
+    script = f"mount -t tmpfs -o {options} none '{directory}' && echo mounted && exec sleep infinity"
     command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"mounted\n"
-            yield SmallDisk(directory, Path(f"/proc/{holder.pid}/root{directory}"), holder.pid)
+            yield SmallDisk(directory, Path(f"/proc/{holder.pid}/root{directory}"), holder.pid, inodes)
         finally:
             holder.kill()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,40 @@ def test_it_is_not_made_where_nothing_would_be_left(tmp_path: Path, make: Callab
         assert ballast.lacking_bytes() == 1
         assert not ballast.fill()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ballast_reserves_inodes_and_gives_them_back(tmp_path: Path, make: Callable[[], Ballast]) -> None:
+    def inodes() -> int:
+        return len(list(tmp_path.rglob("*")))
+
+    one, other = make(), make()
+    assert one.fill()
+    reserved = inodes()
+    assert reserved > 100
+    for _ in range(2):
+        assert other.free()
+        assert inodes() == 1, "the ballast itself stays"
+    assert one.fill()
+    assert inodes() == reserved
+    shutil.rmtree(tmp_path / "ballast.inodes")  # a ballast of an older version has none
+    assert one.fill()
+    assert inodes() == reserved
+
+
+def test_ballast_is_not_made_of_the_last_inodes(tmp_path: Path, make: Callable[[], Ballast]) -> None:
+    free = 0
+
+    def without_inodes(call: Call) -> object:
+        found = call.make()
+        if call.name != "statvfs":
+            return found
+        return os.statvfs_result([*list(found)[:5], 1000, free, free, *list(found)[8:]])
+
+    with intercepting(without_inodes):
+        assert not make().fill()
+        assert list(tmp_path.iterdir()) == []
+        free = 999
+        assert make().fill()
 
 
 def test_a_disk_that_ends_meanwhile_gets_all_of_it_back(tmp_path: Path, make: Callable[[], Ballast]) -> None:

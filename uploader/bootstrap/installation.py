@@ -30,8 +30,8 @@ from uploader.service.exposure import is_local
 from uploader.service.health import Integrity
 from uploader.settings import Settings
 from uploader.sinks.configuration import EventSettings, load_events
+from uploader.storage.ballast import INODES_SUFFIX, Ballast
 from uploader.storage.ballast import NAME as BALLAST
-from uploader.storage.ballast import Ballast
 from uploader.storage.local.store import MARK
 from uploader.storage.modes import close_to_others
 from uploader.tasks import give_way_to_all
@@ -39,7 +39,8 @@ from uploader.tasks import give_way_to_all
 # To look at all of a SQLite keeps it from using its log again, so that grows meanwhile.
 _FULL_LOOK_SECONDS = 60.0
 # What a data directory has, but for the database.
-_KEPT = (OWNER_TOKEN_FILE, MARK, BALLAST, "redis", "metrics", "spool", "trash", "temp", "blobs")
+_BALLASTS = (BALLAST, f"{BALLAST}{INODES_SUFFIX}")
+_KEPT = (OWNER_TOKEN_FILE, MARK, *_BALLASTS, "redis", "metrics", "spool", "trash", "temp", "blobs")
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +178,12 @@ def _kept_by(settings: Settings) -> Kept:
     if path is not None:
         path = path.resolve()  # SQLite keeps the rest beside what a link leads to
         is_begun = is_begun or path.exists()
-        ours = [*parts_of(path), *files_beside(path), path.with_name(f"{path.name}.{BALLAST}"), *ours]
+        ours = [
+            *parts_of(path),
+            *files_beside(path),
+            *(path.with_name(f"{path.name}.{name}") for name in _BALLASTS),
+            *ours,
+        ]
     owns_all = False
     with suppress(FileNotFoundError):
         owns_all = not data.stat().st_mode & stat.S_ISVTX and set(data.iterdir()) <= set(ours)

@@ -318,7 +318,7 @@ class Restoring:
 
     async def _check_store(self, owner: str) -> None:
         """Contents of the same installation may be there, with or without rows: none is replaced, none is removed."""
-        marks, store = await self.storage.marks.read(), self.storage.marks.store
+        marks, store = await self.storage.marks.read(owner), self.storage.marks.store
         if marks.installation == owner:
             return
         if marks.installation is not None:

@@ -48,7 +48,7 @@ class BallastKeeping:
 
     def is_wanted(self, *, first: bool) -> bool:
         """Return whether to `make` it, as far as the last look in this process tells."""
-        return self.ballast.is_used or (first and self.ballast.reserve is None)
+        return self.ballast.is_used or (first and (self.ballast.reserve is None or not self.ballast.has_inodes))
 
     async def make(self, *, first: bool) -> None:
         """Make the ballast again if there is room, or the `first` one. Where it was used, the trash gives way to it. Raises

@@ -146,7 +146,7 @@ class RestoringLast:
         if await asyncio.to_thread(copies.is_in_use, self.copies.database):
             raise BackupRefused(f"{self.copies.database} is in use: stop all servers and workers first")
         last = await asyncio.to_thread(self._newest_good, self.copies)
-        marks = await self.storage.marks.read()
+        marks = await self.storage.marks.read(last.installation)
         if marks.installation != last.installation:
             raise ConfigurationError(difference(self.storage.marks.store, marks.installation, last.installation))
         return last

@@ -5,6 +5,7 @@ the first one stands, then settled in the store. A store that says nothing thoug
 one, and what has no row there would be thrown away: so it stops. Redis is told again: to lose it is ordinary.
 """
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sized
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ from uploader.domain.audit_log import Action
 from uploader.errors import ConfigurationError
 from uploader.service.audit_log import act
 from uploader.storage.store import Store, StoreName
+
+logger = logging.getLogger(__name__)
 
 # Its name among the facts of the database.
 FACT = "installation"
@@ -47,8 +50,9 @@ class Installation:
 
     async def begin(self) -> None:
         """Let an installation that is none yet become one, for a server or a worker. Raises as `compare`."""
-        marks = await self.storage.marks.read()
-        if marks.installation is None and await self._fact() is None:
+        known = await self._fact()
+        marks = await self.storage.marks.read(known)
+        if marks.installation is None and known is None:
             await self._refuse_what_is_named_elsewhere()
             proposed = await self.storage.marks.propose(uuid4().hex)
             await meta.remember(self.database, FACT, proposed)
@@ -56,12 +60,15 @@ class Installation:
         await self.compare()
         if self.id is not None:
             await self.storage.marks.settle(self.id)
+        if marks.is_damaged:
+            logger.warning("the mark of the installation was damaged, and is written anew from the database")
+            await self.database.transact(meta.note_mishap, meta.Mishap.DAMAGED_MARK, self.clock.now())
 
     async def compare(self) -> None:
         """Compare the store with the database. Raises ConfigurationError if they don't belong together, Unavailable."""
         # In this order: a first start puts its proposal into the database before it settles it.
         in_database = await self._fact()
-        marks = await self.storage.marks.read()
+        marks = await self.storage.marks.read(in_database)
         if in_database is None and marks.installation is not None:
             in_database = await self._fact()  # a first start may just have ended
         in_store = marks.installation or (in_database if in_database in marks.proposed else None)
@@ -111,8 +118,9 @@ class Installation:
 
     async def belonging(self) -> Belonging:
         """Raises ConfigurationError, Unavailable."""
-        marks = await self.storage.marks.read()
-        return Belonging(marks.installation, await self._fact(), await self.redis.read())
+        known = await self._fact()
+        marks = await self.storage.marks.read(known)
+        return Belonging(marks.installation, known, await self.redis.read())
 
     async def adopt(self) -> str:
         """Let all belong together, by the id of the database, else of the store, else by a new one. Nothing else uses

@@ -132,7 +132,7 @@ class BackupDirectory:
             root.create(draft, mark_of(_FORMAT, installation))
             root.rename(draft, _OWNER)
             root.sync()
-        if (owner := opened.installation()) != installation:
+        if (owner := opened.installation(installation)) != installation:
             raise BackupRefused(f"{opened.path} has backups of installation {owner}, this is {installation}")
         opened._lock = root.open_to_write(_OWNER)
         if not disk.try_lock(opened._lock, 0, 0):
@@ -145,18 +145,17 @@ class BackupDirectory:
             disk.close(self._lock)
             self._lock = None
 
-    def installation(self) -> str:
-        """Raises BackupRefused."""
+    def installation(self, known: str | None = None) -> str:
+        """Return whose backups these are. `known`: of whom a damaged file may be. Raises BackupRefused."""
         try:
-            mark = parse_mark((self.path / _OWNER).read_bytes())
+            mark = parse_mark((self.path / _OWNER).read_bytes(), _FORMAT, known)
         except FileNotFoundError as error:
             raise BackupRefused(f"{self.path} is no directory of backups") from error
         if mark is None:
             raise BackupRefused(f"{self.path / _OWNER} is damaged")
-        version, owner = mark
-        if version > _FORMAT:
-            raise BackupRefused(f"{self.path} has backups of format {version}: install a newer version")
-        return owner
+        if mark.version > _FORMAT:
+            raise BackupRefused(f"{self.path} has backups of format {mark.version}: install a newer version")
+        return mark.installation
 
     # Dumps
 

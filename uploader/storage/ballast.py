@@ -3,7 +3,8 @@
 So a full disk can be emptied by those who fill it: a cancel or a delete has to be committed before its bytes can go. Bytes
 of users never get that room: as long as the ballast is used, the store takes none (`disk.check_room`). Many processes share
 one file. It is given up by truncating it, however often and by however many, and who has it open sees that by its size.
-Blocks.
+A directory of empty files beside the ballast does the same for inodes: a filesystem may run out of inodes while bytes are
+free, and no server starts without a few new files. Blocks.
 """
 
 import logging
@@ -19,11 +20,18 @@ logger = logging.getLogger(__name__)
 
 # Or what it ends in.
 NAME = "ballast"
+# The end of the name of the directory with the reserved inodes.
+INODES_SUFFIX = ".inodes"
 # SQLite's log takes 4 MiB until it begins anew; the rest is for Redis, and for who comes first.
 BALLAST_BYTES = 16 << 20
 # A disk that has less is full: so much a commit may take.
 _LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 128 << 10
+# A start makes about 30 files: SQLite's log, Valkey's files and socket, locks, metrics. The trash makes a directory for each
+# two digits of a SHA-256.
+_INODES = 128
+# A filesystem with fewer free inodes is full.
+_LEAST_INODES = 32
 
 
 class Ballast:
@@ -40,6 +48,7 @@ class Ballast:
         self._root = Root(path.parent)
         # None: there is none yet. Another thread may be looking at it while it is found anew.
         self.reserve: Reserve | None = None
+        self.has_inodes = False
 
     @property
     def is_used(self) -> bool:
@@ -57,6 +66,7 @@ class Ballast:
                 self.reserve = reserve = Reserve(self._root.open_to_write(self.path.name), self._size_bytes)
             except FileNotFoundError:
                 self.reserve = reserve = None
+        self.has_inodes = self.path.with_name(self._inodes).is_dir()
         return reserve is not None
 
     def free(self) -> bool:
@@ -73,6 +83,7 @@ class Ballast:
                 logger.error(
                     "the disk is full: the ballast is given up, and no bytes are taken until it is there again"
                 )
+            self._free_inodes()
             return True
         return False
 
@@ -83,9 +94,11 @@ class Ballast:
         return False
 
     def is_full(self) -> bool:
-        """Return whether the disk has no room for as much as a commit may take."""
+        """Return whether the disk has no room for as much as a commit may take, or too few inodes for a start."""
         with suppress(OSError):
             self._root.open()
+            if self._lacks_inodes(_LEAST_INODES):
+                return True
         try:
             with disk.opened(self._root.open_unnamed()) as descriptor:
                 disk.write(descriptor, memoryview(os.urandom(_LEAST_BYTES)), 0)
@@ -101,13 +114,22 @@ class Ballast:
         figures = self._root.figures()
         return max(0, 2 * self._size_bytes - figures.f_bavail * figures.f_frsize)
 
+    def _lacks_inodes(self, least: int) -> bool:
+        figures = self._root.figures()
+        return figures.f_files > 0 and figures.f_favail < least  # some filesystems count no inodes
+
     def fill(self) -> bool:
         """Make it, or make it again, if there is room; return whether it is there. Of several processes one does. Raises
         OSError."""
-        if self.look() and not self.is_used:
+        is_there = self.look() and not self.is_used
+        if is_there and self.has_inodes:
             return True
-        if self.lacking_bytes():
+        # As many inodes as bytes have to stay free.
+        if self._lacks_inodes(2 * _INODES) or (not is_there and self.lacking_bytes()):
             return False
+        self._reserve_inodes()
+        if is_there:
+            return True
         reserve = self.reserve
         if reserve is not None:
             if not disk.try_lock(reserve.descriptor, 0, 0):
@@ -123,6 +145,26 @@ class Ballast:
                     self._root.link_open(descriptor, self.path.name)
         self._root.sync()
         return self.look() and filled
+
+    @property
+    def _inodes(self) -> str:
+        return f"{self.path.name}{INODES_SUFFIX}"
+
+    def _reserve_inodes(self) -> None:
+        """Make the empty files. A crash may leave a part of them, which is enough until the ballast is used."""
+        with self._root.make(self._inodes) as directory:
+            for number in range(_INODES):
+                with suppress(FileExistsError):  # another process was faster
+                    directory.create_empty(str(number))
+            directory.sync()
+        self.has_inodes = True
+
+    def _free_inodes(self) -> None:
+        with suppress(OSError):  # another process was faster, or reserves them again at this moment
+            with self._root.enter(self._inodes) as directory:
+                for name in directory.files():
+                    directory.unlink(name)
+            self._root.remove_directory(self._inodes)
 
     def _fill(self, descriptor: int) -> bool:
         """Write nothing that compresses, and no hole: it has to take what it gives."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import threading
@@ -94,6 +95,8 @@ class Marks:
     proposed: frozenset[str]
     # Whether an older version has made the mark, which an older program would believe.
     is_outdated: bool = False
+    # Whether bytes of the mark changed since the mark was written; its installation is known from the database alone.
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +117,9 @@ class MarkFiles(ABC):
     store: StoreName
 
     @abstractmethod
-    def read(self) -> Marks:
-        """Read the proposals first: one goes once the mark is there, so one of the two is always seen. Raises
-        ConfigurationError."""
+    def read(self, known: str | None = None) -> Marks:
+        """Read the proposals first: one goes once the mark is there, so one of the two is always seen. `known`: the
+        installation of the database, by which a damaged mark is recognised. Raises ConfigurationError."""
 
     @abstractmethod
     def propose(self, installation: str, marks: Marks) -> None:
@@ -143,8 +146,8 @@ class InstallationMark:
     def store(self) -> StoreName:
         return self._files.store
 
-    async def read(self) -> Marks:
-        return await self._run(self._files.read)
+    async def read(self, known: str | None = None) -> Marks:
+        return await self._run(lambda: self._files.read(known))
 
     async def propose(self, installation: str) -> str:
         """Propose to be of an installation, durably, unless it is of one, or another one is proposed; returns which."""
@@ -177,12 +180,12 @@ class InstallationMark:
         return marks.installation or min(marks.proposed, default=installation)
 
     def _settle(self, installation: str) -> None:
-        marks = self._files.read()
+        marks = self._files.read(installation)
         if marks.installation is None:
             self._files.write(installation, replace=False)
         if marks.installation is None or marks.proposed:
             self._files.forget_proposals(is_durable=marks.installation is None)
-        elif marks.is_outdated:
+        elif marks.is_outdated or marks.is_damaged:
             self._replace(marks.installation)
 
     def _replace(self, installation: str) -> None:
@@ -190,18 +193,59 @@ class InstallationMark:
         self._files.forget_proposals()
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The version of what is in a store, and its installation."""
+
+    version: int
+    installation: str
+    # Whether the mark has a checksum, which an older version did not write.
+    is_checked: bool = True
+    is_damaged: bool = False
+
+
+# A damaged mark with a checksum may have so many other bytes. The mark of a foreign installation has about 38: the digits of
+# the id, of which one in 16 is equal by chance, and those of the checksum.
+_MOST_DAMAGED_BYTES = 8
+
+
 def mark_of(version: int, installation: str) -> bytes:
-    return json.dumps({"format": version, "id": installation}).encode()
+    facts = {"format": version, "id": installation}
+    return json.dumps({**facts, "checksum": _checksum(version, installation)}).encode()
 
 
-def parse_mark(content: bytes) -> tuple[int, str] | None:
-    """Parse the version and the installation of a mark; None if it is damaged. The id of a newer version may be of any
-    form."""
-    try:
+def _checksum(version: int, installation: str) -> str:
+    return f"{crc32(f'{version} {installation}'.encode()):08x}"
+
+
+def parse_mark(content: bytes, newest_version: int, known: str | None = None) -> Mark | None:
+    """Parse a mark; return None if the mark is damaged.
+
+    `known`: the installation to which the store should belong. A damaged mark counts as the mark of this installation if
+    nearly all of its bytes agree. A sound mark of a foreign installation never does. The id of a newer version may be of
+    any form.
+    """
+    mark = None
+    with suppress(ValueError, TypeError, KeyError):
         facts = json.loads(content)
-        return int(facts["format"]), str(facts["id"])
-    except (ValueError, TypeError, KeyError):
-        return None
+        mark = Mark(int(facts["format"]), str(facts["id"]), is_checked="checksum" in facts)
+        if mark.is_checked and facts["checksum"] == _checksum(mark.version, mark.installation):
+            return mark
+    if known is not None and (mark is None or mark.is_checked or mark.installation != known):
+        for version in range(1, newest_version + 1):
+            checked = mark_of(version, known)
+            unchecked = json.dumps({"format": version, "id": known}).encode()
+            # Without a checksum one byte at most: an id that differs in more may be another installation's.
+            if _differ(content, unchecked) <= 1 or _differ(content, checked) <= _MOST_DAMAGED_BYTES:
+                return Mark(version, known, is_damaged=True)
+    return None if mark is None or mark.is_checked else mark
+
+
+def _differ(content: bytes, expected: bytes) -> float:
+    """Count the bytes that differ; infinitely many if the lengths do."""
+    if len(content) != len(expected):
+        return math.inf
+    return sum(one != other for one, other in zip(content, expected, strict=True))
 
 
 def _gather() -> None:

@@ -57,14 +57,17 @@ class LocalMarks(stores.MarkFiles):
     def __init__(self, root: Root) -> None:
         self._root = root
 
-    def read(self) -> stores.Marks:
+    def read(self, known: str | None = None) -> stores.Marks:
         try:
             self._root.open()
         except OSError as error:
             raise ConfigurationError(f"UPLOADER_DATA: it can't be opened: {error.strerror}") from error
-        proposed, found = self._read(PROPOSAL), self._read(MARK)
-        version, installation = found or (FORMAT, None)
-        return stores.Marks(installation, frozenset([proposed[1]] if proposed else ()), is_outdated=version < FORMAT)
+        proposed, found = self._read(PROPOSAL, known), self._read(MARK, known)
+        proposals = frozenset([proposed.installation] if proposed else ())
+        if found is None:
+            return stores.Marks(None, proposals)
+        is_outdated = found.version < FORMAT or not found.is_checked
+        return stores.Marks(found.installation, proposals, is_outdated, found.is_damaged)
 
     def propose(self, installation: str, marks: stores.Marks) -> None:
         """Another one may be there that is not durable yet."""
@@ -74,7 +77,7 @@ class LocalMarks(stores.MarkFiles):
     def write(self, installation: str, *, replace: bool) -> None:
         """An older version in the mark would let an older program in, to which tails are damage."""
         if replace:
-            self.read()
+            self.read(installation)
             self._root.rename(self._write_draft(installation), MARK)
             self._root.sync()
         else:
@@ -102,19 +105,19 @@ class LocalMarks(stores.MarkFiles):
         self._root.create(draft, stores.mark_of(FORMAT, installation))
         return draft
 
-    def _read(self, name: str) -> tuple[int, str] | None:
+    def _read(self, name: str, known: str | None) -> stores.Mark | None:
         try:
             opened = self._root.open_to_read(name)
         except FileNotFoundError:
             return None
         with disk.opened(opened) as descriptor:
-            found = stores.parse_mark(disk.read(descriptor, stores.MAX_MARK_BYTES, 0))
-        if found is not None and found[0] > FORMAT:
+            found = stores.parse_mark(disk.read(descriptor, stores.MAX_MARK_BYTES, 0), FORMAT, known)
+        if found is not None and found.version > FORMAT:
             raise ConfigurationError(
-                f"UPLOADER_DATA: it was written in format {found[0]}, newer than this version's {FORMAT}: install a newer "
-                "version"
+                f"UPLOADER_DATA: it was written in format {found.version}, newer than this version's {FORMAT}: install a "
+                "newer version"
             )
-        if found is None or not stores.INSTALLATION_ID.fullmatch(found[1]):
+        if found is None or not stores.INSTALLATION_ID.fullmatch(found.installation):
             raise ConfigurationError(
                 f"UPLOADER_DATA: the file {name} in it is damaged: restore it from a backup, or remove it and run "
                 "`uploader adopt`"

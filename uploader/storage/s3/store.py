@@ -47,9 +47,13 @@ class S3Marks(stores.MarkFiles):
         self._bucket = bucket
         self.store = stores.StoreName(f"bucket {bucket.url}", "UPLOADER_STORAGE", "is it the right one?")
 
-    def read(self) -> stores.Marks:
+    def read(self, known: str | None = None) -> stores.Marks:
         proposed = frozenset(key.removeprefix(PROPOSALS) for key in self._proposals())
-        return stores.Marks(self._installation(), frozenset(filter(stores.INSTALLATION_ID.fullmatch, proposed)))
+        proposals = frozenset(filter(stores.INSTALLATION_ID.fullmatch, proposed))
+        found = self._mark(known)
+        if found is None:
+            return stores.Marks(None, proposals)
+        return stores.Marks(found.installation, proposals, not found.is_checked, found.is_damaged)
 
     def propose(self, installation: str, marks: stores.Marks) -> None:
         if not marks.proposed:
@@ -72,24 +76,25 @@ class S3Marks(stores.MarkFiles):
     def _write(self, key: str, installation: str) -> None:
         self._bucket.put(key, BytesBody(stores.mark_of(FORMAT, installation)))
 
-    def _installation(self) -> str | None:
+    def _mark(self, known: str | None) -> stores.Mark | None:
         stat = self._bucket.head(MARK)
         if stat is None:
             return None
         try:
-            found = stores.parse_mark(self._bucket.get(MARK, 0, min(stat.size, stores.MAX_MARK_BYTES)))
+            content = self._bucket.get(MARK, 0, min(stat.size, stores.MAX_MARK_BYTES))
         except Gone:
             return None
-        if found is not None and found[0] > FORMAT:
+        found = stores.parse_mark(content, FORMAT, known)
+        if found is not None and found.version > FORMAT:
             raise ConfigurationError(
-                f"UPLOADER_STORAGE: it was written in format {found[0]}, newer than this version's {FORMAT}: install a "
-                "newer one"
+                f"UPLOADER_STORAGE: it was written in format {found.version}, newer than this version's {FORMAT}: install "
+                "a newer one"
             )
-        if found is None or not stores.INSTALLATION_ID.fullmatch(found[1]):
+        if found is None or not stores.INSTALLATION_ID.fullmatch(found.installation):
             raise ConfigurationError(
                 f"UPLOADER_STORAGE: the object {MARK} in it is damaged: remove it and run `uploader adopt`"
             )
-        return found[1]
+        return found
 
 
 class S3Store(S3Endings, S3Blobs):
