@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import httpx2
 import pytest
@@ -14,14 +13,18 @@ import pytest
 from tests.conftest import MakeStack
 from tests.integration.test_verified_reads import WAYS
 from tests.support.archives import Entry, archive
+from tests.support.clock import ManualClock
 from tests.support.consumer import events_file
 from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
 from tests.support.problems import problem
 from tests.support.proofs import proof_by
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import Stack, running_stack, without_database
 from tests.support.visiting import make_link, send, visit
+from tests.support.waiting import eventually
 from uploader.database import deliveries, recount, transactions
+from uploader.errors import Unavailable
+from uploader.service import work
 
 GATE = '[queues.scan]\ntypes = ["file.finished"]\ngate = true\n'
 OTHER = '[queues.review]\ntypes = ["file.finished"]\ngate = true\n'
@@ -257,37 +260,127 @@ async def test_all_gates_have_to_let_it_pass_and_one_is_enough_to_refuse(make_st
         await checked_accounts(stack.services.database)
 
 
+# By what happens to a file whose gate has said nothing: listed, held, and why it is in the trash.
+OUTCOMES = {"hold": ([], ["a"], []), "pass": (["a"], [], []), "refuse": ([], [], ["refused"])}
+
+
+async def outcome(stack: Stack) -> tuple[list[str], list[str], list[str]]:
+    reasons = [file["reason"] for file in await trashed(stack)]
+    return await listed(stack.client), await listed(stack.client, state="held"), reasons
+
+
+def mute_gate(tmp_path: Path, on_failure: str, max_attempts: int = 1) -> Path:
+    return gates(tmp_path, f'{GATE}max_attempts = {max_attempts}\non_failure = "{on_failure}"\n{LOG}')
+
+
+async def dead_tasks(stack: Stack) -> int:
+    return (await stack.services.work.report()).queues[0].dead
+
+
+async def is_decided(stack: Stack, on_failure: str) -> bool:
+    return await dead_tasks(stack) == 1 and await outcome(stack) == OUTCOMES[on_failure]
+
+
 @pytest.mark.places
-@pytest.mark.parametrize("on_failure", ["hold", "pass", "refuse"])
-@pytest.mark.parametrize("verb", ["release", "lose", "crash"])
-async def test_a_gate_that_says_nothing(
-    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_failure: str, verb: str
+@pytest.mark.parametrize("on_failure", list(OUTCOMES))
+@pytest.mark.parametrize("end", ["release", "clock", "clock, claims go on", "clock, after a restart"])
+async def test_gate_that_says_nothing_decides_within_five_seconds(
+    make_stack_on: MakeStack, tmp_path: Path, on_failure: str, end: str
 ) -> None:
-    """`crash`: the process dies before it has decided on the file of a task that is dead."""
-    text = f'{GATE}max_attempts = 1\non_failure = "{on_failure}"\n{LOG}'
-    async with make_stack(events=gates(tmp_path, text)) as stack:
+    """Two processes look after the tasks. Nobody claims any more, but in one case."""
+    path = mute_gate(tmp_path, on_failure)
+    async with make_stack_on(events=path, jobs=end != "clock, after a restart") as stack:
         await post(stack, "a", b"a")
-        worker = await root(stack)
-        lease = {} if verb == "release" else {"lease_seconds": 1}
+        worker, lease = await root(stack), {"lease_seconds": 60 if end == "release" else 1}
         (task,) = (await worker.post("/queues/scan/claim", json=lease)).json()["tasks"]
-        if verb == "release":
-            path = f"/queues/scan/tasks/{task['id']}/release"
-            assert (await worker.post(path, json={"lease": task["lease"]})).status_code == 204
-        if verb == "crash":
-            monkeypatch.setattr(stack.services.gates, "decide", AsyncMock())
-        assert (await worker.post("/queues/scan/claim", json={"wait_seconds": 2})).json() == {"tasks": []}
-        if verb == "crash":
-            assert await listed(stack.client, state="held") == ["a"]
-            monkeypatch.undo()
-            await stack.services.gates.keep()
-        seen = {"hold": ([], ["a"], []), "pass": (["a"], [], []), "refuse": ([], [], ["refused"])}[on_failure]
-        reasons = [file["reason"] for file in await trashed(stack)]
-        assert (await listed(stack.client), await listed(stack.client, state="held"), reasons) == seen
+        if end == "release":
+            path_of_release = f"/queues/scan/tasks/{task['id']}/release"
+            assert (await worker.post(path_of_release, json={"lease": task["lease"]})).status_code == 204
+            assert await is_decided(stack, on_failure)
+        elif end == "clock, claims go on":
+            assert (await worker.post("/queues/scan/claim", json={"wait_seconds": 2})).json() == {"tasks": []}
+        urls = {name: getattr(stack.services.settings, name) for name in ("redis_url", "database_url")}
+        async with running_stack(stack.data, **urls, events=path, jobs=True) as other:
+            began = asyncio.get_running_loop().time()
+            await eventually(lambda: is_decided(other, on_failure))
+            # A busy machine is slow.
+            assert asyncio.get_running_loop().time() - began < 5 + 1 + 4
+        assert await dead_tasks(stack) == 1
+        finished = {"hold": [], "pass": ["file.finished"], "refuse": ["file.refused"]}[on_failure]
+        assert [kind for kind, _ in await told(stack)] == finished, "once"
         if on_failure == "hold":  # until it is replayed
             assert (await worker.post("/admin/events/replay", json={"sink": "scan"})).status_code == 200
             await stack.services.work.queue("scan").keep()
             assert len(await judge(stack)) == 1
             assert await listed(stack.client) == ["a"]
+        await checked_accounts(stack.services.database)
+
+
+@pytest.mark.parametrize("interruption", ["outage", "jump", "stop", "set back"])
+async def test_leases_run_once_more_after_an_interruption(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock, sqlite_url: str, interruption: str
+) -> None:
+    async with make_stack(events=mute_gate(tmp_path, "pass"), clock=clock, database_url=sqlite_url) as stack:
+        await post(stack, "a", b"a")
+        queue = stack.services.work.queue("scan")
+        clock.advance(100)
+        await queue.keep()
+        (task,) = await queue.claim("worker", 1, lease_seconds=60)
+        clock.advance(5)
+        assert await queue.keep() == 5
+        match interruption:
+            case "outage":
+                clock.advance(4)
+                async with without_database(stack):
+                    with pytest.raises(Unavailable):
+                        await queue.keep()
+                    clock.advance(70)
+                    with pytest.raises(Unavailable):
+                        await queue.keep()
+            case "jump":
+                clock.jump(3600)
+            case "stop":
+                clock.advance(3600)
+            case "set back":
+                await queue.extend(task.id, task.lease, 3660)
+                clock.jump(3600)
+                await queue.keep()
+                clock.jump(-3600)
+                await queue.extend(task.id, task.lease, 60)
+                await queue.keep()
+                clock.advance(3)
+        for _ in range(11):
+            assert await queue.keep() <= 5
+            assert await queue.claim("another", 1) == [], "nor does a claim decide"
+            clock.advance(5)
+            assert await outcome(stack) == OUTCOMES["hold"]
+        pause = await queue.keep()
+        assert pause <= 5
+        clock.advance(pause)
+        await queue.keep()
+        assert await is_decided(stack, "pass")
+
+
+async def test_extended_lease_and_lease_of_many_tasks_end_by_the_clock(
+    make_stack_on: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All leases of a claim end at one moment, and there are more than are looked at together."""
+    monkeypatch.setattr(work, "_KEPT", 2)
+    async with make_stack_on(events=mute_gate(tmp_path, "pass", 2)) as stack:
+        for number in range(6):
+            await post(stack, f"{number}", b"%d" % number)
+        queue = stack.services.work.queue("scan")
+        for task in await queue.claim("worker", 6):
+            await queue.release(task.id, task.lease, 0.0, None)
+        tasks = await queue.claim("worker", 6, lease_seconds=1)
+        assert await queue.keep() <= 1
+        await asyncio.sleep(1)
+        await queue.extend(tasks[0].id, tasks[0].lease, 60)
+        await asyncio.gather(queue.keep(), queue.keep())
+        assert (await dead_tasks(stack), len(await listed(stack.client))) == (5, 5)
+        await queue.ack(tasks[0].id, tasks[0].lease)
+        assert len(await listed(stack.client)) == 6
+        assert len(await told(stack)) == 6, "each file is decided on once"
         await checked_accounts(stack.services.database)
 
 
@@ -320,15 +413,24 @@ async def test_a_queue_that_is_a_gate_no_more_decides_on_what_it_was_asked(
         await checked_accounts(stack.services.database)
 
 
+@pytest.mark.parametrize("is_held", [False, True])
 @pytest.mark.parametrize("on_failure", ["hold", "pass", "refuse"])
-async def test_a_gate_that_has_left_the_events_file(make_stack: MakeStack, tmp_path: Path, on_failure: str) -> None:
+async def test_a_gate_that_has_left_the_events_file(
+    make_stack: MakeStack, tmp_path: Path, on_failure: str, is_held: bool
+) -> None:
     async with make_stack(events=gates(tmp_path, f'{GATE}on_failure = "{on_failure}"\n')) as stack:
         await post(stack, "a", b"a")
+        if is_held:
+            await stack.services.work.queue("scan").claim("worker", 1, lease_seconds=1)
         urls = {name: getattr(stack.services.settings, name) for name in ("redis_url", "database_url")}
         async with running_stack(stack.data, **urls, events=gates(tmp_path / "later", LOG)) as later:
-            await later.services.gates.keep()
-            seen = {"hold": ([], ["a"]), "pass": (["a"], []), "refuse": ([], [])}[on_failure]
-            assert (await listed(stack.client), await listed(stack.client, state="held")) == seen
+            looks_again = await later.services.gates.keep()
+            if is_held:
+                assert looks_again == (60 if on_failure == "hold" else 5)
+                assert await outcome(stack) == OUTCOMES["hold"]
+                await asyncio.sleep(1)
+                await later.services.gates.keep()
+            assert await outcome(stack) == OUTCOMES[on_failure]
         await checked_accounts(stack.services.database)
 
 

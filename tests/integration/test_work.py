@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -320,7 +321,8 @@ async def forgets(_: object) -> None:
 
 
 async def first_due(stack: Stack) -> list[str]:
-    rows = await stack.services.database.read(database.due_after, "scan", database.BEFORE_ALL, 100)
+    due = partial(database.due_after, limit=100, max_attempts=5)
+    rows = await stack.services.database.read(due, "scan", database.BEFORE_ALL)
     return [task_id for (_, task_id), _ in rows]
 
 

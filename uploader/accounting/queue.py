@@ -195,15 +195,15 @@ class ShardedQueue:
                 scheduled += await self._queues[shard].schedule_all(some, sooner=sooner)
         return scheduled
 
-    async def claim(self, limit: int, lease_seconds: float) -> tuple[str, list[str]]:
-        """Claim at most `limit` due tasks: the token of the claim, and their ids."""
-        token, found = new_token(), list[str]()
+    async def claim(self, limit: int, lease_seconds: float, token: str) -> list[str]:
+        """Claim at most `limit` due tasks by this token; return their ids."""
+        found: list[str] = []
         self._first = (self._first + 1) % len(self._queues)  # none of them is always the last
         for queue in self._queues[self._first :] + self._queues[: self._first]:
             if len(found) < limit:
                 tasks = await queue.claim(limit - len(found), lease_seconds=lease_seconds, token=token)
                 found += [task.id for task in tasks]
-        return token, found
+        return found
 
     async def extend(self, task: Task, lease_seconds: float) -> bool:
         return await self._of(task.id).extend(task, lease_seconds)

@@ -41,6 +41,7 @@ from uploader.service.health import Gauges, Health, Integrity
 from uploader.service.ids import new_id
 from uploader.service.installation import Installation
 from uploader.service.instant import Instant
+from uploader.service.leases import Interruption
 from uploader.service.links import LinkKeeping, Shared, Sharing, Visitors
 from uploader.service.maintenance import Maintenance
 from uploader.service.merge import Merging
@@ -222,10 +223,14 @@ class Services:
         self.relays = relays = [
             Relay(name, create_sink(sink, redis, clock), database, clock, source) for name, sink in events.sinks.items()
         ]
-        self.gates = gates = Gates(database, tuple(events.queues), clock)
+        interruption = Interruption(clock)
+        self.gates = gates = Gates(database, tuple(events.queues), interruption, clock)
         queues = {
             name: WorkQueue(
-                *(name, queue, ShardedQueue(redis, shards, f"work:{name}")), database, files, gates, clock, source
+                name,
+                queue,
+                ShardedQueue(redis, shards, f"work:{name}"),
+                *(database, files, gates, interruption, clock, source),
             )
             for name, queue in events.queues.items()
         }

@@ -82,10 +82,12 @@ _CLAIM = (
         due_at=_UNTIL,
     )
 )
-# MySQL sets one column after the other, in the order of the table: the error before what it depends on.
-_GIVE_UP = (
-    _that_are_due()
-    .where(_TASKS.attempt >= bindparam("most"))
+# The last lease has ended. MySQL sets one column after the other, in the order of the table: the error before what it
+# depends on.
+_IS_SPENT = _TASKS.attempt >= bindparam("most")
+_BURY = (
+    update(models.delivery)
+    .where(*_WAITING, _IS_AMONG, _IS_SPENT, _TASKS.due_at <= _NOW)
     .values(
         last_error=case((_TASKS.held, _word(_RAN_OUT)), else_=_TASKS.last_error),
         state=DEAD,
@@ -108,10 +110,18 @@ _FACTS = (
 )
 _LOOK = select(*_FACTS).where(_OF_QUEUE, _IS_AMONG)
 _AFTER = bindparam("after", type_=UtcDateTime)
+_IS_BEYOND = or_(_TASKS.due_at > _AFTER, _TASKS.outbox_id > bindparam("after_id"))
 _DUE = (
     select(_TASKS.due_at, _TASKS.outbox_id, _TASKS.attempt)
-    .where(*_WAITING, _TASKS.due_at >= _AFTER)
-    .where(or_(_TASKS.due_at > _AFTER, _TASKS.outbox_id > bindparam("after_id")))
+    .where(*_WAITING, _TASKS.due_at >= _AFTER, _TASKS.attempt < bindparam("most"))
+    .where(_IS_BEYOND)
+    .order_by(_TASKS.due_at, _TASKS.outbox_id)
+    .limit(bindparam("limit"))
+)
+_SPENT = (
+    select(*_FACTS)
+    .where(*_WAITING, _TASKS.due_at >= _AFTER, _IS_SPENT)
+    .where(_IS_BEYOND)
     .order_by(_TASKS.due_at, _TASKS.outbox_id)
     .limit(bindparam("limit"))
 )
@@ -163,13 +173,13 @@ TaskClaim = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The tasks that a claim got, in the order of the ids; others by when they are due; and ids that are no task's, those
-    of tasks among them that are dead."""
+    """The tasks that a claim got, in the order of the ids; others by when they are due; ids that Redis must not propose
+    again; and the tasks among these whose last lease has ended."""
 
     tasks: Sequence[tuple[Task, Message]]
     later: Mapping[str, datetime]
     ended: Sequence[str]
-    dead: Sequence[str]
+    spent: Sequence[Task]
 
 
 async def now_of(connection: AsyncConnection, clock: Clock) -> datetime:
@@ -191,26 +201,25 @@ async def claim(
     until: datetime,
     max_attempts: int,
 ) -> Claimed:
-    """Claim those of some tasks that are due; one that was claimed too often is dead from here on."""
+    """Claim those of some tasks that are due, but none that was claimed `max_attempts` times."""
     of = {"of_queue": queue, "ids": sorted(ids), "now": now, "most": max_attempts}
-    taken = {**of, "new_lease": lease, "new_worker": worker, "until": until}
-    if await changed(connection, _CLAIM, **taken) < len(ids):
-        await connection.execute(_GIVE_UP, of)
-    found = {task.id: task for task in await _look(connection, queue, ids)}
+    await changed(connection, _CLAIM, **of, new_lease=lease, new_worker=worker, until=until)
+    found = {task.id: task for task in await tasks_of(connection, queue, ids)}
     ours = [found[task_id] for task_id in ids if task_id in found and found[task_id].is_of(lease)]
     messages = await messages_of(connection, [task.id for task in ours])
-    waiting = {task.id: task.due_at for task in found.values() if task.state == WAITING and not task.is_of(lease)}
+    others = [task for task in found.values() if task.state == WAITING and not task.is_of(lease)]
+    spent = [task for task in others if task.attempt >= max_attempts and task.due_at <= now]
+    later = {task.id: task.due_at for task in others if task not in spent}
     tasks = [(task, messages[task.id]) for task in ours if task.id in messages]
-    kept = {task.id for task, _ in tasks} | set(waiting)
-    dead = [task.id for task in found.values() if task.state == DEAD]
-    return Claimed(tasks, waiting, [task_id for task_id in ids if task_id not in kept], dead)
+    kept = {task.id for task, _ in tasks} | set(later)
+    return Claimed(tasks, later, [task_id for task_id in ids if task_id not in kept], spent)
 
 
 async def task_of(connection: AsyncConnection, queue: str, task_id: str) -> Task | None:
-    return next(iter(await _look(connection, queue, [task_id])), None)
+    return next(iter(await tasks_of(connection, queue, [task_id])), None)
 
 
-async def _look(connection: AsyncConnection, queue: str, ids: Sequence[str]) -> list[Task]:
+async def tasks_of(connection: AsyncConnection, queue: str, ids: Sequence[str]) -> list[Task]:
     return [Task(*facts) for facts in await connection.execute(_LOOK, {"of_queue": queue, "ids": list(ids)})]
 
 
@@ -235,7 +244,7 @@ async def ack_all(
     ids = sorted({task_id for task_id, _ in among})
     if await changed(connection, _ACK_ALL, of_queue=queue, ids=ids, claims=sorted(among), now=now) == len(among):
         return among
-    found = {task.id: task for task in await _look(connection, queue, ids)}
+    found = {task.id: task for task in await tasks_of(connection, queue, ids)}
     return {claim for claim in among if claim[0] in found and found[claim[0]].was_ended_by(claim[1])}
 
 
@@ -268,12 +277,27 @@ Place = tuple[datetime, str]
 BEFORE_ALL: Place = (datetime(1970, 1, 1, tzinfo=UTC), "")
 
 
-async def due_after(connection: AsyncConnection, queue: str, after: Place, limit: int) -> list[tuple[Place, bool]]:
-    """Return the waiting tasks after a place, the first due at first, and whether each was ever claimed; held ones are due
-    when their lease ends."""
-    values = {"of_queue": queue, "after": after[0], "after_id": after[1], "limit": limit}
+async def due_after(
+    connection: AsyncConnection, queue: str, after: Place, limit: int, *, max_attempts: int
+) -> list[tuple[Place, bool]]:
+    """Return the waiting tasks after a place that may be claimed again, the first due at first, and whether each was ever
+    claimed; held ones are due when their lease ends."""
+    values = {"of_queue": queue, "after": after[0], "after_id": after[1], "limit": limit, "most": max_attempts}
     found = await connection.execute(_DUE, values)
     return [((due_at, task_id), attempt > 0) for due_at, task_id, attempt in found]
+
+
+async def spent_after(
+    connection: AsyncConnection, queue: str, after: Place, limit: int, *, max_attempts: int
+) -> list[Task]:
+    """Return the waiting tasks after a place whose last lease has ended or runs, the first end at first."""
+    values = {"of_queue": queue, "after": after[0], "after_id": after[1], "limit": limit, "most": max_attempts}
+    return [Task(*facts) for facts in await connection.execute(_SPENT, values)]
+
+
+async def bury(connection: AsyncConnection, queue: str, ids: Sequence[str], now: datetime, *, max_attempts: int) -> int:
+    """Let tasks be dead whose last lease has ended; return how many."""
+    return await changed(connection, _BURY, of_queue=queue, ids=sorted(ids), now=now, most=max_attempts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from uploader.clock import Clock
 from uploader.database import deliveries, work
@@ -17,12 +17,18 @@ from uploader.database.outbox import DEAD, WAITING
 from uploader.database.transactions import gates
 from uploader.database.transactions.rows import BlobLost
 from uploader.errors import Unavailable
+from uploader.service.leases import Interruption, length_of
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS
 
+T = TypeVar("T")
 # Of a worker, on a file.
 Verdict = Literal["pass", "refuse"]
 
 _KEEPING_SECONDS = 60.0
+# As long as a lease has to end before a file is decided on.
+_HELD_SECONDS = 5.0
+# Of a gate that the events file has no more.
+_DEFAULT_LEASE_SECONDS = 600.0
 _AT_ONCE = 100
 _IS_GONE = "UPLOADER_EVENTS has no such gate any more"
 
@@ -32,6 +38,7 @@ class Gates:
     database: Database
     # All that the events file has.
     queues: tuple[str, ...]
+    interruption: Interruption
     clock: Clock
 
     async def end(
@@ -53,6 +60,19 @@ class Gates:
 
         await self._transact(end)
 
+    async def fail(self, task_id: str, give_up: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `give_up`, by which the task of a gate may be dead, in the transaction that decides on its file; return its
+        result. Raises Unavailable, and what `give_up` raises."""
+
+        async def fail(connection: Connection) -> T:
+            waiting = await gates.lock_waiting(connection, task_id)
+            is_dead = await give_up(connection)
+            if waiting is not None and is_dead:
+                await gates.decide(connection, waiting, self.clock.now())
+            return is_dead
+
+        return await self._transact(fail)
+
     async def decide(self, event_ids: Iterable[str]) -> None:
         """Decide on the files that wait for tasks which are dead. What fails is for the keeper."""
 
@@ -68,23 +88,36 @@ class Gates:
     async def keep(self) -> float:
         """Decide on what a crash left, and on files whose gates have left the events file; return when to look again, in
         seconds. Raises Unavailable."""
-        failed = await self.database.transact(self._failed)
+        asked_at = self.clock.monotonic()
+        try:
+            is_any = await self.database.read(gates.hold_any)
+        except Unavailable:
+            self.interruption.note()
+            raise
+        if not is_any:
+            return _KEEPING_SECONDS
+        failed, are_held = await self.database.transact(self._failed, asked_at)
         await self.decide(failed)
-        return _KEEPING_SECONDS if len(failed) < _AT_ONCE else 1.0
+        if len(failed) == _AT_ONCE:
+            return 1.0
+        return _HELD_SECONDS if are_held else _KEEPING_SECONDS
 
-    async def _failed(self, connection: Connection) -> list[str]:
-        if not await gates.hold_any(connection):
-            return []
-        now = await work.now_of(connection, self.clock)
+    async def _failed(self, connection: Connection, asked_at: float) -> tuple[list[str], bool]:
+        """Return the events whose tasks decide on a file, and whether tasks of gates that are no more are still held."""
+        now, are_held = await work.now_of(connection, self.clock), False
+        self.interruption.look(now, asked_at)
         for gate in await deliveries.sinks_of(connection, WAITING):
             if gate not in self.queues:
-                await gates.give_up(connection, gate, _IS_GONE, now, _AT_ONCE)
+                are_held = await gates.give_up(connection, gate, _IS_GONE, now, _AT_ONCE, self._is_over) or are_held
         failed: list[str] = []
         for gate in await deliveries.sinks_of(connection, DEAD):
             failed += await gates.failed(connection, gate, _AT_ONCE - len(failed))
-        return failed
+        return failed, are_held
 
-    async def _transact(self, change: Callable[[Connection], Awaitable[None]]) -> None:
+    def _is_over(self, lease: str | None) -> bool:
+        return self.interruption.seconds_until_over(length_of(lease, _DEFAULT_LEASE_SECONDS)) == 0.0
+
+    async def _transact(self, change: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a transaction again where names change meanwhile. Raises Unavailable."""
         for _ in range(ATTEMPTS):
             with suppress(Duplicate, BlobLost):

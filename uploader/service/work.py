@@ -22,7 +22,7 @@ from uploader.bell import Bell
 from uploader.clock import Clock
 from uploader.database import deliveries, work
 from uploader.database.engine import Connection, Database
-from uploader.database.outbox import DEAD, Told
+from uploader.database.outbox import DEAD, WAITING, Told
 from uploader.database.work import Claimed, Figures, Holding, TaskClaim
 from uploader.domain.events import Message
 from uploader.domain.upload import File
@@ -31,6 +31,7 @@ from uploader.observability import TASKS
 from uploader.service.files import Files
 from uploader.service.gates import Gates, Verdict
 from uploader.service.ids import ID
+from uploader.service.leases import Interruption, length_of, new_lease
 from uploader.sinks.base import envelope_of
 from uploader.sinks.configuration import QueueSettings
 from uploader.tasks import Rounds, ended, uninterrupted
@@ -47,6 +48,8 @@ _NO_TASK = "This queue has no such task: events are kept for a week."
 _OF_GATE = Exception("the task is of a gate")
 # Of holders and of dead tasks, so many are shown.
 _SHOWN = 100
+# A claim may commit so much later than the moment from which its lease counts.
+_OVERLAP = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class WorkQueue:
     database: Database
     files: Files
     gates: Gates
+    interruption: Interruption
     clock: Clock
     source: Callable[[], str]
     # Rung when a task may be due.
@@ -78,6 +82,9 @@ class WorkQueue:
     # Who waits for a task, in this process: the first one looks for it.
     _line: "OrderedDict[asyncio.Future[None], None]" = field(default_factory=OrderedDict, init=False)
     _acks: "Rounds[TaskClaim, Exception | None]" = field(init=False)
+    # The leases before this place were looked at; and when those run out that an interruption has prolonged.
+    _looked_until: work.Place = field(default=work.BEFORE_ALL, init=False)
+    _prolonged: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._acks = Rounds(self._end_all, MAX_CLAIM)
@@ -134,9 +141,11 @@ class WorkQueue:
     async def _claim(self, worker: str, most: int, lease_seconds: float) -> list[Handed]:
         """Look until tasks are claimed, or none is proposed."""
         while True:
-            lease, ids = await self.proposals.claim(most, lease_seconds)
+            lease = new_lease(lease_seconds)
+            ids = await self.proposals.claim(most, lease_seconds, lease)
             if not ids:
                 return []
+            asked_at = self.clock.monotonic()
             try:
                 now, claimed = await uninterrupted(
                     self.database.transact(self._take, ids, lease, worker, timedelta(seconds=lease_seconds))
@@ -146,7 +155,10 @@ class WorkQueue:
                     await self.proposals.schedule(dict.fromkeys(ids, 0.0))
                 raise
             await self._correct(claimed, now)
-            await self.gates.decide(claimed.dead)
+            if claimed.spent:
+                with suppress(Unavailable):  # or the keeper does it
+                    self.interruption.look(now, asked_at)
+                    await self._bury(claimed.spent, now)
             if claimed.tasks:
                 TASKS.labels(self.name, "claimed").inc(len(claimed.tasks))
                 return [self._handed(task, message) for task, message in claimed.tasks]
@@ -233,11 +245,15 @@ class WorkQueue:
                 raise await self._loss(connection, task_id)
             return task.state == DEAD
 
-        is_dead = await self.database.transact(give_back)
+        if self.settings.gate is None:
+            is_dead = await self.database.transact(give_back)
+        else:
+            is_dead = await self.gates.fail(task_id, give_back)
         TASKS.labels(self.name, "dead" if is_dead else "released").inc()
         if is_dead:
             logger.error("a task is dead", extra={"queue": self.name, "event_id": task_id, "reason": error})
-            await self.gates.decide([task_id])
+            if self.settings.gate is None:  # of a queue that was a gate
+                await self.gates.decide([task_id])
         with suppress(Unavailable):  # or it is proposed in vain, or by the keeper
             await (self.proposals.cancel([task_id]) if is_dead else self.proposals.push_back(task_id, delay_seconds))
 
@@ -276,8 +292,10 @@ class WorkQueue:
         await self._acks.close()
 
     async def keep(self) -> float:
-        """Propose what is not proposed, or too late: after a loss of Redis, and what a process left that died between a
-        commit and its proposal; return when to look again, in seconds. Raises Unavailable."""
+        """End the tasks whose last lease has ended. Propose what is not proposed, or too late: after a loss of Redis, and
+        what a process left that died between a commit and its proposal. Return when to look again, in seconds. Raises
+        Unavailable."""
+        pause_seconds = await self._end_spent()
         place = work.BEFORE_ALL
         while True:
             now, places = await self.database.read(self._after, place)
@@ -286,12 +304,74 @@ class WorkQueue:
             }
             # The first of those that Redis knows are the first ones here, too.
             if not await self.proposals.schedule(delays, sooner=True) or len(places) < _KEPT:
-                return KEEPING_SECONDS
+                return pause_seconds
             place = places[-1][0]
+
+    async def _end_spent(self) -> float:
+        """End the tasks whose last lease has ended; return how long to sleep, in seconds. Raises Unavailable."""
+        place, looks_again = self._looked_until, [*self._prolonged]
+        while True:
+            asked_at = self.clock.monotonic()
+            try:
+                now, found = await self.database.read(self._spent, place, looks_again)
+            except Unavailable:
+                self.interruption.note()
+                raise
+            self.interruption.look(now, asked_at)
+            if place[0] > now:  # the clock was set back, and all leases since then end before
+                place = work.BEFORE_ALL
+                continue
+            over = [task for task in found if task.due_at <= now]
+            await self._bury(over, now)
+            if len(found) < _KEPT or len(over) < len(found):
+                break
+            place, looks_again = (over[-1].due_at, over[-1].id), []
+        self._looked_until = (now - _OVERLAP, "")
+        ends = [_seconds(task.due_at - now) for task in found if task.due_at > now]
+        ends += [until - self.clock.monotonic() for until in self._prolonged.values()]
+        return max(0.0, min([KEEPING_SECONDS, *ends]))
+
+    async def _spent(
+        self, connection: Connection, place: work.Place, looks_again: Sequence[str]
+    ) -> tuple[datetime, list[work.Task]]:
+        """Return the time, and the tasks after a place that are in their last lease, or were; first those that are known."""
+        now, most = await work.now_of(connection, self.clock), self.settings.max_attempts
+        known = await work.tasks_of(connection, self.name, looks_again) if looks_again else []
+        known = [task for task in known if task.state == WAITING and task.attempt >= most]
+        return now, known + await work.spent_after(connection, self.name, place, _KEPT, max_attempts=most)
+
+    async def _bury(self, over: Sequence[work.Task], now: datetime) -> None:
+        """Let tasks be dead whose last lease has ended by `now`, and decide on the files of those of a gate; later where
+        an interruption has prolonged the lease. Raises Unavailable."""
+        dying: list[work.Task] = []
+        for task in over:
+            length = length_of(task.lease, self.settings.lease_seconds) if task.held else 0.0
+            seconds = self.interruption.seconds_until_over(length)
+            self._prolonged.pop(task.id, None)
+            if seconds:
+                self._prolonged[task.id] = self.clock.monotonic() + seconds
+            else:
+                dying.append(task)
+        ordinary = [task.id for task in dying if task.on_failure is None]
+        end = partial(work.bury, queue=self.name, now=now, max_attempts=self.settings.max_attempts)
+        count = await self.database.transact(partial(end, ids=ordinary)) if ordinary else 0
+        for task in dying:
+            if task.on_failure is not None:
+                try:
+                    count += await self.gates.fail(task.id, partial(end, ids=[task.id]))
+                except Unavailable:
+                    self._prolonged[task.id] = self.clock.monotonic() + KEEPING_SECONDS
+        if count:
+            TASKS.labels(self.name, "dead").inc(count)
+            shown = [task.id for task in dying[:10]]
+            logger.error("tasks are dead", extra={"queue": self.name, "tasks": count, "event_ids": shown})
+        with suppress(Unavailable):  # or it is proposed in vain
+            await self.proposals.cancel([task.id for task in dying])
 
     async def _after(self, connection: Connection, place: work.Place) -> tuple[datetime, list[tuple[work.Place, bool]]]:
         now = await work.now_of(connection, self.clock)
-        return now, await work.due_after(connection, self.name, place, _KEPT)
+        most = self.settings.max_attempts
+        return now, await work.due_after(connection, self.name, place, _KEPT, max_attempts=most)
 
 
 def _check_id(task_id: str) -> None:

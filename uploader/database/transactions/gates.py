@@ -3,6 +3,7 @@
 The tasks of an event say it (`delivery`): a file passes when each has ended, or is dead and says so itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -117,13 +118,28 @@ async def failed(connection: AsyncConnection, gate: str, limit: int) -> list[str
     return list((await connection.execute(_FAILED, {"of_sink": gate, "most": limit})).scalars())
 
 
-async def give_up(connection: AsyncConnection, gate: str, error: str, now: datetime, limit: int) -> int:
-    """End so many tasks of a gate that nobody asks any more, where that decides on a file; return how many. Nothing is
-    refused for that where it could not be had back."""
-    is_over = sa.or_(_TASKS.held == sa.false(), _TASKS.due_at <= now)
+async def give_up(
+    connection: AsyncConnection,
+    gate: str,
+    error: str,
+    now: datetime,
+    limit: int,
+    is_over: Callable[[str | None], bool],
+) -> bool:
+    """End so many tasks of a gate that nobody asks any more, where that decides on a file. Return whether others are held
+    by a lease that has not ended, or of which `is_over` says that it still runs. Nothing is refused for that where it
+    could not be had back."""
     decides = _DECIDES if keeps(connection) else _DECIDES[:1]
-    waiting = (_TASKS.state == WAITING, _TASKS.sink == gate, _TASKS.on_failure.in_(decides), is_over)
-    ids = list((await connection.execute(sa.select(_TASKS.outbox_id).where(*waiting).limit(limit))).scalars())
-    change = sa.update(models.delivery).where(*waiting, _TASKS.outbox_id.in_(ids))
+    waiting = (_TASKS.state == WAITING, _TASKS.sink == gate, _TASKS.on_failure.in_(decides))
+    ended = sa.or_(_TASKS.held == sa.false(), _TASKS.due_at <= now)
+    found = await connection.execute(
+        sa.select(_TASKS.outbox_id, _TASKS.held, _TASKS.lease).where(*waiting, ended).limit(limit)
+    )
+    ids = [task_id for task_id, held, lease in found if not held or is_over(lease)]
+    change = sa.update(models.delivery).where(*waiting, ended, _TASKS.outbox_id.in_(ids))
     values = {"state": DEAD, "held": False, "last_error": error, "due_at": sa.bindparam("now", now, UtcDateTime)}
-    return await rows.changed(connection, change.values(**values)) if ids else 0
+    if ids:
+        await rows.changed(connection, change.values(**values))
+    return (
+        await connection.execute(sa.select(_TASKS.outbox_id).where(*waiting, _TASKS.held).limit(1))
+    ).first() is not None
