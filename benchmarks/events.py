@@ -43,6 +43,7 @@ from uploader.domain.creations import UPLOAD
 from uploader.domain.events import EventType
 from uploader.service.events import Relay
 from uploader.service.ids import new_id
+from uploader.service.leases import ProcessMark
 from uploader.service.precreate import Question
 from uploader.sinks.base import EventSink
 from uploader.sinks.configuration import EventSettings, WebhookSettings, load_events
@@ -208,7 +209,7 @@ async def _rate(directory: Path, what: str, target: float, sink: EventSink, scal
     rates, cpu = [], []
     for number in range(min(scale.rounds, 3)):
         async with _written(directory / f"{what} {number}.db", scale.events) as database:
-            relay = Relay("sink", sink, database, Clock(), lambda: "/uploader/0")
+            relay = Relay("sink", sink, database, ProcessMark(directory), Clock(), lambda: "/uploader/0")
             began, cpu_began = time.perf_counter(), time.process_time()
             for _ in range(scale.events):
                 if await relay.relay_due():

@@ -2,25 +2,31 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
+import time
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import httpx2
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import insert, select
 
 from tests.conftest import MakeStack
 from tests.support.archives import Entry, archive
+from tests.support.background import until
 from tests.support.clock import ManualClock
 from tests.support.consumer import SECRETS, Consumer, consuming, events_file, webhook
 from tests.support.content import Content
+from tests.support.process import Mortal, workers_of
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack, running_stack
 from tests.support.waiting import eventually
@@ -297,6 +303,65 @@ async def test_many_relays_share_the_work_and_what_one_leaves_is_taken_by_anothe
         await asyncio.gather(*map(relay_all, relays))
         assert len(consumer.requests) == 100 + lost
         assert {row["state"] for row in await rows(first.services.database)} == {"delivered"}
+
+
+async def test_claims_of_a_dead_process_are_taken_over_at_once_and_those_of_a_living_one_are_not(
+    telling_on: MakeStack, clock: ManualClock, redis_url: str
+) -> None:
+    async with AsyncExitStack() as ending:
+        consumer = await ending.enter_async_context(consuming())
+        first = await ending.enter_async_context(telling_on(webhook("hook", consumer.url)))
+        settings = first.services.settings
+        same = partial(running_stack, settings.data, settings.database_url or "", redis_url, events=settings.events)
+        other = await ending.enter_async_context(same(clock=clock))
+        refused, settled, lost = [(await upload(first, number))[0] for number in range(3)]
+        relay, mark = first.services.relays[0], first.services.process_mark
+        consumer.status = 500
+        with patch.object(relay.sink, "batch", 1):
+            await relay.relay_due()
+            consumer.status = 204
+            await relay.relay_due()
+            with patch.object(relay, "_count", side_effect=ZeroDivisionError), pytest.raises(ZeroDivisionError):
+                await relay.relay_due()
+        assert await other.services.takeover.take_over() == 0, "the process lives"
+        assert mark._descriptor is not None
+        os.close(mark._descriptor)  # as the kernel does when the process dies
+        mark._descriptor = None
+        takeovers = await asyncio.gather(other.services.takeover.take_over(), other.services.takeover.take_over())
+        assert sum(takeovers) == 1, "what has failed waits for its next attempt"
+        await relay_all(other.services.relays[0])
+        subjects = [event["subject"] for event in consumer.events]
+        assert subjects == [refused, settled, lost, lost]
+        assert await other.services.takeover.take_over() == 0
+        assert [path.suffix for path in (first.data / "metrics").iterdir() if mark.name in path.name] == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_what_a_killed_relay_had_claimed_is_told_when_its_process_is_there_again(
+    tmp_path: Path, workers: int
+) -> None:
+    async with consuming() as consumer:
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        mortal = await asyncio.to_thread(Mortal, tmp_path / "server", EVENTS=str(path), WORKERS=str(workers))
+        with ExitStack() as ending:
+            ending.callback(mortal.end)
+            consumer.going_on.clear()
+            async with httpx2.AsyncClient(
+                base_url=mortal.url, headers={"Authorization": f"Bearer {mortal.token}"}
+            ) as client:
+                sent = await client.post("/me/files?name=a", content=b"a")
+                assert sent.status_code == 201
+                await until(lambda: consumer.waiting == 1)
+                began = time.monotonic()
+                if workers == 1:
+                    await asyncio.to_thread(mortal.kill_and_start)
+                else:
+                    for process in workers_of(mortal.server):
+                        os.kill(process, signal.SIGKILL)
+                consumer.going_on.set()
+                await until(lambda: len(consumer.requests) == 2)
+                # On a machine that is so busy that the start takes a minute the claim has ended by itself.
+                assert "a process that died" in mortal.server.output() or time.monotonic() - began > 55
 
 
 @pytest.mark.parametrize(

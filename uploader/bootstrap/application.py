@@ -46,7 +46,7 @@ from uploader.http.shared.exchange import ConcurrencyLimit, is_news
 from uploader.http.shared.mount import Mount, lookalikes
 from uploader.http.shared.operation import DECLARED_PATHS, operations_of
 from uploader.http.shared.proxies import Proxies
-from uploader.jobs.events import EventKeeper, relay_job, wake_channel
+from uploader.jobs.events import EventKeeper, relay_job, takeover_job, wake_channel
 from uploader.jobs.maintenance import (
     COPY_GRACE_SECONDS,
     BallastKeeper,
@@ -223,6 +223,8 @@ def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
     ]
     jobs += [_checked(job, services.installation) for job in removing]
     jobs += [relay_job(relay) for relay in services.relays]
+    if services.relays:
+        jobs.append(takeover_job(services.takeover, services.wake_relays))
     jobs.append(Job("gates", services.gates.keep))  # also of gates that are no more
     jobs += [Job(f"tasks of {name}", queue.keep) for name, queue in services.work.queues.items()]
     jobs += [

@@ -32,7 +32,7 @@ from uploader.service.copies import CopyKeeping, RestoringLast
 from uploader.service.costs import Costs
 from uploader.service.deleted import DeletedFiles
 from uploader.service.delta import DeltaBases
-from uploader.service.events import Relay, Reviewing, Watching
+from uploader.service.events import Relay, Reviewing, Takeover, Watching
 from uploader.service.files import Files, Folders
 from uploader.service.flush import Flushing, Sweeping
 from uploader.service.gates import Gates
@@ -41,7 +41,7 @@ from uploader.service.health import Gauges, Health, Integrity
 from uploader.service.ids import new_id
 from uploader.service.installation import Installation
 from uploader.service.instant import Instant
-from uploader.service.leases import Interruption
+from uploader.service.leases import Interruption, ProcessMark
 from uploader.service.links import LinkKeeping, Shared, Sharing, Visitors
 from uploader.service.maintenance import Maintenance
 from uploader.service.merge import Merging
@@ -220,9 +220,12 @@ class Services:
         def source() -> str:
             return f"/uploader/{installation.id}"
 
+        self.process_mark = mark = ProcessMark(settings.data.absolute() / "metrics")
         self.relays = relays = [
-            Relay(name, create_sink(sink, redis, clock), database, clock, source) for name, sink in events.sinks.items()
+            Relay(name, create_sink(sink, redis, clock), database, mark, clock, source)
+            for name, sink in events.sinks.items()
         ]
+        self.takeover = Takeover(tuple(events.sinks), database, mark, clock)
         interruption = Interruption(clock)
         self.gates = gates = Gates(database, tuple(events.queues), interruption, clock)
         queues = {
@@ -295,6 +298,10 @@ class Services:
             self.bells[name].ring()
         await self.work.propose(told)
 
+    def wake_relays(self) -> None:
+        for bell in self.bells.values():
+            bell.ring()
+
     async def close(self) -> None:
         await self.revocations.close()
         await self.appends.close()
@@ -304,6 +311,7 @@ class Services:
         await self.work.close()
         for relay in self.relays:
             await relay.close()
+        self.process_mark.close()
         self.pre_create_hook.close()
         await self.storage.drain()
         self.storage.close()

@@ -59,14 +59,22 @@ _LAST_ERROR = (
 _OF_SINK = update(models.delivery).where(
     _DELIVERIES.outbox_id.in_(bindparam("ids", expanding=True)), _DELIVERIES.sink == bindparam("of_sink")
 )
-_LEASE = _OF_SINK.values(due_at=bindparam("until", type_=UtcDateTime))
+# `lease`: whose the claim is.
+_LEASE = _OF_SINK.values(due_at=bindparam("until", type_=UtcDateTime), lease=bindparam("owner"))
+_CLAIMED = update(models.delivery).where(
+    *_WAITING_FOR,
+    _DELIVERIES.due_at > bindparam("now", type_=UtcDateTime),
+    _DELIVERIES.due_at <= bindparam("until", type_=UtcDateTime),
+    _DELIVERIES.lease.in_(bindparam("owners", expanding=True)),
+)
+_TAKE_OVER = _CLAIMED.values(due_at=bindparam("now", type_=UtcDateTime), lease=None)
 _END = _OF_SINK.where(_DELIVERIES.state == WAITING).values(
     state=DELIVERED, due_at=bindparam("ended_at", type_=UtcDateTime), last_error=None
 )
 _PUT_OFF = (
     update(models.delivery)
     .where(*_WAITING_FOR, _DELIVERIES.outbox_id == bindparam("of_event"))
-    .values(given("attempt", "due_at", "state", "last_error"))
+    .values({**given("attempt", "due_at", "state", "last_error"), "lease": None})
 )
 # A file is held for it.
 _IS_ASKED = exists().where(models.held_file.c.event_id == _EVENTS.id)
@@ -97,16 +105,25 @@ class SinkState:
     oldest: datetime | None = None
 
 
-async def claim(connection: AsyncConnection, sink: str, limit: int, *, now: datetime, until: datetime) -> list[Due]:
+async def claim(
+    connection: AsyncConnection, sink: str, limit: int, *, now: datetime, until: datetime, owner: str | None = None
+) -> list[Due]:
     """Claim deliveries that are due, the longest first; they are due again at `until`."""
     found = (await connection.execute(_DUE, {"of_sink": sink, "now": now, "most": limit})).all()
     if not found:
         return []
     attempts: dict[str, int] = dict(map(tuple, found))
-    await connection.execute(_LEASE, {"of_sink": sink, "ids": list(attempts), "until": until})
+    await connection.execute(_LEASE, {"of_sink": sink, "ids": list(attempts), "until": until, "owner": owner})
     messages = await messages_of(connection, list(attempts))
     # In a damaged row the id may be one that no event has: it holds up no other.
     return [Due(messages[event_id], attempt) for event_id, attempt in attempts.items() if event_id in messages]
+
+
+async def take_over(
+    connection: AsyncConnection, sink: str, owners: Collection[str], *, now: datetime, until: datetime
+) -> int:
+    """Let deliveries be due at once that these have claimed until `until` at most; return how many."""
+    return await changed(connection, _TAKE_OVER, of_sink=sink, owners=sorted(owners), now=now, until=until)
 
 
 async def messages_of(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, Message]:

@@ -1,10 +1,11 @@
 """Tells the sinks of events, and forgets those that are old."""
 
 import logging
+from collections.abc import Callable
 
 from uploader.clock import Clock
 from uploader.jobs.runner import Job, Pause
-from uploader.service.events import Relay, Watching
+from uploader.service.events import Relay, Takeover, Watching
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,21 @@ def relay_job(relay: Relay) -> Job:
 
 def wake_channel(sink: str) -> str:
     return f"events {sink}"
+
+
+_TAKEOVER_SECONDS = 5.0
+
+
+def takeover_job(takeover: Takeover, wake: Callable[[], None]) -> Job:
+    """Make the job that looks for processes of this node that died; `wake` wakes the relays."""
+
+    async def run_once() -> float:
+        if count := await takeover.take_over():
+            logger.warning("deliveries of a process that died are told by this one", extra={"deliveries": count})
+            wake()
+        return _TAKEOVER_SECONDS
+
+    return Job("takeover", run_once)
 
 
 class EventKeeper:

@@ -29,6 +29,7 @@ from uploader.errors import NotFound
 from uploader.observability import EVENT_DELIVERIES, EVENT_DELIVERY_SECONDS
 from uploader.service.audit_log import act, actor
 from uploader.service.ids import new_id
+from uploader.service.leases import ProcessMark
 from uploader.sinks.base import Envelope, EventSink, NotTaken, Outcomes, envelope_of, not_taken
 from uploader.tasks import uninterrupted
 
@@ -198,6 +199,7 @@ class Relay:
     name: str
     sink: EventSink
     database: Database
+    mark: ProcessMark
     clock: Clock
     source: Callable[[], str]
 
@@ -231,8 +233,9 @@ class Relay:
         return POLL_SECONDS if due_at is None else (due_at - self.clock.now()).total_seconds()
 
     async def _relay(self, limit: int) -> int:
+        owner = await self.mark.take()
         now = self.clock.now()
-        claim = partial(deliveries.claim, now=now, until=now + _LEASE)
+        claim = partial(deliveries.claim, now=now, until=now + _LEASE, owner=owner)
         due = await self.database.transact(claim, self.name, limit)
         if due:
             await self._tell(due)
@@ -295,6 +298,27 @@ class Relay:
 
     async def close(self) -> None:
         await self.sink.close()
+
+
+@dataclass(eq=False, repr=False)
+class Takeover:
+    """Takes over what processes of this node had claimed for the sinks, and died before they noted that it is told."""
+
+    sinks: tuple[str, ...]
+    database: Database
+    mark: ProcessMark
+    clock: Clock
+
+    async def take_over(self) -> int:
+        """Return how many deliveries are due at once. Raises Unavailable."""
+        dead = await self.mark.dead()
+        count = 0
+        for sink in self.sinks if dead else ():
+            now = self.clock.now()
+            again = partial(deliveries.take_over, now=now, until=now + _LEASE)
+            count += await self.database.transact(again, sink, dead)
+        await self.mark.forget(dead)
+        return count
 
 
 # An event, and who was told of it.

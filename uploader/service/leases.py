@@ -1,20 +1,25 @@
 """The leases of jobs that one worker of an installation does at a time, because each of them looks at all there is: rows
-of the database, which every machine has. And the leases of tasks, which say how long they are."""
+of the database, which every machine has. The leases of tasks, which say how long they are. And the marks of processes,
+which say that a process is dead, whose leases then end at once."""
 
 import asyncio
+import fcntl
+import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 from uploader.clock import Clock
 from uploader.database import meta
 from uploader.database.engine import Database, Duplicate
 from uploader.errors import Unavailable
 from uploader.service.ids import new_id
-from uploader.tasks import ended
+from uploader.storage.disk import boot_id
+from uploader.tasks import ended, in_thread
 
 _LEASE_SECONDS = 60.0
 _RENEW_SECONDS = 20.0
@@ -117,3 +122,83 @@ class Interruption:
     def seconds_until_over(self, length_seconds: float) -> float:
         """Return for how long a lease of this length that has ended still has to run, since the last interruption."""
         return max(0.0, self._at + length_seconds - self.clock.monotonic())
+
+
+@dataclass(eq=False, repr=False)
+class ProcessMark:
+    """A file of this process whose lock ends with the process. Others that have the same directory learn from the lock
+    that a process of their machine is dead. Only those of the same boot: the lock may be none for another machine."""
+
+    directory: Path
+    name: str = field(default_factory=new_id, init=False)
+    _descriptor: int | None = field(default=None, init=False)
+    _taking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    async def take(self) -> str | None:
+        """Return the name of this process; None if it can't be marked, and nobody will learn of its death."""
+        async with self._taking:
+            if self._descriptor is None:
+                with suppress(OSError):
+                    await in_thread(self._take)
+        return None if self._descriptor is None else self.name
+
+    def _take(self) -> None:
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        draft, path = self.directory / f"{self.name}.draft", self._path(boot_id(), self.name)
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            draft.rename(path)  # nobody sees it without its lock
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    async def dead(self) -> list[str]:
+        """Return the names of processes of this machine that are dead."""
+        try:
+            return await in_thread(self._dead)
+        except OSError:
+            return []
+
+    def _dead(self) -> list[str]:
+        boot, found = boot_id(), []
+        for path in self.directory.glob("*.process"):
+            marked_boot, _, name = path.stem.partition(".")
+            if name != self.name and _is_free(path):
+                if marked_boot == boot:
+                    found.append(name)
+                else:
+                    path.unlink(missing_ok=True)
+        return found
+
+    async def forget(self, names: Collection[str]) -> None:
+        for name in names:
+            with suppress(OSError):
+                await in_thread(self._path(boot_id(), name).unlink, True)
+
+    def _path(self, boot: str, name: str) -> Path:
+        return self.directory / f"{boot}.{name}.process"
+
+    def close(self) -> None:
+        """Say that this process has ended what it did."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                self._path(boot_id(), self.name).unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether nobody has the lock of a file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
