@@ -11,6 +11,8 @@ class UploaderError(Exception):
 
     code: ClassVar[str] = "internal-error"
     retryable: ClassVar[bool] = False
+    # The log has the fault that lasts behind it already.
+    is_told = False
 
     def __init_subclass__(cls, *, code: str | None = None, retryable: bool | None = None) -> None:
         """`code`: if not the name of the class; `retryable`: if not as the parent."""
@@ -265,6 +267,10 @@ class DatabaseDamaged(Unavailable, code=Unavailable.code):
 
 class DatabaseFull(Unavailable, code=Unavailable.code):
     """The disk of the database is full; nothing was acknowledged. Try again later."""
+
+
+class ServerBusy(Unavailable, code=Unavailable.code):
+    """The server is busy; nothing was acknowledged. Try again soon."""
 
 
 class UploadBusy(Unavailable, code=Unavailable.code):

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
+from weakref import WeakSet
 
 import msgspec
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -81,6 +83,9 @@ OPEN_BREAKERS = Gauge(
     "uploader_open_breakers",
     "Stores, and slots of a Cluster, that are not asked: they have not answered, by store.",
     ["store"],
+)
+FAILURES = Counter(
+    "uploader_failures", "Errors of the disk and of stores, by where: of those that last the log has one.", ["store"]
 )
 MD5_LANES = Gauge(
     "uploader_md5_lanes", "Of how many contents a process computes the MD5 at once, by kind of vectors.", ["kind"]
@@ -237,6 +242,84 @@ def configure_logging(level: str, log_format: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+# A fault that lasts has ended when nothing has failed for so long, and something has worked since. Of one that comes back
+# soon the time doubles, up to a bound, so that a fault that comes and goes leaves few lines.
+_QUIET_SECONDS, _MAX_QUIET_SECONDS, _SOON_SECONDS = 5.0, 600.0, 60.0
+# Of one fault so many kinds are logged.
+_MAX_KINDS = 4
+_open_troubles: "WeakSet[Trouble]" = WeakSet()
+
+
+class Trouble:
+    """A fault that lasts, of the disk or of a store: logged once, then counted, then logged when it has ended. For many
+    threads at once."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._failures = FAILURES.labels(store)
+        self._lock = threading.Lock()
+        self._kinds: set[str] = set()
+        self._count = 0
+        self._began_at = self._failed_at = self._ended_at = -math.inf
+        self._worked_at = -math.inf
+        self._quiet_seconds = _QUIET_SECONDS
+        # For who asks after each call that worked.
+        self.is_open = False
+
+    def note(
+        self,
+        message: str,
+        *,
+        kind: str,
+        level: int = logging.WARNING,
+        trace: BaseException | None = None,
+        **facts: object,
+    ) -> bool:
+        """Note a failure; return whether the log has one of this kind already."""
+        self._failures.inc()
+        self.tell_end()
+        with self._lock:
+            now = time.monotonic()
+            if not self.is_open:
+                is_back = now - self._ended_at < _SOON_SECONDS
+                self._quiet_seconds = min(2 * self._quiet_seconds, _MAX_QUIET_SECONDS) if is_back else _QUIET_SECONDS
+                self._began_at, self._count, self.is_open = now, 0, True
+                _open_troubles.add(self)
+            self._failed_at = now
+            self._count += 1
+            if kind in self._kinds or len(self._kinds) >= _MAX_KINDS:
+                return True
+            self._kinds.add(kind)
+        logger.log(level, message, extra={"store": self._store, **facts}, exc_info=trace)
+        return False
+
+    def worked(self) -> None:
+        """Note that something has worked that such a fault would have kept from it."""
+        self._worked_at = time.monotonic()
+
+    def tell_end(self) -> None:
+        """Log the end, if the fault has ended."""
+        with self._lock:
+            now = time.monotonic()
+            if not self.is_open or self._worked_at < self._failed_at or now - self._failed_at < self._quiet_seconds:
+                return
+            self.is_open, self._ended_at = False, now
+            self._kinds.clear()
+            _open_troubles.discard(self)
+            facts = {"failures": self._count, "seconds": round(self._failed_at - self._began_at, 1)}
+        logger.warning("a store works again", extra={"store": self._store, **facts})
+
+
+def tell_ended_troubles() -> None:
+    for trouble in [*_open_troubles]:
+        trouble.tell_end()
+
+
+def level_of(error: Exception, level: int = logging.WARNING) -> int:
+    """Return the level at which to log what an error keeps from being done: the log knows a fault that lasts."""
+    return logging.DEBUG if getattr(error, "is_told", False) else level
 
 
 # What every process of an installation has counted, summed when somebody looks.

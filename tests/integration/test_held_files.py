@@ -19,11 +19,12 @@ from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
 from tests.support.problems import problem
 from tests.support.proofs import proof_by
+from tests.support.servers import PrivateDatabase
 from tests.support.stack import Stack, running_stack, without_database
 from tests.support.visiting import make_link, send, visit
 from tests.support.waiting import eventually
 from uploader.database import deliveries, recount, transactions
-from uploader.errors import Unavailable
+from uploader.errors import LeaseLost, Unavailable
 from uploader.service import work
 
 GATE = '[queues.scan]\ntypes = ["file.finished"]\ngate = true\n'
@@ -359,6 +360,24 @@ async def test_leases_run_once_more_after_an_interruption(
         clock.advance(pause)
         await queue.keep()
         assert await is_decided(stack, "pass")
+
+
+async def test_last_lease_runs_once_more_after_a_database_server_was_away(
+    make_stack: MakeStack, tmp_path: Path, mortal_mariadb: PrivateDatabase, mortal_mariadb_url: str
+) -> None:
+    async with make_stack(events=mute_gate(tmp_path, "pass"), database_url=mortal_mariadb_url, jobs=True) as stack:
+        await post(stack, "a", b"a")
+        loop, queue = asyncio.get_running_loop(), stack.services.work.queue("scan")
+        (task,) = await queue.claim("worker", 1, lease_seconds=4)
+        mortal_mariadb.kill()
+        await asyncio.sleep(5)
+        await asyncio.to_thread(mortal_mariadb.revive)
+        began = loop.time()
+        await eventually(lambda: is_decided(stack, "pass"))
+        # The jobs try again within 3 s. A busy machine is slow.
+        assert 3.5 < loop.time() - began < 4 + 3 + 5 + 4
+        with pytest.raises(LeaseLost):
+            await queue.ack(task.id, task.lease)
 
 
 async def test_extended_lease_and_lease_of_many_tasks_end_by_the_clock(

@@ -30,7 +30,7 @@ WITHOUT_CODE = {
         "Refused",
         "StorageAway",
     ),
-    *("StorageFailed", "StorageTooSmall", "Unverified", "UploadBusy"),
+    *("StorageFailed", "StorageTooSmall", "Unverified", "UploadBusy", "ServerBusy"),
 }
 RETRYABLE = {"body-timeout", "digest-mismatch", "storage-full", "too-many-requests", "too-many-uploads", "unavailable"}
 

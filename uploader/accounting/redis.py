@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import hiredis
 from redis import exceptions
@@ -35,7 +36,8 @@ from redis.crc import key_slot
 from uploader.accounting.keys import FORMAT, INSTALLATION
 from uploader.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
 from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
-from uploader.errors import ConfigurationError, Unavailable
+from uploader.errors import ConfigurationError, ServerBusy, Unavailable
+from uploader.observability import Trouble
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, wait_budget, waiting
 
@@ -253,22 +255,63 @@ class Script:
         """Return the script's reply. The client may retry: every script is idempotent. Raises Unavailable."""
         try:
             try:
-                return await redis.evalsha(self.sha, len(keys), *keys, *arguments)
+                reply = await redis.evalsha(self.sha, len(keys), *keys, *arguments)
             except exceptions.NoScriptError:
-                return await redis.eval(self.source, len(keys), *keys, *arguments)
+                reply = await redis.eval(self.source, len(keys), *keys, *arguments)
         except AWAY as error:
-            if isinstance(error, exceptions.ResponseError) and not isinstance(error, exceptions.ReadOnlyError):
-                # Redis is there and refuses (out of memory, or a fault in a script): somebody has to look. What a failover
-                # demoted refuses as well, for a moment.
-                logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})
-            raise away(redis, error) from error
+            raise away(redis, error, self.name) from error
+        if (troubles := _troubles.get(redis)) is not None:
+            troubles.worked(self.name)
+        return reply
 
 
-def away(redis: RedisConnection, error: Exception) -> Unavailable:
-    """Make the error to raise where Redis is away, as `error` says."""
-    how = "is read-only, as after a failover" if isinstance(error, exceptions.ReadOnlyError) else "is away"
-    inside = f"Redis at {_place_of(redis)} {how}: {str(error) or type(error).__name__}"
-    return Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=inside)
+# Each chunk runs it, and all but a repeated one write by it.
+_WRITING = "record_chunk"
+
+
+class _Troubles:
+    """The faults of one Redis that last: it is away, or it refuses scripts. One without memory still answers those that
+    find nothing to write."""
+
+    def __init__(self) -> None:
+        self.away, self.refuses = Trouble("redis"), Trouble("redis, scripts")
+        self.refused: set[str] = set()
+
+    def worked(self, script: str) -> None:
+        if self.away.is_open:
+            self.away.worked()
+        if self.refuses.is_open:
+            self.refused -= self.refused if script == _WRITING else {script}
+            if not self.refused:
+                self.refuses.worked()
+
+
+_troubles: "WeakKeyDictionary[RedisConnection, _Troubles]" = WeakKeyDictionary()
+# What the pool of redis-py says when nobody has given a connection back in time.
+_POOL_FULL = "No connection available"
+
+
+def away(redis: RedisConnection, error: Exception, script: str | None = None) -> Unavailable:
+    """Make the error to raise where Redis is away, as `error` says. The log has a fault that lasts once."""
+    how, place = "is away", f"Redis at {_place_of(redis)}"
+    said, kind, level = str(error) or type(error).__name__, type(error).__name__, logging.WARNING
+    message, troubles = "a store fails", _troubles.setdefault(redis, _Troubles())
+    trouble = troubles.away
+    if isinstance(error, exceptions.ReadOnlyError):
+        how = "is read-only, as after a failover"
+    elif script is not None and isinstance(error, exceptions.ResponseError):
+        # Redis is there and refuses (out of memory, or a fault in a script): somebody has to look. What a failover
+        # demoted refuses as well, for a moment.
+        message, level, kind = "Redis refuses a script", logging.ERROR, f"{kind} {said.split(' ', 1)[0]}"
+        trouble = troubles.refuses
+        troubles.refused.add(script)
+    meant = Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=f"{place} {how}: {said}")
+    if said.startswith(_POOL_FULL):
+        most = redis.connection_pool.max_connections if isinstance(redis, Redis) else 0
+        advice = f"all {most} connections are in use: set UPLOADER_REDIS_CONNECTIONS to {2 * most}"
+        kind, message, meant = "full", "Redis is busy", ServerBusy(inside=f"{place}: {advice}")
+    meant.is_told = trouble.note(message, kind=kind, level=level, reason=meant.reason, script=script)
+    return meant
 
 
 @contextmanager
@@ -278,6 +321,8 @@ def asking(redis: RedisConnection) -> Iterator[None]:
         yield
     except AWAY as error:
         raise away(redis, error) from error
+    if (troubles := _troubles.get(redis)) is not None:
+        troubles.worked("")
 
 
 def is_refusal(error: BaseException | None) -> bool:

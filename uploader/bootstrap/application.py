@@ -62,7 +62,7 @@ from uploader.jobs.maintenance import (
 from uploader.jobs.runner import Job, Runner
 from uploader.jobs.uploads import Expirer, Flusher, Joiner, Merger, Sweeper
 from uploader.meter import QUIET_SECONDS
-from uploader.observability import configure_logging
+from uploader.observability import configure_logging, tell_ended_troubles
 from uploader.service.audit_log import act
 from uploader.service.installation import Installation
 from uploader.service.leases import Lease
@@ -162,6 +162,7 @@ def _create_watch(services: Services, shared_core: SharedCore | None) -> Runner:
     meter = services.meter
 
     async def publish() -> float:
+        tell_ended_troubles()
         is_news = await services.exposition.publish()
         return QUIET_SECONDS if meter.is_quiet and not is_news else _PUBLISH_SECONDS
 

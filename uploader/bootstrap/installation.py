@@ -21,7 +21,7 @@ from uploader.database.engine import Database, is_refusal, unfitness
 from uploader.database.meta import Mishap, note_mishap
 from uploader.domain.diagnosis import Diagnosis, Level, Subject, error, to_act_on, worst_first
 from uploader.embedded import list_aside
-from uploader.errors import ConfigurationError, Unavailable, UploaderError
+from uploader.errors import ConfigurationError, ServerBusy, Unavailable, UploaderError
 from uploader.http.server.tls import read_certificate
 from uploader.service.access import OWNER_TOKEN_FILE, owner_token
 from uploader.service.copies import CopyKeeping, offer_of, refuse_damaged
@@ -151,7 +151,11 @@ async def _once_there(settings: Settings, work: Callable[[], Awaitable[None]]) -
             return await work()
         except Unavailable as error:
             # Those of a kind of their own tell of damage, or of another store.
-            comes = type(error) is Unavailable and settings.sqlite_path is None and not is_refusal(error.__cause__)
+            comes = (
+                type(error) in (Unavailable, ServerBusy)
+                and settings.sqlite_path is None
+                and not is_refusal(error.__cause__)
+            )
             if not comes:
                 raise
             if not waits:

@@ -25,7 +25,6 @@ from uploader.database.connection import AsyncConnection, AsyncEngine
 from uploader.database.copies import damage_of
 from uploader.database.mysql import (
     CONNECTIONS,
-    POOL_TIMEOUT_SECONDS,
     READ_TIMEOUT_SECONDS,
     TIMEOUT_SECONDS,
     Mysql,
@@ -37,7 +36,8 @@ from uploader.database.rights import authority_of_context, whole_transaction
 from uploader.database.sqlite import UNFIT, FileLost, Sqlite, SqliteEngine, code_of, on_the_loop
 from uploader.database.trash import TrashPolicy
 from uploader.domain.reasons import SQL_MODE_CHANGED
-from uploader.errors import DatabaseDamaged, DatabaseFull, Unavailable
+from uploader.errors import DatabaseDamaged, DatabaseFull, ServerBusy, Unavailable
+from uploader.observability import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ _ATTEMPTS = 10
 # After so long it is looked whether a SQLite is damaged still, then less and less often: for a small part of the time.
 _RECHECK_SECONDS, _MAX_RECHECK_SECONDS, _PAUSES = 1.0, 3600.0, 20
 _MYSQL_PORT = 3306
+_FAILS = "a store fails"
 
 
 class Duplicate(Exception):
@@ -114,6 +115,9 @@ class Database:
         if trash is not None:
             trash.attach(self.engine.sync_engine)
         self._place = _place_of(url)
+        # What keeps everything from working, and what keeps writes; whether it is too busy.
+        self._trouble, self._write_trouble = Trouble("database"), Trouble("database, writes")
+        self._crowd, self._crowded = Trouble("database, busy"), ""
 
     def _tell_lost(self, lost: bool) -> None:
         self.is_lost = lost
@@ -176,7 +180,9 @@ class Database:
 
         try:
             try:
-                return await ask(brief)
+                found = await ask(brief)
+                self._worked()
+                return found
             except DBAPIError as error:  # to read in WAL mode takes room, too: a file of shared memory
                 if not await self._has_made_room(error):
                     raise
@@ -250,7 +256,9 @@ class Database:
         for number in range(1, _ATTEMPTS + 1):
             began = time.monotonic()
             try:
-                return await attempt()
+                result = await attempt()
+                self._worked(self._write_trouble)
+                return result
             except IntegrityError as error:
                 if _code(error) == _MYSQL_DUPLICATE or "UNIQUE constraint failed" in str(error.orig):
                     raise Duplicate(str(error.orig)) from error
@@ -262,7 +270,7 @@ class Database:
                 if not is_retried(error):
                     raise self._translated(error) from error
                 if number == _ATTEMPTS or self._has_waited(error, time.monotonic() - began):
-                    raise Unavailable("The database is busy; nothing was acknowledged.") from error
+                    raise self._busy(_said(error), _code(error)) from error
                 await asyncio.sleep(random.uniform(0, 0.02 * number))  # noqa: S311 (jitter)
         raise AssertionError("unreachable")
 
@@ -272,8 +280,40 @@ class Database:
             return False
         return seconds >= self._kind.lock_wait_seconds / 2  # InnoDB looks at its clock once a second
 
+    def _worked(self, *more: Trouble) -> None:
+        for trouble in (self._trouble, self._crowd, *more):
+            if trouble.is_open:
+                trouble.worked()
+
+    @property
+    def crowd(self) -> str | None:
+        """Return what would help, if callers were refused lately because there are too many; else None."""
+        return self._crowded if self._crowd.is_open else None
+
+    def _busy(self, how: str, kind: object) -> ServerBusy:
+        """Return the error of a database that is there, and has too much to do."""
+        inside = f"{self._place} is busy: {how}"
+        error, self._crowded = ServerBusy(inside=inside), how
+        error.is_told = self._crowd.note("the database is busy", kind=str(kind), reason=inside)
+        return error
+
     def _translated(self, error: Exception) -> Exception:
-        """Return the error of this server that the database's own is."""
+        """Return the error of this server that the database's own is. The log has a fault that lasts once."""
+        if (crowd := self._kind.crowd(error)) is not None:
+            return self._busy(crowd, type(error).__name__)
+        meant = self._meaning(error)
+        if isinstance(meant, Unavailable):
+            code = _code(error)
+            kind = f"{type(meant).__name__} {code if isinstance(code, int) else type(error).__name__}"
+            is_of_writes = isinstance(meant, DatabaseFull) or _code(error) in _MYSQL_READ_ONLY
+            trouble = self._write_trouble if is_of_writes else self._trouble
+            is_damaged = isinstance(meant, DatabaseDamaged)
+            message, level = ("the database is damaged", logging.ERROR) if is_damaged else (_FAILS, logging.WARNING)
+            reason = self.damage if is_damaged else meant.reason
+            meant.is_told = trouble.note(message, kind=kind, level=level, reason=reason)
+        return meant
+
+    def _meaning(self, error: Exception) -> Exception:
         if isinstance(error, FileLost):
             return Unavailable(
                 "The database's file was removed or replaced while the server runs; nothing is acknowledged.",
@@ -286,7 +326,6 @@ class Database:
             )
         if _is_damage(error):
             self.damage = str(getattr(error, "orig", error))
-            logger.error("the database is damaged", extra={"reason": self.damage})
             # A figure that is too large stays wrong.
             is_page = code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_CORRUPT
             if is_page and (self._rechecking is None or self._rechecking.done()):
@@ -301,7 +340,7 @@ class Database:
         if _code(error) in _MYSQL_READ_ONLY:
             return self._demoted(_said(error))
         lost = isinstance(error, DBAPIError) and error.connection_invalidated
-        if lost or unfitness(error) or isinstance(error, (OperationalError, InterfaceError, PoolTimeoutError, OSError)):
+        if lost or unfitness(error) or isinstance(error, (OperationalError, InterfaceError, OSError)):
             speaks_plainly = isinstance(self._kind, Mysql) and not self._kind.speaks_tls
             hint = _MYSQL_WANTS_TLS.get(_code(error)) if speaks_plainly else None
             inside = f"{self._place} is away: {_said(error)}" + (f" ({hint})" if hint else "")
@@ -386,7 +425,5 @@ def _place_of(url: str) -> str:
 
 def _said(error: Exception) -> str:
     """Return the reason without the statement."""
-    if isinstance(error, PoolTimeoutError):
-        return f"no connection came free within {POOL_TIMEOUT_SECONDS} s"
     told = getattr(error, "orig", error)
     return str(told.args[-1] if told.args else told) or type(told).__name__

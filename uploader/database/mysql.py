@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from uploader.addresses import TLS_OPTIONS, parse_mysql_url
 from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
@@ -36,11 +37,14 @@ TIMEOUT_SECONDS = 5.0
 POOL_TIMEOUT_SECONDS = 8
 # Of a statement that the server works on: a report over millions of rows takes its time.
 READ_TIMEOUT_SECONDS = 60.0
+# What UPLOADER_DATABASE_CONNECTIONS may be.
+MAX_CONNECTIONS = 1000
 # Of all connections, those of their own: who syncs in the middle of a transaction must not wait for a connection that such
 # another one has.
 SYNCING_CONNECTIONS = 2
-# The code of a connection that was lost.
+# The code of a connection that was lost, and of a server, or a user, that has as many as it may.
 _LOST = 2013
+_TOO_MANY = frozenset({(1040,), (1203,), (1226,)})
 # Who answers. Servers that replicate have ids of their own.
 _WHO = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@server_id), CONNECTION_ID(), @@sql_mode"
 _READ_ONLY = "SELECT @@global.read_only, @@sql_mode"
@@ -53,6 +57,10 @@ SQL_MODE = ",".join(
         *("ERROR_FOR_DIVISION_BY_ZERO", "NO_ENGINE_SUBSTITUTION"),
     )
 )
+
+
+class PoolFull(OSError):
+    """All connections are in use; the message says what would help."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,9 @@ class Mysql:
         # What the SQL mode of the last new connection has more, and less, than SQL_MODE.
         self.odd_modes = ""
         self._stale_before = 0.0
+        self._connections = connections
+        # Who has a connection for statements, or waits for one.
+        self._callers = 0
         self.engine = self._create_engine(connections - SYNCING_CONNECTIONS)
         self._syncing = self._create_engine(SYNCING_CONNECTIONS)
         logging.getLogger("asyncmy").addFilter(_is_news)
@@ -131,7 +142,7 @@ class Mysql:
             async with engine.begin() as connection:
                 return await work(connection)
 
-        return await self._answered(run)
+        return await self._answered(run, counts=not syncs)
 
     async def read(
         self, work: Callable[[AsyncConnection], Awaitable[T]], *, snapshot: bool = False, brief: bool = False
@@ -159,7 +170,35 @@ class Mysql:
 
     # A server that hangs
 
-    async def _answered(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _answered(self, attempt: Callable[[], Coroutine[Any, Any, T]], *, counts: bool = True) -> T:
+        self._callers += counts
+        try:
+            return await self._answered_in_time(attempt)
+        except PoolTimeoutError as error:
+            raise PoolFull(self._advice()) from error
+        finally:
+            self._callers -= counts
+
+    def crowd(self, error: Exception) -> str | None:
+        """Return what would help, if an error says that too much was asked for at once; else None."""
+        if isinstance(error, PoolFull):
+            return str(error)
+        if isinstance(error, DBAPIError) and getattr(error.orig, "args", ())[:1] in _TOO_MANY:
+            return (
+                f"raise its max_connections, or lower UPLOADER_DATABASE_CONNECTIONS ({self._connections}): {error.orig}"
+            )
+        return None
+
+    def _advice(self) -> str:
+        """Say how many connections all callers of this moment would need, with some to spare."""
+        wanted = min(math.ceil((self._callers + SYNCING_CONNECTIONS) * 1.25), MAX_CONNECTIONS)
+        return (
+            f"{self._callers} callers want the {self._connections - SYNCING_CONNECTIONS} connections for statements: set"
+            f" UPLOADER_DATABASE_CONNECTIONS to {wanted} (now {self._connections}); the server's max_connections must"
+            " allow so many to each process"
+        )
+
+    async def _answered_in_time(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         own = wait_budget()
         if not own.left("database", self._timeout_seconds):
             raise OSError("it did not answer this request before")
@@ -216,6 +255,8 @@ class Mysql:
             return True
         if time.monotonic() >= deadline:
             self._give_up(task)
+            if wait.session is None and not self._breaker.unanswered_calls:
+                raise PoolFull(self._advice())
             raise OSError("no answer in time for a request that has waited for others, too")
         if self._hello is None or self._hello.done():
             self._hello = asyncio.create_task(self._says_hello(), name="asking a silent database")

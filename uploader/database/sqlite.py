@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from uploader.database.connection import AsyncConnection
@@ -441,6 +442,17 @@ class Sqlite:
         finally:
             if getrusage(RUSAGE_THREAD).ru_inblock > before:
                 self._cold_until = time.monotonic() + _COLD_SECONDS
+
+    def crowd(self, error: Exception) -> str | None:
+        """Return what would help, if an error says that too much was asked for at once; else None."""
+        if code_of(getattr(error, "orig", None)) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return (
+                f"another process, or a backup, has kept it locked for {_BUSY_TIMEOUT_MS // 1000} s; for several busy"
+                " processes use MySQL or MariaDB (UPLOADER_DATABASE_URL)"
+            )
+        if isinstance(error, PoolTimeoutError):
+            return f"its {_CONNECTIONS} connections are in use"
+        return None
 
     async def look(self) -> None:
         """Raises FileLost."""

@@ -66,6 +66,13 @@ SQL_MODE_CHANGED = Reason(
     "the database has another SQL mode than this server sets: {how}",
     "let nothing between the two change `sql_mode`: a proxy has to pass it on",
 )
+DATABASE_BUSY = Reason(
+    Check.DATABASE,
+    _WARNING,
+    Subject.DATABASE,
+    "the database is busy, and requests are refused: {how}",
+    "change that, and restart the servers and workers",
+)
 SCHEMA_AHEAD = Reason(
     Check.DATABASE,
     _NOTE,

@@ -96,7 +96,7 @@ class Application:
                 await response(scope, exchange.receive, exchange.send)
         except UploaderError as error:
             # The status is sent. That the answer ends too early its client sees by the length, or the end of the connection.
-            exchange.outcome, exchange.reason = ABORTED, error.reason
+            exchange.outcome, exchange.reason, exchange.is_told = ABORTED, error.reason, error.is_told
             raise
         except BaseException:
             exchange.outcome = ABORTED
@@ -233,7 +233,7 @@ class Application:
             case UploaderError():
                 if exchange.visit is not None:
                     error = as_told(error, exchange.visit.caller)
-                exchange.outcome, exchange.reason = error.code, error.inside
+                exchange.outcome, exchange.reason, exchange.is_told = error.code, error.inside, error.is_told
                 dialect = self._dialect_of(request)
                 headers = self._headers_of(error, request)
                 return problem_response(error, headers) if dialect is None else dialect.refuse(request, error, headers)

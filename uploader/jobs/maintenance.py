@@ -9,6 +9,7 @@ from datetime import date, timedelta
 from uploader.clock import Clock
 from uploader.errors import UploaderError
 from uploader.jobs.runner import Job, Pause
+from uploader.observability import level_of
 from uploader.service.audit_log import AuditLog
 from uploader.service.ballast import BallastKeeping
 from uploader.service.cleanup import Cleanup, LastCleanup
@@ -230,7 +231,9 @@ class CopyKeeper:
         except Stopping:
             pass
         except UploaderError as error:  # it takes long, and would fail again
-            logger.error("no copy of the database is made", extra={"reason": error.reason})
+            logger.log(
+                level_of(error, logging.ERROR), "no copy of the database is made", extra={"reason": error.reason}
+            )
             return _COPY_AGAIN_SECONDS
         return _COPY_SECONDS
 

@@ -9,7 +9,7 @@ from math import floor
 
 from uploader.bell import Bell
 from uploader.clock import Clock
-from uploader.errors import ConfigurationError, Unavailable
+from uploader.errors import ConfigurationError, Unavailable, UploaderError
 from uploader.service.audit_log import Actor, Via, actor_of_context
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Runner:
     async def _loop(self, job: Job, bell: Bell) -> None:
         by = Actor(Via.JOB, job.name)
         actor_of_context.set(lambda: by)  # of this task alone
-        failures = 0
+        failures, is_told = 0, True
         if job.first_delay_seconds:
             await self._sleep(bell, bell.rings, job.first_delay_seconds)
         while True:
@@ -75,13 +75,15 @@ class Runner:
             try:
                 delay = await job.run_once()
                 if failures:
-                    logger.info("job works again", extra={"job": job.name, "failures": failures})
-                failures = 0
+                    level = logging.DEBUG if is_told else logging.INFO
+                    logger.log(level, "job works again", extra={"job": job.name, "failures": failures})
+                failures, is_told = 0, True
                 if (reason := self._waits.get(job)) is not None:
                     # It is there again: others may not know yet, and it is told once more if it goes.
                     self._waits = {other: why for other, why in self._waits.items() if why != reason}
             except Exception as error:
                 failures += 1
+                is_told = is_told and isinstance(error, UploaderError) and error.is_told
                 if failures == 1:
                     self._say(job, error)
                 delay = min(0.1 * 2 ** min(failures, 10), _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311
@@ -94,7 +96,8 @@ class Runner:
     def _say(self, job: Job, error: Exception) -> None:
         if isinstance(error, Unavailable):
             # What is away is away for all of them.
-            level = logging.DEBUG if error.reason in self._waits.values() else logging.WARNING
+            is_known = error.reason in self._waits.values() or (error.is_told and bool(self._waits))
+            level = logging.DEBUG if is_known else logging.WARNING
             self._waits[job] = error.reason
             logger.log(level, "job waits for what it needs", extra={"job": job.name, "reason": error.reason})
         elif isinstance(error, ConfigurationError):

@@ -8,6 +8,7 @@ from datetime import timedelta
 from uploader.clock import Clock
 from uploader.errors import StorageFailed
 from uploader.jobs.runner import Job, Pause
+from uploader.observability import level_of
 from uploader.service.cleanup import Expiry
 from uploader.service.concatenate import Concatenations
 from uploader.service.flush import Flushing, Sweeping, UploadQueue
@@ -135,6 +136,8 @@ class Sweeper:
         try:
             await self.sweeping.sweep(shard)
         except StorageFailed as error:
-            logger.warning("uploads are left for the next sweep", extra={"shard": shard, "reason": error.reason})
+            logger.log(
+                level_of(error), "uploads are left for the next sweep", extra={"shard": shard, "reason": error.reason}
+            )
             return _PATIENCE_SECONDS
         return pause_seconds

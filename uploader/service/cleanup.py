@@ -21,6 +21,7 @@ from uploader.database.transactions.rows import NotOpen
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
+from uploader.observability import level_of
 from uploader.service.audit_log import AuditLog
 from uploader.service.close import Closers
 from uploader.service.ids import greatest, new_id
@@ -264,7 +265,9 @@ class Cleanup:
             try:
                 await self.closers.tidy(upload_id)
             except Unavailable as error:  # one that is busy must not hold up the others
-                logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason})
+                logger.log(
+                    level_of(error), "a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason}
+                )
         gone = [upload.id for upload in closed if upload.id not in left]
         if not gone:
             return 0
@@ -283,7 +286,7 @@ class Cleanup:
                     continue
                 except Unavailable as error:
                     facts = {"upload_id": upload.id, "reason": error.reason}
-                    logger.warning("an upload is not cancelled", extra=facts)
+                    logger.log(level_of(error), "an upload is not cancelled", extra=facts)
                     reset.left += 1
         return reset
 
@@ -437,5 +440,5 @@ class _Run:
 
     def _leave(self, found: Found, error: UploaderError) -> None:
         """Leave out one that is busy: it must not hold up the others."""
-        logger.warning("not cleaned up for now", extra={"path": found.place, "reason": error.reason})
+        logger.log(level_of(error), "not cleaned up for now", extra={"path": found.place, "reason": error.reason})
         self.cleaned.left += 1

@@ -29,7 +29,7 @@ from uploader.domain.upload import (
     received_bytes,
 )
 from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
-from uploader.observability import LOST_UPLOADS, REBUILDS
+from uploader.observability import LOST_UPLOADS, REBUILDS, level_of
 from uploader.service.audit_log import act, actor
 from uploader.storage.base import Closer, Gone, PresentChunks
 from uploader.storage.store import Store
@@ -202,12 +202,12 @@ class Closers:
             with in_passing():
                 await self.pending.forget(upload.id, REDIS_WORDS[state])
             crash_point("clear.after_forget")
-        except Unavailable:
-            logger.warning("closed upload stays in Redis for now", extra={"upload_id": upload.id})
+        except Unavailable as error:
+            logger.log(level_of(error), "closed upload stays in Redis for now", extra={"upload_id": upload.id})
         try:
             return await (self.storage.discard(upload) if closer is None else closer.unlink())
-        except UploaderError:
-            logger.warning("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
+        except UploaderError as error:
+            logger.log(level_of(error), "bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
             self._left.add(upload.id)
             return False
 

@@ -20,6 +20,7 @@ from uploader.domain.creations import UPLOAD
 from uploader.domain.links import Caller
 from uploader.domain.upload import Concatenation, NewConcatenation, Reason, State, Upload, UploadKind, chunk_length
 from uploader.meter import Kind, charged_apart, go_on
+from uploader.observability import level_of
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
@@ -146,7 +147,9 @@ class Filling:
         except (Busy, Gone, NotOpen, Stopping):
             return
         except errors.UploaderError as error:
-            logger.warning("a whole is not filled for now", extra={"upload_id": upload_id, "reason": error.reason})
+            logger.log(
+                level_of(error), "a whole is not filled for now", extra={"upload_id": upload_id, "reason": error.reason}
+            )
             return
         except Exception:
             logger.exception("a whole is not filled", extra={"upload_id": upload_id})
@@ -310,7 +313,9 @@ class Concatenations:
             for concatenation_id in ids:
                 await self._advance_by_id(concatenation_id)
         except errors.UploaderError as error:
-            logger.warning("a whole waits for the job", extra={"upload_id": part.id, "reason": error.reason})
+            logger.log(
+                level_of(error), "a whole waits for the job", extra={"upload_id": part.id, "reason": error.reason}
+            )
 
     async def advance_due(self) -> bool:
         """Bring all further; one that fails holds up no other. Return whether there are any. Raises Unavailable."""
@@ -323,7 +328,7 @@ class Concatenations:
                     await self._advance_by_id(concatenation_id)
                 except errors.UploaderError as error:
                     extra = {"upload_id": concatenation_id, "reason": error.reason}
-                    logger.warning("a whole is not made for now", extra=extra)
+                    logger.log(level_of(error), "a whole is not made for now", extra=extra)
             after = greatest(after, ids)
         return True
 

@@ -26,7 +26,7 @@ from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Diagnosis
 from uploader.domain.events import Message
 from uploader.errors import NotFound
-from uploader.observability import EVENT_DELIVERIES, EVENT_DELIVERY_SECONDS
+from uploader.observability import EVENT_DELIVERIES, EVENT_DELIVERY_SECONDS, Trouble
 from uploader.service.audit_log import act, actor
 from uploader.service.ids import new_id
 from uploader.service.leases import ProcessMark
@@ -205,6 +205,7 @@ class Relay:
 
     def __post_init__(self) -> None:
         self._breaker = Breaker(self.clock.monotonic)
+        self._trouble = Trouble(f"sink {self.name}")
 
     async def relay_due(self) -> float:
         """Tell of at most one batch; how long to sleep then, in seconds. Raises Unavailable."""
@@ -251,6 +252,10 @@ class Relay:
         gone = any(outcome is not None and outcome.gone for outcome in outcomes)
         unanswered = [outcome for outcome in outcomes if outcome is not None and not outcome.answered]
         self._breaker.note(answered=len(due) - len(unanswered), failed=len(unanswered))
+        if unanswered:
+            self._trouble.note("a sink does not answer", kind="silence", reason=unanswered[0].error)
+        if taken and self._trouble.is_open:
+            self._trouble.worked()
         self._count(len(taken), failures)
 
         async def settle(connection: Connection) -> None:
@@ -267,7 +272,8 @@ class Relay:
         try:
             return await self.sink.deliver(envelopes)
         except Exception as error:
-            logger.exception("a sink failed in a way that it should not", extra={"sink": self.name})
+            message, level = "a sink failed in a way that it should not", logging.ERROR
+            self._trouble.note(message, kind=type(error).__name__, level=level, trace=error, sink=self.name)
             return [not_taken(error)] * len(envelopes)
 
     async def tell_once(self, message: Message) -> NotTaken | None:
@@ -291,10 +297,8 @@ class Relay:
         for outcome, count in (("delivered", taken), ("failed", len(failures) - len(dead)), ("dead", len(dead))):
             EVENT_DELIVERIES.labels(self.name, outcome).inc(count)
         for failure in dead:
-            logger.error(
-                "an event was not taken, and is dead",
-                extra={"sink": self.name, "event_id": failure.event_id, "reason": failure.error},
-            )
+            note = partial(self._trouble.note, sink=self.name, event_id=failure.event_id, reason=failure.error)
+            note("an event was not taken, and is dead", kind="dead", level=logging.ERROR)
 
     async def close(self) -> None:
         await self.sink.close()

@@ -20,7 +20,7 @@ from uploader.database.transactions.rows import NotOpen
 from uploader.database.transactions.uploads import Received
 from uploader.domain.upload import State, Upload
 from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
-from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
+from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS, level_of
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
 from uploader.storage.base import Gone
@@ -67,7 +67,7 @@ class Flushing:
                     await self.closers.tidy(claim.upload_id)
                 except (DatabaseDamaged, StorageFailed, Unverified) as error:
                     facts = {"upload_id": claim.upload_id, "reason": error.reason}
-                    logger.warning("a closed upload is not tidied", extra=facts)
+                    logger.log(level_of(error), "a closed upload is not tidied", extra=facts)
         return FlushedBatch(len(claims), more)
 
     async def _write(self, claims: list[Claim]) -> dict[str, bool]:

@@ -23,6 +23,7 @@ from uploader.domain.creations import FOLDER, Creation
 from uploader.domain.names import normalise_name
 from uploader.domain.upload import File
 from uploader.errors import InvalidRequest, NotAllowed, Unavailable
+from uploader.observability import Trouble
 from uploader.service.ids import new_id
 from uploader.sinks.webhook import NoAnswer, SignedPost
 from uploader.tasks import in_thread
@@ -101,6 +102,7 @@ class PreCreateHook:
 
     def __post_init__(self) -> None:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._trouble = Trouble("pre_create")
         self.is_on = self.post is not None
 
     async def ask(self, question: Question) -> Allowed:
@@ -128,6 +130,8 @@ class PreCreateHook:
         except NoAnswer as error:
             self._fail(str(error))
         else:
+            if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR and self._trouble.is_open:
+                self._trouble.worked()
             if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise NotAllowed(_detail_of(answer.body))
             if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
@@ -140,11 +144,13 @@ class PreCreateHook:
         return None
 
     def _fail(self, reason: str) -> None:
-        logger.warning("nobody said whether a name may be created", extra={"reason": reason})
+        is_told = self._trouble.note("nobody said whether a name may be created", kind=reason, reason=reason)
         if not self.allows_on_failure:
-            raise Unavailable(
+            error = Unavailable(
                 "Nobody can say now whether this name may be created; try again.", inside=f"[pre_create]: {reason}"
             )
+            error.is_told = is_told
+            raise error
 
     def close(self) -> None:
         if self.post is not None:

@@ -27,6 +27,7 @@ from uploader.database.transactions.rows import NotOpen
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import State, Tail, Upload, Usage, from_bitmap, received_bytes, to_bitmap
 from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
+from uploader.observability import level_of
 from uploader.service.audit_log import AuditLog, act
 from uploader.service.cleanup import is_settled, stray_blobs
 from uploader.service.close import Closers
@@ -364,7 +365,7 @@ class Reconciling:
         try:
             repaired = await repair()
         except (DatabaseDamaged, StorageFailed, Unverified) as error:  # holds up no other
-            logger.warning("a drift is not repaired", extra={"reason": error.reason})
+            logger.log(level_of(error), "a drift is not repaired", extra={"reason": error.reason})
             return False
         if repaired and drift.kind not in _OF_ROWS:
             action = Action.QUEUE_REPAIRED if drift.kind in _OF_QUEUES else Action.UPLOAD_REPAIRED
@@ -511,7 +512,11 @@ class Reconciling:
             return [Drift(Kind.MAP, upload_id, "readable", "unreadable")]
         except Unavailable as error:
             # One that is busy must not hold up the others; a store that is away will tell the next look.
-            logger.info("an upload is not reconciled for now", extra={"upload_id": upload_id, "reason": error.reason})
+            logger.log(
+                level_of(error, logging.INFO),
+                "an upload is not reconciled for now",
+                extra={"upload_id": upload_id, "reason": error.reason},
+            )
             return []
 
     async def _compare(self, upload_id: str, closer: Closer) -> list[Drift]:
@@ -616,7 +621,7 @@ class Reconciling:
                     elif row.state is not State.OPEN and await self._outlives(row):
                         found.add([drift], partial(self.closers.tidy, row.id))
         except StorageFailed as error:
-            logger.warning("leftovers are not looked for any further", extra={"reason": error.reason})
+            logger.log(level_of(error), "leftovers are not looked for any further", extra={"reason": error.reason})
 
     async def _outlives(self, closed: Upload) -> bool:
         """Say whether an upload still has files, under its locks: its end holds them until nothing is left of it."""

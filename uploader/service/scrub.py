@@ -20,6 +20,7 @@ from uploader.clock import Clock
 from uploader.database import meta, queries
 from uploader.database.engine import Database
 from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
+from uploader.observability import level_of
 from uploader.service.heal import DUE, Damage, Healing
 from uploader.service.ids import greatest
 from uploader.service.leases import Lease
@@ -124,7 +125,9 @@ class Scrubbing:
         try:
             return await self.healing.examine(sha256, pace)
         except (DatabaseDamaged, StorageFailed, StorageFull) as error:
-            logger.warning("a content is not read back for now", extra={"sha256": sha256, "reason": error.reason})
+            logger.log(
+                level_of(error), "a content is not read back for now", extra={"sha256": sha256, "reason": error.reason}
+            )
             return None
 
     async def age(self) -> Age:

@@ -14,6 +14,7 @@ from uploader.database.transactions.rows import NotOpen
 from uploader.domain.links import Caller
 from uploader.domain.upload import Reason, State, Upload, chunk_count, missing_ranges
 from uploader.errors import Forbidden, Unavailable, UploadActive, UploadGone, UploadNotFound
+from uploader.observability import level_of
 from uploader.service.close import Closers
 from uploader.service.merge import Merging
 from uploader.service.results import Complete, StillMerging, Target, UploadStatus
@@ -189,7 +190,9 @@ class Uploads:
                 continue  # closed meanwhile
             except Unavailable as error:
                 await self.storage.check()
-                logger.warning("an upload is not listed", extra={"upload_id": upload.id, "reason": error.reason})
+                logger.log(
+                    level_of(error), "an upload is not listed", extra={"upload_id": upload.id, "reason": error.reason}
+                )
         return statuses
 
     async def states(self, caller: Caller, md5s: list[str]) -> dict[str, str]:
@@ -217,7 +220,11 @@ class Uploads:
         except (Gone, NotOpen):
             return "complete" if finished else "absent"
         except Unavailable as error:
-            logger.warning("an upload does not tell its state", extra={"upload_id": upload.id, "reason": error.reason})
+            logger.log(
+                level_of(error),
+                "an upload does not tell its state",
+                extra={"upload_id": upload.id, "reason": error.reason},
+            )
             return "uploading"
 
     # Merging

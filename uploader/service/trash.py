@@ -19,6 +19,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import State, Upload
 from uploader.errors import StorageFailed, StorageFull
+from uploader.observability import level_of
 from uploader.service.audit_log import AuditLog
 from uploader.service.heal import Healing
 from uploader.storage.base import Found
@@ -72,7 +73,9 @@ class TrashKeeping:
         try:
             return await moving
         except (StorageFailed, StorageFull) as error:
-            logger.warning("something stays in the trash for now", extra={"subject": name, "reason": error.reason})
+            logger.log(
+                level_of(error), "something stays in the trash for now", extra={"subject": name, "reason": error.reason}
+            )
             return False
 
     async def _lacking(self, copies: list[Found]) -> set[str]:

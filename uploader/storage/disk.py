@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from types import TracebackType
@@ -24,6 +25,7 @@ from uuid import uuid4
 
 from uploader.crashpoints import crash_point
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, StorageReadOnly, UploaderError
+from uploader.observability import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 # struct flock on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid (0 for these locks).
 _FLOCK = struct.Struct("hhqqi4x")
+
+
+class SyncFailed(OSError):
+    """Bytes of a file could not be made durable; writes may work all the same."""
 
 
 class Directory:
@@ -309,7 +315,7 @@ class Reserve:
 def check_room(reserve: Reserve | None) -> None:
     """Raises StorageFull as long as the reserve is used: what is free is for giving space back."""
     if reserve is not None and reserve.is_used:
-        raise StorageFull()
+        raise full()
 
 
 @contextmanager
@@ -325,10 +331,16 @@ def write(descriptor: int, content: memoryview, offset: int) -> None:
     while len(content):
         written = os.pwrite(descriptor, content[:_WRITE_BYTES], offset)
         content, offset = content[written:], offset + written
+    for trouble in (_WRITES, _ALL):
+        if trouble.is_open:
+            trouble.worked()
 
 
 def read(descriptor: int, length_bytes: int, offset: int) -> bytes:
-    return os.pread(descriptor, length_bytes, offset)
+    content = os.pread(descriptor, length_bytes, offset)
+    if _ALL.is_open:
+        _ALL.worked()
+    return content
 
 
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
@@ -361,7 +373,13 @@ def resize(descriptor: int, length_bytes: int) -> None:
 
 def sync_data(descriptor: int) -> None:
     """Make the bytes of a file durable, and of its facts what reading them takes."""
-    os.fdatasync(descriptor)
+    try:
+        os.fdatasync(descriptor)
+    except OSError as error:
+        raise SyncFailed(*error.args) from error
+    for trouble in (_SYNCS, _WRITES, _ALL):
+        if trouble.is_open:
+            trouble.worked()
 
 
 def drop_cache(descriptor: int) -> None:
@@ -413,15 +431,34 @@ def _set_lock(descriptor: int, kind: int, start: int, length: int) -> bool:
     return True
 
 
+# Faults that last: of syncs, of writes, and of all that may fail.
+_SYNCS, _WRITES, _ALL = Trouble("disk, syncs"), Trouble("disk, writes"), Trouble("disk")
+
+
 def refusal(error: OSError) -> UploaderError:
-    """Translate an error of the disk: into StorageFull, or StorageFailed of a kind, which is logged."""
+    """Translate an error of the disk: into StorageFull, or StorageFailed of a kind. The log has one that lasts once."""
     if error.errno in FULL:
-        return StorageFull()
+        return full()
+    meant: UploaderError
     if error.errno == errno.EROFS:
-        logger.error("the disk can only be read", extra={"path": error.filename})
-        return StorageReadOnly()
-    logger.error("the disk reports an error", exc_info=error)
-    return StorageFailed()
+        meant, note = StorageReadOnly(), partial(_WRITES.note, "the disk can only be read", path=error.filename)
+    else:
+        trouble = _SYNCS if isinstance(error, SyncFailed) else _ALL
+        meant, note = StorageFailed(), partial(trouble.note, "the disk reports an error", trace=error)
+    meant.is_told = note(kind=str(error.errno), level=logging.ERROR)
+    return meant
+
+
+def full() -> StorageFull:
+    error = StorageFull()
+    error.is_told = _WRITES.note("the disk is full", kind="full", level=logging.WARNING)
+    return error
+
+
+def begin_anew() -> None:
+    """Forget the faults that another store of this process has met."""
+    global _SYNCS, _WRITES, _ALL
+    _SYNCS, _WRITES, _ALL = Trouble("disk, syncs"), Trouble("disk, writes"), Trouble("disk")
 
 
 def boot_id() -> str:

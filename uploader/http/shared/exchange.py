@@ -62,6 +62,8 @@ class Exchange:
         self.outcome = "ok"
         # Which host or file stands behind the outcome, where one does.
         self.reason: str | None = None
+        # The log has that already.
+        self.is_told = False
         self.at_end: list[Callable[[], None]] = []
         # Who came by a link, if that is who asks.
         self.visit: Visit | None = None
@@ -119,7 +121,8 @@ class Exchange:
             step()
         peer = (self._scope.get("client") or ("",))[0]
         seconds = time.perf_counter() - self._began
-        _tell(self.route, self.status, self.outcome, self._scope["method"], peer, seconds, self.reason)
+        facts = (self.route, self.status, self.outcome, self._scope["method"], peer, seconds, self.reason)
+        _tell(*facts, is_told=self.is_told)
         reset_request, reset_user = self._contexts
         user_id.reset(reset_user)
         request_id.reset(reset_request)
@@ -164,7 +167,15 @@ def _new_request_id() -> str:
 
 
 def _tell(
-    route: str, status: int, outcome: str, method: str, peer: str, seconds: float, reason: str | None = None
+    route: str,
+    status: int,
+    outcome: str,
+    method: str,
+    peer: str,
+    seconds: float,
+    reason: str | None = None,
+    *,
+    is_told: bool = False,
 ) -> None:
     method = method if method in _METHODS else "other"
     REQUESTS.labels(method, route or "other", status).inc()
@@ -172,7 +183,13 @@ def _tell(
     facts |= {} if reason is None else {"reason": reason}
     facts |= {"peer": peer, "duration_ms": round(seconds * 1000, 1)}
     is_ill = status >= _SERVER_ERROR or (outcome == ABORTED and reason is not None)
-    level = logging.DEBUG if route in _ASKED_ALL_DAY else logging.WARNING if is_ill else logging.INFO
+    level = (
+        logging.DEBUG
+        if route in _ASKED_ALL_DAY or (is_ill and is_told)
+        else logging.WARNING
+        if is_ill
+        else logging.INFO
+    )
     logger.log(level, "request", extra=facts)
 
 

@@ -164,6 +164,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
         await self._disk.run(self._prepare)
 
     def _prepare(self) -> None:
+        disk.begin_anew()
         try:
             self._root.open()
             with (

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uploader.addresses import BucketAddress
 from uploader.breaker import Breaker, Silent
-from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
-from uploader.observability import S3_REQUESTS
+from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull, UploaderError
+from uploader.observability import S3_REQUESTS, Trouble
 from uploader.storage.base import Body, BytesBody, Found, Gone
 from uploader.wait_budget import wait_budget
 
@@ -278,6 +278,7 @@ class Bucket:
         self._lock = Lock()
         self._made: dict[float, S3Client] = {}  # by their time-outs
         self._breakers = {kind: Breaker(kind) for kind in Kind}
+        self._troubles = {kind: Trouble(kind) for kind in Kind}
 
     @property
     def url(self) -> str:
@@ -504,7 +505,9 @@ class Bucket:
         kind = _KINDS.get(operation, Kind.READ)
         breaker, own = self._breakers[kind], wait_budget()
         if not own.left(kind, TIMEOUT_SECONDS):
-            raise away(self.place, f"{operation}: it did not answer this request before")
+            error = away(self.place, f"{operation}: it did not answer this request before")
+            error.is_told = breaker.is_open
+            raise error
         if breaker.is_open:
             self._try(kind)
         try:
@@ -518,8 +521,17 @@ class Bucket:
                 breaker.unanswered(str(error.reason if isinstance(error, StorageFailed) else error))
                 if silence in _TIMED_OUT:
                     own.give_up(kind)
+            if isinstance(error, (StorageFailed, StorageFull)):
+                # Of a silent server the breaker tells.
+                error.is_told = breaker.is_open if silence else self._note(kind, error)
             raise
         breaker.answered()
+        if self._troubles[kind].is_open:
+            self._troubles[kind].worked()
+
+    def _note(self, kind: Kind, error: UploaderError) -> bool:
+        note = partial(self._troubles[kind].note, reason=error.reason)
+        return note("a store fails", kind=f"{type(error).__name__} {code_of(error)}")
 
     def _try(self, kind: Kind) -> None:
         """Ask a server that was silent for something cheap of the kind; an error is an answer, too."""

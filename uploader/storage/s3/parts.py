@@ -20,6 +20,7 @@ from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry, PartNoted, SavedDigest, StoredPart, TailObject
 from uploader.domain.upload import Tail, Upload, chunk_count, chunk_length
 from uploader.errors import BytesConflict, StorageFailed, Unavailable, Unverified
+from uploader.observability import level_of
 from uploader.storage import disk
 from uploader.storage.base import Body, Gone, HeldChunk, PresentChunks
 from uploader.storage.s3 import bucket
@@ -205,7 +206,9 @@ class S3Parts(S3Digests):
         try:
             await self._requests.run(self._bucket.delete, [key])
         except StorageFailed as error:
-            logger.warning("an object without a row stays for now", extra={"key": key, "reason": error.reason})
+            logger.log(
+                level_of(error), "an object without a row stays for now", extra={"key": key, "reason": error.reason}
+            )
 
     # What rows say
 
