@@ -34,7 +34,9 @@ _SOCKET = "r.sock"
 _START_TIMEOUT_SECONDS = 30.0
 _STOP_TIMEOUT_SECONDS = 20.0
 _ANSWER_TIMEOUT_SECONDS = 5.0
-_RESTART_DELAY_SECONDS = 0.5
+_RESTART_DELAY_SECONDS, _MAX_RESTART_DELAY_SECONDS = 0.5, 30.0
+# What ends sooner is started again later each time.
+_LASTING_SECONDS = 10.0
 _STANDBY_POLL_SECONDS = 0.2
 _MINIMUM_REDIS = (7, 0)
 # A Unix socket's path is limited to 107 characters (unix(7)); a longer one is reached through the directory's descriptor.
@@ -121,6 +123,8 @@ class EmbeddedRedis:
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._failure: str | None = None
+        # How often in a row it ended early.
+        self._failures = 0
         # Where the log of the present launch begins.
         self._log_from = 0
         # Whether nothing was ever loaded from the directory: then there is nothing in it to blame.
@@ -148,14 +152,30 @@ class EmbeddedRedis:
             self._watcher.join(_STOP_TIMEOUT_SECONDS)
 
     def _watch(self) -> None:
-        try:
-            while not self._stopping.is_set():
+        while not self._stopping.is_set():
+            try:
                 self._run_while_owner()
-        except (ConfigurationError, OSError) as error:
-            self._failure = str(error)
-            if self._stopping.is_set():
-                return  # it was ended before it was ready, and nobody waits for it
-            logger.error("embedded Valkey can't run", extra={"reason": self._failure})
+            except (ConfigurationError, OSError) as error:
+                if self._stopping.is_set():
+                    return  # it was ended before it was ready, and nobody waits for it
+                if not self._ready.is_set():
+                    self._failure = str(error)
+                    logger.error("embedded Valkey can't run", extra={"reason": self._failure})
+                    return
+                self._wait_longer(str(error))
+
+    def _wait_longer(self, reason: str) -> None:
+        """Wait before the next try to run the server, each time for longer; log the first."""
+        if self._failures == 0:
+            logger.error("embedded Valkey ended and is started again", extra={"reason": reason})
+        self._stopping.wait(min(_RESTART_DELAY_SECONDS * 2 ** min(self._failures, 9), _MAX_RESTART_DELAY_SECONDS))
+        self._failures += 1
+
+    def _came_up(self) -> None:
+        self._is_new = False
+        self._ready.set()
+        if self._failures > 1:
+            logger.warning("embedded Valkey runs again", extra={"starts": self._failures})
 
     def _run_while_owner(self) -> None:
         """Wait to be the owner, and run the server; until this process stops, or another directory is to take its place."""
@@ -240,21 +260,23 @@ class EmbeddedRedis:
             self._process = self._launch(binary)
             while not self._accepts() and self._process.poll() is None:
                 time.sleep(0.005)
-            came_up = self._process.poll() is None
+            came_up, began = self._process.poll() is None, time.monotonic()
             if came_up:
-                self._is_new = False
-                self._ready.set()
+                self._came_up()
                 if self._stopping.is_set():
                     self._process.terminate()
             code = self._process.wait()
+            if came_up and time.monotonic() - began >= _LASTING_SECONDS:
+                self._failures = 0
             damage = None if came_up else self._damage_told()
             if code == 1 and damage is not None and not self._is_new:  # a signal is no word on the files
                 raise Unloadable(damage)
             if not self._ready.is_set():
                 raise ConfigurationError(f"it ended with {code}. {self._log_tail()}")
-            if not self._stopping.is_set():
-                logger.error("embedded Valkey ended and is started again", extra={"exit_code": code})
+            if code == 0 and came_up:  # somebody has asked for that, and said so: `restart`
                 self._stopping.wait(_RESTART_DELAY_SECONDS)
+            elif not self._stopping.is_set():
+                self._wait_longer(f"exit code {code}")
 
     def _launch(self, binary: Path) -> "subprocess.Popen[bytes]":
         with _in_directory():
@@ -347,15 +369,38 @@ class EmbeddedRedis:
 
 
 def is_running(directory: Path) -> bool:
-    """Return whether a server of this directory answers."""
+    """Return whether a server of this directory answers, also with an error: one that can't write its file refuses PING."""
+    try:
+        with _connected(directory) as connection:
+            connection.sendall(b"PING\r\n")
+            answer = connection.recv(16)
+            return answer[:1] in (b"+", b"-") and not answer.startswith(b"-LOADING")
+    except OSError:
+        return False
+
+
+def restart(directory: Path, run_id: str) -> None:
+    """End the server of this directory if it is still that run of it; its owner starts it again. Blocks."""
+    with suppress(OSError), _connected(directory) as connection:
+        connection.sendall(b"INFO server\r\n")
+        told = b""
+        while b"run_id:" not in told or not told.endswith(b"\r\n"):
+            received = connection.recv(1 << 16)
+            if not received:
+                return
+            told += received
+        if f"run_id:{run_id}\r\n".encode() in told:
+            connection.sendall(b"SHUTDOWN NOSAVE FORCE\r\n")
+            connection.recv(1)  # until it has ended, or says why not
+
+
+@contextmanager
+def _connected(directory: Path) -> Iterator[socket.socket]:
+    """Raises OSError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_TIMEOUT_SECONDS)
-        try:
-            connection.connect(socket_path(directory))
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
+        connection.connect(socket_path(directory))
+        yield connection
 
 
 def socket_path(directory: Path) -> str:
@@ -383,9 +428,7 @@ def end_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
 
 def _ask_to_end(directory: Path) -> None:
     """Ask the server of this directory, which does it at once; a signal it takes when it next looks. It need not answer."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_ANSWER_TIMEOUT_SECONDS)
-        connection.connect(socket_path(directory))
+    with suppress(OSError), _connected(directory) as connection:
         connection.sendall(b"SHUTDOWN\r\n")
 
 

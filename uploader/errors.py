@@ -260,6 +260,9 @@ class UnsupportedMediaType(UploaderError):
 class Unavailable(UploaderError, retryable=True):
     """A store that the server depends on is away; nothing was acknowledged. Try again soon."""
 
+    # Whether the log has it already.
+    is_told = False
+
 
 class DatabaseDamaged(Unavailable, code=Unavailable.code):
     """The database is damaged; nothing was acknowledged. `uploader reconcile` says where."""

@@ -17,6 +17,7 @@ MODULES = frozenset(
             "test_request_log",
             "test_rufh_sockets",
         ),
+        *("test_redis_rights", "test_refusing_redis"),
         *("test_s3_downloads", "test_s3_installation", "test_s3_store", "test_sendfile", "test_tls"),
     }
 )

@@ -1,6 +1,6 @@
 /* Preloaded (LD_PRELOAD): a disk that fails for a while, until the file UPLOADER_TEST_DISK is gone. Each of its lines is the
    number of an error and a part of paths: `5 /blobs/`: what reads such an open file is told EIO; `28 /data/`: what writes to
-   one is told ENOSPC. */
+   one is told ENOSPC; `1005 /redis/`: what syncs one is told EIO. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,6 +12,8 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#define SYNCS 1000 /* is added to the errors of syncs */
 
 static int fails(int error, int descriptor)
 {
@@ -31,7 +33,7 @@ static int fails(int error, int descriptor)
     char *rest = text, *line, *part;
     while ((line = strsep(&rest, "\n")))
         if (strtol(line, &part, 10) == error && strstr(path, part + 1)) {
-            errno = error;
+            errno = error % SYNCS;
             return 1;
         }
     return 0;
@@ -73,3 +75,12 @@ SENDS(sendfile, SYS_sendfile, (int to, int from, off_t *offset, size_t count), t
 SENDS(sendfile64, SYS_sendfile, (int to, int from, off_t *offset, size_t count), to, from, offset, count)
 SENDS(copy_file_range, SYS_copy_file_range,
       (int from, off64_t *at, int to, off64_t *other, size_t count, unsigned flags), from, at, to, other, count, flags)
+
+#define SYNC(name, number)                                                                                              \
+    int name(int descriptor)                                                                                            \
+    {                                                                                                                   \
+        return fails(SYNCS + EIO, descriptor) ? -1 : (int)syscall(number, descriptor);                                  \
+    }
+
+SYNC(fsync, SYS_fsync)
+SYNC(fdatasync, SYS_fdatasync)

@@ -4,6 +4,7 @@ import errno
 import subprocess
 from pathlib import Path
 
+_SYNCS = 1000  # as in the source
 _SOURCE = Path(__file__).with_suffix(".c")
 
 
@@ -17,10 +18,11 @@ class FailingDisk:
         subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, _SOURCE], check=True)
         self.settings = {"TEST_PRELOAD": str(library), "TEST_DISK": str(self._faults)}
 
-    def fail(self, *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = ()) -> None:
-        """Whatever reads an open file whose path has one of these parts is told EIO, whatever writes to one is told
-        ENOSPC, until `heal`."""
+    def fail(self, *, reads: tuple[str, ...] = (), writes: tuple[str, ...] = (), syncs: tuple[str, ...] = ()) -> None:
+        """Whatever reads or syncs an open file whose path has one of these parts is told EIO, whatever writes to one is
+        told ENOSPC, until `heal`."""
         lines = [f"{errno.EIO} {part}" for part in reads] + [f"{errno.ENOSPC} {part}" for part in writes]
+        lines += [f"{_SYNCS + errno.EIO} {part}" for part in syncs]
         draft = self._faults.with_suffix(".draft")
         draft.write_text("\n".join(lines))
         draft.replace(self._faults)

@@ -107,6 +107,11 @@ class Shards:
         tag = tag_of(shard, self._spread_over)
         return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]
 
+    def probe(self, shard: int) -> list[str]:
+        """Return one key of each kind in a shard that nothing else uses, that of an upload first."""
+        tag = tag_of(shard, self._spread_over)
+        return [f"{kind}:{tag}:probe" for kind in sorted(KINDS, key=lambda kind: kind != "up")]
+
     def cost(self, hour: int) -> str:
         """Return the key of what the requests of an hour since the epoch have cost, by user."""
         return f"cost:{tag_of(0, self._spread_over)}:{hour}"

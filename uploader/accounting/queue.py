@@ -18,12 +18,14 @@ from redis.asyncio import Redis
 
 from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, Shards
 from uploader.accounting.redis import AWAY, RedisConnection, Script, time_argument
+from uploader.accounting.refusals import code_of, named_right, refusals_of
 from uploader.bell import Bell
 from uploader.tasks import ended
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
+_RETRY_REFUSED_SECONDS = 15.0  # somebody has to give the right first
 _READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would break a silent one off
 
 
@@ -32,7 +34,7 @@ async def wakeups(redis: RedisConnection, bells: Mapping[str, Bell]) -> AsyncIte
     """Wake workers that sleep until a task is due: ring the bell of a channel when a script announces there that an earlier
     one is scheduled, here or for another process. Pub/sub may lose a message; then a worker is late, by what it sleeps at
     the most."""
-    listening = asyncio.create_task(_listen(redis, bells), name="waker") if bells and _announces(redis) else None
+    listening = asyncio.create_task(_listen(redis, bells), name="waker") if bells and _has_channels(redis) else None
     try:
         yield
     finally:
@@ -40,18 +42,24 @@ async def wakeups(redis: RedisConnection, bells: Mapping[str, Bell]) -> AsyncIte
             await ended(listening)
 
 
-def _announces(redis: RedisConnection) -> TypeGuard[Redis]:
+def _has_channels(redis: RedisConnection) -> TypeGuard[Redis]:
     """Return whether announcements can be heard: redis-py has no pub/sub for a Cluster; there workers sleep briefly."""
     return isinstance(redis, Redis)
 
 
+def _announces(redis: RedisConnection) -> bool:
+    return _has_channels(redis) and not refusals_of(redis).mute
+
+
 async def _listen(redis: Redis, bells: Mapping[str, Bell]) -> None:
-    lost = False
+    lost, refusals = False, refusals_of(redis)
     while True:
+        pause_seconds = _RETRY_SECONDS
         try:
             async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
                 await subscription.subscribe(*bells)
-                lost = False
+                await subscription.get_message(timeout=_READ_SECONDS)  # the confirmation, or a refusal
+                lost, refusals.mute = False, refusals.mute - {"+subscribe", "&wake:*"}
                 for bell in bells.values():
                     bell.ring()  # a script may have announced a task before the subscription
                 while True:
@@ -59,10 +67,13 @@ async def _listen(redis: Redis, bells: Mapping[str, Bell]) -> None:
                     if message is not None:
                         bells[message["channel"].decode()].ring()
         except AWAY as error:
-            if not lost:
+            if not lost and not refusals.lasts:
                 logger.warning("not woken by Redis for now", extra={"reason": str(error)})
             lost = True
-        await asyncio.sleep(_RETRY_SECONDS)
+            if code_of(error) == "NOPERM":
+                refusals.mute = refusals.mute | {named_right(error) or "&wake:*"}
+                pause_seconds = _RETRY_REFUSED_SECONDS
+        await asyncio.sleep(pause_seconds)
 
 
 # A claim looks at so many tasks at most: about 1 ms, which holds up no other caller of Redis.

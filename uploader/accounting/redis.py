@@ -3,7 +3,6 @@ there, and tells whose the keys are."""
 
 import asyncio
 import hashlib
-import logging
 import re
 import time
 from collections import deque
@@ -34,6 +33,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.crc import key_slot
 
 from uploader.accounting.keys import FORMAT, INSTALLATION
+from uploader.accounting.refusals import refusals_of
 from uploader.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
 from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
 from uploader.errors import ConfigurationError, ServerBusy, Unavailable
@@ -221,8 +221,6 @@ def _refuse(waiting: "asyncio.Future[Any]", error: Exception) -> None:
     waiting.exception()  # retrieved, because the call may be cancelled at this moment and never ask
 
 
-logger = logging.getLogger(__name__)
-
 _STORE = "redis"
 
 RedisConnection = Redis | RedisCluster
@@ -233,6 +231,8 @@ AWAY = (exceptions.RedisError, OSError, TimeoutError, RuntimeError)
 
 _FOLDER = files("uploader.accounting.scripts")
 PRELUDES = ("_delay.lua", "_era.lua", "_upload.lua")
+# Where in a script, which differs by script: the same error of several is one.
+_IN_SCRIPT = re.compile(r" script: \S*,? ?on @user_script.*$", re.DOTALL)
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 
@@ -259,58 +259,43 @@ class Script:
             except exceptions.NoScriptError:
                 reply = await redis.eval(self.source, len(keys), *keys, *arguments)
         except AWAY as error:
-            raise away(redis, error, self.name) from error
-        if (troubles := _troubles.get(redis)) is not None:
-            troubles.worked(self.name)
+            raise away(redis, error) from error
+        _worked(redis)
         return reply
 
 
-# Each chunk runs it, and all but a repeated one write by it.
-_WRITING = "record_chunk"
-
-
-class _Troubles:
-    """The faults of one Redis that last: it is away, or it refuses scripts. One without memory still answers those that
-    find nothing to write."""
-
-    def __init__(self) -> None:
-        self.away, self.refuses = Trouble("redis"), Trouble("redis, scripts")
-        self.refused: set[str] = set()
-
-    def worked(self, script: str) -> None:
-        if self.away.is_open:
-            self.away.worked()
-        if self.refuses.is_open:
-            self.refused -= self.refused if script == _WRITING else {script}
-            if not self.refused:
-                self.refuses.worked()
-
-
-_troubles: "WeakKeyDictionary[RedisConnection, _Troubles]" = WeakKeyDictionary()
+# Of each client: a Redis that does not answer, which the log has once. What Redis answers is for its `Refusals`.
+_troubles: "WeakKeyDictionary[RedisConnection, Trouble]" = WeakKeyDictionary()
 # What the pool of redis-py says when nobody has given a connection back in time.
 _POOL_FULL = "No connection available"
 
 
-def away(redis: RedisConnection, error: Exception, script: str | None = None) -> Unavailable:
-    """Make the error to raise where Redis is away, as `error` says. The log has a fault that lasts once."""
-    how, place = "is away", f"Redis at {_place_of(redis)}"
-    said, kind, level = str(error) or type(error).__name__, type(error).__name__, logging.WARNING
-    message, troubles = "a store fails", _troubles.setdefault(redis, _Troubles())
-    trouble = troubles.away
-    if isinstance(error, exceptions.ReadOnlyError):
-        how = "is read-only, as after a failover"
-    elif script is not None and isinstance(error, exceptions.ResponseError):
-        # Redis is there and refuses (out of memory, or a fault in a script): somebody has to look. What a failover
-        # demoted refuses as well, for a moment.
-        message, level, kind = "Redis refuses a script", logging.ERROR, f"{kind} {said.split(' ', 1)[0]}"
-        trouble = troubles.refuses
-        troubles.refused.add(script)
-    meant = Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=f"{place} {how}: {said}")
-    if said.startswith(_POOL_FULL):
+def _worked(redis: RedisConnection) -> None:
+    if (trouble := _troubles.get(redis)) is not None and trouble.is_open:
+        trouble.worked()
+
+
+def away(redis: RedisConnection, error: Exception) -> Unavailable:
+    """Make the error to raise where Redis is away, or refuses a command, as `error` says; note it. The log has a fault that
+    lasts once."""
+    refusals = refusals_of(redis)
+    code, place = refusals.note(error), f"Redis at {_place_of(redis)}"
+    said = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
+    if code is None and said.startswith(_POOL_FULL):
         most = redis.connection_pool.max_connections if isinstance(redis, Redis) else 0
         advice = f"all {most} connections are in use: set UPLOADER_REDIS_CONNECTIONS to {2 * most}"
         kind, message, meant = "full", "Redis is busy", ServerBusy(inside=f"{place}: {advice}")
-    meant.is_told = trouble.note(message, kind=kind, level=level, reason=meant.reason, script=script)
+    else:
+        how = "is away" if code is None else f"answers {code}"
+        if isinstance(error, exceptions.ReadOnlyError):
+            how = "is read-only, as after a failover"
+        kind, message = type(error).__name__, "a store fails"
+        meant = Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=f"{place} {how}: {said}")
+    if code is None:
+        trouble = _troubles.setdefault(redis, Trouble("redis"))
+        meant.is_told = trouble.note(message, kind=kind, reason=meant.reason)
+    else:
+        meant.is_told = refusals.lasts
     return meant
 
 
@@ -321,12 +306,12 @@ def asking(redis: RedisConnection) -> Iterator[None]:
         yield
     except AWAY as error:
         raise away(redis, error) from error
-    if (troubles := _troubles.get(redis)) is not None:
-        troubles.worked("")
+    _worked(redis)
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    return isinstance(error, (exceptions.AuthenticationError, exceptions.NoPermissionError))
+    """Return whether Redis lets nobody in."""
+    return isinstance(error, exceptions.AuthenticationError)
 
 
 def _place_of(redis: RedisConnection) -> str:

@@ -83,6 +83,7 @@ async def running(
         await services.spool.prepare()
         with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
             await services.installation.check_redis()
+            await services.probe.run()
         await check_shards(services)
         await services.revocations.begin()
         # What every process relies on is looked after in one without jobs, too; and a worker may wait for a task in any.
@@ -154,7 +155,7 @@ async def reset_redis(services: Services) -> int:
     return deleted
 
 
-_REQUESTS = "requests"
+_REQUESTS, _REFUSALS = "requests", "refusals"
 _PUBLISH_SECONDS = 1.0
 
 
@@ -183,7 +184,9 @@ def _create_watch(services: Services, shared_core: SharedCore | None) -> Runner:
     }
     if shared_core is not None:
         looks["core"] = seldom(shared_core.look)
-    return Runner([Job(name, look, wake_channel=_REQUESTS) for name, look in looks.items()], {_REQUESTS: meter.bell})
+    jobs = [Job(name, look, wake_channel=_REQUESTS) for name, look in looks.items()]
+    jobs.append(Job("redis recovery", services.redis_recovery.look, wake_channel=_REFUSALS))
+    return Runner(jobs, {_REQUESTS: meter.bell, _REFUSALS: services.probe.refusals.bell})
 
 
 def _checked(job: Job, installation: Installation) -> Job:

@@ -247,6 +247,7 @@ def _doctor(services: Services, events: EventSettings) -> Doctor:
         services.database,
         services.storage,
         services.pending,
+        services.probe,
         services.installation,
         Integrity(services.database, services.scrubbing),
         services.watching,
@@ -276,6 +277,7 @@ async def check_redis(settings: Settings) -> None:
         try:
             await services.installation.check_database()
             await services.installation.check_redis()
+            await services.probe.run()
         except Unavailable as error:
             if redis.is_refusal(error.__cause__):
                 raise

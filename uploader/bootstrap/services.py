@@ -8,6 +8,7 @@ from uploader import embedded
 from uploader.accounting.costs import CostsByHour
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Audit, Challenges, Pending
+from uploader.accounting.probe import Probe
 from uploader.accounting.queue import ShardedQueue
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.bell import Bell
@@ -48,6 +49,7 @@ from uploader.service.merge import Merging
 from uploader.service.open import Admission, Openings
 from uploader.service.precreate import TIMEOUT_SECONDS, PreCreateHook
 from uploader.service.reconcile import Reconciling, Recounting
+from uploader.service.recovery import RedisRecovery
 from uploader.service.reports import Overview, Queues, Reports
 from uploader.service.revocations import Revocations
 from uploader.service.scrub import Scrubbing
@@ -167,6 +169,10 @@ class Services:
         self.redis = redis = create_redis(settings)
         shards = Shards(settings.shards)
         self.pending = pending = Pending(redis, shards=shards, settings=settings)
+        self.probe = probe = Probe(redis, shards)
+        probe.refusals.embedded = settings.redis_url is None
+        restart = partial(embedded.restart, redis_directory(settings)) if probe.refusals.embedded else None
+        self.redis_recovery = RedisRecovery(probe, restart)
         self.installation = installation = Installation(database, storage, RedisMark(redis), clock)
         self.closers = closers = Closers(database, storage, pending, clock)
         self.merging = merging = Merging(settings, database, storage, pending, closers, clock)
@@ -287,7 +293,7 @@ class Services:
         self.copy_keeping = CopyKeeping(copies, clock, check_stopping=storage.check_stopping)
         maintenance = Maintenance(database, clock, since=clock.now())
         asks = {Check.DATABASE: [self.copy_keeping.diagnoses], Check.MAINTENANCE: [maintenance.diagnoses]}
-        self.health = Health(database, storage, pending, integrity, installation, watching, aside, clock, asks)
+        self.health = Health(database, storage, pending, probe, integrity, installation, watching, aside, clock, asks)
         self.restoring_last = RestoringLast(copies, storage, pending, RedisMark(redis), clock)
         self.backups = Backups(database, storage, installation, audit_log, settings.data, clock)
         self.restoring = Restoring(database, storage, pending, RedisMark(redis), settings.data)

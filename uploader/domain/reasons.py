@@ -106,6 +106,57 @@ REDIS_ASIDE = Reason(
     "files that the embedded Valkey could not load are set aside: {names}",
     "find out why, and remove them",
 )
+EMBEDDED_MISCONF = Reason(
+    Check.REDIS,
+    _ERROR,
+    Subject.REDIS,
+    "the embedded Valkey can't write its append-only file (MISCONF)",
+    "look at the disk of UPLOADER_DATA and at redis/server.log: Valkey is restarted until the disk works",
+)
+REDIS_MUTE = Reason(
+    Check.REDIS,
+    _WARNING,
+    Subject.REDIS,
+    "workers are not woken, and look each second: the user of Redis lacks {rights}",
+    "add that by ACL SETUSER, as docs/redis.md has it",
+)
+REDIS_REFUSES = Reason(
+    Check.REDIS, _ERROR, Subject.REDIS, "Redis answers {code}", "see the log: it has the whole error"
+)
+
+
+def _refusal(meaning: str, do: str) -> Reason:
+    return Reason(Check.REDIS, _ERROR, Subject.REDIS, f"Redis answers {{code}}: {meaning}", do)
+
+
+REDIS_MISCONF = _refusal("it can't write its file", "look at the disk and at the log of Redis")
+REDIS_OOM = _refusal("its memory is full", "raise maxmemory, or remove what others keep there")
+REDIS_REPLICA = _refusal("it is a replica", "let UPLOADER_REDIS_URL lead to the master")
+REDIS_ALONE = _refusal("it has too few replicas", "start its replicas, or lower min-replicas-to-write")
+REDIS_LOADING = _refusal("it loads its files", "wait until it has loaded them")
+REDIS_BUSY = _refusal("another program's script keeps it busy", "SCRIPT KILL or FUNCTION KILL, else restart Redis")
+REDIS_CLUSTER_DOWN = _refusal("slots of the Cluster have no master", "CLUSTER INFO: start the masters that failed")
+REDIS_IN_CLUSTER = _refusal("it is a node of a Cluster", "begin UPLOADER_REDIS_URL with redis+cluster://")
+REDIS_PASSWORD = _refusal("user or password is wrong", "correct UPLOADER_REDIS_URL, or the user by ACL SETUSER")
+REDIS_RIGHTS = _refusal("its user lacks {rights}", "add that by ACL SETUSER, as docs/redis.md has it")
+REDIS_CLIENTS = _refusal("it takes no more connections", "raise maxclients, or lower UPLOADER_REDIS_CONNECTIONS")
+
+# By the code of the error; each other one is REDIS_REFUSES.
+REFUSALS = {
+    "MISCONF": REDIS_MISCONF,
+    "OOM": REDIS_OOM,
+    "READONLY": REDIS_REPLICA,
+    "MASTERDOWN": REDIS_REPLICA,
+    "NOREPLICAS": REDIS_ALONE,
+    "LOADING": REDIS_LOADING,
+    "BUSY": REDIS_BUSY,
+    "CLUSTERDOWN": REDIS_CLUSTER_DOWN,
+    "MOVED": REDIS_IN_CLUSTER,
+    "NOAUTH": REDIS_PASSWORD,
+    "WRONGPASS": REDIS_PASSWORD,
+    "NOPERM": REDIS_RIGHTS,
+    "MAXCLIENTS": REDIS_CLIENTS,
+}
 
 DISK_FULL = Reason(
     Check.STORAGE,

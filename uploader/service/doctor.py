@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from uploader.accounting.pending import Pending
+from uploader.accounting.probe import Probe
 from uploader.accounting.redis import look_at_server as look_at_redis
 from uploader.clock import Clock
 from uploader.database import meta, migrate
@@ -31,7 +32,7 @@ from uploader.domain.diagnosis import (
     worst_first,
 )
 from uploader.domain.upload import floor_of
-from uploader.errors import ConfigurationError, UploaderError
+from uploader.errors import ConfigurationError, Unavailable, UploaderError
 from uploader.service import exposure
 from uploader.service.events import Watching
 from uploader.service.health import (
@@ -83,6 +84,7 @@ class Doctor:
     database: Database
     storage: Store
     pending: Pending
+    probe: Probe
     installation: Installation
     integrity: Integrity
     watching: Watching
@@ -283,6 +285,12 @@ class Doctor:
         found = diagnoses_of_aside(await asyncio.to_thread(self.list_aside))
         if not self.asks_redis:
             return found
+        try:
+            await self.probe.run()
+        except Unavailable as failure:
+            if (refused := self.probe.diagnosis_of(failure)) is None:
+                raise
+            return [*found, refused]
         before = self.clock.now()
         server = await look_at_redis(self.pending.redis)
         if server.now is not None:
@@ -293,6 +301,7 @@ class Doctor:
                 found.append(error(Subject.REDIS, what, "install Redis 7.0 or newer, or any Valkey"))
             found += advisories.diagnoses_of({server.product: server.version}, self.clock.now().date())
         found += diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
+        found += await self.probe.diagnoses()
         return found + await self._redis_of_others()
 
     async def _redis_of_others(self) -> list[Diagnosis]:

@@ -15,6 +15,7 @@ from prometheus_client import Gauge
 
 from uploader import observability
 from uploader.accounting.pending import Pending
+from uploader.accounting.probe import Probe
 from uploader.clock import Clock
 from uploader.database import migrate, queries
 from uploader.database.engine import Database
@@ -100,6 +101,7 @@ class Health:
     database: Database
     storage: Store
     pending: Pending
+    probe: Probe
     integrity: Integrity
     installation: Installation
     watching: Watching
@@ -118,7 +120,7 @@ class Health:
     def __post_init__(self) -> None:
         self._checks = {
             Check.DATABASE: self._check_database,
-            Check.REDIS: self.installation.check_redis,
+            Check.REDIS: self._check_redis,
             Check.STORAGE: self._check_storage,
         }
         own: dict[Check, Ask] = {
@@ -146,7 +148,9 @@ class Health:
             except (UploaderError, TimeoutError) as error:
                 late = f"it did not answer within {_PATIENCE_SECONDS:.0f} s"
                 detail = error.detail.rstrip(".") if isinstance(error, UploaderError) else late
-                return Finding(False, spell(self._seen(check) or [reasons.FAILS[check](detail=detail)]))
+                is_away = check is Check.REDIS and self.probe.diagnosis_of(error) is None
+                seen = [] if is_away else self._seen(check)
+                return Finding(False, spell(seen or [reasons.FAILS[check](detail=detail)]))
         return Finding(True, spell([*self._seen(check), *await self._asked(check, until)]))
 
     def _seen(self, check: Check) -> list[Diagnosis]:
@@ -157,6 +161,8 @@ class Health:
             return [reasons.SQL_MODE_CHANGED(how=self.database.odd_modes)]
         if check is Check.DATABASE and self.database.crowd is not None:
             return [reasons.DATABASE_BUSY(how=self.database.crowd)]
+        if check is Check.REDIS and self.probe.refusals.diagnosis is not None:
+            return [self.probe.refusals.diagnosis]
         if check is not Check.STORAGE:
             return []
         found, ballast = [], self.storage.ballast
@@ -191,6 +197,11 @@ class Health:
         await migrate.check(self.database)
         await self.installation.check_database()
 
+    async def _check_redis(self) -> None:
+        """Ask for what chunks and jobs ask for: one right that they lack is enough to refuse them."""
+        await self.probe.run()
+        await self.installation.check_redis()
+
     async def _check_storage(self) -> None:
         """However often it is asked, one check runs at a time, and none right after another: it is a write, and one that
         hangs has a thread."""
@@ -223,6 +234,7 @@ class Health:
 
     async def _redis_settings(self) -> list[Diagnosis]:
         found = diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
+        found += await self.probe.diagnoses()
         return found + diagnoses_of_aside(await asyncio.to_thread(self.list_aside))
 
 

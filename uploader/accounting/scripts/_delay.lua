@@ -40,9 +40,10 @@ local function delay_drop(due, minutes, minute, ...)
   if redis.call('EXISTS', bucket) == 0 then redis.call('ZREM', minutes, minute) end
 end
 
--- Wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`.
+-- Wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`. Where the user of Redis may not publish
+-- there, workers find the task when they next look.
 local function delay_wake(due)
-  redis.call('PUBLISH', 'wake' .. string.sub(due, 4), '')
+  redis.pcall('PUBLISH', 'wake' .. string.sub(due, 4), '')
 end
 
 -- Lets a task that waits at `at` (nil: nowhere) be found when it is due; returns where it waits now. It moves only if it

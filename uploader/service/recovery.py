@@ -1,0 +1,69 @@
+"""Looks after a Redis that refuses what it is asked: probes it until that has ended, and restarts the embedded one, where a
+failed fsync of its append-only file would make it refuse writes for ever (MISCONF).
+
+A Redis that refuses nothing is not probed. An external one is never restarted. A restart loses nothing: the era changes, and
+each upload is rebuilt from disk and database.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from uploader.accounting.probe import Probe
+from uploader.accounting.redis import asking
+from uploader.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+# Nothing is refused; the bell ends the sleep.
+_IDLE_SECONDS = 600.0
+# How long it may refuse writes before a restart, and before the following ones.
+_PATIENCE_SECONDS, _MAX_PATIENCE_SECONDS = 5.0, 40.0
+
+
+@dataclass(eq=False, repr=False)
+class RedisRecovery:
+    probe: Probe
+    # Ends the embedded engine if it is still this run of it, and its owner starts it again; blocks. None: it is external.
+    restart: Callable[[str], None] | None
+    _: KW_ONLY
+    monotonic: Callable[[], float] = time.monotonic
+    # Which run of the engine refuses writes, and since when.
+    _run_id: str = field(default="", init=False)
+    _since: float = field(default=0.0, init=False)
+    _patience_seconds: float = field(default=_PATIENCE_SECONDS, init=False)
+
+    async def look(self) -> float:
+        """Probe Redis if it has refused something; return when to look again, in seconds."""
+        refusals = self.probe.refusals
+        if not refusals.lasts:
+            self._run_id, self._patience_seconds = "", _PATIENCE_SECONDS
+            return _IDLE_SECONDS
+        try:
+            await self.probe.run()
+        except Unavailable as error:
+            if refusals.is_misconf and self.restart is not None:
+                await self._restart_in_time(self.restart, error)
+        return _LOOK_SECONDS
+
+    async def _restart_in_time(self, restart: Callable[[str], None], error: Unavailable) -> None:
+        """Restart the engine once the same run of it has refused writes for long enough. Each process does so by itself: a
+        run that another one has ended is another run."""
+        try:
+            with asking(self.probe.redis):
+                told: dict[str, Any] = await self.probe.redis.info("server")
+        except Unavailable:
+            return
+        now, run_id = self.monotonic(), str(told.get("run_id"))
+        if run_id != self._run_id:
+            self._run_id, self._since = run_id, now
+        if now - self._since < self._patience_seconds:
+            return
+        level = logging.WARNING if self._patience_seconds == _PATIENCE_SECONDS else logging.DEBUG
+        logger.log(level, "embedded Valkey can't write, and is restarted", extra={"reason": error.reason})
+        self._since, self._patience_seconds = now, min(2 * self._patience_seconds, _MAX_PATIENCE_SECONDS)
+        await asyncio.to_thread(restart, run_id)
