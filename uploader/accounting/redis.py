@@ -280,6 +280,7 @@ def away(redis: RedisConnection, error: Exception) -> Unavailable:
     lasts once."""
     refusals = refusals_of(redis)
     code, place = refusals.note(error), f"Redis at {_place_of(redis)}"
+    meant: Unavailable
     said = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
     if code is None and said.startswith(_POOL_FULL):
         most = redis.connection_pool.max_connections if isinstance(redis, Redis) else 0
