@@ -40,6 +40,7 @@ _EFFECTS = (
     ("clear", "forget"),
     ("discard", "unlink"),
     ("delete", "commit"),
+    ("move", "links"),
     ("collect", "unlink"),
     ("undelete", "row place commit"),
     ("tidy", "forget"),

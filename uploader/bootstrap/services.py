@@ -264,12 +264,13 @@ class Services:
         )
         self.whole = WholeFiles(storing, concurrency)
         self.delta_bases = DeltaBases(files, storage, healing)
-        self.folders = folders = Folders(database, pre_create_hook, clock, max_files=settings.max_files)
+        self.folders = Folders(database, pre_create_hook, clock, max_files=settings.max_files)
         self.shared = Shared(files)
         self.sharing = Sharing(
-            *(database, folders, clock),
+            *(database, pre_create_hook, clock),
             max_lifetime_seconds=settings.share_lifetime_seconds,
             max_links=settings.max_links,
+            max_files=settings.max_files,
         )
         self.link_keeping = LinkKeeping(database, closers, clock, retention_seconds=settings.closed_retention_seconds)
         self.reports = Reports(database, files, clock)

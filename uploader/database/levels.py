@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from uploader.database import models, queries
+from uploader.database import links, models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.domain.names import Folder, Place
 from uploader.domain.upload import File
@@ -48,7 +48,7 @@ SELECT CASE WHEN (SELECT user_info.files FROM user_info WHERE user_info.user_id 
   ) ELSE ({hop}) END""",
 }
 # Of each table the index of names.
-_INDEXES = {"file": "uq_file_name", "folder": "PRIMARY"}
+_INDEXES = {"file": "uq_file_name", "folder": "PRIMARY", "held_file": "ix_held_file_name"}
 # Of each prefix a name that begins with it, or on SQLite the first name from it on.
 _FIRST = {
     "sqlite": """
@@ -236,10 +236,32 @@ def _count_shares(dialect: str) -> sa.TextualSelect:
     return _typed(_COUNT_SHARES[dialect], number, *_FIGURES, at_least)
 
 
-async def prefixes_in_use(connection: AsyncConnection, user_id: str, prefixes: Sequence[str]) -> list[str]:
-    """Return those that a name begins with, of a file or of an empty folder."""
+# Whose rows make a folder, and are seen in a folder.
+_SEEN = ("file", "folder")
+_LINKS, _UPLOADS, _PLANS, _HELD = models.link.c, models.upload.c, models.concatenation.c, models.held_file.c
+# The names under which files of a user may come: a user has few open uploads, waiting concatenations and links.
+_COMING = [
+    sa.select(table.c.name).where(
+        table.c.user_id == sa.bindparam("user_id"), table.c.session == "", table.c.open_flag == 1
+    )
+    for table in (models.upload, models.concatenation)
+]
+_FOLDERS_OF_LINKS = sa.select(_LINKS.id, _LINKS.name, _LINKS.end_reason, _LINKS.files).where(
+    _LINKS.user_id == sa.bindparam("user_id"), _LINKS.file_id.is_(None)
+)
+
+
+async def prefixes_in_use(
+    connection: AsyncConnection, user_id: str, prefixes: Sequence[str], *, unseen: bool = False
+) -> list[str]:
+    """Return the prefixes below which something exists. No other function answers this question.
+
+    Finished files and rows of empty folders count: they make a folder, take names, and are shared. `unseen`: what makes no
+    folder counts, too, because a share would give it away later: held files, open uploads and waiting concatenations of the
+    user, and the folders of links. Uploads of visitors count by their links.
+    """
     in_use: set[str] = set()
-    for table in ("file", "folder"):
+    for table in (*_SEEN, "held_file") if unseen else _SEEN:
         if unsure := [prefix for prefix in prefixes if prefix not in in_use]:
             dialect = connection.dialect.name
             asked = {"user_id": user_id, "users": json.dumps([user_id]), "prefixes": _ranges(dialect, unsure)}
@@ -247,7 +269,25 @@ async def prefixes_in_use(connection: AsyncConnection, user_id: str, prefixes: S
             in_use.update(
                 unsure[number] for number, name in found if name is not None and name.startswith(unsure[number])
             )
+    if unseen and (unsure := [prefix for prefix in prefixes if prefix not in in_use]):
+        coming = await _names_to_come(connection, user_id, unsure)
+        in_use.update(prefix for prefix in unsure if any(name.startswith(prefix) for name in coming))
     return [prefix for prefix in prefixes if prefix in in_use]
+
+
+async def _names_to_come(connection: AsyncConnection, user_id: str, prefixes: Sequence[str]) -> set[str]:
+    """Return the names of open uploads, waiting concatenations and linked folders; and of held files of visitors, which come
+    into the folder that their link has by now."""
+    names: set[str] = set()
+    for query in _COMING:
+        names.update((await connection.execute(query, {"user_id": user_id})).scalars())
+    for link_id, folder, end_reason, files in await connection.execute(_FOLDERS_OF_LINKS, {"user_id": user_id}):
+        if end_reason is None:
+            names.add(folder)
+        if files and any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in prefixes):
+            held = sa.select(_HELD.asked_name).where(*links.of_link(models.held_file, user_id, link_id)).distinct()
+            names.update(f"{folder}{name}" for name in (await connection.execute(held)).scalars())
+    return names
 
 
 @dataclass(frozen=True, slots=True)

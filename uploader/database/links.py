@@ -19,6 +19,8 @@ from uploader.errors import LinkGone
 
 LINKS, SESSIONS = models.link.c, models.link_session.c
 _FILES, _UPLOADS = models.file.c, models.upload.c
+# Of what came by a link and is there, and of what a link has open.
+FIGURES = ("files", "bytes", "reserved_files", "reserved_bytes")
 COLUMNS = [field.name for field in fields(Link) if field.name != "ended"]
 _LINK_COLUMNS = [*(LINKS[name] for name in COLUMNS), LINKS.end_reason]
 _TARGETS = models.link.outerjoin(models.file, _FILES.id == LINKS.file_id)
@@ -91,11 +93,15 @@ async def count_sessions(connection: AsyncConnection, link_id: str) -> int:
     return await queries.count(connection, SESSIONS.link_id == link_id)
 
 
-async def is_folder(connection: AsyncConnection, user_id: str, name: str) -> bool:
-    """Return whether there is such a folder, with a slash at the end of its name."""
-    if await queries.files_below(connection, user_id, name, limit=1, after=None):
-        return True
-    return bool(await queries.folder_rows_below(connection, user_id, name, "", 1))
+class LinksBelow(Exception):
+    """Links to folders that are about to go, or to move, were made meanwhile."""
+
+
+async def expect_none_below(connection: AsyncConnection, user_id: str, prefix: str) -> None:
+    """Raises LinksBelow. The user's row is locked, so no link is made meanwhile."""
+    conditions = (*queries.below(user_id, prefix, models.link), LINKS.file_id.is_(None), LINKS.end_reason.is_(None))
+    if (await connection.execute(sa.select(LINKS.id).where(*conditions).limit(1))).first() is not None:
+        raise LinksBelow(prefix)
 
 
 def of_link(table: sa.Table, user_id: str, link_id: str) -> list[sa.ColumnElement[bool]]:
@@ -119,12 +125,21 @@ async def ended_with_uploads(connection: AsyncConnection, now: datetime | None, 
     return await queries.all_of(connection, link_of, query)
 
 
-async def reserved_by(connection: AsyncConnection, user_id: str, link_id: str) -> tuple[int, int]:
-    """Count the open uploads of a link, and add up their sizes."""
-    sums = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_UPLOADS.size), 0))
-    conditions = [*of_link(models.upload, user_id, link_id), _UPLOADS.state == State.OPEN.value]
-    number, size = (await connection.execute(sums.where(*conditions))).one()
-    return int(number), int(size)
+async def figures_of(connection: AsyncConnection, user_id: str, link_id: str) -> dict[str, int]:
+    """Count what came by a link and is there, and what the link has open, and add up the sizes."""
+    figures = dict.fromkeys(FIGURES, 0)
+    open_ones = _UPLOADS.state == State.OPEN.value
+    for table, kind, condition in (
+        (models.file, "", sa.true()),
+        (models.held_file, "", sa.true()),
+        (models.upload, "reserved_", open_ones),
+    ):
+        sums = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.size), 0))
+        query = sums.where(*of_link(table, user_id, link_id), condition)
+        number, size = (await connection.execute(query)).one()
+        figures[f"{kind}files"] += int(number)
+        figures[f"{kind}bytes"] += int(size)
+    return figures
 
 
 async def may_have_sent(connection: AsyncConnection, caller: Caller, name: str, size: int, md5: str | None) -> bool:
@@ -138,6 +153,8 @@ async def may_have_sent(connection: AsyncConnection, caller: Caller, name: str, 
     link = await by_id(connection, caller.link_id or "")
     if link is None:
         return False
+    if await queries.newest_held(connection, caller, size=size, name=name) is not None:
+        return True
     full = link.name + name
     begin = begin_of_numbered(full)
     query = sa.select(_FILES.id).where(

@@ -324,6 +324,7 @@ held_file = _table(
     # Whose deliveries are the tasks of the gates.
     Column("event_id", Bytewise(32), nullable=False),
     Index("ix_held_file_user", "user_id", "id"),
+    Index("ix_held_file_name", "user_id", "name"),
     Index("ix_held_file_md5", "user_id", "md5", "id"),
     Index("ix_held_file_sha256", "sha256"),
     Index("uq_held_file_event", "event_id", unique=True),
@@ -341,6 +342,8 @@ trashed_file = _table(
     Column("detail", Bytewise(1024)),
     Index("ix_trashed_file_user", "user_id", "deleted_at", "id"),
     Index("ix_trashed_file_name", "user_id", "name", "deleted_at"),
+    # For what a gate refused of a visitor.
+    Index("ix_trashed_file_session", "user_id", "session", "md5"),
     Index("ix_trashed_file_deleted", "deleted_at"),
     Index("ix_trashed_file_sha256", "sha256", "deleted_at"),
 )

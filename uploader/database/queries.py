@@ -17,7 +17,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
 from uploader.domain.links import Caller
-from uploader.domain.upload import Concatenation, File, Upload, Usage, if_exists_of, kind_of, state_of
+from uploader.domain.upload import Concatenation, File, TrashReason, Upload, Usage, if_exists_of, kind_of, state_of
 
 T = TypeVar("T")
 Columns = ReadOnlyColumnCollection[str, sa.Column[Any]]
@@ -87,6 +87,12 @@ HELD_FILE = sa.select(
     sa.func.coalesce(_BLOBS.damaged, _BLOBS.sha256.is_(None)).label("damaged"),
     sa.true().label("held"),
 ).outerjoin_from(models.held_file, models.blob, _HELD.sha256 == _BLOBS.sha256)
+_TRASHED = models.trashed_file.c
+# What a gate refused of a visitor, who takes it for complete as all that it holds.
+_REFUSED = sa.select(
+    *(_TRASHED[name] for name in FILE_COLUMNS), sa.false().label("damaged"), sa.true().label("held")
+).where(_TRASHED.reason == TrashReason.REFUSED.value)
+_REFUSED_BY_ID = _REFUSED.where(*_are_given(_TRASHED, "id", "user_id", "session")).limit(1)
 _UPLOAD_BY_ID = _UPLOAD.where(_UPLOADS.id == sa.bindparam("upload_id")).limit(1)
 _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
 _OPEN_UPLOADS_OF_CALLER = (*_are_given(_UPLOADS, "user_id", "session"), _UPLOADS.open_flag == 1)
@@ -313,9 +319,23 @@ async def file_or_held(connection: AsyncConnection, user_id: str, file_id: str) 
     return found or await held_by_id(connection, user_id, file_id)
 
 
+async def file_of_upload(connection: AsyncConnection, upload: Upload) -> File | None:
+    """Return the file that an upload has become, as its caller knows of it: a visitor is not told what a gate says."""
+    found = await file_or_held(connection, upload.user_id, upload.file_id or "")
+    if found is None and upload.session:
+        refused = {"id": upload.file_id or "", **_key(upload.caller)}
+        found = await first_of(connection, File, _REFUSED_BY_ID, **refused)
+    return found
+
+
 @cache
 def _newest_held(*facts: str) -> "sa.Select[Any]":
     return HELD_FILE.where(*_are_given(_HELD, *facts)).order_by(_HELD.id.desc()).limit(1)
+
+
+@cache
+def _newest_refused(*facts: str) -> "sa.Select[Any]":
+    return _REFUSED.where(*_are_given(_TRASHED, *facts)).order_by(_TRASHED.id.desc()).limit(1)
 
 
 async def newest_held(
@@ -327,18 +347,25 @@ async def newest_held(
     sha256: str | None = None,
     name: str | None = None,
 ) -> File | None:
-    """Return the newest of a caller's files with these facts that a gate has not let pass so far. `name`: as the caller
-    asked for it."""
+    """Return the newest of a caller's files with these facts that a gate has not let pass so far, or of a visitor's that one
+    refused. `name`: as the caller asked for it."""
     asked = {**_key(caller), "md5": md5, "size": size, "sha256": sha256}
     asked |= {"asked_name" if caller.session else "name": name}
     given = {fact: value for fact, value in asked.items() if value is not None}
-    return await first_of(connection, File, _newest_held(*given), **given)
+    found = await first_of(connection, File, _newest_held(*given), **given)
+    if found is None and caller.session:
+        found = await first_of(connection, File, _newest_refused(*given), **given)
+    return found
 
 
 async def held_md5s(connection: AsyncConnection, caller: Caller, md5s: list[str]) -> set[str]:
-    """Return those of `md5s` of which a gate holds a file of a caller."""
-    query = sa.select(_HELD.md5).where(*_is(_HELD, caller), _HELD.md5.in_(md5s)).distinct()
-    return set((await connection.execute(query)).scalars())
+    """Return those of `md5s` of which a gate holds a file of a caller, or has refused one of a visitor."""
+    found = set[str]()
+    for table, conditions in ((_HELD, ()), (_TRASHED, (_TRASHED.reason == TrashReason.REFUSED.value,))):
+        if table is _HELD or caller.session:
+            query = sa.select(table.md5).where(*_is(table, caller), table.md5.in_(md5s), *conditions).distinct()
+            found |= set((await connection.execute(query)).scalars())
+    return found
 
 
 async def held_files(
@@ -386,7 +413,7 @@ async def files_of_content_below(
     connection: AsyncConnection, user_id: str, sha256: str, prefix: str, limit: int = 100
 ) -> list[File]:
     """Return files of one content whose names start with a prefix, which is not empty."""
-    query = FILE.where(*_below(user_id, prefix), _FILES.sha256 == sha256).order_by(_FILES.name).limit(limit)
+    query = FILE.where(*below(user_id, prefix), _FILES.sha256 == sha256).order_by(_FILES.name).limit(limit)
     return await all_of(connection, File, query)
 
 
@@ -397,8 +424,12 @@ async def folder_rows(connection: AsyncConnection, user_id: str, names: Sequence
 
 
 async def left_folders(connection: AsyncConnection, user_id: str, limit: int) -> list[str]:
-    """Return folders that were left when their last files went, the oldest first."""
-    query = sa.select(_FOLDERS.name).where(_FOLDERS.user_id == user_id, ~_FOLDERS.made)
+    """Return folders that were left when their last files went, the oldest first; but no folder of a link, which would go on
+    under a name that disappeared."""
+    links = models.link.c
+    is_above = sa.func.substr(_FOLDERS.name, 1, sa.func.length(links.name)) == links.name
+    linked = sa.exists().where(links.user_id == user_id, links.file_id.is_(None), links.end_reason.is_(None), is_above)
+    query = sa.select(_FOLDERS.name).where(_FOLDERS.user_id == user_id, ~_FOLDERS.made, ~linked)
     return list((await connection.execute(query.order_by(_FOLDERS.created_at, _FOLDERS.name).limit(limit))).scalars())
 
 
@@ -406,7 +437,7 @@ async def folder_rows_below(
     connection: AsyncConnection, user_id: str, prefix: str, after: str, limit: int
 ) -> list[str]:
     """Return empty folders whose names start with a prefix, by name, after one."""
-    query = sa.select(_FOLDERS.name).where(*_below(user_id, prefix, models.folder), _FOLDERS.name > after)
+    query = sa.select(_FOLDERS.name).where(*below(user_id, prefix, models.folder), _FOLDERS.name > after)
     return list((await connection.execute(query.order_by(_FOLDERS.name).limit(limit))).scalars())
 
 
@@ -711,7 +742,7 @@ async def files_below(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None
 ) -> list[File]:
     """Files whose names start with a prefix, after a file, by their ids."""
-    query = FILE.where(*_below(user_id, prefix)).order_by(_FILES.id).limit(limit)
+    query = FILE.where(*below(user_id, prefix)).order_by(_FILES.id).limit(limit)
     if after is not None:
         query = query.where(_FILES.id > after.id)
     return await all_of(connection, File, query)
@@ -727,7 +758,7 @@ async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[
     return await all_of(connection, File, query)
 
 
-def _below(user_id: str, prefix: str, table: sa.Table = models.file) -> list[sa.ColumnElement[bool]]:
+def below(user_id: str, prefix: str, table: sa.Table = models.file) -> list[sa.ColumnElement[bool]]:
     """Return conditions that search by the index of names, so that what lies elsewhere costs nothing."""
     if not prefix:
         return [table.c.user_id == user_id]

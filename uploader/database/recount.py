@@ -5,7 +5,7 @@ SQLite keeps no checksums, as InnoDB does of its pages. What can be told is what
 repeats), and what can't be a value of its column.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -18,6 +18,7 @@ from uploader.database.connection import AsyncConnection
 from uploader.database.models import Bytewise, Integer64, Octets, UtcDateTime, metadata, upload
 from uploader.database.transactions.rows import lock_open, set_upload
 from uploader.domain.audit_log import Act
+from uploader.domain.links import LINK_ID_LENGTH
 from uploader.domain.upload import State, Usage
 
 Row = TypeVar("Row")
@@ -42,12 +43,12 @@ class RecountedUser(NamedTuple):
 
 
 class RecountedLink(NamedTuple):
-    """The files and bytes that a link has open, as they are stored, and as its uploads make them."""
+    """The figures of a link, as they are stored, and as its files and uploads make them."""
 
     link_id: str
     user_id: str
-    stored: tuple[int, int]
-    counted: tuple[int, int]
+    stored: tuple[int, ...]
+    counted: tuple[int, ...]
 
 
 class RecountedRefs(NamedTuple):
@@ -89,7 +90,7 @@ async def refs_after(connection: AsyncConnection, after: str, count: int) -> Sli
 
 
 async def links_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedLink]:
-    """Recount the next links; wrong is a figure of open uploads that differs from their sum."""
+    """Recount the next links; wrong is a figure that differs from the sum of files or of open uploads."""
     return await _slice(connection, models.link.c.id, after, count, _recounted_links)
 
 
@@ -208,33 +209,40 @@ async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[R
 
 async def _recounted_links(connection: AsyncConnection, within: _Range) -> list[RecountedLink]:
     rows, uploads = models.link.c, models.upload.c
-    link_id = sa.func.substr(uploads.session, 1, 32, type_=rows.id.type)
-    kept = {"there": sa.literal(1), "files": rows.reserved_files, "bytes": rows.reserved_bytes}
-    counted = {"counted_files": sa.func.count(), "counted_bytes": sa.func.sum(uploads.size)}
-    is_open = (uploads.state == State.OPEN.value, uploads.session > "")
-    names = ("there", "files", "bytes", "counted_files", "counted_bytes")
-    table = _added_up(within, "id", names, _Part(rows.id, kept, is_counted=False), _Part(link_id, counted, is_open)).c
-    is_wrong = sa.or_(table.files != table.counted_files, table.bytes != table.counted_bytes)
-    query = sa.select(table.id, rows.user_id, *(table[name] for name in names[1:]))
+    counted = [f"counted_{name}" for name in links.FIGURES]
+
+    def part(table: sa.Table, names: Sequence[str], *conditions: sa.ColumnElement[bool]) -> _Part:
+        link_id = sa.func.substr(table.c.session, 1, LINK_ID_LENGTH, type_=rows.id.type)
+        figures = dict(zip(names, (sa.func.count(), sa.func.sum(table.c.size)), strict=True))
+        return _Part(link_id, figures, (table.c.session > "", *conditions))
+
+    table = _added_up(
+        within,
+        "id",
+        ("there", *links.FIGURES, *counted),
+        _Part(rows.id, {"there": sa.literal(1), **{name: rows[name] for name in links.FIGURES}}, is_counted=False),
+        *(part(table, counted[:2]) for table in _FILES),
+        part(models.upload, counted[2:], uploads.state == State.OPEN.value),
+    ).c
+    is_wrong = sa.or_(*(table[name] != table[f"counted_{name}"] for name in links.FIGURES))
+    query = sa.select(table.id, rows.user_id, *(table[name] for name in (*links.FIGURES, *counted)))
     query = query.join_from(table.id.table, models.link, rows.id == table.id).where(table.there == 1, is_wrong)
-    return [
-        RecountedLink(link_id, user_id, (int(files), int(size)), (int(counted_files), int(counted_size)))
-        for link_id, user_id, files, size, counted_files, counted_size in await connection.execute(
-            query.order_by(table.id)
-        )
-    ]
+    found = []
+    for link_id, user_id, *figures in await connection.execute(query.order_by(table.id)):
+        numbers = tuple(map(int, figures))
+        found.append(RecountedLink(link_id, user_id, numbers[: len(counted)], numbers[len(counted) :]))
+    return found
 
 
 async def repair_link(connection: AsyncConnection, link_id: str, act: Act | None = None) -> bool:
-    """Set what a link has open to what its uploads make it, which lock its row when they begin and end; False without a
-    link."""
+    """Set the figures of a link to what its files and uploads make them, which lock its row when they come and go; False
+    without a link."""
     link = await links.locked(connection, link_id)
     if link is None:
         return False
-    files, size = await links.reserved_by(connection, link.user_id, link_id)
-    change = sa.update(models.link).where(models.link.c.id == link_id)
-    await connection.execute(change.values(reserved_files=files, reserved_bytes=size))
-    differing = {"files": _change(link.reserved_files, files), "bytes": _change(link.reserved_bytes, size)}
+    figures = await links.figures_of(connection, link.user_id, link_id)
+    await connection.execute(sa.update(models.link).where(models.link.c.id == link_id).values(**figures))
+    differing = {name: _change(getattr(link, name), figure) for name, figure in figures.items()}
     if any(differing.values()):
         await note(connection, act, **{name: change for name, change in differing.items() if change})
     return True

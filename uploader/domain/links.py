@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-_ID_LENGTH = 32
+LINK_ID_LENGTH = 32
 _VISITORS = "visitors"
+# Of a folder in which a link collects, with its slash, and of a name that a visitor sends: half of the longest name each
+# (`names.py`), so that the longest name that is taken says nothing of the folder.
+MAX_COLLECTING_BYTES = MAX_SENT_NAME_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def session_word(link_id: str, session_id: str) -> str:
 
 def link_of(session: str) -> str | None:
     """Return the id of the link that a session is of; None of a user's own."""
-    return session[:_ID_LENGTH] or None
+    return session[:LINK_ID_LENGTH] or None
 
 
 class LinkKind(StrEnum):
@@ -112,9 +115,16 @@ class Link(Limits):
             return self.ended
         if self.expires_at <= now:
             return LinkEnd.EXPIRED
+        if not self.has_room_for_names:  # made by an earlier version
+            return LinkEnd.REVOKED
         if self.max_downloads is not None and self.downloads >= self.max_downloads:
             return LinkEnd.EXHAUSTED
         return None
+
+    @property
+    def has_room_for_names(self) -> bool:
+        """Return whether the folder leaves room for each name that a visitor may send."""
+        return self.kind is LinkKind.DOWNLOAD or len(self.name.encode()) <= MAX_COLLECTING_BYTES
 
     def takes(self, more_bytes: int, more_files: int) -> bool:
         """Return whether so much more may come by it. What takes the place of as much needs no room."""

@@ -293,6 +293,11 @@ class File:
             return self.name
         return self.asked_name or self.name.rpartition("/")[2]
 
+    def is_held_for(self, caller: Caller | None) -> bool:
+        """Tell whether a caller is told that a gate holds it: a visitor's file is complete for the visitor, whatever gates
+        say."""
+        return self.held and (caller is None or not caller.session)
+
     def may_be(self, md5: str | None, sha256: str | None, size: int) -> bool:
         """Tell whether its content may be of this MD5; where its own is not known, a claimed SHA-256 tells."""
         if md5 is None or self.size != size:

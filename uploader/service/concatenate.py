@@ -28,7 +28,7 @@ from uploader.service.links import Visitors
 from uploader.service.merge import Merging
 from uploader.service.open import Admission, chunk_sizes_of
 from uploader.service.precreate import PreCreateHook
-from uploader.service.results import Complete, Target
+from uploader.service.results import Complete, Target, check_sent_name
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
 from uploader.storage.base import Busy, Gone, PartDamaged, Stopping, UploadBytes
@@ -245,6 +245,7 @@ class Concatenations:
     async def _order_once(self, new: NewConcatenation) -> Concatenation:
         size = await self._check_parts(new.caller, new.part_ids)
         self._check_size(size or 0)
+        check_sent_name(new.caller, new.name)
         await self.visitors.refuse_early(new.caller, new.name, 0)
         allowed = await self.visitors.ask(self.pre_create_hook, UPLOAD, new.caller, new.name, size)
         told = {"name": allowed.name, "metadata": new.metadata if allowed.metadata is None else allowed.metadata}

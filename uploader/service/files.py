@@ -1,16 +1,18 @@
 """The use cases of finished files and their folders: list, rename, move, delete, download; and the caller's accounts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import TypeVar
 
 from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import levels, meta, queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.links import LinksBelow
 from uploader.domain.audit_log import Action
 from uploader.domain.creations import MOVE, RENAME, Creation
 from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
@@ -22,6 +24,7 @@ from uploader.service.precreate import Permission, PreCreateHook, with_folder
 from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob, Stopping
 from uploader.tasks import uninterrupted
 
+T = TypeVar("T")
 _ATTEMPTS = 10
 _CHANGING = "Files of these names are changing too fast; try again."
 # How long a download is kept waiting for its content to be healed, before its first byte.
@@ -68,8 +71,11 @@ class Files:
         return file
 
     async def _again(self, file: File) -> File:
-        """Raises FileNotFound if it has gone meanwhile."""
-        return await self.get(file.user_id, file.id, held=file.held)
+        """Raises FileNotFound if it has gone meanwhile, or came back to wait for a gate."""
+        again = await self.get(file.user_id, file.id, held=True)
+        if again.held and not file.held:
+            raise errors.FileNotFound()
+        return again
 
     async def named(self, user_id: str, name: str) -> File | None:
         """Return the newest file of this name; None if none has it."""
@@ -281,16 +287,32 @@ class Folders:
         deleted = 0
         delete = partial(transactions.files.delete_files, now=self.clock.now())
         for prefix in selection.prefixes:
-            await self.database.transact(transactions.links.end_below, user_id, prefix, self.clock.now())
+            await self._end_links(user_id, prefix)
         for prefix in await self._in_use(user_id, selection):
             async for files in self._below(user_id, prefix):
-                deleted += await self.database.transact(partial(delete, left=prefix), files)
+                deleted += await self._without_links(user_id, prefix, partial(delete, files=files, left=prefix))
             async for names in self._folders_below(user_id, prefix):
-                remove = partial(transactions.names.remove_folders, prefix=prefix, now=self.clock.now())
-                await self.database.transact(remove, user_id, names)
+                await self._remove_folders(user_id, names, prefix)
         async for files in self._selected(user_id, Selection(selection.ids)):
             deleted += await self.database.transact(delete, files)
         return deleted + await self._delete_held(user_id, selection.ids)
+
+    async def _end_links(self, user_id: str, prefix: str) -> None:
+        await self.database.transact(transactions.links.end_below, user_id, prefix, self.clock.now())
+
+    async def _without_links(self, user_id: str, prefix: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a transaction that takes away what lies below a prefix, and end the links that were made meanwhile. Raises
+        Unavailable."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return await self.database.transact(work)
+            except LinksBelow:
+                await self._end_links(user_id, prefix)
+        raise errors.Unavailable(_CHANGING)
+
+    async def _remove_folders(self, user_id: str, names: list[str], prefix: str) -> None:
+        remove = partial(transactions.names.remove_folders, user_id=user_id, names=names, prefix=prefix)
+        await self._without_links(user_id, prefix, partial(remove, now=self.clock.now()))
 
     async def _delete_held(self, user_id: str, file_ids: Sequence[str]) -> int:
         deleted = 0
@@ -340,6 +362,7 @@ class Folders:
         await self._check_move(permission, prefix, new_prefix, if_exists)
         await permission.ask()
         await self.database.transact(transactions.links.move_below, user_id, prefix, new_prefix, self.clock.now())
+        crash_point("move.after_links")
         moved, waiting = 0, list[File]()
         move = partial(self._move, if_exists=if_exists, prefix=prefix)
         try:
@@ -370,11 +393,10 @@ class Folders:
         # The prefix itself has no name of its own at the top.
         top = [name for name, target in targets.items() if not target]
         if top:
-            remove = partial(transactions.names.remove_folders, prefix=prefix, now=self.clock.now())
-            await self.database.transact(remove, user_id, top)
+            await self._remove_folders(user_id, top, prefix)
         targets = {name: target for name, target in targets.items() if target}
-        move = partial(transactions.names.move_folders, if_exists=if_exists, now=self.clock.now(), prefix=prefix)
-        await self.database.transact(move, user_id, targets)
+        move = partial(transactions.names.move_folders, user_id=user_id, targets=targets, if_exists=if_exists)
+        await self._without_links(user_id, prefix, partial(move, now=self.clock.now(), prefix=prefix))
 
     async def _check_move(self, permission: Permission, prefix: str, new_prefix: str, if_exists: IfExists) -> None:
         """Note the names to ask the pre-create hook about. Raises InvalidRequest, NameTaken, if not all below a prefix can
@@ -439,10 +461,10 @@ class Folders:
     ) -> transactions.files.Moved:
         """Raises NameTaken, Unavailable."""
         move = partial(transactions.files.move_files, if_exists=if_exists, now=self.clock.now(), creation=creation)
-        move = partial(move, prefix=prefix)
+        move = partial(move, files=files, targets=targets, prefix=prefix)
         for _ in range(_ATTEMPTS):
             try:
-                return await self.database.transact(move, files, targets)
+                return await self._without_links(files[0].user_id, prefix or "", move)
             except Duplicate:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a name was taken at this moment: next time it is there
         raise errors.Unavailable(_CHANGING)

@@ -22,14 +22,13 @@ from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
 from uploader.domain.creations import Creation
 from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit
-from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import File, Reason
 from uploader.observability import LINK_SESSIONS
 from uploader.service.audit_log import act
 from uploader.service.close import Closers
-from uploader.service.files import Files, Folders
+from uploader.service.files import Files
 from uploader.service.ids import ID, new_id
-from uploader.service.precreate import Allowed, PreCreateHook, Question
+from uploader.service.precreate import Allowed, PreCreateHook, Question, with_folder
 from uploader.service.revocations import Remembered, Revocations
 from uploader.tasks import in_thread
 
@@ -77,11 +76,12 @@ class Sharing:
     """Makes, changes and ends links, for their owners."""
 
     database: Database
-    folders: Folders
+    pre_create_hook: PreCreateHook
     clock: Clock
     _: KW_ONLY
     max_lifetime_seconds: float
     max_links: int
+    max_files: int
 
     async def make(
         self,
@@ -99,14 +99,15 @@ class Sharing:
         now = self.clock.now()
         _check_limits(kind, limits)
         expires_at = self._checked_end(expires_at, now)
-        name, file_id = await self._target(user_id, kind, name)
+        if kind is LinkKind.UPLOAD and not name.endswith("/"):
+            raise errors.InvalidRequest.field("name", "is no folder: one that collects has `/` at its end")
         link = Link(
             id=new_id(),
             user_id=user_id,
             slug=secrets.token_urlsafe(18),
             kind=kind,
             name=name,
-            file_id=file_id,
+            file_id=None,
             label=label,
             password=await in_thread(hash_password, password) if password else None,
             created_at=now,
@@ -118,9 +119,17 @@ class Sharing:
             max_bytes=limits.max_bytes,
         )
         told = act(Action.LINK_CREATED, now, subject=link.id, user_id=user_id)
-        make = partial(transactions.links.make_link, max_links=self.max_links, act=told)
-        await self.database.transact(make, link, _sha256(link.slug))
-        return link
+        make = partial(transactions.links.make_link, max_links=self.max_links, max_files=self.max_files, act=told)
+
+        async def work(folder: str, is_allowed: bool) -> Link:
+            named = replace(link, name=f"{folder}/") if kind is LinkKind.UPLOAD else link
+            if not named.has_room_for_names:
+                raise errors.InvalidRequest.field("name", "is too long for a folder in which a link collects")
+            return await self.database.transact(partial(make, is_allowed=is_allowed), named, _sha256(link.slug))
+
+        if kind is LinkKind.DOWNLOAD:
+            return await work("", True)
+        return await with_folder(self.pre_create_hook, user_id, name.rstrip("/"), work)
 
     def _checked_end(self, expires_at: datetime | None, now: datetime) -> datetime:
         """Raises InvalidRequest."""
@@ -133,23 +142,6 @@ class Sharing:
             raise errors.InvalidRequest.field("expires_at", f"is later than {latest:%Y-%m-%dT%H:%M:%SZ}, the latest")
         return min(expires_at, latest)
 
-    async def _target(self, user_id: str, kind: LinkKind, name: str) -> tuple[str, str | None]:
-        """Return the name and the id of the file that is meant; None: a folder is. Raises InvalidRequest, FileNotFound,
-        NameTaken, TooManyFiles, NotAllowed, Unavailable."""
-        if kind is LinkKind.UPLOAD:
-            if not name.endswith("/"):
-                raise errors.InvalidRequest.field("name", "is no folder: one that collects has `/` at its end")
-            folder, _ = await self.folders.make(user_id, name[:-1])
-            return folder, None
-        if name.endswith("/"):
-            if not await self.database.read(links.is_folder, user_id, name):
-                raise errors.FileNotFound("You have no such folder.")
-            return name, None
-        found = await self.database.read(queries.files_of_names, user_id, [name])
-        if not found:
-            raise errors.FileNotFound()
-        return name, found[0].id
-
     async def list(self, user_id: str) -> list[Link]:
         return await self.database.read(links.of_user, user_id)
 
@@ -161,7 +153,8 @@ class Sharing:
         return link
 
     async def change(self, user_id: str, link_id: str, changes: Mapping[str, Any]) -> Link:
-        """Change label, expires_at, password or limits, by their names. Raises LinkNotFound, InvalidRequest."""
+        """Change label, expires_at, password or limits, by their names. Raises LinkNotFound, TooManyLinks,
+        InvalidRequest."""
         link, values = await self.get(user_id, link_id), dict(changes)
         _check_limits(link.kind, Limits(**{name: values[name] for name in _LIMITS if name in values}))
         if "expires_at" in values:
@@ -170,7 +163,8 @@ class Sharing:
             values["password"] = await in_thread(hash_password, values["password"])
         if values:
             told = act(Action.LINK_CHANGED, self.clock.now(), subject=link.id, user_id=user_id)
-            if not await self.database.transact(transactions.links.change_link, link.id, values, told):
+            change = partial(transactions.links.change_link, now=self.clock.now(), max_links=self.max_links)
+            if not await self.database.transact(change, link.id, values, told):
                 raise errors.LinkNotFound()
         return await self.get(user_id, link_id)
 
@@ -284,7 +278,7 @@ class Visitors:
 
     async def refuse_early(self, caller: Caller, name: str, size: int, md5: str | None = None) -> None:
         """Refuse what is sure to be refused before anything is written; the transaction decides. Raises LinkGone,
-        LinkExhausted, InvalidRequest."""
+        LinkExhausted."""
         if caller.link_id is not None:
             await self.database.read(_refuse, caller, name, size, md5, self.clock.now())
 
@@ -313,8 +307,6 @@ async def _refuse(connection: Connection, caller: Caller, name: str, size: int, 
     end = None if link is None else link.end(now)
     if link is None or end is not None:
         raise links.gone(end)
-    if len((link.name + name).encode()) > MAX_NAME_BYTES:
-        raise errors.InvalidRequest.field("name", "is too long for this link")
     if not link.takes(size, 1) and not await links.may_have_sent(connection, caller, name, size, md5):
         raise errors.LinkExhausted()
 
@@ -361,8 +353,11 @@ class Shared:
     files: Files
 
     async def get(self, link: Link, file_id: str) -> File:
-        """Raises FileNotFound."""
-        file = await self.files.get(link.user_id, file_id)
+        """Raises FileNotFound, also for a file that a gate holds: nobody but its owner knows of it."""
+        try:
+            file = await self.files.get(link.user_id, file_id)
+        except errors.FileHeld as error:
+            raise errors.FileNotFound() from error
         return self.seen(link, file)
 
     def seen(self, link: Link, file: File) -> File:

@@ -124,7 +124,7 @@ class Merging:
         await self.closers.tidy(upload.id)
         if upload.state is not State.DONE or upload.file_id is None:
             raise errors.UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
-        file = await self.database.read(queries.file_or_held, upload.user_id, upload.file_id, brief=True)
+        file = await self.database.read(queries.file_of_upload, upload, brief=True)
         if file is None:
             raise errors.UploadGone(reason=Reason.CANCELLED.value)
         return Complete(file=file, created=upload.close_reason != SUPERSEDED)

@@ -24,7 +24,7 @@ from uploader.service.ids import new_id
 from uploader.service.instant import NO_SOURCE, Instant, Source
 from uploader.service.links import Visitors
 from uploader.service.precreate import PreCreateHook
-from uploader.service.results import Complete, Opening, StillMerging, Target, UploadStatus
+from uploader.service.results import Complete, Opening, StillMerging, Target, UploadStatus, check_sent_name
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.service.trash import TrashKeeping
 from uploader.settings import Settings
@@ -137,6 +137,7 @@ class Openings:
 
     async def open(self, opening: Opening) -> UploadStatus | Complete | Challenge:
         """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
+        check_sent_name(opening.caller, opening.name)
         if opening.size > self.max_file_size_bytes:
             raise errors.FileTooLarge(limit=self.max_file_size_bytes)
         if opening.length_known and opening.size == 0:

@@ -47,9 +47,11 @@ class Kind(StrEnum):
     FILES = "files"
     OVER_RESERVED = "over-reserved"
     OVER_TOTAL_SPACE = "over-total-space"
-    # Of a link: how many uploads that came by it are open, and their bytes.
+    # Of a link: how many uploads that came by it are open, and their bytes; how many files are there, and their bytes.
     LINK_FILES = "link-files"
     LINK_BYTES = "link-bytes"
+    LINK_RECEIVED_FILES = "link-received-files"
+    LINK_RECEIVED_BYTES = "link-received-bytes"
     # Of a blob: the number of its files; its size; whether it has a row.
     REFS = "refs"
     BLOB_BYTES = "blob-bytes"
@@ -75,6 +77,8 @@ class Kind(StrEnum):
 
 
 _SUMS = (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED, Kind.FILES)
+# In the order of `links.FIGURES`.
+_OF_LINK = (Kind.LINK_RECEIVED_FILES, Kind.LINK_RECEIVED_BYTES, Kind.LINK_FILES, Kind.LINK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +276,7 @@ class Recounting:
         links = await self.database.read(recount.links_after, after, _SLICE, snapshot=True)
         found.checked["links"] += links.count
         for link in links.rows:
-            figures = zip((Kind.LINK_FILES, Kind.LINK_BYTES), link.counted, link.stored, strict=True)
+            figures = zip(_OF_LINK, link.counted, link.stored, strict=True)
             drifts = [
                 Drift(kind, link.link_id, counted, stored) for kind, counted, stored in figures if counted != stored
             ]
@@ -317,7 +321,7 @@ _BATCH = 200
 _LOOKS = 10
 _PAUSE_SECONDS = 0.5
 # Whose repair is a transaction, which notes it.
-_OF_ROWS = frozenset({*_SUMS, Kind.OVER_RESERVED, Kind.LINK_FILES, Kind.LINK_BYTES, Kind.REFS, Kind.FLUSHED_BYTES})
+_OF_ROWS = frozenset({*_SUMS, Kind.OVER_RESERVED, *_OF_LINK, Kind.REFS, Kind.FLUSHED_BYTES})
 _OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
 
 

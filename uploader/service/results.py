@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from uploader.domain.digest import Challenge
-from uploader.domain.links import Caller
+from uploader.domain.links import MAX_SENT_NAME_BYTES, Caller
 from uploader.domain.upload import File, IfExists, Upload, UploadKind
+from uploader.errors import InvalidRequest
+
+
+def check_sent_name(caller: Caller, name: str) -> None:
+    """Raises InvalidRequest for a visitor's name of more bytes than every link has room for."""
+    if caller.session and len(name.encode()) > MAX_SENT_NAME_BYTES:
+        raise InvalidRequest.field("name", f"is longer than {MAX_SENT_NAME_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,10 @@ class NewFile:
     sha256: str | None
     if_exists: IfExists
     modified_at: datetime | None
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest."""
+        check_sent_name(self.caller, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

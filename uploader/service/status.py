@@ -109,7 +109,7 @@ class Uploads:
             raise UploadNotFound()
         if upload.state is not State.DONE:
             raise UploadGone(reason=upload.close_reason)
-        file = await self.database.read(queries.file_or_held, upload.user_id, upload.file_id or "", brief=True)
+        file = await self.database.read(queries.file_of_upload, upload, brief=True)
         if file is None:
             raise UploadNotFound()
         return Complete(file=file, created=False)
@@ -206,6 +206,8 @@ class Uploads:
         blobs, open_uploads, held = await self.database.read(look)
         sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
         finished = {blob.md5 for blob, size in zip(blobs, sizes, strict=True) if size == blob.size}
+        if caller.session:  # of which a visitor is not told
+            finished, held = finished | held, set()
         states = {}
         for md5 in md5s:
             if md5 in open_uploads:

@@ -197,7 +197,7 @@ class Changes:
     finished_bytes: int = 0
     made: list[File] = field(default_factory=list)
     removed: list[File] = field(default_factory=list)
-    # Of contents, how many refs are too many.
+    # Of contents, how many refs are too many, without those of the files that are removed.
     dropped: Counter[str] = field(default_factory=Counter)
     # How many more files are in the trash.
     trashed: int = 0
@@ -221,7 +221,7 @@ class Changes:
         try:
             sha256 = file.sha256 if self.creation.merges and self.link is None else None
             same = await self._held_before(file) or await self._sent_before(file)
-            found = same or await self.names.find(file.name, self.if_exists, sha256)
+            found = same or await self._place(file, sha256)
         except NameTaken as error:
             self._refuse(file, error)
             return
@@ -243,7 +243,6 @@ class Changes:
         made = file if file.held else replace(file, name=found.name)
         if not made.held:
             self.names.take(made.name, made)
-        self.dropped.update(other.sha256 for other in replaced)
         self.removed += replaced
         self.made.append(made)
         self.finished_bytes += more
@@ -258,13 +257,20 @@ class Changes:
         same = await queries.newest_held(connection, file.caller, sha256=file.sha256, name=name)
         return None if same is None else Found(same.name, same=same)
 
+    async def _place(self, file: File, sha256: str | None) -> Found:
+        """Find a name. A visitor's file whose name has no number left, or no room for one, is called by its id in the folder
+        of the link: a refusal would tell of that folder. Raises NameTaken."""
+        try:
+            return await self.names.find(file.name, self.if_exists, sha256)
+        except NameTaken:
+            if self.link is None:
+                raise
+            return await self.names.find(self.link.name + file.id, IfExists.KEEP)
+
     async def _sent_before(self, file: File) -> Found | None:
-        """Find the file that the same visitor has sent under the name that is asked for: nobody else's is theirs. Raises
-        NameTaken for a name that is too long below the folder of their link."""
+        """Find the file that the same visitor has sent under the name that is asked for: nobody else's is theirs."""
         if self.link is None:
             return None
-        if len(file.name.encode()) > MAX_NAME_BYTES:
-            raise NameTaken(taken=file.name)
         connection, asked_name = self.names.connection, file.asked_name or ""
         file_id = await link_rows.file_of_visitor(connection, file.caller, file.sha256, asked_name)
         same = None if file_id is None else await queries.file_by_id(connection, file.user_id, file_id)
@@ -293,35 +299,35 @@ class Changes:
 async def lock_contents(
     connection: AsyncConnection, files: Sequence[File], if_exists: IfExists, now: datetime, *, brings_bytes: bool = True
 ) -> set[str]:
-    """Lock the contents of files that are to be made, and of those that they may replace; count a ref for each of the
-    former.
+    """Lock the contents of files that are to be made, and of those that they may replace, with the links by which the latter
+    came; count a ref for each of the former. Returns SHA-256s and ids of links.
 
     Names are read before anything is locked. Then all contents concerned are locked, in the order of their SHA-256; then
-    the user's row; and then (`add_files`) the names are read again, and decided on. A file that came by meanwhile, whose
-    content is not locked, has the whole transaction run again.
+    the links; then the user's row; and then (`add_files`) the names are read again, and decided on. A file that came by
+    meanwhile, whose content is not locked, has the whole transaction run again.
 
     `brings_bytes`: the caller places them; without, raises BlobLost where there are none. Raises NameTaken for a single
     file that is sure to be refused, so that its bytes are not placed for nothing.
     """
     own = sorted(file.sha256 for file in files)
-    locked = set(own)
+    locked, standing = set(own), list[File]()
     if if_exists is IfExists.REPLACE or (if_exists is IfExists.FAIL and len(files) == 1):
         names = Names(connection, files[0].user_id)
         await names.read(file.name for file in files)
         if len(files) == 1:
             await names.find(files[0].name, if_exists, files[0].sha256)
         if if_exists is IfExists.REPLACE:
-            locked.update(other.sha256 for other in names.standing(file.name for file in files))
+            standing = names.standing(file.name for file in files)
+            locked.update(other.sha256 for other in standing)
     if len(locked) > len(set(own)):
         await queries.known_blobs(connection, sorted(locked), lock=True)
     if brings_bytes:
         by_content = {file.sha256: file for file in files}
         await rows.add_refs(connection, [by_content[sha256] for sha256 in own], now)
-        return locked
-    for sha256 in own:
+    for sha256 in () if brings_bytes else own:
         if await rows.changed(connection, rows.TAKE_REF, taken=sha256) == 0:
             raise rows.BlobLost(sha256)
-    return locked
+    return locked | await links.lock_of(connection, standing)
 
 
 async def add_files(
@@ -345,7 +351,7 @@ async def add_files(
     if files[0].session and creation is not RESTORE:
         link = await links.lock_for(connection, files[0].caller, files[0].created_at)
     if link is not None:
-        files = [replace(file, name=link.name + file.name, asked_name=file.name) for file in files]
+        files = [replace(file, name=_name_below(link, file.name, file.id), asked_name=file.name) for file in files]
     usage, names = await rows.lock_user(connection, user_id), Names(connection, user_id)
     await names.read(file.name for file in files)
     spared = usage
@@ -354,8 +360,7 @@ async def add_files(
     changes = Changes(names, if_exists, spared, room, creation, link)
     for file in files:
         await changes.decide(file)
-    if not {file.sha256 for file in changes.removed} <= locked:
-        raise NamesChanged
+    _expect_locked(changes.removed, locked)
     await _carry_out(connection, user_id, changes)
     # An upload that is closed by this is a file less.
     closed = int(room.closed is not None)
@@ -375,6 +380,12 @@ async def close_by(
         await tell(connection, events.file_finished, added.file)
 
 
+def _expect_locked(removed: Sequence[File], locked: set[str]) -> None:
+    """Raises NamesChanged for a file whose content, or the link by which the file came, is not locked."""
+    if not {file.sha256 for file in removed} | links.ids_of(removed) <= locked:
+        raise NamesChanged
+
+
 async def _carry_out(connection: AsyncConnection, user_id: str, changes: Changes) -> None:
     await _delete(connection, changes.removed)
     seen = [file for file in changes.made if not file.held]
@@ -387,9 +398,8 @@ async def _carry_out(connection: AsyncConnection, user_id: str, changes: Changes
         changes.trashed -= len(changes.made)
         if await take_out(connection, user_id, [file.id for file in changes.made]) != len(changes.made):
             raise NamesChanged
-    changes.trashed += await throw_away(connection, changes.removed, events.REPLACED)
+    changes.trashed += await _let_go(connection, changes.removed, events.REPLACED, changes.dropped)
     await fill(connection, changes.names, user_id)
-    await _drop_refs(connection, changes.dropped)
     await _tell_named(connection, changes.creation, seen)
     await tell_all(connection, events.file_deleted, changes.removed, events.REPLACED)
 
@@ -512,17 +522,19 @@ async def delete_files(
 ) -> int:
     """Delete files of one user that were read before; return how many were still there. Their blobs stay, perhaps
     without refs. `reason`: if not that the user wanted it. `left`: the prefix that all of them go with; without it, the
-    folders stay in which they were."""
+    folders stay in which they were. Raises LinksBelow."""
     if not files:
         return 0
     user_id = files[0].user_id
     await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
+    await links.lock_of(connection, files)
     usage = await rows.lock_user(connection, user_id)
+    if left is not None:
+        await link_rows.expect_none_below(connection, user_id, left)
     gone = [file for file in files if await _is_deleted(connection, file)]
     if gone:
         kept = await leave(connection, user_id, [file.name for file in gone] if left is None else [left], now)
-        await _drop_refs(connection, Counter(file.sha256 for file in gone))
-        kept += await throw_away(connection, gone, reason)
+        kept += await _let_go(connection, gone, reason)
         more = kept - len(gone)
         more -= await excess(connection, user_id, usage.files, more)
         await rows.add_finished(connection, user_id, -sum(file.size for file in gone), more)
@@ -544,10 +556,10 @@ async def delete_held(
     user_id = files[0].user_id
     await queries.known_blobs(connection, sorted({file.sha256 for file in files}), lock=True)
     gone = [file for file in files if await rows.take_held(connection, file.id, now)]
+    await links.lock_of(connection, gone)
     usage = await rows.lock_user(connection, user_id)
     if gone:
-        await _drop_refs(connection, Counter(file.sha256 for file in gone))
-        more = await throw_away(connection, gone, reason, detail) - len(gone)
+        more = await _let_go(connection, gone, reason, detail=detail) - len(gone)
         more -= await excess(connection, user_id, usage.files, more)
         await rows.add_finished(connection, user_id, -sum(file.size for file in gone), more)
     return len(gone)
@@ -560,17 +572,17 @@ async def let_pass(
     replaced; `locked`: the contents whose rows are. Raises NamesChanged, BlobLost."""
     await rows.take_held(connection, held.id, now)
     usage, names = await rows.lock_user(connection, held.user_id), Names(connection, held.user_id)
-    wanted = await _name_of(connection, held)
-    found = await _place_of(names, wanted, if_exists) or await names.find(held.id, IfExists.KEEP)
+    link = await link_rows.by_id(connection, held.caller.link_id) if held.caller.link_id else None
+    folder = "" if link is None else link.name
+    wanted = held.name if link is None else _name_below(link, held.asked_name or held.id, held.id)
+    found = await _place_of(names, wanted, if_exists) or await names.find(folder + held.id, IfExists.KEEP)
     file = replace(held, name=found.name, held=False, md5=await queries.md5_of(connection, held.sha256) or held.md5)
     changes = Changes(names, if_exists, usage, Room(), PASS)
     changes.made.append(file)
     names.take(file.name, file)
     if found.replaced is not None:
         changes.removed.append(found.replaced)
-        changes.dropped[found.replaced.sha256] += 1
-    if not {other.sha256 for other in changes.removed} <= locked:
-        raise NamesChanged
+    _expect_locked(changes.removed, locked)
     await _carry_out(connection, held.user_id, changes)
     more = changes.more_files - 1  # it counted already
     more -= await excess(connection, held.user_id, usage.files, more)
@@ -589,13 +601,10 @@ async def _place_of(names: Names, name: str, if_exists: IfExists) -> Found | Non
     return None
 
 
-async def _name_of(connection: AsyncConnection, held: File) -> str:
-    """Return the name that a file asks for: of a visitor's below the folder of their link, wherever that is by now."""
-    link_id = held.caller.link_id
-    link = None if link_id is None else await link_rows.by_id(connection, link_id)
-    if link is None or held.asked_name is None or len((link.name + held.asked_name).encode()) > MAX_NAME_BYTES:
-        return held.name
-    return link.name + held.asked_name
+def _name_below(link: Link, name: str, file_id: str) -> str:
+    """Return the name of a visitor's file for its owner. Only uploads that an earlier version opened have too long names."""
+    full = link.name + name
+    return full if len(full.encode()) <= MAX_NAME_BYTES else link.name + file_id
 
 
 async def _is_deleted(connection: AsyncConnection, file: File) -> bool:
@@ -607,6 +616,20 @@ async def _delete(connection: AsyncConnection, files: Sequence[File]) -> None:
     """Delete files that were read under the lock of their user's row."""
     if files:
         await connection.execute(rows.DELETE_FILE, [{"removed": file.id} for file in files])
+
+
+async def _let_go(
+    connection: AsyncConnection,
+    gone: Sequence[File],
+    reason: str | None,
+    dropped: Mapping[str, int] | None = None,
+    detail: str | None = None,
+) -> int:
+    """Drop the refs of files that their owner has no more, with others that are too many; give the room of the files back to
+    the links by which they came; put them into the trash, and return how many are there now."""
+    await _drop_refs(connection, Counter(file.sha256 for file in gone) + Counter(dropped))
+    await links.count(connection, gone=gone)
+    return await throw_away(connection, gone, reason, detail)
 
 
 async def _drop_refs(connection: AsyncConnection, fewer: Mapping[str, int]) -> None:
@@ -636,16 +659,19 @@ async def move_files(
     """Rename files of one user that were read before, by their ids; those that went, or were renamed, meanwhile are passed
     over. `prefix`: all below it moves, and its folders with it. A name that is taken by something below it may become
     free. Where the operation merges, one that has the name of another one of the same content becomes that, unless both
-    are to be kept. Raises NameTaken, NamesChanged."""
+    are to be kept. Raises NameTaken, NamesChanged, LinksBelow."""
     user_id = files[0].user_id
     wanted = Counter(targets[file.id] for file in files)
     standing = await queries.files_of_names(connection, user_id, sorted(wanted))
     # Of several that want one name, one may take the place of another.
     standing += [file for file in files if wanted[targets[file.id]] > 1]
-    locked = sorted({file.sha256 for file in standing}) if creation.merges or if_exists is IfExists.REPLACE else []
+    locked = {file.sha256 for file in standing} if creation.merges or if_exists is IfExists.REPLACE else set[str]()
     if locked:
-        await queries.known_blobs(connection, locked, lock=True)
+        await queries.known_blobs(connection, sorted(locked), lock=True)
+        locked |= await links.lock_of(connection, standing + (list(files) if creation.merges else []))
     usage = await rows.lock_user(connection, user_id)
+    if prefix is not None:
+        await link_rows.expect_none_below(connection, user_id, prefix)
     there = {file.id: file for file in await queries.files_by_ids(connection, user_id, [file.id for file in files])}
     moving = [file for file in files if file.id in there and there[file.id].name == file.name]
     await rows.give_up_names(connection, user_id, [file.id for file in moving])
@@ -670,13 +696,11 @@ async def move_files(
         names.take(place.name, replace(file, name=place.name))
         found[file.id] = place
     removed += [place.replaced for place in found.values() if place.replaced is not None]
-    if not {file.sha256 for file in removed} <= set(locked):
-        raise NamesChanged
+    _expect_locked(removed, locked)
     await _delete(connection, removed)
     await rows.set_names(connection, {file_id: place.name for file_id, place in found.items()})
     filled = await fill(connection, names, user_id)
-    await _drop_refs(connection, Counter(file.sha256 for file in removed))
-    kept += await throw_away(connection, removed, events.REPLACED)
+    kept += await _let_go(connection, removed, events.REPLACED)
     more = kept - filled - len(removed)
     more -= await excess(connection, user_id, usage.files, more)
     await rows.add_finished(connection, user_id, -sum(file.size for file in removed), more)

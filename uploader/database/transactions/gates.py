@@ -13,7 +13,7 @@ from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.database.models import UtcDateTime
 from uploader.database.outbox import DEAD, DELIVERED, MAX_ERROR_BYTES, WAITING, tell
-from uploader.database.transactions import rows
+from uploader.database.transactions import links, rows
 from uploader.database.transactions.files import delete_held, let_pass
 from uploader.database.trash import keeps
 from uploader.domain import events
@@ -48,7 +48,8 @@ NO_VERDICT = "The gate {gate} has said nothing."
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A file that gates hold, whose row is locked, with those of its content and of what has its name."""
+    """A file that gates hold, whose row is locked, with those of its content, and of the content and link of what has its
+    name."""
 
     file: File
     if_exists: IfExists
@@ -64,13 +65,14 @@ async def lock_waiting(connection: AsyncConnection, event_id: str) -> Waiting | 
     facts = dict(row)
     if_exists = if_exists_of(facts.pop("if_exists"))
     file = File(**facts)
-    locked = {file.sha256}
+    locked, standing = {file.sha256}, list[File]()
     if if_exists is IfExists.REPLACE:
         standing = await queries.files_of_names(connection, file.user_id, [file.name])
         locked.update(other.sha256 for other in standing)
     await queries.known_blobs(connection, sorted(locked), lock=True)
     if (await connection.execute(_LOCK, {"of_event": event_id})).first() is None:
         return None
+    locked |= await links.lock_of(connection, standing)
     return Waiting(file, if_exists, event_id, frozenset(locked))
 
 

@@ -11,16 +11,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from uploader.database import links, models
+from uploader.database import levels, links, models, queries
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.links import LINKS, SESSIONS
 from uploader.database.rights import note_revocation
 from uploader.database.transactions import rows
+from uploader.database.transactions.names import deepest, make_folder, put_folders
 from uploader.domain.audit_log import Act
-from uploader.domain.links import Caller, Link, LinkEnd, Visit, link_of
+from uploader.domain.links import LINK_ID_LENGTH, Caller, Link, LinkEnd, LinkKind, Visit, link_of
 from uploader.domain.upload import File, Upload
-from uploader.errors import LinkExhausted, LinkNotFound, TooManyLinks, TooManyRequests
+from uploader.errors import FileNotFound, InvalidRequest, LinkExhausted, LinkNotFound, TooManyLinks, TooManyRequests
 
 _OF_LINK = sa.update(models.link).where(LINKS.id == sa.bindparam("of_link"))
 _MORE = {name: sa.bindparam(f"more_{name}", type_=sa.BigInteger) for name in ("files", "bytes")}
@@ -31,6 +32,10 @@ _SETTLE = _OF_LINK.values(
     reserved_files=LINKS.reserved_files + _RESERVED["files"],
     reserved_bytes=LINKS.reserved_bytes + _RESERVED["bytes"],
 )
+# Never below 0, whatever earlier versions counted.
+_COUNT = _OF_LINK.values(
+    {name: sa.case((LINKS[name] + more > 0, LINKS[name] + more), else_=0) for name, more in _MORE.items()}
+)
 _USE = sa.update(models.link_session).where(SESSIONS.id == sa.bindparam("of_session"), SESSIONS.used == sa.false())
 _USE = _USE.values(used=sa.true())
 _GUESSES_A_MINUTE = 10
@@ -38,25 +43,62 @@ _MINUTE = timedelta(minutes=1)
 
 
 async def make_link(
-    connection: AsyncConnection, link: Link, slug_sha256: str, *, max_links: int, act: Act | None
-) -> None:
-    """Raises TooManyLinks."""
-    await rows.lock_user(connection, link.user_id)  # so racing callers count one after the other
-    if await links.count_of_user(connection, link.user_id, link.created_at) >= max_links:
-        raise TooManyLinks(limit=max_links)
+    connection: AsyncConnection,
+    link: Link,
+    slug_sha256: str,
+    *,
+    max_links: int,
+    max_files: int,
+    act: Act | None,
+    is_allowed: bool,
+) -> Link:
+    """Make a link to the file or folder that has its name now, and return it; a collecting link makes its folder if the
+    pre-create hook allows the name. Whoever deletes or moves files and folders locks the user's row, too. Raises
+    FileNotFound, NameTaken, TooManyFiles, TooManyLinks, NotAsked."""
+    await _lock_and_count(connection, link.user_id, link.created_at, max_links)
+    if link.kind is LinkKind.UPLOAD:
+        name, created_at = link.name, link.created_at
+        await make_folder(connection, link.user_id, name, max_files, created_at, is_allowed=is_allowed)
+    elif link.name.endswith("/"):
+        if not await levels.prefixes_in_use(connection, link.user_id, [link.name]):
+            raise FileNotFound("You have no such folder.")
+    else:
+        found = await queries.files_of_names(connection, link.user_id, [link.name])
+        if not found:
+            raise FileNotFound()
+        link = replace(link, file_id=found[0].id)
     values = {name: getattr(link, name) for name in links.COLUMNS} | {"kind": link.kind.value}
     await connection.execute(sa.insert(models.link).values(**values, slug_sha256=slug_sha256))
     await note(connection, act, kind=link.kind.value, name=link.name)
+    return link
 
 
-async def change_link(connection: AsyncConnection, link_id: str, changes: Mapping[str, Any], act: Act | None) -> bool:
+async def _lock_and_count(connection: AsyncConnection, user_id: str, now: datetime, max_links: int) -> None:
+    """Lock the row of the user, so that callers count one after the other. Raises TooManyLinks if no more links may work."""
+    await rows.lock_user(connection, user_id)
+    if await links.count_of_user(connection, user_id, now) >= max_links:
+        raise TooManyLinks(limit=max_links)
+
+
+async def change_link(
+    connection: AsyncConnection,
+    link_id: str,
+    changes: Mapping[str, Any],
+    act: Act | None,
+    *,
+    now: datetime,
+    max_links: int,
+) -> bool:
     """Return whether there is such a link that has not ended before its time. A new password ends all sessions of the link.
-    If a limit of a link that collects is used up then, the sessions that sent nothing end."""
-    change = sa.update(models.link).where(LINKS.id == link_id, LINKS.end_reason.is_(None)).values(**changes)
-    if not await rows.changed(connection, change):
-        return False
+    If a limit of a link that collects is used up then, the sessions that sent nothing end. Raises TooManyLinks for a link
+    that the change revives."""
     link = await links.locked(connection, link_id)
-    assert link is not None
+    if link is None or link.ended is not None:
+        return False
+    if link.expires_at <= now < changes.get("expires_at", now):
+        await _lock_and_count(connection, link.user_id, now, max_links)
+    await connection.execute(sa.update(models.link).where(LINKS.id == link_id).values(**changes))
+    link = replace(link, **changes)
     sessions = SESSIONS.link_id == link_id
     if changes.get("password") is not None:
         await connection.execute(sa.delete(models.link_session).where(sessions))
@@ -95,14 +137,26 @@ async def end_below(connection: AsyncConnection, user_id: str, prefix: str, now:
 
 
 async def move_below(connection: AsyncConnection, user_id: str, prefix: str, new_prefix: str, now: datetime) -> None:
-    """Let links follow the folders below a prefix. One whose folder becomes part of another one that is there ends: what
-    is in that one was never given away."""
-    for link in await _to_folders_below(connection, user_id, prefix):
-        name = new_prefix + link.name[len(prefix) :]
-        if not name.endswith("/") or prefix.startswith(name) or await links.is_folder(connection, user_id, name):
+    """Let links follow the folders below a prefix, which move after this transaction. A link ends if something exists below
+    its new name already, also what nobody sees so far: the owner never gave this away. The new folder of each link is made
+    at once, so that the link has a folder also if the move breaks off. Raises InvalidRequest for a collecting link whose
+    folder would have too long a name."""
+    moving = await _to_folders_below(connection, user_id, prefix)
+    if not moving:
+        return
+    usage = await rows.lock_user(connection, user_id)
+    targets = {link.id: new_prefix + link.name[len(prefix) :] for link in moving}
+    folders = sorted({name for name in targets.values() if name.endswith("/") and not prefix.startswith(name)})
+    taken = set(await levels.prefixes_in_use(connection, user_id, folders, unseen=True))
+    made = await put_folders(connection, usage, deepest(name for name in folders if name not in taken), now)
+    for link in moving:
+        followed = replace(link, name=targets[link.id])
+        if followed.name in taken or not any(folder.startswith(followed.name) for folder in made):
             await _end(connection, [LINKS.id == link.id], LinkEnd.DELETED, now)
+        elif not followed.has_room_for_names:
+            raise InvalidRequest.field("prefix", "makes a name that is too long for a folder in which a link collects")
         else:
-            await connection.execute(sa.update(models.link).where(LINKS.id == link.id).values(name=name))
+            await connection.execute(sa.update(models.link).where(LINKS.id == link.id).values(name=followed.name))
 
 
 async def _to_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:
@@ -205,6 +259,29 @@ async def forget_links(connection: AsyncConnection, before: datetime, limit: int
 # What they send
 
 
+async def lock_of(connection: AsyncConnection, files: Sequence[File]) -> set[str]:
+    """Lock the links by which files came, before the row of their user, and return the ids."""
+    ids = sorted(ids_of(files))
+    if ids:
+        await connection.execute(sa.select(LINKS.id).where(LINKS.id.in_(ids)).order_by(LINKS.id).with_for_update())
+    return {*ids}
+
+
+def ids_of(files: Sequence[File]) -> set[str]:
+    """Return the ids of the links by which files came."""
+    return {file.session[:LINK_ID_LENGTH] for file in files if file.session}
+
+
+async def count(connection: AsyncConnection, *, come: Sequence[File] = (), gone: Sequence[File] = ()) -> None:
+    """Count files that their owner has again, or has no more, in the links by which the files came, which are locked. Files
+    in the trash take no room of a link."""
+    for link_id in sorted(ids_of([*come, *gone])):
+        of_link = [(file.size, 1) for file in come if file.session.startswith(link_id)]
+        of_link += [(-file.size, -1) for file in gone if file.session.startswith(link_id)]
+        more = {"more_bytes": sum(size for size, _ in of_link), "more_files": sum(number for _, number in of_link)}
+        await connection.execute(_COUNT, {"of_link": link_id, **more})
+
+
 async def lock_for(connection: AsyncConnection, caller: Caller, now: datetime) -> Link | None:
     """Lock the link of a visitor who sends; None: it is a user who does. Raises LinkGone."""
     if caller.link_id is None:
@@ -274,6 +351,5 @@ def named(upload: Upload, link: Link) -> Upload:
 
 
 async def _settle(connection: AsyncConnection, link_id: str, **more: int) -> None:
-    names = ("files", "bytes", "reserved_files", "reserved_bytes")
-    values = {f"more_{name}": more.get(name, 0) for name in names}
+    values = {f"more_{name}": more.get(name, 0) for name in links.FIGURES}
     await connection.execute(_SETTLE, {"of_link": link_id, **values})

@@ -7,10 +7,11 @@ something lies in it; one that is empty has a row.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
 import sqlalchemy as sa
 
-from uploader.database import levels, models, queries
+from uploader.database import levels, links, models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.database.transactions import rows
 from uploader.database.trash import excess
@@ -23,7 +24,7 @@ from uploader.domain.names import (
     is_numbered,
     numbered,
 )
-from uploader.domain.upload import File, IfExists
+from uploader.domain.upload import File, IfExists, Usage
 from uploader.errors import NameTaken
 
 _FOLDERS = models.folder.c
@@ -176,6 +177,12 @@ async def fill(connection: AsyncConnection, names: Names, user_id: str) -> int:
     return await rows.changed(connection, _of_names(user_id, sorted(names.filled)))
 
 
+def deepest(folders: Iterable[str]) -> list[str]:
+    """Return the folders that have none of the others below them: a folder above is not empty."""
+    found = sorted(set(folders))
+    return [each for each, following in pairwise([*found, ""]) if not following.startswith(each)]
+
+
 async def leave(connection: AsyncConnection, user_id: str, names: Iterable[str], now: datetime) -> int:
     """Let the folders stay in which nothing lies any more, after what had these names went; returns how many those are.
     The caller has the user's row locked, and accounts for them."""
@@ -183,12 +190,7 @@ async def leave(connection: AsyncConnection, user_id: str, names: Iterable[str],
     if not left:
         return 0
     in_use = set(await levels.prefixes_in_use(connection, user_id, left))
-    # The deepest alone: a folder above is not empty.
-    empty = [
-        each
-        for each in left
-        if each not in in_use and not any(other != each and other.startswith(each) for other in left)
-    ]
+    empty = [each for each in deepest(left) if each not in in_use]
     await _insert_folders(connection, user_id, empty, now, made=False)
     return len(empty)
 
@@ -227,8 +229,10 @@ async def make_folder(
 async def remove_folders(
     connection: AsyncConnection, user_id: str, names: Sequence[str], prefix: str, now: datetime
 ) -> int:
-    """Remove empty folders, and let that stay which all below a prefix has left; return how many those were."""
+    """Remove empty folders, and let that stay which all below a prefix has left; return how many those were. Raises
+    LinksBelow."""
     await rows.lock_user(connection, user_id)
+    await links.expect_none_below(connection, user_id, prefix)
     gone = await rows.changed(connection, _of_names(user_id, names))
     kept = await leave(connection, user_id, [prefix], now)
     await rows.add_finished(connection, user_id, 0, kept - gone)
@@ -244,23 +248,44 @@ async def move_folders(
     *,
     prefix: str,
 ) -> None:
-    """Rename empty folders, by their names, all of which lie below a prefix. Raises NameTaken."""
+    """Rename empty folders, by their names, all of which lie below a prefix. Raises NameTaken, LinksBelow."""
     usage = await rows.lock_user(connection, user_id)
+    await links.expect_none_below(connection, user_id, prefix)
     there = await queries.folder_rows(connection, user_id, sorted(targets))
     await connection.execute(_of_names(user_id, there))
     kept = await leave(connection, user_id, [prefix], now)
-    names, made = Names(connection, user_id), []
-    await names.read(targets[name] for name in there)
-    for name in there:
-        wanted = await names.find_folder(targets[name], if_exists)
-        if wanted is not None:
-            names.take(wanted)
-            made.append(wanted)
-    await _insert_folders(connection, user_id, made, now, made=True)
-    filled = await fill(connection, names, user_id)
-    more = kept + len(made) - filled - len(there)
-    more -= await excess(connection, user_id, usage.files, more)
-    await rows.add_finished(connection, user_id, 0, more)
+    wanted = [targets[name] for name in there]
+    await put_folders(connection, usage, wanted, now, if_exists=if_exists, more=kept - len(there))
+
+
+async def put_folders(
+    connection: AsyncConnection,
+    usage: Usage,
+    wanted: Sequence[str],
+    now: datetime,
+    *,
+    if_exists: IfExists | None = None,
+    more: int = 0,
+) -> list[str]:
+    """Make empty folders where there are none, and count them with `more` others; return the new ones. The user's row is
+    locked. Raises NameTaken; without `if_exists`, passes over names that are taken."""
+    names, made = Names(connection, usage.user_id), []
+    await names.read(wanted)
+    for name in wanted:
+        try:
+            free = await names.find_folder(name, if_exists or IfExists.FAIL)
+        except NameTaken:
+            if if_exists is not None:
+                raise
+            continue
+        if free is not None:
+            names.take(free)
+            made.append(free)
+    await _insert_folders(connection, usage.user_id, made, now, made=True)
+    more += len(made) - await fill(connection, names, usage.user_id)
+    more -= await excess(connection, usage.user_id, usage.files, more)
+    await rows.add_finished(connection, usage.user_id, 0, more)
+    return made
 
 
 def _of_names(user_id: str, names: Sequence[str]) -> sa.Delete:

@@ -80,7 +80,9 @@ async def _restore(
     # Somebody may have computed it since.
     files = [replace(file, md5=known[file.sha256].md5) for file in files]
     await links.end_of_files(connection, [file.id for file in files], now)
+    await links.lock_of(connection, files)
     changes = await add_files(connection, files, if_exists, locked, room=Room(), creation=RESTORE, passed=passed)
+    await links.count(connection, come=changes.made)
     await rows.add_finished(connection, files[0].user_id, changes.finished_bytes, changes.more_files)
     return changes.verdicts
 

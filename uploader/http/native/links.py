@@ -94,7 +94,7 @@ class ShareHandlers:
         on_rights=True,
         takes=schemas.ChangeShare,
         responses={200: schemas.ShareSchema},
-        problems=("link-not-found",),
+        problems=("link-not-found", "too-many-links"),
     )
     async def change(self, call: Call) -> Response:
         told = await call.json(schemas.ChangeShare)

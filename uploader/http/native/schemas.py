@@ -488,7 +488,7 @@ def seen_or_held(file: File) -> FileSchema:
 
 def line_of(file: File, caller: Calling | None = None) -> dict[str, Any]:
     """Return what the outcome of one among many says of its file."""
-    return ({"state": "held"} if file.held else {}) | {"file": file_of(file, caller)}
+    return ({"state": "held"} if file.is_held_for(caller) else {}) | {"file": file_of(file, caller)}
 
 
 def trashed_of(file: TrashedFile, expires_at: datetime) -> TrashedFileSchema:
@@ -527,7 +527,7 @@ def state_of(
             upload = upload_of(status)
             return OpenState(upload.state, upload)
         case Complete(file=file):
-            return FileState("held" if file.held else "complete", file_of(file, caller))
+            return FileState("held" if file.is_held_for(caller) else "complete", file_of(file, caller))
         case Challenge(id=id_, nonce=nonce, user_id=user_id, ranges=ranges, expires_at=end):
             return ChallengeState("challenge", ChallengeSchema(id_, nonce, user_id, ranges, ALGORITHM, end))
 
