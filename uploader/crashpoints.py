@@ -40,7 +40,6 @@ _EFFECTS = (
     ("clear", "forget"),
     ("discard", "unlink"),
     ("delete", "commit"),
-    ("move", "links"),
     ("collect", "unlink"),
     ("undelete", "row place commit"),
     ("tidy", "forget"),

@@ -475,8 +475,8 @@ async def test_a_visitor_sends_and_the_owner_sees_it_when_it_has_passed(stack: S
     link = await make_link(stack, max_files=2)
     visitor = await visit(stack, link)
     sent = await send(visitor, CONTENT, CONTENT.name)
-    assert sent.json()["state"] == "held"
-    assert (await visitor.get(f"/files/{CONTENT.md5}")).json()["state"] == "held"
+    assert sent.json()["state"] == "complete"
+    assert (await visitor.get(f"/files/{CONTENT.md5}")).json() == sent.json()
     assert (await send(visitor, CONTENT, CONTENT.name)).status_code == 200
     assert await listed(stack.client) == []
     # It lies where the folder of the link is by then.

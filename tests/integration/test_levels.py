@@ -41,6 +41,19 @@ async def insert(database: Database, user_id: str, names: list[str]) -> list[Fil
     return rows
 
 
+async def hold(database: Database, user_id: str, names: list[str]) -> None:
+    """Let gates hold files of contents that have no rows."""
+
+    async def add(connection: Connection) -> None:
+        for name in names:
+            row = file_row(user_id, 1, name, id=digests(f"held {name}")["md5"], name=name)
+            values = {column: getattr(row, column) for column in queries.FILE_COLUMNS}
+            values |= {"if_exists": "keep", "event_id": row.id}
+            await connection.execute(models.held_file.insert(), values)
+
+    await database.transact(add)
+
+
 def grouped(files: list[File], prefix: str) -> list[Folder | File]:
     """One level, by looking at each name."""
 
@@ -131,12 +144,14 @@ async def test_what_has_a_name_costs_no_walk_over_all_names(database: Database) 
     names = [f"{number:04}/{kind}" for number in range(1500) for kind in ("a", "b")]
     await insert(database, "alice", names)
     await insert(database, "bob", ["a"])
+    await hold(database, "alice", [f"h{number}/held" for number in range(1500)])
     content = str(digests("alice 5")["sha256"])
     asked: tuple[tuple[Any, Any], ...] = (
         (partial(levels.named, user_id="alice", names=["0700/a/x", "0701"], above=["0700", "0700/a"]), 1),
         (partial(queries.files_of_content_below, user_id="alice", sha256=content, prefix="0002"), 1),
         (partial(queries.files_of_names, user_id="alice", names=["0003/a", "0004/c"]), 1),
         (partial(queries.files, user_id="alice", limit=20, after=None, prefix=None, part=None), 20),
+        (partial(levels.prefixes_in_use, user_id="alice", prefixes=["0700/", "h7/", "x/"], unseen=True), 2),
     )
 
     async def work(connection: Connection, ask: Any) -> tuple[Any, int]:

@@ -1,22 +1,27 @@
 """A visitor of a link, on every operation of the route table: where a user may upload, all answers are those that a user
 gets who has nothing, byte by byte, whatever the owner of the link and its other visitors have; elsewhere there are none."""
 
+import base64
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import update
 
 from tests.conftest import MakeStack
-from tests.integration.test_other_users import GATE
+from tests.integration.test_held_files import GATE, judge
 from tests.support.archives import Entry, archive
 from tests.support.consumer import events_file
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
-from tests.support.visiting import make_link, send, visit
+from tests.support.visiting import make_link, names_of, send, visit
+from uploader.database import models
+from uploader.domain.links import MAX_COLLECTING_BYTES, MAX_SENT_NAME_BYTES
+from uploader.domain.names import MAX_NAME_BYTES
 
 FINISHED, OPEN, CLOSED = (Content(100 * KIB, seed=seed) for seed in range(3))
 SMALL = Content(2 * KIB, seed=3)
@@ -153,21 +158,30 @@ async def others_have_it_all(stack: Stack, link: dict[str, Any]) -> dict[str, st
     return ids
 
 
-@pytest.mark.parametrize(("instant", "gate"), [("proof", ""), ("trust", GATE), ("own", "")])
+# What a gate says of each file as soon as the file is there; without a gate, nothing.
+@pytest.mark.parametrize(
+    ("instant", "verdict"),
+    [("proof", None), ("trust", "hold"), ("off", "pass"), ("trust", "refuse"), ("own", "refuse"), ("own", None)],
+)
 async def test_a_visitor_hears_what_a_user_hears_who_has_nothing(
-    make_stack: MakeStack, tmp_path: Path, instant: str, gate: str
+    make_stack: MakeStack, tmp_path: Path, instant: str, verdict: str | None
 ) -> None:
-    events = events_file(tmp_path, gate)
+    """The user has no gate: what gates say, a visitor does not hear."""
     nowhere = {f"{who}_{what}": f"0{number}" * 16 for number, (who, what) in enumerate(THINGS)}
     nowhere |= {f"{who}_part": f"/resumable/{'06' * 16}" for who in ("owner", "other")}
-    async with make_stack(instant="off", max_open_uploads=5, events=events) as stack:
+    async with make_stack(instant="off", max_open_uploads=5) as stack:
         nobody = [each async for each in walk(await stack.client_of("nobody"), nowhere)]
-    async with make_stack(instant=instant, proof_min_size_bytes=1, max_open_uploads=5, events=events) as stack:
+    more: dict[str, Any] = {} if verdict is None else {"events": events_file(tmp_path, GATE)}
+    async with make_stack(instant=instant, proof_min_size_bytes=1, max_open_uploads=5, **more) as stack:
         link = await make_link(stack, name="a/")
         ids = await others_have_it_all(stack, link)
-        visitor = [each async for each in walk(await visit(stack, link), ids)]
-        for ours, theirs in zip(visitor, nobody, strict=True):
-            assert ours == theirs
+        place = 0
+        async for ours in walk(await visit(stack, link), ids):
+            assert ours == nobody[place]
+            place += 1
+            if verdict in ("pass", "refuse"):
+                await judge(stack, verdict=verdict)
+        assert place == len(nobody)
         places = [(method, stack.app.routing.find(path.partition("?")[0]).place) for method, path, _ in steps()]
         asked = {place.by_method[method].route for method, place in places}
         assert asked == {each.route for each in stack.app.operations if each.access == "uploader"}
@@ -187,3 +201,124 @@ async def test_elsewhere_a_visitor_is_refused_before_anything_is_looked_at(stack
             answer = await visitor.request(method, filled, json={})
             assert answer.status_code == 403, operation.route
             problem(answer, 403, "forbidden") if method != "HEAD" else None
+
+
+# The longest name that a visitor may send, and the longest folder of a link that collects.
+LONGEST = "d/" * 129 + "n" * 254
+FOLDERS = ["f/", "g" * 255 + "/" + "h" * 255 + "/"]
+assert len(LONGEST.encode()) == len(FOLDERS[1].encode()) == MAX_SENT_NAME_BYTES == MAX_COLLECTING_BYTES
+assert MAX_SENT_NAME_BYTES + MAX_COLLECTING_BYTES == MAX_NAME_BYTES
+
+
+def in_metadata(name: str) -> str:
+    last = name.rpartition("/")[2]
+    return ",".join(
+        f"{key} {base64.b64encode(value.encode()).decode()}"
+        for key, value in (("filename", last), ("relativePath", name))
+    )
+
+
+# Each door by which a name comes, with a content of its own for each request.
+DOORS: dict[str, Callable[[str, Content], Step]] = {
+    "whole, by MD5": lambda name, each: ("PUT", f"/files/{each.md5}", {"params": {"name": name}, "content": each.data}),
+    "whole": lambda name, each: ("POST", "/me/files", {"params": {"name": name}, "content": each.data}),
+    "native": lambda name, each: ("POST", f"/files/{each.md5}", {"json": {"name": name, "size": each.size}}),
+    "by id": lambda name, each: ("POST", "/uploads", {"json": {"name": name, "size": each.size}}),
+    "batch": lambda name, each: ("POST", "/files/batch", {"content": archive(Entry(name, each.data))}),
+    "batch into a folder": lambda name, each: (
+        "POST",
+        "/files/batch",
+        {"params": {"to": name.rpartition("/")[0]}, "content": archive(Entry(name.rpartition("/")[2], each.data))},
+    ),
+    "tus": lambda name, each: (
+        *("POST", "/resumable"),
+        {"headers": {**TUS, "Upload-Length": str(each.size), "Upload-Metadata": in_metadata(name)}},
+    ),
+    "tus, at once": lambda name, each: (
+        *("POST", "/resumable"),
+        {
+            "headers": {**_APPEND, "Upload-Length": str(each.size), "Upload-Metadata": in_metadata(name)},
+            "content": each.data,
+        },
+    ),
+    "RUFH": lambda name, each: (
+        *("POST", "/resumable"),
+        {"headers": {**RUFH, "Upload-Complete": "?1", "Upload-Metadata": in_metadata(name)}, "content": each.data},
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_the_longest_name_says_nothing_of_the_folder_of_a_link(stack: Stack, door: str) -> None:
+    """By each door, for names at the bound, beyond it, and with no room for a number."""
+    names = [LONGEST, "d/" * 255 + "xx", LONGEST + "n", "e" * 255 + "/" + "f" * 255 + "/" + "g" * 100, "h" * 256]
+    heard: list[list[str]] = []
+    for number, folder in enumerate(FOLDERS):
+        visitor, said = await visit(stack, await make_link(stack, name=folder)), list[str]()
+        for place, name in enumerate(name for name in names for _ in range(3)):
+            method, path, more = DOORS[door](name, Content(KIB, seed=100 + place + 50 * number))
+            answer = await visitor.request(method, path, **more)
+            text = _ID.sub("id", answer.text)
+            text = re.sub(r'"(md5|sha256|request_id)":"[^"]*"', "", text)
+            said.append(f"{answer.status_code} {_TIME.sub('then', text)}")
+            if len(name.encode()) > MAX_SENT_NAME_BYTES and name != "h" * 256:
+                refused = 400 if path == "/resumable" else 422
+                assert answer.status_code == refused or '"status":422' in answer.text, answer.text
+            elif name != "h" * 256:
+                assert answer.is_success, answer.text
+                assert '"status":4' not in answer.text, answer.text
+        heard.append(said)
+    assert heard[0] == heard[1]
+
+
+async def test_a_link_collects_in_no_folder_that_leaves_no_room_for_names(stack: Stack) -> None:
+    longest = FOLDERS[1]
+    for name in (f"{longest}k/", f"{longest}k/l/"):
+        answer = await stack.client.post("/me/links", json={"kind": "upload", "name": name})
+        problem(answer, 422, "invalid-request")
+    assert (await stack.client.get("/me/folders")).json()["folders"] == []
+    collecting = await make_link(stack, name="a/b/")
+    sharing = await make_link(stack, "download", "a/b/")
+    for prefix, to in (("a/", longest), ("a/b/", f"{longest}k/"), ("a", f"{longest}k/a")):
+        moved = await stack.client.patch("/me/files", params={"prefix": prefix}, json={"prefix": to})
+        problem(moved, 422, "invalid-request")
+    assert (await send(stack.client, SMALL, "A/first")).status_code == 201
+    moved = await stack.client.post("/me/files/move", json={"prefixes": ["A/", "a/b/"], "to": longest})
+    problem(moved, 422, "invalid-request")
+    assert await names_of(stack.client) == ["A/first"], "nothing has moved"
+    for link in (collecting, sharing):
+        assert (await stack.client.get(f"/me/links/{link['id']}")).json()["name"] == "a/b/"
+    assert (await stack.client.patch("/me/files?prefix=a/b/", json={"prefix": longest})).status_code == 200
+    assert (await stack.client.get(f"/me/links/{collecting['id']}")).json()["name"] == longest
+    # Made by an earlier version: it would tell the length of its folder.
+    async with stack.services.database.engine.begin() as connection:
+        await connection.execute(update(models.link).values(name=f"{longest}k/"))
+    gone = await stack.anonymous().post(f"{collecting['url']}/session")
+    assert problem(gone, 410, "link-gone")["reason"] == "revoked"
+    assert (await stack.anonymous().post(f"{sharing['url']}/session")).status_code == 201
+
+
+@pytest.mark.parametrize("kind", ["s/", "s/seen"])
+async def test_a_held_file_is_not_found_by_a_share(make_stack: MakeStack, tmp_path: Path, kind: str) -> None:
+    """On each operation that takes the id of a file, and as where there is no such file, byte by byte."""
+    async with make_stack(events=events_file(tmp_path, GATE)) as stack:
+        assert (await send(stack.client, SMALL, "s/seen")).status_code == 201
+        await judge(stack)
+        link = await make_link(stack, "download", kind)
+        visitor, held = await visit(stack, link), (await send(stack.client, FINISHED, "s/held")).json()["file"]["id"]
+        slug = link["url"].rpartition("/")[2]
+        asked = [each for each in stack.app.operations if each.access == "visitor"]
+        heard: list[list[str]] = []
+        for file_id in (held, NOWHERE):
+            said = []
+            for operation in asked:
+                method, _, path = operation.route.partition(" ")
+                filled = path.replace("{slug}", slug).replace("{id}", file_id)
+                body: dict[str, Any] = {"json": {"id": file_id}} if method == "POST" else {}
+                answer = await visitor.request(method, filled, **body)
+                assert answer.status_code == (404 if "{id}" in path or method == "POST" else 200), operation.route
+                text = re.sub(r'"request_id":"[^"]*"', "", answer.text).replace(file_id, "id")
+                said.append(text if "archive" not in path else "")
+                assert "held" not in text
+            heard.append(said)
+        assert heard[0] == heard[1]

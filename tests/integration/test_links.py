@@ -536,14 +536,17 @@ async def test_what_a_link_has_open_is_recounted_and_repaired(stack_on: Stack) -
     link = await make_link(stack_on)
     visitor = await visit(stack_on, link)
     await stack_on.open(A, visitor)
+    assert (await send(visitor, B, "b")).status_code == 201
     async with stack_on.services.database.engine.begin() as connection:
-        await connection.execute(update(models.link).values(reserved_files=5, reserved_bytes=7))
+        await connection.execute(update(models.link).values(reserved_files=5, reserved_bytes=7, files=3, bytes=9))
     found = await stack_on.services.recounting.recount()
     assert [str(drift) for drift in found.drifts] == [
+        f"link-received-files of {link['id']}: expected 1, actual 3",
+        f"link-received-bytes of {link['id']}: expected {B.size}, actual 9",
         f"link-files of {link['id']}: expected 1, actual 5",
         f"link-bytes of {link['id']}: expected {A.size}, actual 7",
     ]
-    assert [await repair() for repair in found.repairs] == [True, True]
+    assert [await repair() for repair in found.repairs] == [True] * len(found.drifts)
     assert (await visitor.delete(f"/files/{A.md5}")).status_code == 204
 
 

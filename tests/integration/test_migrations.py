@@ -22,7 +22,7 @@ from tests.support.newer import newer_version
 from tests.support.process import run_cli
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.waiting import SERVER_SECONDS
-from uploader.database import migrate, models
+from uploader.database import migrate, models, queries
 from uploader.database.dump import write_dump
 from uploader.database.engine import Database, Duplicate
 from uploader.errors import ConfigurationError
@@ -186,6 +186,35 @@ async def test_twins_get_numbers_and_a_folder_keeps_its_name(empty: Database) ->
         ]
     await checked_accounts(empty)
     assert await ask(empty, differences) == []
+
+
+async def test_up_counts_the_files_of_each_link_and_ends_those_that_outlived_their_folders(empty: Database) -> None:
+    """Until 0022 deleted files counted, too, and a folder could go without its link."""
+    await migrate.upgrade(empty, "0019")
+    collecting, emptied, sharing = (character * 32 for character in "abc")
+    link = {"user_id": "alice", "kind": "upload", "name": "in/", "label": "", "created_at": NOW, "expires_at": NOW}
+    async with empty.engine.begin() as connection:
+        for each, files in ((collecting, 9), (emptied, 9), (sharing, 0)):
+            values = {**link, "id": each, "slug": each, "slug_sha256": each, "files": files, "bytes": 11 * files}
+            values["name"] = "gone/" if each is sharing else "in/"
+            await connection.execute(insert(models.link).values(values))
+        for number, table in enumerate((models.file, models.file, models.held_file)):
+            session = collecting + "d" * 32
+            file = file_row(
+                "alice", 10 + number, f"{number}", id=f"{number:032x}", session=session, name=f"in/{number}"
+            )
+            values = {name: getattr(file, name) for name in queries.FILE_COLUMNS}
+            held = {"if_exists": "keep", "event_id": "e"} if table is models.held_file else {}
+            await connection.execute(insert(table).values({**values, **held}))
+        own = file_row("alice", 1, "own", id="f" * 32)
+        await connection.execute(
+            insert(models.file).values({name: getattr(own, name) for name in queries.FILE_COLUMNS})
+        )
+    await migrate.upgrade(empty)
+    async with empty.engine.connect() as connection:
+        columns = [models.link.c[name] for name in ("files", "bytes", "end_reason")]
+        found = await connection.execute(select(*columns).order_by(models.link.c.id))
+        assert [tuple(row) for row in found] == [(3, 33, None), (0, 0, None), (0, 0, "deleted")]
 
 
 async def test_no_figure_becomes_negative(database: Database) -> None:

@@ -312,7 +312,6 @@ def build_application(
                 services.visitors,
                 services.shared,
                 services.files,
-                services.folders,
                 services.links,
                 WrongTokens(settings.max_wrong_tokens),
                 proxies,

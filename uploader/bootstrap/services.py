@@ -265,7 +265,7 @@ class Services:
         self.whole = WholeFiles(storing, concurrency)
         self.delta_bases = DeltaBases(files, storage, healing)
         self.folders = Folders(database, pre_create_hook, clock, max_files=settings.max_files)
-        self.shared = Shared(files)
+        self.shared = Shared(database, files, self.folders)
         self.sharing = Sharing(
             *(database, pre_create_hook, clock),
             max_lifetime_seconds=settings.share_lifetime_seconds,

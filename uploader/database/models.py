@@ -325,7 +325,8 @@ held_file = _table(
     Column("event_id", Bytewise(32), nullable=False),
     Index("ix_held_file_user", "user_id", "id"),
     Index("ix_held_file_name", "user_id", "name"),
-    Index("ix_held_file_md5", "user_id", "md5", "id"),
+    # For those of a caller, and of all visitors of a link.
+    Index("ix_held_file_session", "user_id", "session", "md5", "id"),
     Index("ix_held_file_sha256", "sha256"),
     Index("uq_held_file_event", "event_id", unique=True),
 )

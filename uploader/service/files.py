@@ -293,7 +293,7 @@ class Folders:
                 deleted += await self._without_links(user_id, prefix, partial(delete, files=files, left=prefix))
             async for names in self._folders_below(user_id, prefix):
                 await self._remove_folders(user_id, names, prefix)
-        async for files in self._selected(user_id, Selection(selection.ids)):
+        async for files in self.selected(user_id, Selection(selection.ids)):
             deleted += await self.database.transact(delete, files)
         return deleted + await self._delete_held(user_id, selection.ids)
 
@@ -362,7 +362,6 @@ class Folders:
         await self._check_move(permission, prefix, new_prefix, if_exists)
         await permission.ask()
         await self.database.transact(transactions.links.move_below, user_id, prefix, new_prefix, self.clock.now())
-        crash_point("move.after_links")
         moved, waiting = 0, list[File]()
         move = partial(self._move, if_exists=if_exists, prefix=prefix)
         try:
@@ -402,6 +401,7 @@ class Folders:
         """Note the names to ask the pre-create hook about. Raises InvalidRequest, NameTaken, if not all below a prefix can
         be moved. What lies below it makes room."""
         user_id = permission.user_id
+        await self.database.read(transactions.links.check_move_below, user_id, prefix, new_prefix)
         look = partial(_refuse_taken, user_id=user_id, if_exists=if_exists, leaving=prefix)
         async for files in self._below(user_id, prefix):
             targets = {_moved(file.name, prefix, new_prefix): file for file in files}
@@ -427,7 +427,7 @@ class Folders:
         permission = Permission(self.pre_create_hook, MOVE, user_id)
         for prefix in in_use:
             await self._check_move(permission, prefix, prefixes[prefix], if_exists)
-        async for files in self._selected(user_id, alone):
+        async for files in self.selected(user_id, alone):
             targets = {target: file for file in files if (target := _name_in(folder, file)) != file.name}
             await self.database.read(partial(_refuse_taken, user_id=user_id, if_exists=if_exists), targets)
             for file in files:
@@ -438,7 +438,7 @@ class Folders:
         try:
             for prefix in in_use:
                 moved += await self.move(user_id, prefix, prefixes[prefix], if_exists, permission)
-            async for files in self._selected(user_id, alone):
+            async for files in self.selected(user_id, alone):
                 moving = [file for file in files if _name_in(folder, file) != file.name]
                 targets_by_id = {file.id: _name_in(folder, file) for file in moving}
                 for file in moving:
@@ -479,16 +479,16 @@ class Folders:
         ]
         if names:
             return [*selection.prefixes, *names]
-        async for _ in self._selected(user_id, Selection(prefixes=selection.prefixes)):
+        async for _ in self.selected(user_id, Selection(prefixes=selection.prefixes)):
             return list(selection.prefixes)
         raise errors.FileNotFound()
 
     async def read(self, user_id: str, selection: Selection) -> AsyncIterator[File]:
-        async for files in self._selected(user_id, selection):
+        async for files in self.selected(user_id, selection):
             for file in files:
                 yield file
 
-    async def _selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
+    async def selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
         """Yield files in batches that are not empty: those below prefixes, then those of the ids in their order, without
         such as are no files of this user."""
         for prefix in await self._in_use(user_id, selection):

@@ -22,11 +22,12 @@ from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
 from uploader.domain.creations import Creation
 from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit
+from uploader.domain.names import Folder, Place, Selection
 from uploader.domain.upload import File, Reason
 from uploader.observability import LINK_SESSIONS
 from uploader.service.audit_log import act
 from uploader.service.close import Closers
-from uploader.service.files import Files
+from uploader.service.files import Files, Folders
 from uploader.service.ids import ID, new_id
 from uploader.service.precreate import Allowed, PreCreateHook, Question, with_folder
 from uploader.service.revocations import Remembered, Revocations
@@ -348,19 +349,66 @@ class LinkKeeping:
 
 @dataclass(eq=False, repr=False)
 class Shared:
-    """The files that the visitor of a link gets, by the names that they see."""
+    """The files that the visitor of a link gets, by the names that they see.
 
+    A process remembers a link for a moment, and an archive takes long: so the name of the folder is read again after the
+    files below it. A folder that moved has left its name to files that nobody shared.
+    """
+
+    database: Database
     files: Files
+    folders: Folders
 
     async def get(self, link: Link, file_id: str) -> File:
-        """Raises FileNotFound, also for a file that a gate holds: nobody but its owner knows of it."""
+        """Raises FileNotFound, also for a file that a gate holds: nobody but its owner knows of it. Raises LinkGone,
+        Unavailable."""
         try:
             file = await self.files.get(link.user_id, file_id)
         except errors.FileHeld as error:
             raise errors.FileNotFound() from error
-        return self.seen(link, file)
+        await self._expect_name(link)
+        return self._seen(link, file)
 
-    def seen(self, link: Link, file: File) -> File:
+    async def page(self, link: Link, prefix: str, *, limit: int, after: str | None) -> tuple[list[File], str | None]:
+        """Return a page of the files below a prefix in the folder, newest first. Raises InvalidRequest, LinkGone,
+        Unavailable."""
+        page, cursor = await self.files.list(link.user_id, limit=limit, after=after, prefix=link.name + prefix)
+        await self._expect_name(link)
+        return [self._seen(link, file) for file in page], cursor
+
+    async def level(
+        self, link: Link, prefix: str, *, limit: int, after: Place | None
+    ) -> tuple[list[Folder | File], Place | None]:
+        """Return a page of one level of the folder, as `Folders.level`. Raises LinkGone, Unavailable."""
+        above = link.name
+        after = None if after is None else (above + after[0], after[1])
+        page, place = await self.folders.level(link.user_id, above + prefix, limit=limit, after=after)
+        await self._expect_name(link)
+        seen = [
+            self._seen(link, each) if isinstance(each, File) else replace(each, name=each.name[len(above) :])
+            for each in page
+        ]
+        return seen, None if place is None else (place[0][len(above) :], place[1])
+
+    async def read(self, link: Link, selection: Selection) -> AsyncIterator[File]:
+        """Yield selected files, by the names that their owner sees. Raises LinkGone, Unavailable."""
+        async for files in self.folders.selected(link.user_id, selection):
+            await self._expect_name(link)
+            for file in files:
+                yield file
+
+    async def _expect_name(self, link: Link) -> None:
+        """Raises LinkGone; Unavailable where the folder of the link has another name by now."""
+        if link.folder is None:
+            return
+        found = await self.database.read(links.by_id, link.id, brief=True)
+        if found is None or found.ended is not None:
+            raise links.gone(None if found is None else found.ended)
+        if found.name != link.name:
+            raise errors.Unavailable("The folder of this link moves at this moment; try again.")
+
+    @staticmethod
+    def _seen(link: Link, file: File) -> File:
         """Return a file by the name that a visitor sees. Raises FileNotFound for one that is not given by this link."""
         if link.file_id is not None:
             if file.id != link.file_id:

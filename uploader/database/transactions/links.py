@@ -145,26 +145,43 @@ async def move_below(connection: AsyncConnection, user_id: str, prefix: str, new
     if not moving:
         return
     usage = await rows.lock_user(connection, user_id)
+    names = await _new_names(connection, user_id, moving, prefix, new_prefix)
+    made = await put_folders(connection, usage, deepest(names.values()), now)
+    for link in moving:
+        name = names.get(link.id)
+        if name is None or not any(folder.startswith(name) for folder in made):
+            await _end(connection, [LINKS.id == link.id], LinkEnd.DELETED, now)
+        else:
+            await connection.execute(sa.update(models.link).where(LINKS.id == link.id).values(name=name))
+
+
+async def check_move_below(connection: AsyncConnection, user_id: str, prefix: str, new_prefix: str) -> None:
+    """Raises InvalidRequest as `move_below` would, which decides."""
+    if moving := await _below(connection, user_id, prefix):
+        await _new_names(connection, user_id, moving, prefix, new_prefix)
+
+
+async def _new_names(
+    connection: AsyncConnection, user_id: str, moving: Sequence[Link], prefix: str, new_prefix: str
+) -> dict[str, str]:
+    """Return the new names of those links that follow their folders, by their ids. Raises InvalidRequest."""
     targets = {link.id: new_prefix + link.name[len(prefix) :] for link in moving}
     folders = sorted({name for name in targets.values() if name.endswith("/") and not prefix.startswith(name)})
     taken = set(await levels.prefixes_in_use(connection, user_id, folders, unseen=True))
-    made = await put_folders(connection, usage, deepest(name for name in folders if name not in taken), now)
-    for link in moving:
-        followed = replace(link, name=targets[link.id])
-        if followed.name in taken or not any(folder.startswith(followed.name) for folder in made):
-            await _end(connection, [LINKS.id == link.id], LinkEnd.DELETED, now)
-        elif not followed.has_room_for_names:
-            raise InvalidRequest.field("prefix", "makes a name that is too long for a folder in which a link collects")
-        else:
-            await connection.execute(sa.update(models.link).where(LINKS.id == link.id).values(name=followed.name))
+    names = {link_id: name for link_id, name in targets.items() if name in folders and name not in taken}
+    if not all(replace(link, name=names.get(link.id, "")).has_room_for_names for link in moving):
+        raise InvalidRequest.field("prefix", "makes a name that is too long for a folder in which a link collects")
+    return names
+
+
+async def _below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:
+    return [link for link in await links.of_user(connection, user_id) if (link.folder or "").startswith(prefix)]
 
 
 async def _to_folders_below(connection: AsyncConnection, user_id: str, prefix: str) -> list[Link]:
     """Lock them, by their ids: those of a user are few."""
-    found = [link for link in await links.of_user(connection, user_id) if (link.folder or "").startswith(prefix)]
-    locked = [
-        await links.locked(connection, link.id) for link in sorted(found, key=lambda link: link.id) if link.folder
-    ]
+    found = sorted(link.id for link in await _below(connection, user_id, prefix) if link.folder)
+    locked = [await links.locked(connection, link_id) for link_id in found]
     return [link for link in locked if link is not None and link.ended is None and link.name.startswith(prefix)]
 
 

@@ -37,7 +37,7 @@ from uploader.http.shared.problem import STATUS
 from uploader.http.shared.proxies import Proxies
 from uploader.http.shared.responses import Json
 from uploader.service.access import Links
-from uploader.service.files import Files, Folders
+from uploader.service.files import Files
 from uploader.service.links import Shared, Sharing, Visitors
 
 _links = partial(Operation, tag="links")
@@ -151,7 +151,6 @@ class VisitorHandlers:
     visitors: Visitors
     shared: Shared
     files: Files
-    folders: Folders
     links: Links
     wrong_slugs: WrongTokens
     proxies: Proxies
@@ -224,20 +223,16 @@ class VisitorHandlers:
             found = [schemas.file_of(file)] if file.name.startswith(prefix) and after is None else []
             return Json(schemas.FileList(found, None, [] if is_level else msgspec.UNSET))
         if is_level:
-            return await self._list_level(call, link.name, prefix, limit)
-        page, cursor = await self.files.list(link.user_id, limit=limit, after=after, prefix=link.name + prefix)
-        return Json(schemas.FileList([schemas.file_of(self.shared.seen(link, file)) for file in page], cursor))
+            return await self._list_level(call, prefix, limit)
+        page, cursor = await self.shared.page(link, prefix, limit=limit, after=after)
+        return Json(schemas.FileList([schemas.file_of(file) for file in page], cursor))
 
-    async def _list_level(self, call: Call, above: str, prefix: str, limit: int) -> Response:
-        link, after = _visit(call).link, place_of(call.query("after"))
-        after = None if after is None else (above + after[0], after[1])
-        page, place = await self.folders.level(link.user_id, above + prefix, limit=limit, after=after)
-        files = [schemas.file_of(self.shared.seen(link, found)) for found in page if isinstance(found, File)]
+    async def _list_level(self, call: Call, prefix: str, limit: int) -> Response:
+        after = place_of(call.query("after"))
+        page, place = await self.shared.level(_visit(call).link, prefix, limit=limit, after=after)
+        files = [schemas.file_of(found) for found in page if isinstance(found, File)]
         folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
-        for folder in folders:
-            folder.name = folder.name[len(above) :]
-        cursor = None if place is None else cursor_of((place[0][len(above) :], place[1]))
-        return Json(schemas.FileList(files, cursor, folders))
+        return Json(schemas.FileList(files, None if place is None else cursor_of(place), folders))
 
     @_visiting(
         "GET /s/{slug}/files/{id}/content",
@@ -271,7 +266,7 @@ class VisitorHandlers:
             name, selection = link.name, Selection((link.file_id,))
         if call.request.method != "HEAD":
             await self.visitors.count_download(visit)
-        files = self.folders.read(link.user_id, selection)
+        files = self.shared.read(link, selection)
         return archive(files, [name], kind, self.files, tells_ids=False)
 
     @_visiting(
