@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,7 @@ class Fleet:
         self._settings = gateway.environment(prefix) | {
             "DATABASE_URL": self._database.url("uploader"),
             "REDIS_URL": self._redis.url,
+            "SECRET": secrets.token_hex(32),
             **(settings or {}),
         }
         self._running = ExitStack()

@@ -27,6 +27,7 @@ from uploader.http.server.http11 import HttpConnection
 from uploader.service import access
 from uploader.service.ids import ID
 from uploader.service.results import Target
+from uploader.service.signed_urls import file_subject
 from uploader.settings import PREFIX, Settings
 from uploader.sinks.configuration import SINK_NAME, HandlerSettings
 from uploader.storage.ballast import Ballast
@@ -154,7 +155,7 @@ class FinishedFiles:
     async def link(self, file: File, lifetime_seconds: int = 300) -> str:
         """Return a path, below that of the server, by which anybody downloads a file for so long, at most for
         UPLOADER_LINK_LIFETIME."""
-        query, _ = await self._services.links.make(file.user_id, file.id, lifetime_seconds)
+        query, _ = self._services.signed_urls.make(file.user_id, file_subject(file.id), lifetime_seconds)
         return f"/me/files/{file.id}/content?{query}"
 
     async def upload(self, user_id: str, source: "Uploadable", name: str, *, if_exists: "IfExists" = "keep") -> File:

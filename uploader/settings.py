@@ -25,7 +25,7 @@ FOREIGN_NAMES = frozenset(
 )
 FOREIGN_PREFIXES = ("UPLOADER_TEST_",)
 
-# RFC 7518, section 3.2: as long as the hash of HS256; and the same for what signs links.
+# RFC 7518, section 3.2: as long as the hash of HS256; and the same for what signs URLs.
 _MIN_SECRET_BYTES = 32
 # A chunk is a part of a multipart upload on S3, which AWS and Ceph take from this size on.
 _USUAL_PART_BYTES = 5 << 20
@@ -77,6 +77,11 @@ class Settings:
     )
     redis_timeout_seconds: float = _setting(
         units.duration_within(1, 60), "5s", "how long Redis may take to answer before the answer is 503"
+    )
+    secret: str | None = _secret(
+        "the secret from which links and signed URLs derive, at least 32 bytes; unset: the file `secret` in "
+        "`UPLOADER_DATA`, which the first start makes. With an external database `uploader db upgrade` and several nodes "
+        "need it"
     )
     storage: str | None = _setting(units.text_of, None, "`s3://bucket/prefix`; unset: below `UPLOADER_DATA`")
     s3_endpoint: str | None = _setting(units.text_of, None, "`https://host:port` of that bucket; unset: AWS")
@@ -130,9 +135,7 @@ class Settings:
     link_lifetime_seconds: float = _setting(
         units.duration_within(1, 2592000), "7d", "how long a signed link works at the most, up to 30d"
     )
-    link_secret: str | None = _secret(
-        "the secret that signs links, at least 32 bytes; unset: made, kept in the database"
-    )
+    link_secret: str | None = _secret("the former name of `UPLOADER_SECRET`, for this release")
     links: str = _setting(
         units.one_of("on", "off"), "on", "whether users may share with strangers, and collect from them, by links"
     )
@@ -301,7 +304,10 @@ class Settings:
 
     def _problems_of_authentication(self) -> list[str]:
         problems = []
-        for name, secret in (("JWT_SECRET", self.jwt_secret), ("LINK_SECRET", self.link_secret)):
+        for name, secret in (
+            *(("JWT_SECRET", self.jwt_secret), ("SECRET", self.secret)),
+            ("LINK_SECRET", self.link_secret),
+        ):
             if secret is not None and len(secret.encode()) < _MIN_SECRET_BYTES:
                 problems.append(f"UPLOADER_{name}: shorter than {_MIN_SECRET_BYTES} bytes")
         keys = [self.jwt_secret, self.jwt_public_key, self.jwt_jwks]
@@ -357,6 +363,11 @@ class Settings:
             secret_access_key=self.s3_secret_access_key,
             path_style=self.s3_path_style,
         )
+
+    @property
+    def installation_secret(self) -> str | None:
+        """The secret of the installation; None: it is in a file."""
+        return self.link_secret if self.secret is None else self.secret
 
     @property
     def sqlite_path(self) -> Path | None:

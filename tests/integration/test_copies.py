@@ -151,7 +151,9 @@ async def test_a_migration_is_copied_before(tmp_path: Path, sqlite_template: Pat
 @pytest.fixture
 def last(kept: Copies, clock: ManualClock) -> Callable[[Services], RestoringLast]:
     """As the command makes it, beside services that have stopped."""
-    return lambda services: RestoringLast(kept, services.storage, services.pending, RedisMark(services.redis), clock)
+    return lambda services: RestoringLast(
+        kept, services.storage, services.pending, RedisMark(services.redis), services.secret, clock
+    )
 
 
 @pytest.mark.parametrize("at", [None, 1, 2, 3, 4])

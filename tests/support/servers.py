@@ -297,6 +297,7 @@ def _make_tables(server: PrivateDatabase) -> None:
     server.start(f"--init-file={create}")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("UPLOADER_")}
     settings = {"UPLOADER_DATA": str(server._directory / "none"), "UPLOADER_DATABASE_URL": server.url(WITH_TABLES)}
+    settings["UPLOADER_SECRET"] = "of no installation: each test begins with empty tables"
     _run_quietly([str(Path(sys.executable).with_name("uploader")), "db", "upgrade"], clean | settings)
     assert server._process is not None
     server._process.terminate()

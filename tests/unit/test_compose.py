@@ -86,7 +86,7 @@ def test_every_setting_is_known_and_has_a_good_value(service: str) -> None:
 
 
 def test_there_is_no_secret_in_the_file() -> None:
-    assert set(COMPOSE["secrets"]) == {"mysql_root_password", "mysql_password", "database_url"}
+    assert set(COMPOSE["secrets"]) == {"mysql_root_password", "mysql_password", "database_url", "uploader_secret"}
     for secret in COMPOSE["secrets"].values():
         assert set(secret) == {"file"}
     for name, service in SERVICES.items():

@@ -79,6 +79,8 @@ async def running(
     try:
         await migrate.check(services.database)
         await (services.installation.begin() if begins else services.installation.compare())
+        if begins:  # what serves or runs jobs; a command signs nothing
+            await services.secret.begin()
         await services.storage.prepare()
         await services.spool.prepare()
         with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
@@ -290,7 +292,7 @@ def build_application(
     origins = Origins(settings.cors_origins)
     verifier = create_verifier(settings, services.clock)
     authenticator = Authenticator(
-        settings, services.accounts, services.links, services.visitors, origins, verifier, identify
+        settings, services.accounts, services.signed_urls, services.visitors, origins, verifier, identify
     )
     intake = Intake(settings, services.spool)
     proxies = Proxies(settings.trusted_proxies)
@@ -312,7 +314,7 @@ def build_application(
                 services.visitors,
                 services.shared,
                 services.files,
-                services.links,
+                services.signed_urls,
                 WrongTokens(settings.max_wrong_tokens),
                 proxies,
                 answer_link_page if settings.web_pages else None,
@@ -329,11 +331,11 @@ def build_application(
         FileHandlers(
             services.files,
             services.folders,
-            services.links,
+            services.signed_urls,
             services.delta_bases,
             sends_on=settings.s3_presigned_downloads,
         ),
-        TrashHandlers(services.deleted_files, services.links),
+        TrashHandlers(services.deleted_files, services.signed_urls),
         *link_handlers,
         AdminHandlers(
             services.files,

@@ -12,7 +12,7 @@ from functools import partial
 from uploader import embedded
 from uploader.accounting import redis
 from uploader.bootstrap.application import check_public_url, check_shards, create_verifier
-from uploader.bootstrap.services import Services, copies_of, database_url, redis_directory
+from uploader.bootstrap.services import Services, copies_of, database_url, redis_directory, secret_of
 from uploader.bootstrap.services import list_aside as aside_of
 from uploader.clock import Clock
 from uploader.database import migrate
@@ -28,6 +28,7 @@ from uploader.service.copies import CopyKeeping, offer_of, refuse_damaged
 from uploader.service.doctor import Doctor, Kept
 from uploader.service.exposure import is_local
 from uploader.service.health import Integrity
+from uploader.service.secret import SECRET_FILE
 from uploader.settings import Settings
 from uploader.sinks.configuration import EventSettings, load_events
 from uploader.storage.ballast import INODES_SUFFIX, Ballast
@@ -40,7 +41,7 @@ from uploader.tasks import give_way_to_all
 _FULL_LOOK_SECONDS = 60.0
 # What a data directory has, but for the database.
 _BALLASTS = (BALLAST, f"{BALLAST}{INODES_SUFFIX}")
-_KEPT = (OWNER_TOKEN_FILE, MARK, *_BALLASTS, "redis", "metrics", "spool", "trash", "temp", "blobs")
+_KEPT = (OWNER_TOKEN_FILE, SECRET_FILE, MARK, *_BALLASTS, "redis", "metrics", "spool", "trash", "temp", "blobs")
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +62,27 @@ def check_settings(settings: Settings) -> None:
 
 
 async def upgrade_database(settings: Settings) -> str | None:
-    """Bring the database to the schema of this version; the revision. Raises ConfigurationError, Unavailable."""
+    """Bring the database to the schema of this version; the revision. For one that is external the settings have to have the
+    secret, as this may run where no server does. Raises ConfigurationError, Unavailable."""
     async with _opened(settings) as database:
+        if settings.sqlite_path is None and settings.installation_secret is None:
+            (await migrate.schema_of(database)).refuse_newer()
+            raise ConfigurationError(_no_secret(settings))
         await _migrate(settings, database)
         return await migrate.current_revision(database)
+
+
+def _no_secret(settings: Settings) -> str:
+    """Say how to tell the secret: the one that a server has, or a new one."""
+    here = settings.data.absolute() / SECRET_FILE
+    what = "UPLOADER_SECRET is not set, and with UPLOADER_DATABASE_URL an upgrade needs the secret of the installation"
+    if here.exists():
+        return f"{what}: `export UPLOADER_SECRET_FILE={here}` names the file in which it is"
+    return (
+        f"{what}. Where a server of 0.3.0 ran, its UPLOADER_DATA has it: `export UPLOADER_SECRET_FILE=…/{SECRET_FILE}`. "
+        "Otherwise make it: `(umask 077; openssl rand -hex 32 >uploader.secret)`, then `export "
+        "UPLOADER_SECRET_FILE=$PWD/uploader.secret`. All nodes need the same. Links and signed URLs of before stay good"
+    )
 
 
 async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
@@ -95,7 +113,8 @@ async def _migrate(settings: Settings, database: Database) -> None:
             await CopyKeeping(copies, Clock()).make()
         except UploaderError as error:
             raise ConfigurationError(f"a migration needs a copy of the database before: {error.reason}") from error
-    await migrate.upgrade(database)
+    secret = await secret_of(settings, database, Clock()).obtain() if schema.is_behind else None
+    await migrate.upgrade(database, secret=secret)
 
 
 @asynccontextmanager
@@ -124,6 +143,10 @@ async def begin_installation(settings: Settings) -> None:
 
 
 async def _begin(services: Services, *, quick: bool = False) -> None:
+    if services.settings.link_secret is not None:
+        logger.warning(
+            "UPLOADER_LINK_SECRET is called UPLOADER_SECRET now, and the next version does not know the former name"
+        )
     await services.storage.prepare()
     await services.spool.prepare()
     # Before SQLite opens its file: what it makes beside it gets the same mode.
@@ -136,6 +159,7 @@ async def _begin(services: Services, *, quick: bool = False) -> None:
         await prepare_database(services.settings)
         await services.installation.begin()
         await check_shards(services)  # here, too: a server process that finds it out ends with a trace
+        await services.secret.begin(protects=True)
         if was_open:
             now = services.clock.now()
             await services.database.transact(note_mishap, Mishap.ACCESS, now)
@@ -165,8 +189,8 @@ async def _once_there(settings: Settings, work: Callable[[], Awaitable[None]]) -
 
 
 def _close_to_others(settings: Settings) -> bool:
-    """Return whether what an installation has here was open to others, as older versions left it: the database has the
-    secret that signs links. What lies deeper is closed by what is above it; a directory in which others keep something stays
+    """Return whether what an installation has here was open to others, as older versions left it: its secret, and all names.
+    What lies deeper is closed by what is above it; a directory in which others keep something stays
     as it is."""
     kept = _kept_by(settings)
     return close_to_others([kept.data, *kept.paths] if kept.owns_all else kept.paths) and kept.is_begun
@@ -249,6 +273,7 @@ def _doctor(services: Services, events: EventSettings) -> Doctor:
         services.pending,
         services.probe,
         services.installation,
+        services.secret,
         Integrity(services.database, services.scrubbing),
         services.watching,
         services.clock,

@@ -20,7 +20,7 @@ from uploader.database.trash import TrashPolicy
 from uploader.domain.reasons import Check
 from uploader.meter import Meter
 from uploader.observability import Exposition
-from uploader.service.access import Accounts, Links
+from uploader.service.access import Accounts
 from uploader.service.append import Appends, DeferredLength
 from uploader.service.audit_log import AuditLog, AuditLogReports
 from uploader.service.backup import Backups, Restoring
@@ -53,6 +53,8 @@ from uploader.service.recovery import RedisRecovery
 from uploader.service.reports import Overview, Queues, Reports
 from uploader.service.revocations import Revocations
 from uploader.service.scrub import Scrubbing
+from uploader.service.secret import InstallationSecret
+from uploader.service.signed_urls import SignedUrls
 from uploader.service.status import Uploads
 from uploader.service.trash import TrashKeeping
 from uploader.service.whole import Storing, WholeFiles
@@ -70,6 +72,11 @@ from uploader.storage.store import Spool, Store
 
 def database_url(settings: Settings) -> str:
     return settings.database_url or f"sqlite:///{settings.sqlite_path}"
+
+
+def secret_of(settings: Settings, database: Database, clock: Clock) -> InstallationSecret:
+    data, former = settings.data.absolute(), settings.link_secret
+    return InstallationSecret(database, data, clock, given=settings.installation_secret, former=former)
 
 
 def copies_of(settings: Settings) -> Copies | None:
@@ -160,6 +167,7 @@ class Services:
             trash=TrashPolicy(settings.trash_retention_seconds > 0, settings.max_files, clock.now),
             make_room=ballast.make_room,
         )
+        self.secret = secret = secret_of(settings, database, clock)
         self.storage = storage = create_storage(settings, database, clock)
         storage.ballast = ballast
         self.audit_log = audit_log = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
@@ -267,18 +275,20 @@ class Services:
         self.folders = Folders(database, pre_create_hook, clock, max_files=settings.max_files)
         self.shared = Shared(database, files, self.folders)
         self.sharing = Sharing(
-            *(database, pre_create_hook, clock),
+            *(database, pre_create_hook, secret, clock),
             max_lifetime_seconds=settings.share_lifetime_seconds,
             max_links=settings.max_links,
             max_files=settings.max_files,
         )
-        self.link_keeping = LinkKeeping(database, closers, clock, retention_seconds=settings.closed_retention_seconds)
+        self.link_keeping = LinkKeeping(
+            database, closers, secret, clock, retention_seconds=settings.closed_retention_seconds
+        )
         self.reports = Reports(database, files, clock)
         self.overview = Overview(database, storage, admission, clock)
         self.queues = Queues(database, pending, clock)
         self.meter = Meter()
         self.costs = Costs(self.meter, CostsByHour(redis, shards), clock)
-        self.links = Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds)
+        self.signed_urls = SignedUrls(secret, clock, lifetime_seconds=settings.link_lifetime_seconds)
         self.gauges = Gauges(database, storage, pending, integrity, watching, aside)
         self.exposition = Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1)
         self.sweeping = Sweeping(database, pending, closers)
@@ -294,10 +304,12 @@ class Services:
         self.copy_keeping = CopyKeeping(copies, clock, check_stopping=storage.check_stopping)
         maintenance = Maintenance(database, clock, since=clock.now())
         asks = {Check.DATABASE: [self.copy_keeping.diagnoses], Check.MAINTENANCE: [maintenance.diagnoses]}
-        self.health = Health(database, storage, pending, probe, integrity, installation, watching, aside, clock, asks)
-        self.restoring_last = RestoringLast(copies, storage, pending, RedisMark(redis), clock)
-        self.backups = Backups(database, storage, installation, audit_log, settings.data, clock)
-        self.restoring = Restoring(database, storage, pending, RedisMark(redis), settings.data)
+        self.health = Health(
+            database, storage, pending, probe, integrity, installation, secret, watching, aside, clock, asks
+        )
+        self.restoring_last = RestoringLast(copies, storage, pending, RedisMark(redis), secret, clock)
+        self.backups = Backups(database, storage, installation, secret, audit_log, settings.data, clock)
+        self.restoring = Restoring(database, storage, pending, RedisMark(redis), secret, settings.data)
         self.audit_log_reports = AuditLogReports(database)
 
     async def _tell(self, told: Sequence[Told]) -> None:

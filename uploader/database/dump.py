@@ -27,6 +27,7 @@ from uploader.database import migrate, models
 from uploader.database.connection import AsyncConnection
 from uploader.database.copies import copy_file, copy_sqlite, damage_of, opened, parts_of, sync_directory
 from uploader.database.engine import Database
+from uploader.domain.secret import Secret
 from uploader.errors import ConfigurationError, Unavailable
 
 LISTING = "blobs.gz"
@@ -248,15 +249,15 @@ async def check_empty(database: Database, revision: str) -> None:
         raise ConfigurationError(f"the database is not empty, it has rows in {table}: a restore needs one of its own")
 
 
-async def load_dump(database: Database, directory: Path, revision: str) -> None:
-    """Make the empty database what was dumped, all of it or nothing, and migrate it. Raises ConfigurationError,
-    Unavailable, OSError."""
+async def load_dump(database: Database, directory: Path, revision: str, secret: Secret | None = None) -> None:
+    """Make the empty database what was dumped, all of it or nothing, and migrate it, for which `secret` is as in
+    `migrate.upgrade`. Raises ConfigurationError, Unavailable, OSError."""
     if kind_of(database) == SQLITE:
         await asyncio.to_thread(place_sqlite, directory, path_of(database))
     else:
         await migrate.upgrade(database, revision)
         await database.transact(load_tables, directory)
-    await migrate.upgrade(database)
+    await migrate.upgrade(database, secret=secret)
 
 
 def path_of(database: Database) -> Path:

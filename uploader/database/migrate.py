@@ -10,8 +10,10 @@ A migration says whether it is `compatible`: if programs that know no more than 
 makes. They have no file of it, so the database has a fact that tells them.
 """
 
+import asyncio
 import logging
 import re
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -28,16 +30,22 @@ from uploader.database import models
 from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Database, is_retried
 from uploader.database.meta import fact
+from uploader.database.secret import REWRITE, rewrite
+from uploader.domain.secret import Secret
 from uploader.errors import ConfigurationError, Unavailable
 
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
+
+logger = logging.getLogger(__name__)
 
 _LOCK_TIMEOUT_SECONDS = 120
 # The fact: the head revision of the oldest program that may serve with this schema.
 _OLDEST = "oldest program"
 # What the indexes of this program begin with: others may be an operator's own.
 _OUR_INDEXES = ("ix_", "uq_")
+# From this revision on there may be something to rewrite.
+_REWRITES = "0021"
 
 
 def migrations_directory() -> Path:
@@ -114,37 +122,56 @@ async def check(database: Database) -> None:
         )
 
 
-async def upgrade(database: Database, revision: str = "head") -> None:
-    """Migrate to `revision`; one that is newer and compatible stays as it is. Two at once wait for each other. Raises
-    ConfigurationError, Unavailable."""
+async def upgrade(database: Database, revision: str = "head", secret: Secret | None = None) -> None:
+    """Migrate to `revision`; one that is newer and compatible stays as it is. Two at once wait for each other. `secret`: of
+    the installation, which one that was of a version before 0.3.0 needs. Raises ConfigurationError, Unavailable."""
     schema = await schema_of(database)
     schema.refuse_newer()
     is_done = not schema.is_behind and revision == "head"
     if is_done and (
         schema.is_ahead or database.engine.dialect.name == "sqlite"
     ):  # whose migrations are whole or not at all
+        await _rewrite(database)
         return
-    await database.transact(_migrate, "upgrade", revision)
+    await database.transact(_migrate, "upgrade", revision, secret)
+    await _rewrite(database)
+
+
+async def _rewrite(database: Database) -> None:
+    """Rewrite a SQLite whose free pages have what a migration has replaced. Raises ConfigurationError, Unavailable."""
+    path = database.engine.url.database
+    if database.engine.dialect.name != "sqlite" or path in (None, "", ":memory:"):
+        return
+    schema = await schema_of(database)
+    if (schema.revision or "") < _REWRITES or await database.read(fact, REWRITE) is None:
+        return
+    try:
+        is_done = await asyncio.to_thread(rewrite, Path(path))
+    except sqlite3.Error as error:
+        raise ConfigurationError(f"the database {path} can't be rewritten, as the upgrade needs: {error}") from error
+    crash_point("migrate.after_rewrite")
+    if not is_done:
+        logger.warning("the database is in use, and is rewritten at the next start", extra={"path": path})
 
 
 async def downgrade(database: Database, revision: str) -> None:
     """Migrate down to `revision`; `base` is an empty database. One that was interrupted has to be run again. Raises
     ConfigurationError, Unavailable."""
-    await database.transact(_migrate, "downgrade", revision)
+    await database.transact(_migrate, "downgrade", revision, None)
 
 
-async def _migrate(connection: AsyncConnection, direction: str, revision: str) -> None:
-    await connection.run_sync(_run_alembic, direction, revision)
+async def _migrate(connection: AsyncConnection, direction: str, revision: str, secret: Secret | None) -> None:
+    await connection.run_sync(_run_alembic, direction, revision, secret)
 
 
-def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
+def _run_alembic(connection: Connection, direction: str, revision: str, secret: Secret | None) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
-    config.attributes["connection"] = connection
+    config.attributes["connection"], config.attributes["secret"] = connection, secret
     # MySQL ignores the name that alembic gives its primary key, and the driver makes a warning of that.
     logging.getLogger("asyncmy").setLevel(logging.ERROR)
     # MySQL commits with every DDL statement, so a lock of its own keeps a second migration out; SQLite's transaction does.
@@ -227,11 +254,24 @@ def _operations() -> Any:
     return op
 
 
+def connection() -> Connection:
+    bind: Connection = _operations().get_bind()
+    return bind
+
+
+def secret_in_force() -> Secret | None:
+    """Return the secret that the upgrade was given."""
+    from alembic import context
+
+    found: Secret | None = context.config.attributes.get("secret")
+    return found
+
+
 def create_table(name: str, *items: Any) -> None:
     """Create a table unless it is there. Raises ConfigurationError if one of other columns has its name."""
     found = columns(name)
     if not found:
-        _change(_operations().create_table, name, *items, mysql_engine="InnoDB")
+        change(_operations().create_table, name, *items, mysql_engine="InnoDB")
         return
     wanted = {item.name for item in items if isinstance(item, Column)}
     if found != wanted:
@@ -242,7 +282,7 @@ def create_table(name: str, *items: Any) -> None:
 
 def drop_table(name: str) -> None:
     if columns(name):
-        _change(_operations().drop_table, name)
+        change(_operations().drop_table, name)
 
 
 def columns(table: str) -> set[str]:
@@ -257,13 +297,13 @@ def _columns(table: str) -> list[Any]:
 
 def create_index(name: str, table: str, *column_names: str, unique: bool = False) -> None:
     if name not in _indexes(table):
-        _change(_operations().create_index, name, table, column_names, unique=unique)
+        change(_operations().create_index, name, table, column_names, unique=unique)
 
 
 def drop_index(name: str, table: str) -> None:
     """Drop an index unless it has gone, perhaps with its table."""
     if columns(table) and name in _indexes(table):
-        _change(_operations().drop_index, name, table)
+        change(_operations().drop_index, name, table)
 
 
 def add_column(table: str, column: Column[Any]) -> None:
@@ -272,13 +312,13 @@ def add_column(table: str, column: Column[Any]) -> None:
     if not found:
         raise NoSuchTableError(table)
     if column.name not in found:
-        _change(_operations().add_column, table, column)
+        change(_operations().add_column, table, column)
 
 
 def drop_column(table: str, name: str) -> None:
     """Drop a column unless it has gone, perhaps with its table."""
     if name in columns(table):
-        _change(_operations().drop_column, table, name)
+        change(_operations().drop_column, table, name)
 
 
 def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bool) -> None:
@@ -289,9 +329,9 @@ def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bo
     if not nullable:
         _operations().execute(text(f"UPDATE `{table}` SET {column} = '' WHERE {column} IS NULL"))  # noqa: S608 (a migration's own word)
     if _operations().get_bind().dialect.name == "sqlite":
-        _change(_make_anew, table, column, nullable=nullable)
+        change(_make_anew, table, column, nullable=nullable)
     else:
-        _change(_operations().alter_column, table, column, existing_type=kind, nullable=nullable)
+        change(_operations().alter_column, table, column, existing_type=kind, nullable=nullable)
 
 
 def _make_anew(table: str, column: str, *, nullable: bool) -> None:
@@ -318,7 +358,7 @@ def drop_unique(table: str, name: str) -> None:
     made_by = _texts(table, "table")
     without = [re.sub(rf",\s*CONSTRAINT {name} UNIQUE \([^)]*\)", "", text) for text in made_by]
     if without != made_by:
-        _change(_make_of, table, *without)
+        change(_make_of, table, *without)
 
 
 def add_unique(table: str, name: str, *column_names: str) -> None:
@@ -329,12 +369,12 @@ def add_unique(table: str, name: str, *column_names: str) -> None:
     rule = f"CONSTRAINT {name} UNIQUE ({', '.join(column_names)})"
     for made_by in _texts(table, "table"):
         if rule not in made_by:
-            _change(_make_of, table, f"{made_by.rstrip().removesuffix(')').rstrip()}, {rule})")
+            change(_make_of, table, f"{made_by.rstrip().removesuffix(')').rstrip()}, {rule})")
 
 
 def change_rows(statement: Any, values: list[dict[str, Any]]) -> None:
     """Execute a statement for each of some values."""
-    _change(_operations().get_bind().execute, statement, values)
+    change(_operations().get_bind().execute, statement, values)
 
 
 def _texts(table: str, kind: str) -> list[str]:
@@ -346,6 +386,6 @@ def _indexes(table: str) -> set[str | None]:
     return {index["name"] for index in inspect(_operations().get_bind()).get_indexes(table)}
 
 
-def _change(statement: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+def change(statement: Callable[..., Any], *arguments: Any, **options: Any) -> None:
     statement(*arguments, **options)
     crash_point("migrate.after_statement")

@@ -365,7 +365,7 @@ link = _table(
     "link",
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
-    # What its URL ends in, for its owner to see again; and by what it is found.
+    # What its URL ends in: encrypted, or empty where it is derived from the id; and its hash, by which it is found.
     Column("slug", Bytewise(64), nullable=False),
     Column("slug_sha256", Bytewise(64), nullable=False),
     Column("kind", Bytewise(8), nullable=False),

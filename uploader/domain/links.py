@@ -5,6 +5,8 @@ others; and who calls: a user, or such a session.
 Refuses to know how a request shows who it is.
 """
 
+import hashlib
+import hmac
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -48,6 +50,10 @@ def link_of(session: str) -> str | None:
     return session[:LINK_ID_LENGTH] or None
 
 
+def hash_slug(slug: str) -> str:
+    return hashlib.sha256(slug.encode(errors="surrogatepass")).hexdigest()
+
+
 class LinkKind(StrEnum):
     DOWNLOAD = "download"
     UPLOAD = "upload"
@@ -87,7 +93,9 @@ class Link(Limits):
 
     id: str
     user_id: str
+    # For its owner what its URL ends in; in its row that is encrypted, or empty where it is derived.
     slug: str = field(repr=False)
+    slug_sha256: str = field(repr=False)
     kind: LinkKind
     # Of a file the one that it has now.
     name: str
@@ -157,3 +165,8 @@ class Visit:
         """Return why the visitor may begin nothing more."""
         end = self.link_end(now)
         return LinkEnd.EXPIRED if end is None and self.expires_at <= now else end
+
+
+def is_slug_of(slug: str, link: Link) -> bool:
+    """Tell in constant time."""
+    return hmac.compare_digest(hash_slug(slug).encode(), link.slug_sha256.encode())

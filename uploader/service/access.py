@@ -1,28 +1,23 @@
-"""Access to the server: users, their quotas, their tokens, and links that work for a while without one.
+"""Access to the server: users, their quotas and their tokens.
 
-A token is stored only as its SHA-256. Nothing is kept of a link but the secret that signs all of them, made once for
-the installation or given by its settings. Refuses to know how a request carries either.
+A token is stored only as its SHA-256. Refuses to know how a request carries it.
 """
 
-import base64
 import hashlib
 import hmac
-import os
 import re
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlencode
 
 import aiofiles
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import meta, queries, rights
+from uploader.database import queries, rights
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import users
 from uploader.domain.audit_log import Action, Actor
@@ -32,6 +27,7 @@ from uploader.domain.upload import Usage
 from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
 from uploader.service.audit_log import act, actor
 from uploader.service.revocations import Authority, Remembered, Revocations, authority_of_context
+from uploader.service.secret import write_secret
 
 # For so long after the last look for revocations a token is believed: while the database is away.
 _BELIEVED_SECONDS = 15.0
@@ -293,90 +289,6 @@ def _hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-_FACT = "link_secret"
-# Of a link whose maker does not say: it is followed at once.
-_ORDINARY_LIFETIME_SECONDS = 300.0
-# Of a user's id in a query: what it begins with, and of how many bytes it is made a multiple.
-_SEALED, _NONCE_BYTES, _PADDED_BYTES = "~", 16, 32
-
-
-def selection_subject(digest: str) -> str:
-    """Return the subject of a link to a selection; no id of a file has a slash."""
-    return f"selection/{digest}"
-
-
-def deleted_subject(file_id: str) -> str:
-    """Return the subject of a link to a deleted file, which keeps its id: a link that was shared does not outlive it."""
-    return f"deleted/{file_id}"
-
-
-@dataclass(eq=False, repr=False)
-class Links:
-    database: Database
-    clock: Clock
-    secret: str | None
-    _: KW_ONLY
-    lifetime_seconds: float
-
-    async def make(self, user_id: str, subject: str, lifetime_seconds: int | None = None) -> tuple[str, datetime]:
-        """Make the query of a signed link, and say until when it works. `subject` is the id of a file,
-        `selection_subject` or `deleted_subject`. Raises Unavailable."""
-        asked = _ORDINARY_LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
-        lifetime = min(self.lifetime_seconds, asked)
-        end = int((self.clock.now() + timedelta(seconds=lifetime)).timestamp())
-        signature = await self._sign(user_id, subject, str(end))
-        query = urlencode({"user": await self._seal(user_id), "expires": end, "signature": signature})
-        return query, datetime.fromtimestamp(end, UTC)
-
-    async def user_in(self, told: str) -> str:
-        """Return the user whom a query tells: whoever has a link is not told who made it. Those of earlier versions have the
-        id itself. Raises Unavailable."""
-        if not told.startswith(_SEALED):
-            return told
-        try:
-            sealed = base64.b64decode(told[len(_SEALED) :], altchars=b"-_", validate=True)
-            nonce, covered = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-            return (await self._cover(nonce, covered)).rstrip(b"\0").decode()
-        except ValueError:
-            return told
-
-    async def _seal(self, user_id: str) -> str:
-        nonce, raw = secrets.token_bytes(_NONCE_BYTES), user_id.encode()
-        padded = raw.ljust(-(-len(raw) // _PADDED_BYTES) * _PADDED_BYTES, b"\0")  # which no id has
-        return _SEALED + base64.b64encode(nonce + await self._cover(nonce, padded), altchars=b"-_").decode()
-
-    async def _cover(self, nonce: bytes, text: bytes) -> bytes:
-        """Cover a text, or uncover it. That nobody has changed it, the signature tells."""
-        stream = hashlib.shake_256(b"uploader/owner/1" + (await self._key()).encode() + nonce).digest(len(text))
-        return bytes(one ^ other for one, other in zip(text, stream, strict=True))
-
-    async def make_for(self, visit: Visit, subject: str, lifetime_seconds: int) -> str:
-        """Make the query of a signed link for the browser of a visitor, in which its owner is not named. Raises
-        Unavailable."""
-        end = str(int((self.clock.now() + timedelta(seconds=lifetime_seconds)).timestamp()))
-        signature = await self._sign(visit.link.user_id, subject, end)
-        return urlencode({"visitor": visit.session_id, "expires": end, "signature": signature})
-
-    async def check(self, user_id: str, subject: str, expires: str, signature: str) -> None:
-        """Raises Unauthenticated for a link that was not made here, for something else, or that has expired."""
-        expected = await self._sign(user_id, subject, expires)
-        if not hmac.compare_digest(expected.encode(), signature.encode()):
-            raise Unauthenticated("The link is not valid.")
-        if int(expires) <= self.clock.now().timestamp():
-            raise Unauthenticated("The link has expired.")
-
-    async def _sign(self, user_id: str, subject: str, expires: str) -> str:
-        # No part can hold a line feed: user ids have no white space, and the rest is compared with what was made here.
-        message = f"uploader/link/1\n{user_id}\n{subject}\n{expires}"
-        signed = hmac.new((await self._key()).encode(), message.encode(errors="surrogatepass"), hashlib.sha256)
-        return signed.hexdigest()
-
-    async def _key(self) -> str:
-        if self.secret is None:
-            self.secret = await meta.remember(self.database, _FACT, secrets.token_hex(32))
-        return self.secret
-
-
 OWNER = "owner"
 OWNER_TOKEN_FILE = "owner.token"  # noqa: S105 (a file name)
 
@@ -390,7 +302,7 @@ async def owner_token(directory: Path, accounts: Accounts) -> str | None:
     if await accounts.tokens():
         return await _read_secret(path) if path.exists() else None
     if not path.exists():
-        _write_secret(path, f"{new_token()}\n")
+        write_secret(path, f"{new_token()}\n")
     crash_point("owner.after_token_file")
     token = await _read_secret(path)
     with suppress(Duplicate):  # another process starts at the same moment
@@ -401,16 +313,3 @@ async def owner_token(directory: Path, accounts: Accounts) -> str | None:
 async def _read_secret(path: Path) -> str:
     async with aiofiles.open(path) as file:
         return (await file.read()).strip()
-
-
-def _write_secret(path: Path, content: str) -> None:
-    """Write a file whole or not at all, for its owner alone to read. Of two that write at once, the first one's stands."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    with suppress(FileExistsError):
-        path.hardlink_to(draft)
-    draft.unlink()

@@ -29,6 +29,7 @@ from uploader.database.engine import Connection, Database
 from uploader.errors import ConfigurationError, StorageFailed
 from uploader.service.audit_log import Action, AuditLog
 from uploader.service.installation import Installation
+from uploader.service.secret import SECRET_FILE, InstallationSecret, write_secret
 from uploader.storage import disk
 from uploader.storage.backups import BackupDirectory, BackupRefused, BlobDamaged, BlobTree, check
 from uploader.storage.base import FileBlob, Gone, OpenBlob
@@ -54,6 +55,8 @@ class Copied:
     linked_blobs: int = 0
     # What no source has, by its SHA-256: `damaged` or `missing`.
     lacking: dict[str, str] = field(default_factory=dict)
+    # By a restore with another secret; None: with the same.
+    links_ended: int | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -164,24 +167,32 @@ class Backups:
     database: Database
     storage: Store
     installation: Installation
+    secret: InstallationSecret
     audit_log: AuditLog
     data: Path
     clock: Clock
 
-    async def back_up(self, path: Path, tell: Tell, *, rereads: bool = False, keeps: int | None = None) -> BackedUp:
+    async def back_up(
+        self, path: Path, tell: Tell, *, rereads: bool = False, keeps: int | None = None, with_secret: bool = False
+    ) -> BackedUp:
         """Make a backup in a directory of such, beside earlier ones, whose blobs it shares. `rereads`: blobs that are
-        there are read again. `keeps`: how many backups stay, unless this one lacks anything. Raises BackupRefused,
-        Unavailable, OSError."""
+        there are read again. `keeps`: how many backups stay, unless this one lacks anything. `with_secret`: with the secret
+        of the installation. Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
         owner = self.installation.id
         if owner is None:
             raise BackupRefused(await self.database.read(_why_there_is_no_id))
         if _is_within(path, self.data) or _is_within(self.data, path):
             raise BackupRefused(f"{path} and the data directory {self.data} are not apart")
         with closing(await asyncio.to_thread(BackupDirectory.claim, path, owner)) as directory:
-            return await self._back_up(directory, tell, rereads, keeps)
+            secret = (await self.secret.obtain()).text if with_secret else None
+            return await self._back_up(directory, tell, rereads, keeps, secret)
 
-    async def _back_up(self, directory: BackupDirectory, tell: Tell, rereads: bool, keeps: int | None) -> BackedUp:
+    async def _back_up(
+        self, directory: BackupDirectory, tell: Tell, rereads: bool, keeps: int | None, secret: str | None
+    ) -> BackedUp:
         stamp, begun = await asyncio.to_thread(directory.begin, self.clock.now())
+        if secret is not None:
+            await asyncio.to_thread(write_secret, begun / SECRET_FILE, f"{secret}\n")
         dumped = await write_dump(self.database, begun, partial(tell, "database"))
         crash_point("backup.after_dump")
         bucket = None if self.storage.keeps_files else self.storage.marks.store.name
@@ -261,8 +272,8 @@ def _is_within(path: Path, directory: Path) -> bool:
     return path.resolve().is_relative_to(directory.resolve())
 
 
-# What a new filesystem has.
-_NOTHING = frozenset({"lost+found"})
+# What a new filesystem has, and what somebody has put there for the restore.
+_NOTHING = frozenset({"lost+found", SECRET_FILE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +296,7 @@ class Restoring:
     storage: Store
     pending: Pending
     redis: RedisMark
+    secret: InstallationSecret
     data: Path
 
     async def look(self, path: Path, stamp: str | None = None) -> Plan:
@@ -347,12 +359,20 @@ class Restoring:
         await self.pending.reset()  # it may know more chunks than the disk has now
         crash_point("restore.after_mark")
         if not self.storage.keeps_files:
-            await load_dump(self.database, plan.dump, plan.revision)
-            return await self._look_for_contents(plan, tell)
-        copied = await self._copy(plan, tell)
-        crash_point("restore.after_blobs")
-        await load_dump(self.database, plan.dump, plan.revision)
+            ended = await self._load(plan)
+            copied = await self._look_for_contents(plan, tell)
+        else:
+            copied = await self._copy(plan, tell)
+            crash_point("restore.after_blobs")
+            ended = await self._load(plan)
+        copied.links_ended = ended
         return copied
+
+    async def _load(self, plan: Plan) -> int | None:
+        """Return how many links have ended, if the secret is another one than that of the backup."""
+        secret = await self.secret.obtain_anew(plan.dump / SECRET_FILE)
+        await load_dump(self.database, plan.dump, plan.revision, secret)
+        return await self.secret.settle(secret)
 
     async def _look_for_contents(self, plan: Plan, tell: Tell) -> Copied:
         """It takes a while, and the database is there: an interrupted restore need not begin again, and could not."""

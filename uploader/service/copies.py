@@ -27,6 +27,7 @@ from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import ConfigurationError, DatabaseDamaged, StorageFailed, Unavailable
 from uploader.service.audit_log import act
 from uploader.service.installation import FACT, difference
+from uploader.service.secret import InstallationSecret
 from uploader.storage.backups import BackupRefused
 from uploader.storage.store import Store
 from uploader.units import format_ago
@@ -137,6 +138,7 @@ class RestoringLast:
     storage: Store
     pending: Pending
     redis: RedisMark
+    secret: InstallationSecret
     clock: Clock
 
     async def look(self) -> LastCopy:
@@ -193,7 +195,9 @@ class RestoringLast:
 
         database = Database(f"sqlite:///{draft}")
         try:
-            await migrate.upgrade(database)
+            secret = await self.secret.obtain_anew()
+            await migrate.upgrade(database, secret=secret)
+            await self.secret.settle(secret, database)
             await database.transact(mark)
         finally:
             await database.close()

@@ -47,6 +47,7 @@ from uploader.service.health import (
 )
 from uploader.service.installation import FACT, Installation
 from uploader.service.maintenance import Maintenance
+from uploader.service.secret import InstallationSecret
 from uploader.settings import Settings, secret_files
 from uploader.sinks.configuration import EventSettings
 from uploader.storage import disk, modes
@@ -86,6 +87,7 @@ class Doctor:
     pending: Pending
     probe: Probe
     installation: Installation
+    secret: InstallationSecret
     integrity: Integrity
     watching: Watching
     clock: Clock
@@ -264,7 +266,7 @@ class Doctor:
         pragmas = await self.database.read(meta.sqlite_pragmas)
         for odd in odd_settings(pragmas, {"journal_mode": ("wal",), "synchronous": ("2",)}):
             found.append(warning(Subject.DATABASE, odd, "put its file on a local filesystem, such as ext4"))
-        return found + await self._database_server()
+        return found + await self.secret.diagnoses() + await self._database_server()
 
     async def _database_server(self) -> list[Diagnosis]:
         before = self.clock.now()

@@ -75,7 +75,11 @@ def _of_jwts(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _of_secrets(settings: Settings) -> Iterator[Diagnosis]:
-    for name, secret in (("JWT_SECRET", settings.jwt_secret), ("LINK_SECRET", settings.link_secret)):
+    if settings.link_secret is not None:
+        what = "UPLOADER_LINK_SECRET is the former name of UPLOADER_SECRET, which the next version does not know"
+        yield warning(Subject.SECRETS, what, "name it UPLOADER_SECRET, with the same value")
+    secrets = {"JWT_SECRET": settings.jwt_secret, "SECRET": settings.secret, "LINK_SECRET": settings.link_secret}
+    for name, secret in secrets.items():
         if secret is not None and len(set(secret)) < _LEAST_CHARACTERS:
             what = f"UPLOADER_{name} has {len(set(secret))} different characters, and can be guessed"
             yield error(Subject.SECRETS, what, "make one at random: openssl rand -hex 32")

@@ -30,6 +30,7 @@ from uploader.service.events import Watching
 from uploader.service.installation import Installation
 from uploader.service.reconcile import last_reconciled
 from uploader.service.scrub import Age, Scrubbing
+from uploader.service.secret import InstallationSecret
 from uploader.storage.base import Housekeeping
 from uploader.storage.store import Store
 from uploader.units import format_duration
@@ -104,6 +105,7 @@ class Health:
     probe: Probe
     integrity: Integrity
     installation: Installation
+    secret: InstallationSecret
     watching: Watching
     list_aside: Callable[[], Sequence[Path]]
     clock: Clock
@@ -196,6 +198,7 @@ class Health:
         await self.database.check_writable()
         await migrate.check(self.database)
         await self.installation.check_database()
+        await self.secret.check()
 
     async def _check_redis(self) -> None:
         """Ask for what chunks and jobs ask for: one right that they lack is enough to refuse them."""

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -21,8 +21,9 @@ from uploader.database import links, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
 from uploader.domain.creations import Creation
-from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit
+from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit, hash_slug, is_slug_of
 from uploader.domain.names import Folder, Place, Selection
+from uploader.domain.secret import SEALED, Secret, Use
 from uploader.domain.upload import File, Reason
 from uploader.observability import LINK_SESSIONS
 from uploader.service.audit_log import act
@@ -31,6 +32,7 @@ from uploader.service.files import Files, Folders
 from uploader.service.ids import ID, new_id
 from uploader.service.precreate import Allowed, PreCreateHook, Question, with_folder
 from uploader.service.revocations import Remembered, Revocations
+from uploader.service.secret import InstallationSecret
 from uploader.tasks import in_thread
 
 TOKEN_PREFIX = "upls_"  # noqa: S105 (what tokens of visitors begin with)
@@ -78,6 +80,7 @@ class Sharing:
 
     database: Database
     pre_create_hook: PreCreateHook
+    secret: InstallationSecret
     clock: Clock
     _: KW_ONLY
     max_lifetime_seconds: float
@@ -102,10 +105,13 @@ class Sharing:
         expires_at = self._checked_end(expires_at, now)
         if kind is LinkKind.UPLOAD and not name.endswith("/"):
             raise errors.InvalidRequest.field("name", "is no folder: one that collects has `/` at its end")
+        link_id = new_id()
+        slug = self.secret.value.slug(link_id)
         link = Link(
-            id=new_id(),
+            id=link_id,
             user_id=user_id,
-            slug=secrets.token_urlsafe(18),
+            slug=slug,
+            slug_sha256=hash_slug(slug),
             kind=kind,
             name=name,
             file_id=None,
@@ -126,7 +132,7 @@ class Sharing:
             named = replace(link, name=f"{folder}/") if kind is LinkKind.UPLOAD else link
             if not named.has_room_for_names:
                 raise errors.InvalidRequest.field("name", "is too long for a folder in which a link collects")
-            return await self.database.transact(partial(make, is_allowed=is_allowed), named, _sha256(link.slug))
+            return await self.database.transact(partial(make, is_allowed=is_allowed), named)
 
         if kind is LinkKind.DOWNLOAD:
             return await work("", True)
@@ -144,14 +150,14 @@ class Sharing:
         return min(expires_at, latest)
 
     async def list(self, user_id: str) -> list[Link]:
-        return await self.database.read(links.of_user, user_id)
+        return await _with_slugs(await self.database.read(links.of_user, user_id), self.secret.value)
 
     async def get(self, user_id: str, link_id: str) -> Link:
         """Raises LinkNotFound."""
         link = await self.database.read(links.by_id, link_id) if ID.fullmatch(link_id) else None
         if link is None or link.user_id != user_id or link.ended is not None:
             raise errors.LinkNotFound()
-        return link
+        return (await _with_slugs([link], self.secret.value))[0]
 
     async def change(self, user_id: str, link_id: str, changes: Mapping[str, Any]) -> Link:
         """Change label, expires_at, password or limits, by their names. Raises LinkNotFound, TooManyLinks,
@@ -174,6 +180,24 @@ class Sharing:
         link, now = await self.get(user_id, link_id), self.clock.now()
         told = act(Action.LINK_REVOKED, now, subject=link.id, user_id=user_id)
         await self.database.transact(transactions.links.end_link, link.id, LinkEnd.REVOKED, now, told)
+
+
+async def _with_slugs(found: Sequence[Link], secret: Secret) -> list[Link]:
+    """Return links with the slugs that their owner sees."""
+
+    def add_slugs() -> list[Link]:
+        return [replace(link, slug=_slug_of(link, secret)) for link in found]
+
+    return await in_thread(add_slugs) if any(link.slug for link in found) else add_slugs()
+
+
+def _slug_of(link: Link, secret: Secret) -> str:
+    """Return nothing of a link whose slug was encrypted under another secret: it has ended."""
+    if not link.slug:
+        return secret.slug(link.id)
+    if not link.slug.startswith(SEALED):
+        return link.slug  # of a node of an earlier version, a moment ago
+    return secret.open_sealed(Use.SLUG_STORE, link.slug, link.id) or ""
 
 
 _LIMITS = ("max_downloads", "max_files", "max_bytes")
@@ -204,8 +228,8 @@ class Visitors:
 
     async def find(self, slug: str) -> Link:
         """Return a link that works. Raises LinkNotFound, LinkGone."""
-        link = await self.database.read(links.by_slug, _sha256(slug), brief=True)
-        if link is None or not hmac.compare_digest(link.slug.encode(), slug.encode(errors="surrogatepass")):
+        link = await self.database.read(links.by_slug, hash_slug(slug), brief=True)
+        if link is None or not is_slug_of(slug, link):
             raise errors.LinkNotFound()
         if (end := link.end(self.clock.now())) is not None:
             raise links.gone(end)
@@ -318,6 +342,7 @@ class LinkKeeping:
 
     database: Database
     closers: Closers
+    secret: InstallationSecret
     clock: Clock
     _: KW_ONLY
     retention_seconds: float
@@ -340,9 +365,10 @@ class LinkKeeping:
         return closed
 
     async def forget(self, limit: int) -> int:
-        """Return how many links and visitors were forgotten."""
+        """Forget also the former secret in time. Return how many links and visitors were forgotten."""
         now = self.clock.now()
         before = now - timedelta(seconds=self.retention_seconds)
+        await self.secret.forget_former()
         sessions = await self.database.transact(transactions.links.forget_sessions, now, limit)
         return sessions + await self.database.transact(transactions.links.forget_links, before, limit)
 

@@ -52,7 +52,8 @@ class _Progress:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--keep", type=click.IntRange(min=1), help="Keep so many backups, and remove older ones.  [default: all]")
 @click.option("--reread", is_flag=True, help="Read blobs of earlier backups again, and replace damaged ones.")
-def backup(directory: Path, keep: int | None, reread: bool) -> None:
+@click.option("--with-secret", is_flag=True, help="Put the installation's secret into the backup, too.")
+def backup(directory: Path, keep: int | None, reread: bool, with_secret: bool) -> None:
     """Back up database and contents into DIRECTORY. Works while the server runs.
 
     Makes a missing DIRECTORY. Each backup is a dump, named by its time in UTC; all backups share their blobs, so that none
@@ -60,7 +61,8 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
     against mistakes, not against a broken disk. Compares each new blob with its SHA-256.
 
     An interrupted run leaves no backup that looks complete, and the next run goes on. Not backed up: chunks of open
-    uploads, contents that only deleted files have, Redis, settings, the file owner.token, and contents in a bucket.
+    uploads, contents that only deleted files have, Redis, settings, the file owner.token, contents in a bucket, and, without
+    --with-secret, the secret from which links and signed URLs derive. Whoever has a backup with the secret can open them.
 
     Exit codes: 0 ok; 1 no backup was made, or it lacks the contents that the command names as damaged or missing. Then
     --keep removes nothing.
@@ -69,7 +71,9 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
 
     async def run(services: "Services") -> "BackedUp":
         with closing(progress):
-            return await services.backups.back_up(directory, progress.tell, rereads=reread, keeps=keep)
+            return await services.backups.back_up(
+                directory, progress.tell, rereads=reread, keeps=keep, with_secret=with_secret
+            )
 
     with _told():
         made = with_services(settings, run, stores=True)
@@ -99,6 +103,9 @@ def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: b
     The settings in force say where to. The database has to be empty. The data directory has to be new or empty, or that of
     the same installation, whose blobs then stay. Stop all servers and workers first. Compares each blob with its SHA-256,
     and deletes the keys of the installation in Redis, which servers rebuild. Run it again after an interruption.
+
+    All links and signed URLs of the backup end, unless its secret is there: in UPLOADER_SECRET, as the file `secret` in the
+    data directory, or in the backup (`uploader backup --with-secret`).
 
     With contents in a bucket, it has to be that of the installation. Its objects stay, and missing ones are named.
 
@@ -141,6 +148,8 @@ def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: b
         restored, copied, lost = run_to_end(run())
     _tell_lacking(copied)
     say(f"restored {restored}: {copied.blobs - len(copied.lacking)} blobs, of {exact_bytes(copied.bytes)}")
+    if copied.links_ended is not None:
+        say(f"the secret is another one than before: {copied.links_ended} links and all signed URLs have ended")
     say(f"open uploads whose chunks are in no backup: {lost}")
     if lost:
         say("`uploader reset-unfinished --lost --yes` closes them; their clients have to send them again")

@@ -99,6 +99,25 @@ def upgrade() -> None:
 
 
 @click.group()
+def secret() -> None:
+    """Replace the secret from which links and signed URLs derive."""
+
+
+@secret.command("replace")
+@click.option("--yes", is_flag=True, help="Really do it.")
+def secret_replace(yes: bool) -> None:
+    """Let the installation have another secret: that of UPLOADER_SECRET; or, if that is not set, a new one, in the file
+    `secret` in the data directory.
+
+    All links and signed URLs of before end, for good. Stop all servers and workers first.
+    """
+    if not yes:
+        fail("this ends all links and signed URLs; say --yes", EXIT_USAGE)
+    ended = with_services(load_settings(), lambda services: services.secret.replace())
+    click.echo(f"the secret is another one: {ended} links and all signed URLs have ended")
+
+
+@click.group()
 def redis() -> None:
     """Reset Redis, the accounting store."""
 

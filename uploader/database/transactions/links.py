@@ -45,7 +45,6 @@ _MINUTE = timedelta(minutes=1)
 async def make_link(
     connection: AsyncConnection,
     link: Link,
-    slug_sha256: str,
     *,
     max_links: int,
     max_files: int,
@@ -54,7 +53,8 @@ async def make_link(
 ) -> Link:
     """Make a link to the file or folder that has its name now, and return it; a collecting link makes its folder if the
     pre-create hook allows the name. Whoever deletes or moves files and folders locks the user's row, too. Raises
-    FileNotFound, NameTaken, TooManyFiles, TooManyLinks, NotAsked."""
+    FileNotFound, NameTaken, TooManyFiles, TooManyLinks, NotAsked. Only the
+    hash of a derived slug is stored."""
     await _lock_and_count(connection, link.user_id, link.created_at, max_links)
     if link.kind is LinkKind.UPLOAD:
         name, created_at = link.name, link.created_at
@@ -67,8 +67,8 @@ async def make_link(
         if not found:
             raise FileNotFound()
         link = replace(link, file_id=found[0].id)
-    values = {name: getattr(link, name) for name in links.COLUMNS} | {"kind": link.kind.value}
-    await connection.execute(sa.insert(models.link).values(**values, slug_sha256=slug_sha256))
+    values = {name: getattr(link, name) for name in links.COLUMNS} | {"kind": link.kind.value, "slug": ""}
+    await connection.execute(sa.insert(models.link).values(**values))
     await note(connection, act, kind=link.kind.value, name=link.name)
     return link
 

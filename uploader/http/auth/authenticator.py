@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from uploader.domain.links import LinkKind, owner
+from uploader.domain.links import LinkKind, is_slug_of, owner
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
 from uploader.http.shared.mount import mount_of_request
 from uploader.http.shared.operation import READERS, Access
 from uploader.http.shared.proxies import Proxies
 from uploader.observability import user_id as user_of_log
-from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, deleted_subject, selection_subject, spelled
+from uploader.service.access import LOCAL_USER, Accounts, Identity, spelled
 from uploader.service.links import TOKEN_PREFIX, Visitors
+from uploader.service.signed_urls import SignedUrls, deleted_subject, file_subject, selection_subject, visit_subject
 from uploader.settings import Settings
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class Authenticator:
         self,
         settings: Settings,
         accounts: Accounts,
-        links: Links,
+        signed_urls: SignedUrls,
         visitors: Visitors,
         origins: Origins,
         verifier: "Verifier | None",
@@ -172,7 +173,7 @@ class Authenticator:
         self._trusted_header = settings.trusted_header
         self._proxies = Proxies(settings.trusted_proxies)
         self._accounts = accounts
-        self._links = links
+        self._signed_urls = signed_urls
         self._origins = origins
         self._verifier = verifier
         self._identify = identify
@@ -209,14 +210,15 @@ class Authenticator:
         if any(len(given) != 1 for given in values):
             raise Unauthenticated("The link is not valid.")
         told, expires, signature = (given[0] for given in values)
-        user_id = await self._links.user_in(told)
+        user_id = self._signed_urls.user_in(told)
         # The file of the path, or the selection whose digest the query tells: whether that is the digest of what is asked
         # for shows with the body.
         file_id = request.path_params.get("id")
-        subject = selection_subject(query.get("selection", "")) if file_id is None else str(file_id)
-        if of_deleted:
-            subject = deleted_subject(subject)
-        await self._links.check(user_id, subject, expires, signature)
+        if file_id is None:
+            subject = selection_subject(query.get("selection", ""))
+        else:
+            subject = deleted_subject(file_id) if of_deleted else file_subject(file_id)
+        self._signed_urls.check(user_id, subject, expires, signature)
         user_of_log.set(user_id)
         return Identity(owner(user_id), admin=False)
 
@@ -230,7 +232,7 @@ class Authenticator:
         visit = await self._visitors.by_id(session_id)
         file_id, kind, prefix = request.path_params.get("id"), query.get("format", "zip"), query.get("prefix", "")
         subject = visit_subject(session_id, file_id, kind, prefix)
-        await self._links.check(visit.link.user_id, subject, expires, signature)
+        self._signed_urls.check(visit.link.user_id, subject, expires, signature)
         return Identity(visit.caller, admin=False, visit=visit)
 
     async def _by_token_of_visitor(self, visitors: Visitors, token: str, request: Request) -> Identity:
@@ -309,18 +311,13 @@ class Authenticator:
             raise Unauthenticated("Pages of other origins can't call without a token.")
 
 
-def visit_subject(session_id: str, file_id: str | None, kind: str, prefix: str) -> str:
-    """Return the subject of a signed link that a visitor makes: to a file, or to an archive of what begins so."""
-    return f"visit/{session_id}/{f'file/{file_id}' if file_id is not None else f'archive/{kind}/{prefix}'}"
-
-
 def _check_visit(identity: Identity, access: Access, request: Request) -> None:
     """Raises Forbidden for a visitor's token where it is not for, and for any other where only that is."""
     visit = identity.visit
     if visit is None:
         raise Forbidden("This is for those who came by the link: begin a session.")
-    kind, slug = visit.link.kind, request.path_params.get("slug")
-    is_theirs = access == "visitor" and kind is LinkKind.DOWNLOAD and slug == visit.link.slug
+    kind, slug = visit.link.kind, request.path_params.get("slug", "")
+    is_theirs = access == "visitor" and kind is LinkKind.DOWNLOAD and is_slug_of(slug, visit.link)
     if not is_theirs and not (access == "uploader" and kind is LinkKind.UPLOAD):
         raise Forbidden("The link that you came by is not for this.")
 

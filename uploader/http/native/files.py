@@ -31,9 +31,9 @@ from uploader.http.shared.operation import (
     public_path,
 )
 from uploader.http.shared.responses import Json
-from uploader.service.access import Links, selection_subject
 from uploader.service.delta import DeltaBases
 from uploader.service.files import Files, Folders
+from uploader.service.signed_urls import SignedUrls, file_subject, selection_subject
 from uploader.tasks import in_thread
 
 FORM_FIELD = "selection"
@@ -66,7 +66,7 @@ def link_parameters(maker: str) -> tuple[Parameter, ...]:
 class FileHandlers:
     files: Files
     folders: Folders
-    links: Links
+    signed_urls: SignedUrls
     delta_bases: DeltaBases
     sends_on: bool = False
 
@@ -162,7 +162,7 @@ class FileHandlers:
     async def make_link(self, call: Call) -> Response:
         body = await call.json(schemas.MakeLink, optional=True)
         file = await self.files.get(call.user_id, call.in_path("id"))
-        query, end = await self.links.make(call.user_id, file.id, body.expires_in or None)
+        query, end = self.signed_urls.make(call.user_id, file_subject(file.id), body.expires_in or None)
         return Json(schemas.Link(public_path(f"/me/files/{file.id}/content?{query}"), end))
 
     @_files("GET /me/usage", "Your accounts", responses={200: schemas.UsageSchema})
@@ -220,7 +220,7 @@ class FileHandlers:
         told = await call.json(ArchiveSchema, most_bytes=_MAX_ARCHIVE_JSON_BYTES)
         selection = await in_thread(selection_of, told)
         await self.folders.names(call.user_id, selection)
-        query, end = await self.links.make(call.user_id, selection_subject(selection.digest))
+        query, end = self.signed_urls.make(call.user_id, selection_subject(selection.digest))
         return Json(schemas.Link(public_path(f"/me/archive?selection={selection.digest}&{query}"), end))
 
     @_files(

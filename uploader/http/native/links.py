@@ -17,7 +17,7 @@ from uploader.domain.links import Limits, Link, LinkKind, Visit
 from uploader.domain.names import CONTROL, Folder, Selection
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, LinkNotFound, UploaderError
-from uploader.http.auth.authenticator import WrongTokens, visit_subject
+from uploader.http.auth.authenticator import WrongTokens
 from uploader.http.native import schemas
 from uploader.http.native.archive import archive
 from uploader.http.native.download import download
@@ -36,9 +36,9 @@ from uploader.http.shared.operation import (
 from uploader.http.shared.problem import STATUS
 from uploader.http.shared.proxies import Proxies
 from uploader.http.shared.responses import Json
-from uploader.service.access import Links
 from uploader.service.files import Files
 from uploader.service.links import Shared, Sharing, Visitors
+from uploader.service.signed_urls import SignedUrls, visit_subject
 
 _links = partial(Operation, tag="links")
 _open = partial(_links, access="open", problems=("link-not-found", "link-gone", "too-many-requests"))
@@ -151,7 +151,7 @@ class VisitorHandlers:
     visitors: Visitors
     shared: Shared
     files: Files
-    links: Links
+    signed_urls: SignedUrls
     wrong_slugs: WrongTokens
     proxies: Proxies
     page: Page | None  # None: there are no pages
@@ -286,8 +286,11 @@ class VisitorHandlers:
                     raise InvalidRequest.field(field, "is not for a single file")
             await self.shared.get(visit.link, file_id)
         kind, prefix = kind or "zip", prefix or ""
-        query = await self.links.make_for(visit, visit_subject(visit.session_id, file_id, kind, prefix), _URL_SECONDS)
-        path = public_path(f"/s/{visit.link.slug}")
+        if CONTROL.search(prefix):
+            raise InvalidRequest.field("prefix", "has control characters, as no name has")
+        subject = visit_subject(visit.session_id, file_id, kind, prefix)
+        query = self.signed_urls.make_for(visit, subject, _URL_SECONDS)
+        path = public_path(f"/s/{call.in_path('slug')}")
         if file_id is None:
             chosen = f"format={kind}" + (f"&prefix={quote(prefix)}" if prefix else "")
             return Json(schemas.SignedUrl(f"{path}/archive?{chosen}&{query}"))

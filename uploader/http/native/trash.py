@@ -17,8 +17,8 @@ from uploader.http.native.files import link_parameters
 from uploader.http.shared.operation import AFTER, LIMIT, Call, Operation, Parameter, checked_name, or_none, public_path
 from uploader.http.shared.problem import STATUS, problem_of
 from uploader.http.shared.responses import Json
-from uploader.service.access import Links, deleted_subject
 from uploader.service.deleted import DeletedFiles, Outcome
+from uploader.service.signed_urls import SignedUrls, deleted_subject
 
 _RETRY_AFTER: Mapping[str, str] = {"Retry-After": "2"}
 _NAME = Parameter("name", "Only the earlier versions of this name.")
@@ -29,7 +29,7 @@ _trash = partial(Operation, tag="trash")
 @dataclass(frozen=True, slots=True)
 class TrashHandlers:
     deleted_files: DeletedFiles
-    links: Links
+    signed_urls: SignedUrls
 
     @_trash(
         "GET /me/trash",
@@ -66,7 +66,7 @@ class TrashHandlers:
     )
     async def make_link(self, call: Call) -> Response:
         file = await self._readable(call.user_id, call.in_path("id"))
-        query, end = await self.links.make(call.user_id, deleted_subject(file.id))
+        query, end = self.signed_urls.make(call.user_id, deleted_subject(file.id))
         return Json(schemas.Link(public_path(f"/me/trash/{file.id}/content?{query}"), end))
 
     async def _readable(self, user_id: str, file_id: str) -> TrashedFile:

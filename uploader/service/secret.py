@@ -1,0 +1,200 @@
+"""The secret of the installation as a node has it: from its settings, or from the file `secret` in its data directory, which
+the first start makes. It is in no database and in no backup, unless somebody asks for that.
+
+A database knows its secret again by a value that is derived from it, so no node starts with another one. Whoever loses the
+secret, or replaces it, ends what is signed with it.
+"""
+
+import asyncio
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import meta, migrate
+from uploader.database import secret as kept
+from uploader.database.copies import sync_directory
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.secret import Former
+from uploader.domain.audit_log import Action
+from uploader.domain.diagnosis import Diagnosis, Subject, error, warning
+from uploader.domain.secret import Secret
+from uploader.errors import ConfigurationError
+from uploader.service.audit_log import act
+
+SECRET_FILE = "secret"  # noqa: S105 (a file name)
+MIN_BYTES = 32
+_MAX_FILE_BYTES = 64 << 10
+_REPLACE = "to end all links and signed URLs, stop all servers and run `uploader secret replace --yes`"
+
+
+@dataclass(eq=False, repr=False)
+class InstallationSecret:
+    """`given`: by the settings; `former`: the setting with which versions before 0.3.0 signed."""
+
+    database: Database
+    data: Path
+    clock: Clock
+    _: KW_ONLY
+    given: str | None
+    former: str | None
+    _value: Secret | None = field(default=None, init=False)
+    _former: Former | None = field(default=None, init=False)
+
+    @property
+    def path(self) -> Path:
+        return self.data / SECRET_FILE
+
+    @property
+    def value(self) -> Secret:
+        if self._value is None:
+            raise RuntimeError("the secret is read at the start")
+        return self._value
+
+    @property
+    def former_in_force(self) -> Former | None:
+        """Return the secret with which versions before 0.3.0 signed, for as long as their URLs are good."""
+        found = self._former
+        return found if found is not None and self.clock.now() < found.until else None
+
+    # At a start
+
+    async def obtain(self) -> Secret:
+        """Return the secret; the first start makes it. Raises ConfigurationError where the database belongs to one that is
+        not here, Unavailable."""
+        found = await asyncio.to_thread(self._found)
+        if found is not None:
+            return found
+        if await migrate.current_revision(self.database) and await self.database.read(meta.fact, kept.CHECK):
+            raise ConfigurationError(
+                f"the secret of this installation is not there: set UPLOADER_SECRET, or put {self.path} back from where it "
+                f"is; or, {_REPLACE}"
+            )
+        return await self.obtain_anew()
+
+    async def obtain_anew(self, copy: Path | None = None, *, replaces: bool = False) -> Secret:
+        """Return the secret, by default one that is made now, for a database that may belong to another one. `copy`: a file
+        that may have it. `replaces`: the file of the data directory does not count. Raises ConfigurationError."""
+        return await asyncio.to_thread(self._made, copy, replaces)
+
+    def _made(self, copy: Path | None, replaces: bool) -> Secret:
+        if self.given is not None:
+            return Secret(self.given, self.former)
+        if replaces or not self.path.exists():
+            copied = copy is not None and copy.exists()
+            text = _read(copy) if copy is not None and copied else secrets.token_hex(32)
+            self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_secret(self.path, f"{text}\n", replaces=replaces)
+            crash_point("secret.after_file")
+        return Secret(_read(self.path), self.former)
+
+    def _found(self) -> Secret | None:
+        """Raises ConfigurationError."""
+        if self.given is not None:
+            return Secret(self.given, self.former)
+        return Secret(_read(self.path), self.former) if self.path.exists() else None
+
+    async def begin(self, *, protects: bool = False) -> None:
+        """Read the secret, and compare it with that of the database. `protects`: what nodes of earlier versions have written
+        meanwhile is encrypted. Raises ConfigurationError, Unavailable."""
+        secret = await self.obtain()
+        try:
+            await self.database.transact(kept.belong, secret)
+        except Duplicate:  # another node was first by a moment
+            await self.database.transact(kept.belong, secret)
+        if protects:
+            await self.database.transact(_protect, secret)
+        self._former = await self.database.read(kept.former, secret)
+        self._value = secret
+
+    async def check(self) -> None:
+        """Raises ConfigurationError if the database belongs to another secret by now, Unavailable."""
+        if self._value is not None and await self.database.read(meta.fact, kept.CHECK) != self._value.check_value:
+            raise ConfigurationError(kept.OTHER)
+
+    async def forget_former(self) -> None:
+        """Forget the former secret once nothing that it signed is good any more."""
+        if self._former is not None and self.former_in_force is None:
+            await self.database.transact(kept.forget_former)
+            self._former = None
+
+    async def diagnoses(self) -> list[Diagnosis]:
+        """Say what is wrong with it, and change nothing. Raises Unavailable."""
+        stored = await self.database.read(meta.fact, kept.CHECK)
+        found = []
+        try:
+            secret = await asyncio.to_thread(self._found)
+        except ConfigurationError as failure:
+            return [error(Subject.SECRETS, failure.detail, "no server starts before that")]
+        if stored is not None and (secret is None or secret.check_value != stored):
+            what = "the secret of this installation is not there" if secret is None else "the secret is another one"
+            do = f"set UPLOADER_SECRET, or put {self.path} back; or, {_REPLACE}"
+            found.append(error(Subject.SECRETS, what, do))
+        if await self.database.read(meta.fact, kept.REWRITE) is not None:
+            what = "the file of the database still has slugs and a secret as they were before 0.3.0, in pages that are free"
+            found.append(
+                warning(Subject.DATABASE, what, "stop all servers and workers, and start one: it rewrites the file")
+            )
+        return found
+
+    # By hand
+
+    async def settle(self, secret: Secret, database: Database | None = None) -> int | None:
+        """Let a database that was restored, by default that of the settings, belong to this secret. Return None if it does
+        already; else how many links have ended with the former one."""
+        database = database or self.database
+        if await database.read(meta.fact, kept.CHECK) == secret.check_value:
+            return None
+        now = self.clock.now()
+        told = act(Action.SECRET_REPLACED, now, subject=SECRET_FILE)
+        return await database.transact(kept.replace, secret, now, told)
+
+    async def replace(self) -> int:
+        """Replace the secret: by that of the settings, or else by one that is made now. Return how many links have ended."""
+        return await self.settle(await self.obtain_anew(replaces=True)) or 0
+
+
+async def _protect(connection: Connection, secret: Secret) -> None:
+    await connection.run_sync(kept.protect, secret)
+
+
+def _read(path: Path) -> str:
+    """Raises ConfigurationError: what is damaged is not made anew, or all links would end."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_FILE_BYTES)
+    except OSError as failure:
+        raise ConfigurationError(
+            f"{path}, the secret of this installation, can't be read: {failure.strerror}"
+        ) from failure
+    with suppress(UnicodeDecodeError):
+        text = raw.decode().strip()
+        if len(text.encode()) >= MIN_BYTES and text.isprintable():
+            return text
+    raise ConfigurationError(
+        f"{path}, the secret of this installation, is damaged: it has {len(raw)} bytes, of at least {MIN_BYTES} printable "
+        f"ones; put it back from where it is; or, {_REPLACE}"
+    )
+
+
+def write_secret(path: Path, content: str, *, replaces: bool = False) -> None:
+    """Write a file whole or not at all, durably, for its owner alone to read. Of two that write at once, the first one's
+    stands, unless it `replaces` what is there."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        if replaces:
+            draft.replace(path)
+        else:
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_directory(path.parent)
