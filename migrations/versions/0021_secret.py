@@ -8,7 +8,6 @@ committed.
 """
 
 from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import migrate, secret
 from uploader.errors import ConfigurationError
 
@@ -26,10 +25,8 @@ def upgrade() -> None:
         if secret.needs_secret(connection):
             raise ConfigurationError("the links of this database are to be encrypted: set UPLOADER_SECRET")
         return
-    secret.begin_upgrade(connection, in_force, Clock().now())
-    if secret.protect(connection, in_force):
-        secret.begin_rewrite(connection)
-    crash_point("migrate.after_statement")
+    migrate.change(secret.begin_upgrade, connection, in_force, Clock().now())
+    migrate.change(secret.protect, connection, in_force, rewrites=True)
     secret.rewrite_tables(connection, migrate.change)
 
 

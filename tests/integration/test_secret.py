@@ -264,7 +264,7 @@ async def test_links_of_before_the_upgrade_go_on_and_a_thief_finds_none_of_them(
             assert (await stack.anonymous().get(url)).content == A.data
         for forged in (
             former_query("alice", "0" * 32, end),
-            former_query("bob", file["id"], end),
+            urlencode(dict(parse_qsl(urlsplit(old_url).query)) | {"user": "bob"}),
             former_query("alice", file["id"], end + 2 * DAY),
             former_query("alice", f"{file['id']}\n{end}", end),
         ):

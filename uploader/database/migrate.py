@@ -149,7 +149,6 @@ async def _rewrite(database: Database) -> None:
         is_done = await asyncio.to_thread(rewrite, Path(path))
     except sqlite3.Error as error:
         raise ConfigurationError(f"the database {path} can't be rewritten, as the upgrade needs: {error}") from error
-    crash_point("migrate.after_rewrite")
     if not is_done:
         logger.warning("the database is in use, and is rewritten at the next start", extra={"path": path})
 

@@ -70,9 +70,9 @@ def begin_upgrade(connection: sa.Connection, secret: Secret, now: datetime) -> N
         _store(connection, _FORMER, secret.seal(Use.FORMER, json.dumps([former, now.isoformat()])))
 
 
-def protect(connection: sa.Connection, secret: Secret) -> bool:
-    """Encrypt the slugs that are there as they are, and forget the secret that is. Return whether there were any. May be run
-    again; a node of an earlier version may have left some meanwhile."""
+def protect(connection: sa.Connection, secret: Secret, *, rewrites: bool = False) -> None:
+    """Encrypt the slugs that are there as they are, and forget the secret that is. `rewrites`: if there were any, the files
+    of the database are to be rewritten. May be run again; a node of an earlier version may have left some meanwhile."""
     values = [
         {"of_link": bytes(link_id), "sealed": secret.seal(Use.SLUG_STORE, _text(slug), _text(link_id)).encode()}
         for link_id, slug in connection.execute(_PLAIN_SLUGS).all()
@@ -80,7 +80,8 @@ def protect(connection: sa.Connection, secret: Secret) -> bool:
     if values:
         connection.execute(_SEAL_SLUG, values)
     forgotten = connection.execute(sa.delete(_META).where(_META.c.name == _PLAIN)).rowcount
-    return bool(values or forgotten)
+    if rewrites and (values or forgotten) and _fact(connection, REWRITE) is None:
+        _store(connection, REWRITE, "")
 
 
 def forget(connection: sa.Connection) -> None:
@@ -101,12 +102,6 @@ def _fact(connection: sa.Connection, name: str) -> str | None:
 def _store(connection: sa.Connection, name: str, value: str) -> str:
     connection.execute(sa.insert(_META).values(name=name, value=value))
     return value
-
-
-def begin_rewrite(connection: sa.Connection) -> None:
-    """Remember that the files of the database still have what was replaced."""
-    if _fact(connection, REWRITE) is None:
-        _store(connection, REWRITE, "")
 
 
 def rewrite_tables(connection: sa.Connection, change: Callable[..., object]) -> None:

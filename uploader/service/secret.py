@@ -13,7 +13,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
 from uploader.database import secret as kept
 from uploader.database.copies import sync_directory
@@ -88,7 +87,6 @@ class InstallationSecret:
             text = _read(copy) if copy is not None and copied else secrets.token_hex(32)
             self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_secret(self.path, f"{text}\n", replaces=replaces)
-            crash_point("secret.after_file")
         return Secret(_read(self.path), self.former)
 
     def _found(self) -> Secret | None:
