@@ -366,8 +366,9 @@ class Settings:
 
     @property
     def installation_secret(self) -> str | None:
-        """The secret of the installation; None: it is in a file."""
-        return self.link_secret if self.secret is None else self.secret
+        """The secret of the installation, as a file would have it; None: it is in the one of the data directory."""
+        given = self.link_secret if self.secret is None else self.secret
+        return given and given.strip()
 
     @property
     def sqlite_path(self) -> Path | None:

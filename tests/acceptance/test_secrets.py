@@ -10,7 +10,7 @@ from tests.support.process import UPLOADER, Server, ended
 from tests.support.sending import client_with, get, send
 
 JWT_SECRET = "jwt-secret-of-the-installation-0123456789"
-LINK_SECRET = "link-secret-of-the-installation-012345678"
+SECRET = "the-secret-of-the-installation-012345678"
 CONTENT = Content(100 * KIB)
 
 
@@ -26,7 +26,7 @@ def command_lines() -> str:
 
 
 def test_no_secret_is_told_to_anybody(tmp_path: Path) -> None:
-    settings = {"DATA": str(tmp_path / "data"), "AUTH": "jwt", "JWT_SECRET": JWT_SECRET, "LINK_SECRET": LINK_SECRET}
+    settings = {"DATA": str(tmp_path / "data"), "AUTH": "jwt", "JWT_SECRET": JWT_SECRET, "SECRET": SECRET}
     signer = Signer("HS256", JWT_SECRET.encode())
     good = signer.token({"sub": "alice", "exp": int(time.time()) + 600, "scope": "admin"})
     expired = signer.token({"sub": "alice", "exp": 1})
@@ -41,7 +41,7 @@ def test_no_secret_is_told_to_anybody(tmp_path: Path) -> None:
             signature = link.rpartition("=")[2]
             answers += [client.get("/admin/usage"), client.get("/metrics")]
             assert answers[-1].status_code == 200
-        for token in (expired, forged, good[:-1], JWT_SECRET, LINK_SECRET):
+        for token in (expired, forged, good[:-1], JWT_SECRET, SECRET):
             answers.append(get(f"{server.url}/me/usage", token))
             assert answers[-1].status_code == 401
         answers += [get(server.url + link), get(f"{server.url}{link}0")]
@@ -55,7 +55,7 @@ def test_no_secret_is_told_to_anybody(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     assert sum(line["event"] == "request" for line in lines) >= len(answers)
     assert {line.get("user_id") for line in lines if line["event"] == "request"} == {None, "alice"}
-    for secret in (JWT_SECRET, LINK_SECRET, good, expired, forged, signature):
+    for secret in (JWT_SECRET, SECRET, good, expired, forged, signature):
         for name, place in (("log", log), ("answers", told), ("processes", processes)):
             assert secret not in place, f"{secret} is in the {name}"
     for place in (log, told):

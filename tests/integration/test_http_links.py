@@ -170,13 +170,3 @@ async def test_links_work_in_every_process_and_after_a_restart(make_stack: MakeS
         async with make_stack() as another:
             for url in (*made, await a_link(stack, file["id"])):
                 assert (await another.anonymous().get(url)).status_code == 200
-
-
-async def test_another_secret_ends_all_links(make_stack: MakeStack) -> None:
-    async with make_stack(link_secret="a secret that is long enough, surely") as stack:
-        file = await a_file(stack)
-        url = await a_link(stack, file["id"])
-        assert (await stack.anonymous().get(url)).status_code == 200
-    for settings in ({}, {"link_secret": "another secret that is long enough"}):
-        async with make_stack(**settings) as stack:
-            problem(await stack.anonymous().get(url), 401, "unauthenticated")

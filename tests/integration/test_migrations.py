@@ -278,7 +278,8 @@ async def test_upgrade_commands_at_once_are_safe_from_any_directory(
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    settings = {"DATA": str(tmp_path / "data")} | ({} if embedded else {"DATABASE_URL": blank_stack_url})
+    more = {} if embedded else {"DATABASE_URL": blank_stack_url, "SECRET": "a secret that both commands have"}
+    settings = {"DATA": str(tmp_path / "data"), **more}
     upgrade = partial(run_cli, settings, "db", "upgrade", cwd=elsewhere)
     results = await asyncio.gather(*(asyncio.to_thread(upgrade) for _ in range(2)))
     for result in (*results, await asyncio.to_thread(upgrade)):

@@ -39,6 +39,7 @@ EXPOSED: list[tuple[dict[str, str], list[str]]] = [
     ({key: value for key, value in SET.items() if key != "JWT_AUDIENCE"}, ["warning authentication"]),
     ({key: value for key, value in SET.items() if key != "JWT_ISSUER"}, ["note authentication"]),
     ({"LINK_SECRET": "a" * 32}, ["error secrets"]),
+    ({"SECRET": "a" * 32}, ["error secrets"]),
     ({"INSTANT": "trust"}, ["warning instant"]),
     ({"HOST": "::1"}, []),
     ({"HOST": "localhost"}, []),

@@ -183,10 +183,10 @@ def test_a_password_in_a_url_is_masked_and_the_rest_is_shown(url: str, shown: st
 
 def test_a_secret_that_is_no_url_is_masked_whole_and_a_bad_one_not_repeated_in_the_complaint() -> None:
     bucket: dict[str, Any] = {"storage": "s3://bbb", "s3_access_key_id": "x" * 20, "s3_secret_access_key": "x" * 40}
-    shown = Settings(jwt_secret="x" * 40, link_secret="x" * 40, **bucket).shown() | {
+    shown = Settings(jwt_secret="x" * 40, link_secret="x" * 40, secret="x" * 40, **bucket).shown() | {
         "UPLOADER_JWT_PUBLIC_KEY": Settings(jwt_public_key="x" * 40).shown()["UPLOADER_JWT_PUBLIC_KEY"]
     }
-    secret = ("JWT_SECRET", "JWT_PUBLIC_KEY", "LINK_SECRET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY")
+    secret = ("SECRET", "JWT_SECRET", "JWT_PUBLIC_KEY", "LINK_SECRET", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY")
     assert {shown[f"UPLOADER_{name}"] for name in secret} == {"***"}
     (line,) = problems_of({"UPLOADER_DATABASE_URL": "postgresql://user:hidden@host/name"})
     assert line.startswith("UPLOADER_DATABASE_URL: ")
@@ -227,6 +227,7 @@ def test_every_setting_is_shown_under_the_name_of_its_variable_and_can_be_loaded
         ({"auth": "jwt", "jwt_secret": "x" * 32, "jwt_jwks": "file"}, "AUTH"),
         ({"jwt_secret": "x" * 31}, "JWT_SECRET"),
         ({"link_secret": "x" * 31}, "LINK_SECRET"),
+        ({"secret": "x" * 31}, "SECRET"),
         ({"trusted_header": "X-User"}, "TRUSTED_HEADER"),
         ({"tls_key": Path("key")}, "TLS_KEY"),
         ({"tls_certificate": Path("certificate")}, "TLS_CERTIFICATE"),

@@ -75,9 +75,6 @@ def _of_jwts(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _of_secrets(settings: Settings) -> Iterator[Diagnosis]:
-    if settings.link_secret is not None:
-        what = "UPLOADER_LINK_SECRET is the former name of UPLOADER_SECRET, which the next version does not know"
-        yield warning(Subject.SECRETS, what, "name it UPLOADER_SECRET, with the same value")
     secrets = {"JWT_SECRET": settings.jwt_secret, "SECRET": settings.secret, "LINK_SECRET": settings.link_secret}
     for name, secret in secrets.items():
         if secret is not None and len(set(secret)) < _LEAST_CHARACTERS:

@@ -123,6 +123,9 @@ class InstallationSecret:
         """Say what is wrong with it, and change nothing. Raises Unavailable."""
         stored = await self.database.read(meta.fact, kept.CHECK)
         found = []
+        if self.former is not None:
+            what = "UPLOADER_LINK_SECRET is the former name of UPLOADER_SECRET, which the next version does not know"
+            found.append(warning(Subject.SECRETS, what, "name it UPLOADER_SECRET, with the same value"))
         try:
             secret = await asyncio.to_thread(self._found)
         except ConfigurationError as failure:
