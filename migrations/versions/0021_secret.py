@@ -12,7 +12,7 @@ from uploader.database import migrate, secret
 from uploader.errors import ConfigurationError
 
 revision = "0021"
-down_revision = "0019"
+down_revision = "0020"
 branch_labels = None
 depends_on = None
 # An older program would show the encrypted slugs, and sign with another secret.

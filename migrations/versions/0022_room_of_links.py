@@ -12,7 +12,7 @@ from alembic import op
 from uploader.database import migrate, models
 
 revision = "0022"
-down_revision = "0019"
+down_revision = "0021"
 branch_labels = None
 depends_on = None
 # An older program gives no room back to a link when files are deleted.

@@ -264,7 +264,7 @@ async def test_archive_of_a_share_ends_where_its_folder_moves(
             await shared.level(remembered, "", limit=9, after=None)
         with pytest.raises(Unavailable):
             await shared.get(remembered, secret)
-        stack.services.visitors._believed._visits.clear()
+        stack.services.visitors._known.clear()
         listed = (await visitor.get(f"{link['url']}/files")).json()["files"]
         assert sorted(file["name"] for file in listed) == ["a", "b"]
 
