@@ -331,12 +331,15 @@ async def test_a_new_database_has_nothing_that_opens_a_link(make_stack_on: MakeS
 # Upgrades and restores
 
 
-@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
-async def test_upgrade_of_an_external_database_needs_the_secret(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str
-) -> None:
-    url = request.getfixturevalue(f"blank_{kind}_url")
-    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": url}
+@pytest.fixture(params=["mariadb", "mysql"])
+def external_url(request: pytest.FixtureRequest) -> str:
+    """A database of a server, without tables."""
+    url: str = request.getfixturevalue(f"blank_{request.param}_url")
+    return url
+
+
+async def test_upgrade_of_an_external_database_needs_the_secret(external_url: str, tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": external_url}
     refused = run_cli(settings, "db", "upgrade")
     assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
     assert "UPLOADER_SECRET is not set" in refused.stderr
@@ -348,7 +351,7 @@ async def test_upgrade_of_an_external_database_needs_the_secret(
     told = run_cli(settings, "db", "upgrade")
     assert f"`export UPLOADER_SECRET_FILE={here}`" in told.stderr
     assert run_cli(settings | {"SECRET_FILE": str(here)}, "db", "upgrade").returncode == 0
-    database = patient(url)
+    database = patient(external_url)
     assert await database.read(meta.fact, kept.CHECK) is not None
     await database.close()
     refused = run_cli(settings | {"SECRET": OTHER}, "work")

@@ -9,6 +9,7 @@ from redis.crc import key_slot
 
 from uploader.accounting import keys
 from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, Shards, shard_of, tag_of, upload_keys
+from uploader.domain.names import check_user_id
 from uploader.service.ids import new_id
 
 UPLOAD = "00064a5f0c9d7e0123456789abcdef01"
@@ -59,3 +60,16 @@ def test_the_keys_of_an_installation_are_in_the_slots_of_its_shards(shards: int)
     assert not set(plain.upload(UPLOAD)) & set(spread.upload(UPLOAD))
     challenge = spread.challenge("alice", "c")
     assert len({key_slot(key.encode()) for key in challenge}) == 1
+
+
+USERS = st.text(st.sampled_from("ab:{}|;.-_@~"), min_size=1, max_size=6)
+WORDS = st.text(st.sampled_from("ab:/{}\n"), max_size=6)
+
+
+@given(USERS, WORDS, USERS, WORDS)
+def test_no_key_of_a_user_is_that_of_another(user: str, word: str, other: str, other_word: str) -> None:
+    """Whatever characters their ids have: no id has a slash, which parts it from what follows."""
+    assert check_user_id(user) == user
+    one, another = keys.challenge_keys(0, user, word), keys.challenge_keys(0, other, other_word)
+    assert (one.challenge == another.challenge) is ((user, word) == (other, other_word))
+    assert {one.probes, one.unproven}.isdisjoint({another.probes, another.unproven}) is (user != other)
