@@ -55,7 +55,7 @@ CAUSES: dict[str, tuple[Commands, Commands]] = {
     "MAXCLIENTS": ([_set("maxclients", "1"), _THROW_OUT], [_set("maxclients", "1000")]),
 }
 # By a test of its own.
-ELSEWHERE = {"BUSY", "LOADING", "CLUSTERDOWN", "MOVED"}
+ELSEWHERE = {"BUSY", "LOADING", "CLUSTERDOWN", "MOVED", "NOCLUSTER"}
 
 
 def refusal(code: str, rights: str = "+info") -> Diagnosis:

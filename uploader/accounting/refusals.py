@@ -34,7 +34,9 @@ _TEXTS = {
     "max number of clients reached": "MAXCLIENTS",
     "protected mode": "DENIED",
     "unknown command": "UNKNOWN",
-    "not covered": "CLUSTERDOWN",  # as redis-py has it
+    # As redis-py has it.
+    "not covered": "CLUSTERDOWN",
+    "Cluster mode is not enabled": "NOCLUSTER",
 }
 
 

@@ -137,6 +137,13 @@ REDIS_LOADING = _refusal("it loads its files", "wait until it has loaded them")
 REDIS_BUSY = _refusal("another program's script keeps it busy", "SCRIPT KILL or FUNCTION KILL, else restart Redis")
 REDIS_CLUSTER_DOWN = _refusal("slots of the Cluster have no master", "CLUSTER INFO: start the masters that failed")
 REDIS_IN_CLUSTER = _refusal("it is a node of a Cluster", "begin UPLOADER_REDIS_URL with redis+cluster://")
+REDIS_NO_CLUSTER = Reason(
+    Check.REDIS,
+    _ERROR,
+    Subject.REDIS,
+    "Redis is no Cluster, or its user lacks +cluster|slots",
+    "begin UPLOADER_REDIS_URL with redis://, or add that by ACL SETUSER",
+)
 REDIS_PASSWORD = _refusal("user or password is wrong", "correct UPLOADER_REDIS_URL, or the user by ACL SETUSER")
 REDIS_RIGHTS = _refusal("its user lacks {rights}", "add that by ACL SETUSER, as docs/redis.md has it")
 REDIS_CLIENTS = _refusal("it takes no more connections", "raise maxclients, or lower UPLOADER_REDIS_CONNECTIONS")
@@ -152,6 +159,7 @@ REFUSALS = {
     "BUSY": REDIS_BUSY,
     "CLUSTERDOWN": REDIS_CLUSTER_DOWN,
     "MOVED": REDIS_IN_CLUSTER,
+    "NOCLUSTER": REDIS_NO_CLUSTER,
     "NOAUTH": REDIS_PASSWORD,
     "WRONGPASS": REDIS_PASSWORD,
     "NOPERM": REDIS_RIGHTS,
