@@ -41,6 +41,7 @@ COMMANDS: dict[str, Action | None] = {
     "token list": None,
     "token revoke": Action.TOKEN_REVOKED,
     "user set-quota": Action.QUOTA_CHANGED,
+    "user set-admin": Action.ADMIN_CHANGED,
 }
 
 

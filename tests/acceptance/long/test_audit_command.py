@@ -82,6 +82,7 @@ RUNS: dict[str, tuple[Callable[[Stack], Awaitable[None]], list[str]]] = {
     "token create": (_nothing, ["alice"]),
     "token revoke": (_nothing, ["TOKEN"]),
     "user set-quota": (_nothing, ["alice", "5GiB"]),
+    "user set-admin": (_nothing, ["alice", "yes"]),
 }
 
 

@@ -27,7 +27,7 @@ def token() -> None:
 def token_create(user: str, admin: bool, metrics: bool, queue: str | None, total_space: int | None) -> None:
     """Make a token for USER, and a missing user; print the token as the last word.
 
-    A second call adds a token and keeps the quota. Only the token's SHA-256 is stored: it can't be shown again.
+    A second call adds a token and keeps the quota. It is stored as its SHA-256 only.
     """
     if admin + metrics + (queue is not None) > 1:
         raise click.UsageError("--admin, --metrics and --queue exclude each other")
@@ -61,7 +61,7 @@ def token_list(user: str | None) -> None:
 @token.command("revoke")
 @click.argument("token_or_id")
 def token_revoke(token_or_id: str) -> None:
-    """Revoke a token, named by its id (see `token list`) or by itself. Within 2 s all that runs by it ends."""
+    """Revoke a token, named by its id (see `token list`) or by itself. Takes effect within 2 s."""
     if not with_services(load_settings(), lambda services: services.accounts.revoke(token_or_id)):
         fail("there is no such token in force", EXIT_FAILED)
     say("revoked")
@@ -69,23 +69,22 @@ def token_revoke(token_or_id: str) -> None:
 
 @click.group()
 def user() -> None:
-    """Set quotas of users, and make administrators."""
+    """Set quotas and administrators."""
 
 
 @user.command("set-quota")
 @click.argument("user_id", metavar="USER")
 @click.argument("total_space", type=SIZE)
 def user_set_quota(user_id: str, total_space: int) -> None:
-    """Set the quota of USER to TOTAL_SPACE, such as 50GiB, and make a missing user. Files stay."""
+    """Set the quota of USER, such as 50GiB, and make a missing user. Files stay."""
     account = with_services(load_settings(), lambda services: services.accounts.set_total_space(user_id, total_space))
     say(f"{user_id} has {format_size(account.total_space)}")
 
 
 @user.command("set-admin")
 @click.argument("user_id", metavar="USER")
-@click.option("--revoke", is_flag=True, help="Take the right away, from the last administrator, too.")
-def user_set_admin(user_id: str, revoke: bool) -> None:
-    """Make USER an administrator, and make a missing user. To use /admin, USER also needs an administrator's token, or the
-    claim of a JWT."""
-    with_services(load_settings(), lambda services: services.accounts.change_user(user_id, admin=not revoke))
-    say(f"{user_id} is {'no' if revoke else 'an'} administrator")
+@click.argument("right", metavar="YES_OR_NO", type=click.Choice(["yes", "no"]))
+def user_set_admin(user_id: str, right: str) -> None:
+    """Make USER an administrator, or one no more."""
+    with_services(load_settings(), lambda services: services.accounts.change_user(user_id, admin=right == "yes"))
+    say(f"{user_id} is {'an' if right == 'yes' else 'no'} administrator")
