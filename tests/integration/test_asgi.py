@@ -128,6 +128,17 @@ async def test_the_application_says_who_calls(make_uploader: MakeUploader, who: 
         await send_file(client, "")
 
 
+async def test_identity_of_other_types_is_refused(make_uploader: MakeUploader) -> None:
+    """What stands for no elsewhere is true in Python."""
+    values: list[tuple[Any, Any]] = [("eve", "no"), ("eve", 0), ("eve", None), (7, False), (b"eve", False)]
+    for user_id, admin in values:
+        with pytest.raises(TypeError, match="^Identity: "):
+            Identity(user_id, admin)
+    uploads = make_uploader(identify=lambda _scope: ("eve", True))
+    with pytest.raises(TypeError, match="returns an Identity or None"):
+        await uploads.identity({})
+
+
 async def test_handlers_are_told_at_least_once_and_again_until_they_do_not_fail(make_uploader: MakeUploader) -> None:
     uploads = make_uploader()
     told, refused = list[dict[str, Any]](), list[str]()

@@ -142,7 +142,6 @@ class UserDetail(UserUsage, kw_only=True):
     """One user; `available` is what they may still open."""
 
     available: int
-    admin: bool
     as_of: Time
 
 
@@ -166,14 +165,13 @@ class UserFiles(Struct):
 
 
 class UserAccount(Struct):
-    """A user's accounts after a change, in bytes; and whether the user is an administrator."""
+    """A user's accounts after a change, in bytes."""
 
     user_id: str
     total_space: int
     use_space_finished: int
     use_space_unfinished: int
     reserved: int
-    admin: bool
 
 
 class TokenSchema(Struct):
@@ -345,8 +343,7 @@ class AdminHandlers:
         as_of = self.clock.now()
         report = await self.reports.user(user_in(call))
         usage = msgspec.structs.asdict(user_of(report))
-        is_admin = await self.accounts.is_admin(report.usage.user_id)
-        return Json(UserDetail(**usage, available=report.usage.available, admin=is_admin, as_of=as_of))
+        return Json(UserDetail(**usage, available=report.usage.available, as_of=as_of))
 
     @_admin(
         "GET /admin/users/{user_id}/files",
@@ -375,8 +372,7 @@ class AdminHandlers:
         usage = await self.accounts.change_user(
             user_id, total_space=or_none(body.total_space), admin=or_none(body.admin)
         )
-        figures = (usage.total_space, usage.use_space_finished, usage.use_space_unfinished, usage.reserved)
-        return Json(UserAccount(user_id, *figures, admin=await self.accounts.is_admin(user_id)))
+        return Json(msgspec.convert(usage, UserAccount, from_attributes=True))
 
     @_admin(
         "DELETE /admin/files/{id}",

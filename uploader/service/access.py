@@ -197,9 +197,6 @@ class Accounts:
     async def set_total_space(self, user_id: str, total_space: int) -> Usage:
         return await self.change_user(user_id, total_space=total_space)
 
-    async def is_admin(self, user_id: str) -> bool:
-        return bool(await self.database.read(rights.is_admin, user_id))
-
     # Tokens
 
     async def create_token(
