@@ -566,7 +566,7 @@ async def test_who_is_told_or_asked_hears_the_link_and_the_name_that_its_owner_s
             async with made.services.database.engine.connect() as connection:
                 rows = (await connection.execute(select(models.outbox.c.type, models.outbox.c.data))).all()
     told = [(kind, json.loads(data)) for kind, data in rows]
-    assert asked == ["inbox/a", "inbox/b"]
+    assert asked == ["inbox/", "inbox/a", "inbox/b"]
     assert [kind for kind, _ in told] == ["file.finished", "upload.created", "upload.cancelled"]
     assert {data["link_id"] for _, data in told} == {link["id"]}
     assert [(data.get("file") or data["upload"])["name"] for _, data in told] == ["inbox/a", "inbox/b", "inbox/b"]
