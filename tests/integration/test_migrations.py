@@ -25,6 +25,7 @@ from tests.support.waiting import SERVER_SECONDS
 from uploader.database import migrate, models, queries
 from uploader.database.dump import write_dump
 from uploader.database.engine import Database, Duplicate
+from uploader.domain.secret import Secret
 from uploader.errors import ConfigurationError
 
 BYTE_COLUMNS = [
@@ -210,7 +211,7 @@ async def test_up_counts_the_files_of_each_link_and_ends_those_that_outlived_the
         await connection.execute(
             insert(models.file).values({name: getattr(own, name) for name in queries.FILE_COLUMNS})
         )
-    await migrate.upgrade(empty)
+    await migrate.upgrade(empty, secret=Secret("the secret of the installation"))
     async with empty.engine.connect() as connection:
         columns = [models.link.c[name] for name in ("files", "bytes", "end_reason")]
         found = await connection.execute(select(*columns).order_by(models.link.c.id))

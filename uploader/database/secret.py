@@ -1,5 +1,5 @@
-"""What a database keeps of the secret of its installation: a value by which it knows the secret again, and, encrypted under
-the secret, what earlier versions kept as it was: slugs of links, and the secret with which these versions signed.
+"""The traces of the installation's secret in a database: a value by which the secret is recognised; and, encrypted under the
+secret, the slugs of links and the secret that earlier versions kept in plain text.
 """
 
 import json

@@ -56,13 +56,13 @@ class _Progress:
 def backup(directory: Path, keep: int | None, reread: bool, with_secret: bool) -> None:
     """Back up database and contents into DIRECTORY. Works while the server runs.
 
-    Makes a missing DIRECTORY. Each backup is a dump, named by its time in UTC; all backups share their blobs, so that none
-    is copied twice. If DIRECTORY is on the filesystem of the data directory, blobs are linked and take no space; that helps
-    against mistakes, not against a broken disk. Compares each new blob with its SHA-256.
+    Makes a missing DIRECTORY. Each backup is a dump, named by its time in UTC; all backups share their blobs. If DIRECTORY
+    is on the filesystem of the data directory, blobs are linked and take no space; that helps against mistakes, not against
+    a broken disk. Compares each new blob with its SHA-256.
 
-    An interrupted run leaves no backup that looks complete, and the next run goes on. Not backed up: chunks of open
+    After an interruption the next run goes on. Not backed up: chunks of open
     uploads, contents that only deleted files have, Redis, settings, the file owner.token, contents in a bucket, and, without
-    --with-secret, the secret from which links and signed URLs derive. Whoever has a backup with the secret can open them.
+    --with-secret, the secret of links and signed URLs.
 
     Exit codes: 0 ok; 1 no backup was made, or it lacks the contents that the command names as damaged or missing. Then
     --keep removes nothing.
@@ -102,19 +102,17 @@ def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: b
 
     The settings in force say where to. The database has to be empty. The data directory has to be new or empty, or that of
     the same installation, whose blobs then stay. Stop all servers and workers first. Compares each blob with its SHA-256,
-    and deletes the keys of the installation in Redis, which servers rebuild. Run it again after an interruption.
+    and deletes the installation's keys in Redis, which servers rebuild. Run it again after an interruption.
 
-    All links and signed URLs of the backup end, unless its secret is there: in UPLOADER_SECRET, as the file `secret` in the
-    data directory, or in the backup (`uploader backup --with-secret`).
+    All links and signed URLs of the backup end, unless UPLOADER_SECRET, the data directory or the backup has its secret.
 
-    With contents in a bucket, it has to be that of the installation. Its objects stay, and missing ones are named.
+    Contents in a bucket have to be in that of the installation. Missing ones are named.
 
     No backup has the chunks of open uploads: the command prints the number of these, and `uploader reset-unfinished
     --lost --yes` closes them.
 
-    --last: servers and workers copy a SQLite every hour, and before each migration. Say first what is lost; with --yes put
-    the newest good copy in the place of the database, which is kept under another name. Contents stay, also those that the
-    copy does not name: `uploader cleanup --list` lists them.
+    --last: servers and workers copy a SQLite every hour, and before each migration. Say what is lost; with --yes put the
+    newest good copy in the place of the database, which keeps another name. All contents stay: `uploader cleanup --list`.
 
     Exit codes: 0 ok; 1 nothing was restored, or all but the contents that the command names; 2 the database or the
     directory is not empty, or of another installation.

@@ -366,15 +366,15 @@ def _said_of(fault: str) -> str:
 _LINES = "\n".join(f"{name:26} {_said_of(name)}" for name in FAULTS)
 _HELP = f"""Cause faults in a scratch installation, and print how it came back.
 
-DIRECTORY is new or empty: it gets a data directory with an embedded Valkey and SQLite, whatever the settings in force
-are, and stays to be looked at. With --backup, the newest backup in there is restored into it first.
+DIRECTORY is new or empty, and gets a data directory with an embedded Valkey and SQLite, which stays. With --backup, the
+newest backup in there is restored into it first.
 
 \b
 {_LINES}
 
-A full disk needs a small filesystem: DIRECTORY's own, or one that may be mounted in a namespace (unshare, mount).
+A full disk needs a small filesystem: DIRECTORY's own, or one that may be mounted.
 
-Exit codes: 0 all came back by itself, and nothing was lost; 1 something did not, or was; 2 bad usage.
+Exit codes: 0 all came back, nothing was lost; 1 otherwise; 2 bad usage.
 """
 
 
@@ -383,7 +383,14 @@ Exit codes: 0 all came back by itself, and nothing was lost; 1 something did not
 @click.option(
     "--backup", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Restore this backup first."
 )
-@click.option("--fault", "chosen", type=click.Choice([*FAULTS]), multiple=True, help="Only this one; may be repeated.")
+@click.option(
+    "--fault",
+    "chosen",
+    type=click.Choice([*FAULTS]),
+    metavar="FAULT",
+    multiple=True,
+    help="Only FAULT; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list of objects.")
 def drill(directory: Path, backup: Path | None, chosen: tuple[str, ...], as_json: bool) -> None:
     require_server()

@@ -106,15 +106,14 @@ def secret() -> None:
 @secret.command("replace")
 @click.option("--yes", is_flag=True, help="Really do it.")
 def secret_replace(yes: bool) -> None:
-    """Let the installation have another secret: that of UPLOADER_SECRET; or, if that is not set, a new one, in the file
-    `secret` in the data directory.
+    """Replace the secret by UPLOADER_SECRET, or by a new one in the data directory, and end all links and signed URLs.
 
-    All links and signed URLs of before end, for good. Stop all servers and workers first.
+    Stop all servers and workers first.
     """
     if not yes:
         fail("this ends all links and signed URLs; say --yes", EXIT_USAGE)
     ended = with_services(load_settings(), lambda services: services.secret.replace())
-    click.echo(f"the secret is another one: {ended} links and all signed URLs have ended")
+    say(f"the secret is another one: {ended} links and all signed URLs have ended")
 
 
 @click.group()
