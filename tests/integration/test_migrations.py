@@ -142,6 +142,24 @@ async def test_down_takes_tokens_for_the_metrics_along_and_up_counts_the_files_o
     assert await ask(empty, differences) == []
 
 
+async def test_users_with_an_administrator_s_token_in_force_become_administrators(empty: Database) -> None:
+    await migrate.upgrade(empty)
+    act = Transactions(empty)
+    tokens = (("root", True, None), ("was", True, NOW), ("alice", False, None))
+    async with empty.engine.begin() as connection:
+        for user_id, admin, revoked_at in tokens:
+            row = {"token_sha256": user_id, "user_id": user_id, "admin": admin, "created_at": NOW}
+            await connection.execute(insert(models.token).values({**row, "revoked_at": revoked_at}))
+    for user_id, *_ in tokens:
+        await act.create_user(user_id)
+    await migrate.downgrade(empty, "0019")
+    await migrate.upgrade(empty)
+    async with empty.engine.connect() as connection:
+        found = (await connection.execute(text("SELECT user_id FROM user_info WHERE admin = 1"))).all()
+    assert found == [(b"root",)]
+    assert await ask(empty, differences) == []
+
+
 async def test_twins_get_numbers_and_a_folder_keeps_its_name(empty: Database) -> None:
     """The oldest keeps its name; who dies on the way goes on; the accounts are as they were."""
     await migrate.upgrade(empty, "0014")
