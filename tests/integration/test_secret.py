@@ -1,5 +1,6 @@
 """The secret of an installation: where it is, what ends with it, and what a thief of a database or of a backup opens."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -79,6 +80,19 @@ async def test_first_start_makes_a_secret_that_only_its_owner_reads(make_stack: 
         assert list(stack.data.glob(f".{SECRET_FILE}*")) == []
 
 
+async def test_processes_that_start_at_once_have_one_secret(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:
+        settings = stack.services.settings
+    for _ in range(5):
+        (stack.data / SECRET_FILE).unlink()
+        made = [Services(settings) for _ in range(6)]
+        await made[0].database.transact(meta.forget_fact, kept.CHECK)
+        await asyncio.gather(*(services.secret.begin() for services in made))
+        assert {services.secret.value.text for services in made} == {(stack.data / SECRET_FILE).read_text().strip()}
+        for services in made:
+            await services.close()
+
+
 @pytest.mark.parametrize("damaged", [b"", b"short", b"a" * 31, bytes(64), b"\xff" * 64, b"a" * 32 + b"\0" * 32])
 async def test_damaged_secret_is_refused_and_stays(make_stack: MakeStack, damaged: bytes) -> None:
     async with make_stack() as stack:
@@ -101,7 +115,7 @@ async def test_node_without_the_secret_of_its_database_does_not_start(
     more = {"secret": OTHER} if change is None else {}
     if change is not None:
         change(path)
-    with pytest.raises(ConfigurationError, match="secret replace --yes"):
+    with pytest.raises(ConfigurationError, match="uploader adopt --yes"):
         async with make_stack(**more):
             pass
     assert path.exists() is (change is not Path.unlink)
@@ -114,7 +128,7 @@ async def test_readiness_and_the_doctor_know_that_the_secret_was_replaced(make_s
     async with make_stack() as stack:
         assert (await stack.anonymous().get("/readyz")).status_code == 200
         other = Services(replace(stack.services.settings, secret=OTHER))
-        assert await other.secret.replace() == 0
+        assert await other.secret.adopt() == 0
         ready = await stack.anonymous().get("/readyz")
         assert ready.status_code == 503
         assert "is not the secret of this database" in ready.json()["checks"]["database"]["reason"]
@@ -146,11 +160,15 @@ async def test_replacing_the_secret_ends_links_and_signed_urls(make_stack: MakeS
         url, visitor = await a_signed_url(stack, file["id"]), await visit(stack, link)
     settings = stack.services.settings
     shown = {"DATA": str(stack.data), "DATABASE_URL": str(settings.database_url), "REDIS_URL": str(settings.redis_url)}
-    assert run_cli(shown, "secret", "replace").returncode == 2
-    before = (stack.data / SECRET_FILE).read_text()
-    done = run_cli(shown, "secret", "replace", "--yes")
-    assert done.stdout == "the secret is another one: 1 links and all signed URLs have ended\n", done.stderr
-    assert (stack.data / SECRET_FILE).read_text() != before
+    path = stack.data / SECRET_FILE
+    before = path.read_text()
+    assert "links" not in run_cli(shown, "adopt", "--yes").stdout
+    path.unlink()
+    assert run_cli(shown, "adopt").returncode == 2
+    assert not path.exists()
+    done = run_cli(shown, "adopt", "--yes")
+    assert "the secret is another one than before: 1 links and all signed URLs have ended\n" in done.stdout, done.stderr
+    assert path.read_text() != before
     async with make_stack() as stack:
         problem(await stack.anonymous().get(url), 401, "unauthenticated")
         problem(await stack.anonymous().post(f"{link['url']}/session"), 410, "link-gone")
@@ -243,7 +261,7 @@ async def test_links_of_before_the_upgrade_go_on_and_a_thief_finds_none_of_them(
         except Death:
             continue
     await migrate.check(database)
-    with pytest.raises(ConfigurationError, match="secret replace"):
+    with pytest.raises(ConfigurationError, match="uploader adopt"):
         await Services(replace(settings, secret=OTHER)).secret.begin()
     if database.engine.dialect.name == "sqlite":
         await database.close()

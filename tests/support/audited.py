@@ -15,7 +15,6 @@ COMMANDS: dict[str, Action | None] = {
     "doctor": None,
     "drill": None,
     "db upgrade": None,
-    "secret replace": Action.SECRET_REPLACED,
     "redis reset": Action.REDIS_RESET,
     "installation": None,
     "adopt": Action.INSTALLATION_ADOPTED,

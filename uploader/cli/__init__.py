@@ -87,7 +87,6 @@ _COMMANDS = (
     Later("doctor", "server.maintenance", "Say what is wrong with an installation."),
     Later("db", "server.maintenance", "Migrate the database."),
     Later("redis", "server.maintenance", "Reset Redis, the accounting store."),
-    Later("secret", "server.maintenance", "Replace the secret from which links and signed URLs derive."),
     Later("installation", "server.maintenance", "Show the ids of store, database and Redis."),
     Later("adopt", "server.maintenance", "Give store, database and Redis one installation id."),
     Later("cleanup", "server.maintenance", "Free the space of idle uploads and of crashes."),

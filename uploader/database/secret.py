@@ -14,11 +14,9 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from uploader.database import models
-from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
 from uploader.database.copies import opened
 from uploader.database.meta import fact, forget_fact, replace_fact
-from uploader.domain.audit_log import Act
 from uploader.domain.links import LinkEnd
 from uploader.domain.secret import SEALED, Secret, Use
 from uploader.errors import ConfigurationError
@@ -145,7 +143,7 @@ def _refuse_other(stored: str, secret: Secret) -> None:
 
 OTHER = (
     "UPLOADER_SECRET, or the file `secret` in UPLOADER_DATA, is not the secret of this database: set the one that the other "
-    "nodes have; or, to end all links and signed URLs, stop all servers and run `uploader secret replace --yes`"
+    "nodes have; or, to end all links and signed URLs, stop all servers and run `uploader adopt --yes`"
 )
 
 
@@ -173,7 +171,7 @@ async def forget_former(connection: AsyncConnection) -> None:
     await forget_fact(connection, _FORMER)
 
 
-async def replace(connection: AsyncConnection, secret: Secret, now: datetime, act: Act) -> int:
+async def replace(connection: AsyncConnection, secret: Secret, now: datetime) -> int:
     """Let a database belong to another secret: all links end, of which nobody would know the URLs. Return how many."""
     link = models.link
     ends = sa.update(link).where(link.c.end_reason.is_(None)).values(ended_at=now, end_reason=LinkEnd.REVOKED.value)
@@ -181,5 +179,4 @@ async def replace(connection: AsyncConnection, secret: Secret, now: datetime, ac
     await connection.execute(sa.update(link).values(slug=""))
     await forget_former(connection)
     await replace_fact(connection, CHECK, secret.check_value)
-    await note(connection, act, links=ended)
     return ended

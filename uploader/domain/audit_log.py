@@ -39,8 +39,6 @@ class Action(StrEnum):
     REDIS_RESET = "redis.reset"
     INSTALLATION_ADOPTED = "installation.adopted"
     INSTALLATION_RESTORED = "installation.restored"
-    # By another one, with which all links and signed URLs of before ended.
-    SECRET_REPLACED = "secret.replaced"  # noqa: S105 (a word)
     EVENTS_REPLAYED = "events.replayed"
     SINK_ENABLED = "sink.enabled"
 

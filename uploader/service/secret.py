@@ -18,16 +18,14 @@ from uploader.database import secret as kept
 from uploader.database.copies import sync_directory
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.secret import Former
-from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Diagnosis, Subject, error, warning
 from uploader.domain.secret import Secret
 from uploader.errors import ConfigurationError
-from uploader.service.audit_log import act
 
 SECRET_FILE = "secret"  # noqa: S105 (a file name)
 MIN_BYTES = 32
 _MAX_FILE_BYTES = 64 << 10
-_REPLACE = "to end all links and signed URLs, stop all servers and run `uploader secret replace --yes`"
+_REPLACE = "to end all links and signed URLs, stop all servers and run `uploader adopt --yes`"
 
 
 @dataclass(eq=False, repr=False)
@@ -68,25 +66,28 @@ class InstallationSecret:
         if found is not None:
             return found
         if await migrate.current_revision(self.database) and await self.database.read(meta.fact, kept.CHECK):
+            # The file comes before the value: another process may have made both meanwhile.
+            if (found := await asyncio.to_thread(self._found)) is not None:
+                return found
             raise ConfigurationError(
                 f"the secret of this installation is not there: set UPLOADER_SECRET, or put {self.path} back from where it "
                 f"is; or, {_REPLACE}"
             )
         return await self.obtain_anew()
 
-    async def obtain_anew(self, copy: Path | None = None, *, replaces: bool = False) -> Secret:
-        """Return the secret, by default one that is made now, for a database that may belong to another one. `copy`: a file
-        that may have it. `replaces`: the file of the data directory does not count. Raises ConfigurationError."""
-        return await asyncio.to_thread(self._made, copy, replaces)
+    async def obtain_anew(self, copy: Path | None = None) -> Secret:
+        """Return the secret, or one that is made now, for a database that may belong to another one. `copy`: a file that may
+        have it. Raises ConfigurationError."""
+        return await asyncio.to_thread(self._made, copy)
 
-    def _made(self, copy: Path | None, replaces: bool) -> Secret:
+    def _made(self, copy: Path | None) -> Secret:
         if self.given is not None:
             return Secret(self.given, self.former)
-        if replaces or not self.path.exists():
+        if not self.path.exists():
             copied = copy is not None and copy.exists()
             text = _read(copy) if copy is not None and copied else secrets.token_hex(32)
             self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_secret(self.path, f"{text}\n", replaces=replaces)
+            write_secret(self.path, f"{text}\n")
         return Secret(_read(self.path), self.former)
 
     def _found(self) -> Secret | None:
@@ -144,18 +145,22 @@ class InstallationSecret:
     # By hand
 
     async def settle(self, secret: Secret, database: Database | None = None) -> int | None:
-        """Let a database that was restored, by default that of the settings, belong to this secret. Return None if it does
-        already; else how many links have ended with the former one."""
+        """Let a database that was restored or adopted, by default that of the settings, belong to this secret. Return how
+        many links have ended; None: it belonged to no other one."""
         database = database or self.database
-        if await database.read(meta.fact, kept.CHECK) == secret.check_value:
-            return None
-        now = self.clock.now()
-        told = act(Action.SECRET_REPLACED, now, subject=SECRET_FILE)
-        return await database.transact(kept.replace, secret, now, told)
+        stored = await database.read(meta.fact, kept.CHECK)
+        if stored is None:
+            await database.transact(kept.belong, secret)
+        return (
+            None
+            if stored in (None, secret.check_value)
+            else await database.transact(kept.replace, secret, self.clock.now())
+        )
 
-    async def replace(self) -> int:
-        """Replace the secret: by that of the settings, or else by one that is made now. Return how many links have ended."""
-        return await self.settle(await self.obtain_anew(replaces=True)) or 0
+    async def adopt(self) -> int | None:
+        """Let the database belong to the secret that is here, or else to a new one. Returns as `settle`. Raises
+        ConfigurationError, Unavailable."""
+        return await self.settle(await self.obtain_anew())
 
 
 async def _protect(connection: Connection, secret: Secret) -> None:
@@ -181,9 +186,9 @@ def _read(path: Path) -> str:
     )
 
 
-def write_secret(path: Path, content: str, *, replaces: bool = False) -> None:
+def write_secret(path: Path, content: str) -> None:
     """Write a file whole or not at all, durably, for its owner alone to read. Of two that write at once, the first one's
-    stands, unless it `replaces` what is there."""
+    stands."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -191,11 +196,8 @@ def write_secret(path: Path, content: str, *, replaces: bool = False) -> None:
             file.write(content)
             file.flush()
             os.fsync(descriptor)
-        if replaces:
-            draft.replace(path)
-        else:
-            with suppress(FileExistsError):
-                path.hardlink_to(draft)
+        with suppress(FileExistsError):
+            path.hardlink_to(draft)
     finally:
         draft.unlink(missing_ok=True)
     sync_directory(path.parent)

@@ -52,7 +52,7 @@ class _Progress:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--keep", type=click.IntRange(min=1), help="Keep so many backups, and remove older ones.  [default: all]")
 @click.option("--reread", is_flag=True, help="Read blobs of earlier backups again, and replace damaged ones.")
-@click.option("--with-secret", is_flag=True, help="Put the installation's secret into the backup, too.")
+@click.option("--with-secret", is_flag=True, help="Back up the secret, too.")
 def backup(directory: Path, keep: int | None, reread: bool, with_secret: bool) -> None:
     """Back up database and contents into DIRECTORY. Works while the server runs.
 
@@ -104,7 +104,7 @@ def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: b
     the same installation, whose blobs then stay. Stop all servers and workers first. Compares each blob with its SHA-256,
     and deletes the installation's keys in Redis, which servers rebuild. Run it again after an interruption.
 
-    All links and signed URLs of the backup end, unless UPLOADER_SECRET, the data directory or the backup has its secret.
+    All links end, unless the secret is in UPLOADER_SECRET, the data directory or the backup.
 
     Contents in a bucket have to be in that of the installation. Missing ones are named.
 
@@ -136,6 +136,8 @@ def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: b
                     copied = await services.restoring.restore(plan, progress.tell)
                 await services.storage.prepare()
                 details = {"backup": plan.stamp, "directory": str(plan.directory), "lacking": len(copied.lacking)}
+                if copied.links_ended is not None:
+                    details["links_ended"] = copied.links_ended
                 await services.audit_log.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
                 return plan.stamp, copied, await services.cleanup.count_lost()
             finally:

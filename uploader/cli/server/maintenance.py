@@ -99,24 +99,6 @@ def upgrade() -> None:
 
 
 @click.group()
-def secret() -> None:
-    """Replace the secret from which links and signed URLs derive."""
-
-
-@secret.command("replace")
-@click.option("--yes", is_flag=True, help="Really do it.")
-def secret_replace(yes: bool) -> None:
-    """Replace the secret by UPLOADER_SECRET, or by a new one in the data directory, and end all links and signed URLs.
-
-    Stop all servers and workers first.
-    """
-    if not yes:
-        fail("this ends all links and signed URLs; say --yes", EXIT_USAGE)
-    ended = with_services(load_settings(), lambda services: services.secret.replace())
-    say(f"the secret is another one: {ended} links and all signed URLs have ended")
-
-
-@click.group()
 def redis() -> None:
     """Reset Redis, the accounting store."""
 
@@ -265,12 +247,18 @@ def adopt(yes: bool) -> None:
     All take the id of the database, else that of the store, else a new one.
 
     Use it for a database that was made anew, or a store that was put together by hand. Contents that the database does not
-    name stay until `uploader cleanup --yes`. Stop all servers and workers first.
+    name stay until `uploader cleanup --yes`. If the database has another secret than is here, it takes this one, and all
+    links end. Stop all servers and workers first.
     """
 
     async def run(services: "Services") -> str | None:
         await _print_ids(services)
-        return await services.installation.adopt() if yes else None
+        if not yes:
+            return None
+        ended = await services.secret.adopt()
+        if ended is not None:
+            click.echo(f"the secret is another one than before: {ended} links and all signed URLs have ended")
+        return await services.installation.adopt()
 
     adopted = with_services(load_settings(), run, redis=True, compares=False, adopts=yes)
     if adopted is None:
