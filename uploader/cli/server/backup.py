@@ -52,7 +52,7 @@ class _Progress:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--keep", type=click.IntRange(min=1), help="Keep so many backups, and remove older ones.  [default: all]")
 @click.option("--reread", is_flag=True, help="Read blobs of earlier backups again, and replace damaged ones.")
-@click.option("--with-secret", is_flag=True, help="Back up the secret, too.")
+@click.option("--with-secret", is_flag=True, help="Back up the secret too.")
 def backup(directory: Path, keep: int | None, reread: bool, with_secret: bool) -> None:
     """Back up database and contents into DIRECTORY. Works while the server runs.
 
