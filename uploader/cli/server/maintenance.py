@@ -257,7 +257,7 @@ def adopt(yes: bool) -> None:
             return None
         ended = await services.secret.adopt()
         if ended is not None:
-            click.echo(f"the secret is another one than before: {ended} links and all signed URLs have ended")
+            say(f"the secret is another one than before: {ended} links and all signed URLs have ended")
         return await services.installation.adopt()
 
     adopted = with_services(load_settings(), run, redis=True, compares=False, adopts=yes)
