@@ -247,8 +247,8 @@ def configure_logging(level: str, log_format: str) -> None:
 # A fault that lasts has ended when nothing has failed for so long, and something has worked since. Of one that comes back
 # soon the time doubles, up to a bound, so that a fault that comes and goes leaves few lines.
 _QUIET_SECONDS, _MAX_QUIET_SECONDS, _SOON_SECONDS = 5.0, 600.0, 60.0
-# Of one fault so many kinds are logged.
-_MAX_KINDS = 4
+# Of one fault so many kinds are logged, and what so many failures keep from being done.
+_MAX_KINDS, _SPELT_OUT = 4, 2
 _open_troubles: "WeakSet[Trouble]" = WeakSet()
 
 
@@ -277,7 +277,7 @@ class Trouble:
         trace: BaseException | None = None,
         **facts: object,
     ) -> bool:
-        """Note a failure; return whether the log has one of this kind already."""
+        """Note a failure, and log the first of its kind; return whether what it keeps from being done need not be told."""
         self._failures.inc()
         self.tell_end()
         with self._lock:
@@ -289,11 +289,12 @@ class Trouble:
                 _open_troubles.add(self)
             self._failed_at = now
             self._count += 1
-            if kind in self._kinds or len(self._kinds) >= _MAX_KINDS:
-                return True
-            self._kinds.add(kind)
-        logger.log(level, message, extra={"store": self._store, **facts}, exc_info=trace)
-        return False
+            is_told, is_news = self._count > _SPELT_OUT, kind not in self._kinds and len(self._kinds) < _MAX_KINDS
+            if is_news:
+                self._kinds.add(kind)
+        if is_news:
+            logger.log(level, message, extra={"store": self._store, **facts}, exc_info=trace)
+        return is_told
 
     def worked(self) -> None:
         """Note that something has worked that such a fault would have kept from it."""
