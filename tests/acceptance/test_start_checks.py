@@ -223,7 +223,7 @@ def test_a_start_goes_on_without_redis_and_all_is_there_when_that_is(tmp_path: P
                 assert process.stop() == 0
     for command in (("serve", "--port", "0"), ("work",)):
         refused = run_cli(settings | {"REDIS_URL": url.replace("secret", "wrong")}, *command)
-        (line,) = refused.stderr.splitlines()
-        assert line.startswith(f"uploader: Redis at 127.0.0.1:{redis.port} (UPLOADER_REDIS_URL) is away: ")
+        *_, line = refused.stderr.splitlines()
+        assert line.startswith(f"uploader: Redis at 127.0.0.1:{redis.port} (UPLOADER_REDIS_URL) answers WRONGPASS: ")
         assert refused.returncode == 1
     redis.stop()

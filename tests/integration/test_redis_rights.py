@@ -31,7 +31,7 @@ assert _LINE is not None
 WORDS = shlex.split(_LINE[1].replace("\\\n", ""))
 RIGHTS = [word for word in WORDS if word[0] in "+~&"]
 # What is asked in vain, and does without.
-OPTIONAL = {(b"command", b"config|get"), (b"command", b"client|setinfo")}
+OPTIONAL = {("command", "config|get"), ("command", "client|setinfo")}
 # Which only wake workers.
 WAKING = ["&wake:*", "+publish", "+subscribe"]
 CONTENT, TAIL = Content(5 * 64 * KIB), Content(3 * 64 * KIB, seed=1, name="tail")
@@ -55,7 +55,7 @@ def lacking_in(said: str) -> list[str]:
     return [right for found in re.findall(r" lacks ([^,;]*)", said) for right in found.split()]
 
 
-def denied(server: PrivateRedis) -> set[tuple[bytes, bytes]]:
+def denied(server: PrivateRedis) -> set[tuple[str, str]]:
     with Redis(port=server.port) as asked:
         return {(entry["reason"], entry["object"]) for entry in asked.acl_log()}
 
