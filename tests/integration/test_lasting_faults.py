@@ -172,7 +172,11 @@ async def test_application_that_is_asked_before_an_upload_and_is_away_leaves_few
             for number in range(ROUNDS):
                 assert (await stack.client.post(f"/me/files?name={number}", content=b"a")).status_code == 503
             lines = [record for record in told.records if not _is_of_a_good_request(record)]
-            assert [line.message for line in lines] == ["nobody said whether a name may be created", "request", "request"]
+            assert [line.message for line in lines] == [
+                "nobody said whether a name may be created",
+                "request",
+                "request",
+            ]
             consumer.status = 200
             assert (await stack.client.post("/me/files?name=a", content=b"a")).status_code == 201
             await asyncio.sleep(1.1)
