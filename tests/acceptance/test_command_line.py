@@ -76,6 +76,10 @@ def test_where_the_server_cannot_run_it_says_so_and_what_to_do(
     assert list(tmp_path.iterdir()) == []
 
 
+# Of arguments that do not take any word.
+_SOME = {"total_space": "1MiB", "right": "yes"}
+
+
 def of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command of those who run a server, with something for each argument that it asks for."""
     for name, command in cli.commands_of(group).items():
@@ -86,7 +90,7 @@ def of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> 
             yield (
                 *path,
                 name,
-                *("1MiB" if each.name == "total_space" else "some" for each in asked),
+                *(_SOME.get(each.name or "", "some") for each in asked),
                 *_ASKED.get(" ".join((*path, name)), ()),
             )
 
@@ -124,10 +128,12 @@ async def test_what_is_taken_away_or_not_migrated_is_a_clear_error(tmp_path: Pat
     for command in (("db", "upgrade"), ("token", "list"), ("report",), ("reconcile",)):
         stopped = run_cli(data | {"DATABASE_URL": url}, *command)
         assert stopped.returncode == 1
-        (line,) = stopped.stderr.splitlines()
+        *logged, line = stopped.stderr.splitlines()
+        # One that needs everything has a log, as a server.
+        assert ["a store fails" in each for each in logged] == [True] * (command == ("reconcile",))
         assert line.startswith("uploader: the database at 127.0.0.1:1 (UPLOADER_DATABASE_URL) is away: ")
         assert "Connect call failed" in line
-        assert "a-secret" not in line
+        assert "a-secret" not in stopped.stderr
     stopped = run_cli(data | {"REDIS_URL": "redis://:a-secret@127.0.0.1:1/0"}, "redis", "reset", "--yes")
     assert stopped.returncode == 1
     line = stopped.stderr.splitlines()[-1]

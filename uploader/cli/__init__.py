@@ -106,7 +106,7 @@ _COMMANDS = (
     Later("store-trash", "server.maintenance", "List, restore or remove deleted contents."),
     Later("events", "server.events", "Show, replay and test events."),
     Later("token", "server.accounts", "Make, list and revoke tokens."),
-    Later("user", "server.accounts", "Set quotas of users."),
+    Later("user", "server.accounts", "Set quotas and administrators."),
     Later("put", "client.put", "Upload files, directories or standard input (-)."),
     Later("get", "client.get", "Download files and folders."),
     Later("sync", "client.sync", "Bring a folder up to date with another one."),
