@@ -350,8 +350,8 @@ async def test_a_dump_of_an_older_version_is_migrated(blank_mariadb_url: str, tm
         await dump.dump_tables(connection, tmp_path, "0008", lambda *_: None)
 
     async def rows(connection: Connection) -> list[Any]:
-        # Without the column that the version had not.
-        users = [column for column in models.user_info.c if column.name != "files"]
+        # Without the columns that the version had not.
+        users = [column for column in models.user_info.c if column.name not in ("files", "admin")]
         asked = (select(*users), models.outbox.select(), models.usage_daily.select())
         return [tuple((await connection.execute(query)).one()) for query in asked]
 
