@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import random
 import shutil
 import sqlite3
@@ -67,6 +66,7 @@ from uploader.service.results import Complete, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage import disk
 from uploader.storage.local.store import FORMAT
+from uploader.storage.store import mark_of
 
 _WAYS = {
     "power": [way for way in WAYS if way not in ("purge", "spool", "cleanup")],
@@ -209,9 +209,9 @@ class Promises:
 
     def _check_installation(self, tree: Tree) -> None:
         """What the database says is on the disk, too, or proposed there; and never a part of it."""
-        said = [json.loads(tree[name] or b"null") for name in ("installation.new", "installation") if name in tree]
+        said = [tree[name] for name in ("installation.new", "installation") if name in tree]
         wanted = self.snapshot.installation
-        if wanted is not None and {"format": FORMAT, "id": wanted} not in said:
+        if wanted is not None and mark_of(FORMAT, wanted) not in said:
             raise Violation("the disk does not say of which installation it is")
 
     def _check_upload(self, upload: Upload, tree: Tree, durable: bool) -> None:
