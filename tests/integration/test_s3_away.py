@@ -178,6 +178,7 @@ def test_a_download_that_breaks_off_is_one_line_of_the_log(
             for _ in pieces:
                 pass
         told = log.read_text()[before:].splitlines()
-    (line,) = told
+    *store, line = told
+    assert [" warning a store fails " in each for each in store] == [True], told
     assert " warning request " in line
     assert 'status=200 outcome="aborted" reason="s3://' in line

@@ -86,7 +86,8 @@ def table(path: Path, heading: str) -> list[list[str]]:
     assert f"\n{heading}\n" in text, f"{path.name} has no {heading!r}"
     section = re.split(r"^#+ ", text.split(f"\n{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    # A bar in a cell is escaped.
+    rows = [[cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
     assert len(rows) > 2, f"{path.name} has no table below {heading!r}"
     return rows[2:]
 

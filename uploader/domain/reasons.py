@@ -141,7 +141,7 @@ REDIS_NO_CLUSTER = Reason(
     Check.REDIS,
     _ERROR,
     Subject.REDIS,
-    "Redis is no Cluster, or its user lacks `+cluster` for `slots`",
+    "Redis is no Cluster, or its user lacks +cluster|slots",
     "begin UPLOADER_REDIS_URL with redis://, or add that by ACL SETUSER",
 )
 REDIS_PASSWORD = _refusal("user or password is wrong", "correct UPLOADER_REDIS_URL, or the user by ACL SETUSER")
