@@ -34,6 +34,10 @@ Fault = Callable[[], AbstractAsyncContextManager[None]]
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(observability, "_QUIET_SECONDS", 1.0)
+    # Faults of earlier tests end without a line.
+    for trouble in [*observability._open_troubles]:
+        trouble.worked()
+        trouble.tell_end()
     caplog.set_level(logging.INFO, "uploader")
     return caplog
 

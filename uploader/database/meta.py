@@ -29,7 +29,7 @@ class Mishap(StrEnum):
     """Mended by itself, but somebody should look into it; the value is what is told of it."""
 
     ACCESS = "other accounts of this machine had access to what is kept here"
-    DAMAGED_MARK = "the mark that names the installation of the store was damaged, and was written anew"
+    DAMAGED_MARK = "the mark of the installation was damaged, and written anew"
     LOST_UPLOAD = "an open upload lost its files, and began anew"
 
 
