@@ -250,6 +250,13 @@ _QUIET_SECONDS, _MAX_QUIET_SECONDS, _SOON_SECONDS = 5.0, 600.0, 60.0
 # Of one fault so many kinds are logged, and what so many failures keep from being done.
 _MAX_KINDS, _SPELT_OUT = 4, 2
 _open_troubles: "WeakSet[Trouble]" = WeakSet()
+# A command, and a server that starts, say in their own last line what fails.
+_tells_beginnings = threading.Event()
+
+
+def tell_beginnings_of_troubles() -> None:
+    """Log from now on, in this process, when a fault begins."""
+    _tells_beginnings.set()
 
 
 class Trouble:
@@ -293,6 +300,7 @@ class Trouble:
             if is_news:
                 self._kinds.add(kind)
         if is_news:
+            level = level if _tells_beginnings.is_set() else logging.DEBUG
             logger.log(level, message, extra={"store": self._store, **facts}, exc_info=trace)
         return is_told
 

@@ -62,7 +62,7 @@ from uploader.jobs.maintenance import (
 from uploader.jobs.runner import Job, Runner
 from uploader.jobs.uploads import Expirer, Flusher, Joiner, Merger, Sweeper
 from uploader.meter import QUIET_SECONDS
-from uploader.observability import configure_logging, tell_ended_troubles
+from uploader.observability import configure_logging, tell_beginnings_of_troubles, tell_ended_troubles
 from uploader.service.audit_log import act
 from uploader.service.installation import Installation
 from uploader.service.leases import Lease
@@ -88,6 +88,7 @@ async def running(
             await services.probe.run()
         await check_shards(services)
         await services.revocations.begin()
+        tell_beginnings_of_troubles()
         # What every process relies on is looked after in one without jobs, too; and a worker may wait for a task in any.
         async with (
             services.exposition,

@@ -201,8 +201,6 @@ def guard_traces() -> None:
 
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(Shown())
-        # Of a store that fails the command itself says in its last line.
-        logging.lastResort.addFilter(lambda record: not hasattr(record, "store"))
     sys.excepthook = tell
     threading.excepthook = sys.unraisablehook = tell_of
 
