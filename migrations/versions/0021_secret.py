@@ -25,8 +25,20 @@ def upgrade() -> None:
         if secret.needs_secret(connection):
             raise ConfigurationError("the links of this database are to be encrypted: set UPLOADER_SECRET")
         return
-    migrate.change(secret.begin_upgrade, connection, in_force, Clock().now())
-    migrate.change(secret.protect, connection, in_force, rewrites=True)
+
+    # MySQL commits each, as it commits a change of a schema: who runs this again goes on after it.
+    def begin() -> None:
+        secret.begin_upgrade(connection, in_force, Clock().now())
+        migrate.commit(connection)
+
+    def protect() -> None:
+        secret.protect(connection, in_force, rewrites=True)
+        migrate.commit(connection)
+
+    if not secret.is_begun(connection, in_force):
+        migrate.change(begin)
+    if secret.needs_secret(connection):
+        migrate.change(protect)
     secret.rewrite_tables(connection, migrate.change)
 
 

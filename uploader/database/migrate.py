@@ -246,6 +246,12 @@ def _unfinished(what: str) -> ConfigurationError:
     )
 
 
+def commit(connection: Connection) -> None:
+    """Commit, where each change of a schema commits as well: on MySQL and MariaDB."""
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql("COMMIT")
+
+
 def _operations() -> Any:
     """Return what changes a schema; loaded here, because most starts migrate nothing."""
     from alembic import op

@@ -59,6 +59,14 @@ def needs_secret(connection: sa.Connection) -> bool:
     return any(connection.execute(each.limit(1)).first() is not None for each in (_PLAIN_SLUGS, plain))
 
 
+def is_begun(connection: sa.Connection, secret: Secret) -> bool:
+    """Return whether a database belongs to a secret already. Raises ConfigurationError if it belongs to another one."""
+    stored = _fact(connection, CHECK)
+    if stored is not None:
+        _refuse_other(stored, secret)
+    return stored is not None
+
+
 def begin_upgrade(connection: sa.Connection, secret: Secret, now: datetime) -> None:
     """Let a database belong to a secret, and keep the former one under it. Raises ConfigurationError if the database belongs
     to another secret already."""
