@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,7 @@ async def test_each_right_is_named_while_it_is_missing(
                 doctor = [str(each) for each in await bootstrap.examine(stack.services.settings)]
                 assert any(right in lacking_in(line) for line in doctor), doctor
             own_redis.command(*WORDS)
-            assert await told_alone(stack), right
+            await eventually(partial(told_alone, stack))
 
 
 @pytest.mark.parametrize("right", WAKING)
