@@ -43,6 +43,7 @@ from tests.support.servers import (
 from tests.support.stack import Stack, patient, running_stack
 from tests.support.storing import running_storage
 from tests.support.terminal import tmux_path
+from uploader import observability
 from uploader.addresses import BucketAddress
 from uploader.asgi import Uploader
 from uploader.database import migrate, models
@@ -257,6 +258,15 @@ def _store_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with JuiceGateway(tmp_path_factory.mktemp("store")) as juice:
         os.environ[STORE_ON] = juice.gateway.url
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_faults_of_earlier_tests() -> None:
+    """The log tells the begin and the end of a fault once, and the disk of all tests is one."""
+    for trouble in [*observability._open_troubles]:
+        trouble.is_open = False
+        trouble._kinds.clear()
+    observability._open_troubles.clear()
 
 
 @pytest.fixture

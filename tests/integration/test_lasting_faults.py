@@ -34,11 +34,6 @@ Fault = Callable[[], AbstractAsyncContextManager[None]]
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(observability, "_QUIET_SECONDS", 1.0)
-    # Faults of earlier tests end without a line: their stores are gone.
-    for trouble in [*observability._open_troubles]:
-        trouble.is_open = False
-        trouble._kinds.clear()
-    observability._open_troubles.clear()
     caplog.set_level(logging.INFO, "uploader")
     return caplog
 

@@ -40,6 +40,8 @@ GATEWAY_NAMES = {"juicefs": "JuiceFS' gateway", "ceph": "radosgw"}
 _CEPH_CHUNK_BYTES = 5 * MIB
 PREFIX = QUEUE = "soak"
 SETTINGS = {
+    # Nodes with directories of their own need the same.
+    "SECRET": "0123456789abcdef" * 4,
     "QUIET_INTERVAL": "300ms",
     "MAX_DELAY": "2s",
     "CLAIM_LEASE": f"{LEASE_SECONDS:g}s",
