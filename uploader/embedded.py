@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from uploader.errors import ConfigurationError
+from uploader.errors import ConfigurationError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -136,12 +136,14 @@ class EmbeddedRedis:
         self._watcher.start()
 
     def wait_until_ready(self) -> None:
-        """Raises ConfigurationError if the server does not come up."""
+        """Raises ConfigurationError if no server can run here, Unavailable once the first launch has failed."""
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        while time.monotonic() < deadline and self._failure is None:
+        while time.monotonic() < deadline and self._failure is None and not self._failures:
             if self._ready.wait(0.01):
                 return
-        raise ConfigurationError(f"the embedded Valkey did not start: {self._failure or self._log_tail()}")
+        if self._failure is not None:
+            raise ConfigurationError(f"the embedded Valkey did not start: {self._failure}")
+        raise Unavailable(inside=f"the embedded Valkey did not start: {self._log_tail()}")
 
     def stop(self) -> None:
         self._stopping.set()
@@ -158,7 +160,7 @@ class EmbeddedRedis:
             except (ConfigurationError, OSError) as error:
                 if self._stopping.is_set():
                     return  # it was ended before it was ready, and nobody waits for it
-                if not self._ready.is_set():
+                if isinstance(error, ConfigurationError) and not self._ready.is_set():
                     self._failure = str(error)
                     logger.error("embedded Valkey can't run", extra={"reason": self._failure})
                     return
@@ -271,12 +273,10 @@ class EmbeddedRedis:
             damage = None if came_up else self._damage_told()
             if code == 1 and damage is not None and not self._is_new:  # a signal is no word on the files
                 raise Unloadable(damage)
-            if not self._ready.is_set():
-                raise ConfigurationError(f"it ended with {code}. {self._log_tail()}")
             if code == 0 and came_up:  # somebody has asked for that, and said so: `restart`
                 self._stopping.wait(_RESTART_DELAY_SECONDS)
             elif not self._stopping.is_set():
-                self._wait_longer(f"exit code {code}")
+                self._wait_longer(f"exit code {code}" if came_up else f"exit code {code}: {self._log_tail()}")
 
     def _launch(self, binary: Path) -> "subprocess.Popen[bytes]":
         with _in_directory():

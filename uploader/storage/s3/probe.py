@@ -82,8 +82,8 @@ class _Changing:
 
 
 def probe(bucket: Bucket) -> Abilities:
-    """Blocks for a dozen calls. Raises ConfigurationError, which names the setting that is wrong, also where the server
-    can't be trusted with bytes. One that is full is not probed, so that what it has can be read and deleted."""
+    """Blocks for a dozen calls. Raises ConfigurationError if the server cannot be trusted with bytes, and StorageFailed,
+    which names the setting to look at. A full server is not probed, so that its content can be read and deleted."""
     try:
         return _Probing(bucket).abilities()
     except StorageFull as error:
@@ -91,7 +91,7 @@ def probe(bucket: Bucket) -> Abilities:
         return Abilities(min_part_bytes=_USUAL_PART_BYTES, completes_twice=False)
     except StorageFailed as error:
         setting, why = _REFUSALS.get(code_of(error), ("UPLOADER_STORAGE", "the server refuses"))
-        raise ConfigurationError(f"{setting}: {why} ({error.reason})") from error
+        raise type(error)(inside=f"{setting}: {why} ({error.reason})") from error
 
 
 class _Probing:
