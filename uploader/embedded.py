@@ -123,8 +123,9 @@ class EmbeddedRedis:
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._failure: str | None = None
-        # How often in a row it ended early.
+        # How often in a row it ended early, and the reason of the last time.
         self._failures = 0
+        self._ended_by = ""
         # Where the log of the present launch begins.
         self._log_from = 0
         # Whether nothing was ever loaded from the directory: then there is nothing in it to blame.
@@ -143,7 +144,7 @@ class EmbeddedRedis:
                 return
         if self._failure is not None:
             raise ConfigurationError(f"the embedded Valkey did not start: {self._failure}")
-        raise Unavailable(inside=f"the embedded Valkey did not start: {self._log_tail()}")
+        raise Unavailable(f"the embedded Valkey did not start: {self._ended_by or self._log_tail()}")
 
     def stop(self) -> None:
         self._stopping.set()
@@ -168,6 +169,7 @@ class EmbeddedRedis:
 
     def _wait_longer(self, reason: str) -> None:
         """Wait before the next try to run the server, each time for longer; log the first."""
+        self._ended_by = reason
         if self._failures == 0:
             logger.error("embedded Valkey ended and is started again", extra={"reason": reason})
         self._stopping.wait(min(_RESTART_DELAY_SECONDS * 2 ** min(self._failures, 9), _MAX_RESTART_DELAY_SECONDS))

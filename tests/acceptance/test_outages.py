@@ -36,7 +36,7 @@ CELLS = [
 
 @contextmanager
 def installed(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Installation]:
-    if name == "embedded":
+    if name.startswith("embedded"):
         request.getfixturevalue("mounts")
         with small_disk(tmp_path / "disk", 96 * MIB) as disk:
             settings = COMMON | {"DATA": str(disk.inside / "data")}
@@ -44,7 +44,7 @@ def installed(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
                 tmp_path,
                 disk.here / "data",
                 settings,
-                COMMANDS["one process"],
+                COMMANDS["two processes" if "two" in name else "one process"],
                 {each.name: each for each in outages.of_disk(disk)},
                 disk.program,
                 outages.ENGINE_RECOVERS_SECONDS,

@@ -147,8 +147,8 @@ def main(context: click.Context) -> None:
 
     Commands that upload talk to the server of `uploader login`, or of UPLOADER_URL and UPLOADER_TOKEN. Commands that run a
     server take their settings from UPLOADER_* environment variables: `uploader config` prints them, docs/configuration.md
-    explains them. They can run while a server runs on the same data directory. They wait 30 seconds for a database, store or
-    disk that is away; with `--wait SECONDS` after the command, so long.
+    explains them. They can run while a server runs on the same data directory. They wait `--wait SECONDS`, 30 by default,
+    for what is away.
 
     \b
     Exit codes of the server: 0 ok, 1 failed, 2 bad usage or configuration.

@@ -56,6 +56,15 @@ _REFUSALS = {
 }
 
 
+# These are told by the SDK, whatever the server is.
+_SETTINGS = frozenset(
+    {
+        *("InvalidBucketName", "InvalidRegionError", "NoRegionError"),
+        *("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """The abilities of a server beyond those that the store needs."""
@@ -91,7 +100,10 @@ def probe(bucket: Bucket) -> Abilities:
         return Abilities(min_part_bytes=_USUAL_PART_BYTES, completes_twice=False)
     except StorageFailed as error:
         setting, why = _REFUSALS.get(code_of(error), ("UPLOADER_STORAGE", "the server refuses"))
-        raise type(error)(inside=f"{setting}: {why} ({error.reason})") from error
+        reason = f"{setting}: {why} ({error.reason})"
+        if code_of(error) in _SETTINGS:
+            raise ConfigurationError(reason) from error
+        raise type(error)(inside=reason) from error
 
 
 class _Probing:
