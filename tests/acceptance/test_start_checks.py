@@ -285,9 +285,14 @@ def test_a_start_goes_on_without_redis_and_all_is_there_when_that_is(tmp_path: P
                 assert process.output().count(said) == 1
                 assert process.output().count("job waits for what it needs") == 1
                 assert process.stop() == 0
-    for command in (("serve", "--port", "0"), ("work",)):
-        refused = run_cli(settings | {"REDIS_URL": url.replace("secret", "wrong")}, *command)
-        *_, line = refused.stderr.splitlines()
-        assert line.startswith(f"uploader: Redis at 127.0.0.1:{redis.port} (UPLOADER_REDIS_URL) answers WRONGPASS: ")
-        assert refused.returncode == 1
+    refused = Process(
+        tmp_path / "refused",
+        settings | {"REDIS_URL": url.replace("secret", "wrong")},
+        *("serve", "--port", str(port)),
+    )
+    with ended(refused):
+        wait_for(lambda: "startup complete" in refused.output())
+        checked = get(f"http://127.0.0.1:{port}/readyz").json()["checks"]["redis"]
+        assert (checked["ok"], "WRONGPASS" in checked["reason"]) == (False, True)
+        assert f"Redis at 127.0.0.1:{redis.port} (UPLOADER_REDIS_URL) answers WRONGPASS" in refused.output()
     redis.stop()
