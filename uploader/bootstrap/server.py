@@ -1,4 +1,4 @@
-"""What each server process makes and runs: its application, the certificate in force, and what its connections share."""
+"""A server process: its application, the certificate in force, and the state that its connections share."""
 
 import asyncio
 import logging

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 5.0
-# A server that starts slowly is served by then as one that waits.
-_FIRST_ATTEMPT_SECONDS = 2.0
+# A first attempt that takes longer, as where a database does not answer, goes on in the background.
+_FIRST_ATTEMPT_SECONDS = 10.0
 _BEGINS = "it has just begun"
 
 
@@ -70,7 +70,7 @@ async def starting(
     give_up: Callable[[], None],
 ) -> AsyncIterator[None]:
     """Enter `serving` in the background, as often as it takes. Returns once it is entered or an attempt has failed, at the
-    latest after two seconds. `prepare` runs before each attempt, except the first if `is_prepared`. `give_up` is called when
+    latest after ten seconds. `prepare` runs before each attempt, except the first if `is_prepared`. `give_up` is called when
     a later attempt fails for good; `start.failure` says why. Raises ConfigurationError if the first attempt does."""
     ends, answered = asyncio.Event(), asyncio.Event()
     start.waits_for = _BEGINS
