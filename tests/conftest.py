@@ -486,7 +486,7 @@ async def _emptied(url: str, database: Database) -> str:
     return url
 
 
-async def _emptied_on(server: PrivateDatabase) -> str:
+async def emptied_on(server: PrivateDatabase) -> str:
     url = server.url(WITH_TABLES)
     database = patient(url)
     await _emptied(url, database)
@@ -505,7 +505,7 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Priva
 @pytest.fixture
 async def own_server_url(own_server: PrivateDatabase) -> str:
     """A migrated, empty database on it."""
-    return await _emptied_on(own_server)
+    return await emptied_on(own_server)
 
 
 @pytest.fixture(scope="session")
@@ -526,7 +526,7 @@ def mortal_mariadb(_mortal_mariadb: PrivateDatabase) -> Iterator[PrivateDatabase
 @pytest.fixture
 async def mortal_mariadb_url(mortal_mariadb: PrivateDatabase) -> str:
     """A migrated, empty database on it."""
-    return await _emptied_on(mortal_mariadb)
+    return await emptied_on(mortal_mariadb)
 
 
 @pytest.fixture(params=PRIVATE_DATABASES)

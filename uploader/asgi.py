@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 from unicodedata import normalize
@@ -21,7 +22,7 @@ from uploader.domain.links import owner
 from uploader.domain.names import Folder, Place, check_user_id, normalise_name
 from uploader.domain.upload import File, State
 from uploader.embedded import EmbeddedRedis
-from uploader.errors import ConfigurationError, FileHeld, FileNotFound, UploadGone, UploadNotFound
+from uploader.errors import ConfigurationError, FileHeld, FileNotFound, Unavailable, UploadGone, UploadNotFound
 from uploader.http.app import Application
 from uploader.http.server.http11 import HttpConnection
 from uploader.service import access
@@ -31,6 +32,7 @@ from uploader.service.signed_urls import file_subject
 from uploader.settings import PREFIX, Settings
 from uploader.sinks.configuration import SINK_NAME, HandlerSettings
 from uploader.storage.ballast import Ballast
+from uploader.storage.disk import PASSING
 from uploader.tasks import uninterrupted
 
 if TYPE_CHECKING:
@@ -92,6 +94,11 @@ class FinishedFiles:
     _services: bootstrap.Services
     # The server once more, for those whom this process itself names.
     _application: Application
+
+    def check_started(self) -> None:
+        """Raises Unavailable while the start waits."""
+        if (reason := self._services.start.waits_for) is not None:
+            raise Unavailable("The uploader starts: try again soon.", inside=f"the start waits: {reason}")
 
     async def get(self, user_id: str, file_id: str) -> File:
         """Return a finished file of the user. Raises FileNotFound, FileHeld."""
@@ -210,8 +217,10 @@ class Uploader:
 
     @property
     def files(self) -> FinishedFiles:
+        """Raises Unavailable while the start waits."""
         if self._files is None:
             raise RuntimeError(_NOT_RUNNING)
+        self._files.check_started()
         return self._files
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -262,7 +271,8 @@ class Uploader:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Mapping[str, Any]]:
-        """Serve within. Yields the state of the lifespan, for `HttpConnection`. Raises ConfigurationError, Unavailable."""
+        """Serve within; a start that waits for the database, the store or the disk goes on in the background, and requests
+        get 503 until then. Yields the state of the lifespan, for `HttpConnection`. Raises ConfigurationError."""
         settings = self.settings
         if self._application is not None:
             raise RuntimeError("the uploader runs already")
@@ -272,14 +282,12 @@ class Uploader:
             )
         await asyncio.to_thread(_make_directory, settings)
         async with _engine(settings) as wait_for_engine, _looked_after(settings) as look_again:
-            if self._identify is None:
-                await bootstrap.prepare_installation(settings)
-            else:  # nobody needs the token of an owner
-                await bootstrap.begin_installation(settings)
-            await wait_for_engine()
-            await bootstrap.check_redis(settings)
             services = bootstrap.Services(settings, handlers=self._handlers)
-            async with bootstrap.running(services, jobs=settings.jobs):
+            # Nobody needs the token of an owner where `identify` says who asks.
+            prepare = partial(bootstrap.prepare_start, settings, wait_for_engine, makes_owner=self._identify is None)
+            serving = partial(bootstrap.serving, services, jobs=settings.jobs)
+            start = bootstrap.starting(services.start, serving, prepare=prepare, give_up=lambda: None)
+            async with bootstrap.closing_services(services), start:
                 known = None if self._identify is None else self._known
                 self._application = bootstrap.build_application(services, identify=known)
                 self._files = FinishedFiles(services, bootstrap.build_application(services, identify=_named))
@@ -351,26 +359,24 @@ def _make_directory(settings: Settings) -> None:
     try:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
+        if error.errno in PASSING:  # the start waits
+            return
         raise ConfigurationError(f"UPLOADER_DATA: {settings.data} can't be made: {error.strerror}") from error
     Ballast.beside(settings.data.absolute(), settings.sqlite_path).make_room()
 
 
 @asynccontextmanager
-async def _engine(settings: Settings) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def _engine(settings: Settings) -> AsyncIterator[Callable[[], None]]:
     """Run the embedded Valkey, if no Redis is given; of several processes one owns it. Yields a wait until it answers."""
-    engine = None if settings.redis_url is not None else EmbeddedRedis(bootstrap.redis_directory(settings))
-
-    async def wait() -> None:
-        if engine is not None:
-            await asyncio.to_thread(engine.wait_until_ready)
-
-    if engine is not None:
-        engine.start()
+    if settings.redis_url is not None:
+        yield lambda: None
+        return
+    engine = EmbeddedRedis(bootstrap.redis_directory(settings))
+    engine.start()
     try:
-        yield wait
+        yield engine.wait_until_ready
     finally:
-        if engine is not None:
-            await uninterrupted(asyncio.to_thread(engine.stop))
+        await uninterrupted(asyncio.to_thread(engine.stop))
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from uploader.errors import ConfigurationError
+from uploader.errors import ConfigurationError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +123,9 @@ class EmbeddedRedis:
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._failure: str | None = None
-        # How often in a row it ended early.
+        # How often in a row it ended early, and the reason of the last time.
         self._failures = 0
+        self._ended_by = ""
         # Where the log of the present launch begins.
         self._log_from = 0
         # Whether nothing was ever loaded from the directory: then there is nothing in it to blame.
@@ -136,12 +137,14 @@ class EmbeddedRedis:
         self._watcher.start()
 
     def wait_until_ready(self) -> None:
-        """Raises ConfigurationError if the server does not come up."""
+        """Raises ConfigurationError if no server can run here, Unavailable once the first launch has failed."""
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        while time.monotonic() < deadline and self._failure is None:
+        while time.monotonic() < deadline and self._failure is None and not self._failures:
             if self._ready.wait(0.01):
                 return
-        raise ConfigurationError(f"the embedded Valkey did not start: {self._failure or self._log_tail()}")
+        if self._failure is not None:
+            raise ConfigurationError(f"the embedded Valkey did not start: {self._failure}")
+        raise Unavailable(f"the embedded Valkey did not start: {self._ended_by or self._log_tail()}")
 
     def stop(self) -> None:
         self._stopping.set()
@@ -158,7 +161,7 @@ class EmbeddedRedis:
             except (ConfigurationError, OSError) as error:
                 if self._stopping.is_set():
                     return  # it was ended before it was ready, and nobody waits for it
-                if not self._ready.is_set():
+                if isinstance(error, ConfigurationError) and not self._ready.is_set():
                     self._failure = str(error)
                     logger.error("embedded Valkey can't run", extra={"reason": self._failure})
                     return
@@ -166,6 +169,7 @@ class EmbeddedRedis:
 
     def _wait_longer(self, reason: str) -> None:
         """Wait before the next try to run the server, each time for longer; log the first."""
+        self._ended_by = reason
         if self._failures == 0:
             logger.error("embedded Valkey ended and is started again", extra={"reason": reason})
         self._stopping.wait(min(_RESTART_DELAY_SECONDS * 2 ** min(self._failures, 9), _MAX_RESTART_DELAY_SECONDS))
@@ -271,12 +275,10 @@ class EmbeddedRedis:
             damage = None if came_up else self._damage_told()
             if code == 1 and damage is not None and not self._is_new:  # a signal is no word on the files
                 raise Unloadable(damage)
-            if not self._ready.is_set():
-                raise ConfigurationError(f"it ended with {code}. {self._log_tail()}")
             if code == 0 and came_up:  # somebody has asked for that, and said so: `restart`
                 self._stopping.wait(_RESTART_DELAY_SECONDS)
             elif not self._stopping.is_set():
-                self._wait_longer(f"exit code {code}")
+                self._wait_longer(f"exit code {code}" if came_up else f"exit code {code}: {self._log_tail()}")
 
     def _launch(self, binary: Path) -> "subprocess.Popen[bytes]":
         with _in_directory():

@@ -41,6 +41,10 @@ class ConfigurationError(UploaderError, code=UploaderError.code):
     """A setting is missing, unknown or has a bad value."""
 
 
+class SchemaBehind(ConfigurationError, code=UploaderError.code):
+    """The database has the schema of an earlier version."""
+
+
 class InvalidRequest(UploaderError):
     """The request is malformed; `errors` names each field and what is wrong with it."""
 

@@ -6,7 +6,7 @@ This is no setting of the product: it is for telling receiving from hashing. A m
 from unittest.mock import patch
 
 from uploader import bootstrap
-from uploader.bootstrap import application
+from uploader.bootstrap import server
 from uploader.cli import main
 from uploader.http.app import Application
 from uploader.storage.local.digests import LocalDigests
@@ -20,5 +20,5 @@ def create_app() -> Application:
 
 if __name__ == "__main__":
     # By its name, because the server processes of `--workers` import it.
-    with patch.object(application, "APPLICATION", "benchmarks.ingest.undigested:create_app"):
+    with patch.object(server, "APPLICATION", "benchmarks.ingest.undigested:create_app"):
         main()

@@ -6,7 +6,7 @@ This is no setting of the product: it is for telling what the meter costs.
 from unittest.mock import patch
 
 from uploader import bootstrap
-from uploader.bootstrap import application
+from uploader.bootstrap import server
 from uploader.cli import main
 from uploader.http.app import Application
 
@@ -19,5 +19,5 @@ def create_app() -> Application:
 
 if __name__ == "__main__":
     # By its name, because the server processes of `--workers` import it.
-    with patch.object(application, "APPLICATION", "benchmarks.ingest.unmetered:create_app"):
+    with patch.object(server, "APPLICATION", "benchmarks.ingest.unmetered:create_app"):
         main()

@@ -1,6 +1,7 @@
 """What does not belong together, or is not fit, stops every start and command with one line and the exit code of a bad
 configuration, and nothing is written."""
 
+import asyncio
 import os
 import shlex
 import shutil
@@ -12,10 +13,16 @@ import pytest
 from sqlalchemy import make_url
 
 from tests.support.content import KIB, Content
+from tests.support.newer import newer_version
+from tests.support.problems import problem
 from tests.support.process import Process, Server, answers, client_of_owner, ended, run_cli, run_mounted, wait_for
 from tests.support.relay import relaying
 from tests.support.sending import get, send
 from tests.support.servers import PrivateRedis, free_port
+from tests.support.stack import patient
+from tests.support.waiting import SERVER_SECONDS
+from uploader.database import migrate
+from uploader.domain.secret import Secret
 
 CONTENT = Content(3 * 64 * KIB - 100)
 COMMANDS = (
@@ -65,10 +72,13 @@ def test_a_bind_mount_of_the_same_filesystem_for_a_directory(settings: dict[str,
 
 @pytest.mark.usefixtures("mounts")
 def test_a_data_directory_that_can_only_be_read(settings: dict[str, str]) -> None:
+    """Processes wait for it."""
     data = shlex.quote(settings["DATA"])
     mounts = f"mount --bind {data} {data} && mount -o remount,bind,ro {data}"
-    for command in COMMANDS[:4]:
-        assert "can't be written" in refusal(run_mounted(mounts, settings, *command))
+    for command in COMMANDS[2:4]:
+        told = run_mounted(mounts, settings, *command, "--wait", "0")
+        assert (told.returncode, told.stdout) == (1, ""), told.stderr
+        assert settings["DATA"] in told.stderr, told.stderr
 
 
 def test_a_sqlite_file_that_is_none_or_not_there(settings: dict[str, str]) -> None:
@@ -157,13 +167,13 @@ def test_a_sqlite_file_that_is_unlinked_under_a_server(settings: dict[str, str],
 
 # While the database or Redis is away a start waits, says so once, and serves when they come.
 
-WAITS = "the start waits for the database"
+WAITS = "the start waits"
 
 
 async def test_a_start_waits_for_its_database_and_not_for_what_no_waiting_mends(
     tmp_path: Path, served_url: str
 ) -> None:
-    """Which is away until a relay leads to it."""
+    """It is away until a relay leads to it."""
     url, port, database_port = make_url(served_url), free_port(), free_port()
     if url.host not in ("127.0.0.1", "localhost"):
         pytest.skip("a relay leads to this machine alone")
@@ -172,21 +182,75 @@ async def test_a_start_waits_for_its_database_and_not_for_what_no_waiting_mends(
     serving = Process(tmp_path / "serving", settings, "serve", "--port", str(port), "--workers", "2")
     working = Process(tmp_path / "working", settings, "work")
     with ended(serving, working):
+        for process, count in ((serving, 2), (working, 1)):
+            wait_for(lambda process=process, count=count: process.output().count(WAITS) == count)  # type: ignore[misc]
+        check_what_a_start_answers(f"http://127.0.0.1:{port}")
+        away = run_cli(settings, "token", "list", "--wait", "0")
+        assert (away.returncode, away.stderr.count("is away: ")) == (1, 1)
+        command = Process(tmp_path / "command", settings, "token", "list", "--wait", "600")
+        with ended(command):
+            wait_for(lambda: "waits 600 s at most: the database at" in command.output())
+            with relaying(url.port or 3306, port=database_port):
+                assert command.process.wait(SERVER_SECONDS) == 0
+                wait_for(lambda: answers(port))
+                wait_for(lambda: "uploader worker runs" in working.output())
         for process in (serving, working):
-            wait_for(lambda process=process: WAITS in process.output())  # type: ignore[misc]
-        with relaying(url.port or 3306, port=database_port):
-            wait_for(lambda: answers(port))
-            wait_for(lambda: "uploader worker runs" in working.output())
-            for process in (serving, working):
-                (line,) = [line for line in process.output().splitlines() if WAITS in line]
-                assert f"the database at 127.0.0.1:{database_port} (UPLOADER_DATABASE_URL) is away: " in line
-                assert process.stop() == 0
+            lines = {line.split("reason=")[1] for line in process.output().splitlines() if WAITS in line}
+            assert all(
+                f"the database at 127.0.0.1:{database_port} (UPLOADER_DATABASE_URL) is away" in each for each in lines
+            )
+            assert process.stop() == 0
 
-    for wrong in (url.set(password="wrong"), url.set(database="nobodys")):
-        for command in (("serve", "--port", "0"), ("work",)):
-            refused = run_cli(settings | {"DATABASE_URL": wrong.render_as_string(hide_password=False)}, *command)
-            (line,) = refused.stderr.splitlines()
-            assert (refused.returncode, line.startswith("uploader: the database at ")) == (1, True)
+
+def check_what_a_start_answers(url: str) -> None:
+    """Check a server whose start waits."""
+    assert get(f"{url}/livez").status_code == 200
+    ready = get(f"{url}/readyz")
+    assert (ready.status_code, ready.json()["checks"]["start"]["ok"]) == (503, False)
+    for path in ("/me/usage", "/metrics", "/", "/config"):
+        refused = get(f"{url}{path}")
+        assert problem(refused, 503, "unavailable")["detail"].startswith("The server starts, and waits")
+        assert refused.headers["Retry-After"]
+
+
+async def test_a_start_waits_for_a_password_and_a_migration(tmp_path: Path, blank_served_url: str) -> None:
+    url = make_url(blank_served_url)
+    settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "SECRET": "0123456789abcdef" * 4}
+    settings["DATABASE_URL"] = blank_served_url
+    wrong = settings | {"DATABASE_URL": url.set(password="wrong").render_as_string(hide_password=False)}
+    (tmp_path / "data").mkdir()
+    refused = run_cli(wrong, "token", "list", "--wait", "600")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+    port = free_port()
+    serving = Process(tmp_path / "serving", settings, "serve", "--port", str(port))
+    refusing = Process(tmp_path / "refusing", wrong, "work")
+    with ended(serving, refusing):
+        wait_for(lambda: "Access denied" in refusing.output())
+        wait_for(lambda: "run `uploader db upgrade`" in serving.output())
+        check_what_a_start_answers(f"http://127.0.0.1:{port}")
+        assert "db upgrade" in get(f"http://127.0.0.1:{port}/readyz").text
+        behind = run_cli(settings, "token", "list", "--wait", "600")
+        assert (behind.returncode, behind.stderr.count("db upgrade")) == (2, 1)
+        assert run_cli(settings, "db", "upgrade").returncode == 0
+        wait_for(lambda: answers(port))
+        assert [serving.stop(), refusing.stop()] == [0, 0]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_start_that_waited_in_vain_ends_with_an_error(
+    tmp_path: Path, blank_served_url: str, workers: str
+) -> None:
+    """The schema that it waits for is a newer one."""
+    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_served_url, "SECRET": "0123456789abcdef" * 4}
+    serving = Process(tmp_path / "log", settings, "serve", "--port", "0", "--workers", workers)
+    with ended(serving):
+        wait_for(lambda: "run `uploader db upgrade`" in serving.output())
+        with newer_version(tmp_path / "newer", (False,)):
+            database = patient(blank_served_url)
+            await migrate.upgrade(database, secret=Secret(settings["SECRET"]))
+            await database.close()
+        assert await asyncio.to_thread(serving.process.wait, SERVER_SECONDS) not in (0, None)
+        assert "newer than this version's" in serving.output()
 
 
 @pytest.mark.parametrize("command", [("serve", "--port", "0"), ("work",)], ids=lambda command: command[0])
@@ -197,7 +261,7 @@ def test_a_start_that_waits_is_ended(tmp_path: Path, command: tuple[str, ...], h
     with ended(process):
         wait_for(lambda: WAITS in process.output())
         process.process.send_signal(how)
-        assert process.process.wait() == (0 if how is signal.SIGTERM else 1)
+        assert process.process.wait() == 0
         assert "Traceback" not in process.output()
         assert "a-secret" not in process.output()
 
@@ -221,9 +285,14 @@ def test_a_start_goes_on_without_redis_and_all_is_there_when_that_is(tmp_path: P
                 assert process.output().count(said) == 1
                 assert process.output().count("job waits for what it needs") == 1
                 assert process.stop() == 0
-    for command in (("serve", "--port", "0"), ("work",)):
-        refused = run_cli(settings | {"REDIS_URL": url.replace("secret", "wrong")}, *command)
-        *_, line = refused.stderr.splitlines()
-        assert line.startswith(f"uploader: Redis at 127.0.0.1:{redis.port} (UPLOADER_REDIS_URL) answers WRONGPASS: ")
-        assert refused.returncode == 1
+    refused = Process(
+        tmp_path / "refused",
+        settings | {"REDIS_URL": url.replace("secret", "wrong")},
+        *("serve", "--port", str(port)),
+    )
+    with ended(refused):
+        wait_for(lambda: "startup complete" in refused.output())
+        checked = get(f"http://127.0.0.1:{port}/readyz").json()["checks"]["redis"]
+        assert (checked["ok"], "WRONGPASS" in checked["reason"]) == (False, True)
+        assert f"Redis at 127.0.0.1:{redis.port} (UPLOADER_REDIS_URL) answers WRONGPASS" in refused.output()
     redis.stop()

@@ -13,16 +13,19 @@ from django.http import HttpResponse
 from django.urls import path
 from fastapi import FastAPI
 from litestar import Litestar, asgi
+from sqlalchemy import make_url
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.support.hosting import CONTENT, PREFIX, MakeUploader, configure_django, identify, living, send_file
 from tests.support.problems import problem
+from tests.support.relay import relaying
+from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from uploader.asgi import FileNotFound, Identity, Uploader
 from uploader.contrib.django import mount
-from uploader.errors import ConfigurationError
+from uploader.errors import ConfigurationError, Unavailable
 from uploader.settings import Settings
 
 
@@ -84,6 +87,26 @@ async def test_mounted_it_serves_below_its_path(
             assert (await client.get("/films/")).text == "films"
             assert (await client.get(f"{PREFIX}er/")).status_code == 404
             assert (await client.get(PREFIX)).text == (await client.get(f"{PREFIX}/")).text
+
+
+async def test_start_waits_for_the_database_in_the_background(make_uploader: MakeUploader, served_url: str) -> None:
+    url, port = make_url(served_url), free_port()
+    told = url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
+    uploads = make_uploader(database_url=told, secret="0123456789abcdef" * 4)
+    async with living(starlette(uploads)) as client:
+        problem(await client.get(f"{PREFIX}/me/usage"), 503, "unavailable", PREFIX)
+        assert (await client.get(f"{PREFIX}/livez")).status_code == 200
+        assert "is away" in (await client.get(f"{PREFIX}/readyz")).json()["checks"]["start"]["reason"]
+        with pytest.raises(Unavailable):
+            _ = uploads.files
+        with relaying(url.port or 3306, port=port):
+            await eventually(lambda: is_served(client))
+            await send_file(client)
+            assert (await uploads.files.list("alice"))[0]
+
+
+async def is_served(client: httpx2.AsyncClient) -> bool:
+    return (await client.get(f"{PREFIX}/readyz")).status_code == 200
 
 
 async def test_it_serves_alone_and_again(make_uploader: MakeUploader) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.process import UPLOADER
+from tests.support.process import UPLOADER, wait_for
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class SmallDisk:
             while True:
                 file.write(bytes(4096))
         return filler
+
+    def remount(self, how: str) -> None:
+        """Make it read-only (`ro`) once no file is open for writing, or writable again (`rw`)."""
+        mount = ["nsenter", "-m", "-t", str(self._holder), "mount", "-o", f"remount,{how}", str(self.inside)]
+        wait_for(lambda: subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode == 0)
 
     def take_inodes(self) -> None:
         """Make files without a byte until the filesystem has no inode left."""

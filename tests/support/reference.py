@@ -64,10 +64,11 @@ def _described(context: click.Context) -> Iterator[str]:
         kept = paragraph.startswith("\b\n")
         lines = paragraph.removeprefix("\b\n").splitlines()
         yield ("\n".join(["```", *lines, "```"]) if kept else " ".join(lines)) + "\n"
-    records = [each.get_help_record(context) for each in command.params if isinstance(each, click.Option)]
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    records = [record for each in options if (record := each.get_help_record(context)) is not None]  # None: hidden
     if records:
         yield from ("| option | what it does |", "|---|---|")
-        yield from (f"| `{_cell(record[0])}` | {_cell(record[1])} |" for record in records if record is not None)
+        yield from (f"| `{_cell(name)}` | {_cell(meaning)} |" for name, meaning in records)
 
 
 def _cell(text: str) -> str:

@@ -18,7 +18,7 @@ from tests.support.content import MIB, Content
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.bootstrap import build_application, server_config
-from uploader.bootstrap.application import listening_state
+from uploader.bootstrap.server import listening_state
 
 # The event loop of the server, which has a transport of its own.
 UVLOOP = ("asyncio", {"use_uvloop": True})

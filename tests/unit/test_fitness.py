@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.faults import Call, failing, failing_call
 from tests.support.storing import new_storage
-from uploader.errors import ConfigurationError
+from uploader.errors import ConfigurationError, StorageReadOnly
 from uploader.storage import disk
 from uploader.storage.disk import doubt_about, mount_of, parse_mounts
 from uploader.storage.store import Spool
@@ -56,11 +56,11 @@ def test_a_shared_filesystem_is_doubted_and_a_local_one_is_not(monkeypatch: pyte
 async def refusal_of(path: Path) -> str:
     storage = new_storage(path, durable=True)
     try:
-        with pytest.raises(ConfigurationError) as refused:
+        with pytest.raises((ConfigurationError, StorageReadOnly)) as refused:
             await storage.prepare()
     finally:
         storage.close()
-    return refused.value.detail
+    return refused.value.reason
 
 
 @pytest.mark.parametrize("target", ["blobs", "trash"])

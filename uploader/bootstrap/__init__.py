@@ -3,44 +3,44 @@
 Decides nothing but what is given to whom; refuses to serve a request or to run a job by itself.
 """
 
-from uploader.bootstrap.application import (
-    build_application,
-    connection_state,
-    create_app,
-    reset_redis,
-    running,
-    server_config,
-)
+from uploader.bootstrap.application import build_application, closing_services, reset_redis, running, serving
 from uploader.bootstrap.installation import (
-    begin_installation,
-    check_redis,
     check_settings,
     examine,
     look_again,
     prepare_database,
     prepare_installation,
+    prepare_start,
     tell_worst,
     upgrade_database,
 )
+from uploader.bootstrap.server import connection_state, create_app, failure_of, server_config
 from uploader.bootstrap.services import Services, database_url, redis_directory
+from uploader.bootstrap.starting import ends_command, is_final, patiently, starting
 
 __all__ = [
     "Services",
-    "begin_installation",
     "build_application",
-    "check_redis",
     "check_settings",
+    "closing_services",
     "connection_state",
     "create_app",
     "database_url",
+    "ends_command",
     "examine",
+    "failure_of",
+    "is_final",
     "look_again",
+    "patiently",
     "prepare_database",
     "prepare_installation",
+    "prepare_start",
     "redis_directory",
     "reset_redis",
     "running",
     "server_config",
+    "serving",
+    "starting",
     "tell_worst",
     "upgrade_database",
 ]

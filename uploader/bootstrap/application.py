@@ -1,30 +1,22 @@
 """Services → the HTTP application, and how uvicorn is to serve it."""
 
 import asyncio
-import logging
-import multiprocessing
-import os
-import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from uploader.accounting.queue import wakeups
 from uploader.bell import Bell
-from uploader.bootstrap.processes import Terminal
 from uploader.bootstrap.services import Services
 from uploader.clock import Clock
-from uploader.cores import SharedCore, run_anywhere, share_a_core
+from uploader.cores import SharedCore
 from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
 from uploader.database.audit_log import note
 from uploader.database.engine import Connection
 from uploader.domain.audit_log import Action
-from uploader.embedded import end_with_parent
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.admin import AdminHandlers, AuditLogHandlers, EventHandlers, TokenHandlers
 from uploader.http.app import Application, Lifespan
@@ -40,9 +32,7 @@ from uploader.http.ops import OpsHandlers, PageHandlers, answer_link_page, ops_o
 from uploader.http.resumable.dialect import ResumableHandlers
 from uploader.http.resumable.rufh import RufhHandlers
 from uploader.http.resumable.tus import TusHandlers
-from uploader.http.server import connections
-from uploader.http.server.tls import CertificateInForce
-from uploader.http.shared.exchange import ConcurrencyLimit, is_news
+from uploader.http.shared.exchange import ConcurrencyLimit
 from uploader.http.shared.mount import Mount, lookalikes
 from uploader.http.shared.operation import DECLARED_PATHS, operations_of
 from uploader.http.shared.proxies import Proxies
@@ -62,7 +52,7 @@ from uploader.jobs.maintenance import (
 from uploader.jobs.runner import Job, Runner
 from uploader.jobs.uploads import Expirer, Flusher, Joiner, Merger, Sweeper
 from uploader.meter import QUIET_SECONDS
-from uploader.observability import configure_logging, tell_beginnings_of_troubles, tell_ended_troubles
+from uploader.observability import tell_beginnings_of_troubles, tell_ended_troubles
 from uploader.service.audit_log import act
 from uploader.service.installation import Installation
 from uploader.service.leases import Lease
@@ -70,36 +60,57 @@ from uploader.settings import Settings
 
 
 @asynccontextmanager
-async def running(
-    services: Services, *, jobs: bool, begins: bool = True, shared_core: SharedCore | None = None
-) -> AsyncIterator[None]:
-    """Let services serve within, with the background jobs if asked for; all are ended in order afterwards. `begins`: an
-    installation that is none yet becomes one. Raises ConfigurationError if the database or the store is not fit,
-    Unavailable if the database is away."""
+async def running(services: Services, *, jobs: bool, begins: bool = True) -> AsyncIterator[None]:
+    """Let services serve within, with the background jobs if asked for; all are ended in order afterwards. Raises as
+    `serving`."""
+    async with closing_services(services), serving(services, jobs=jobs, begins=begins):
+        yield
+
+
+@asynccontextmanager
+async def closing_services(services: Services) -> AsyncIterator[None]:
     try:
-        await migrate.check(services.database)
-        await (services.installation.begin() if begins else services.installation.compare())
-        if begins:  # what serves or runs jobs; a command signs nothing
-            await services.secret.begin()
-        await services.storage.prepare()
-        await services.spool.prepare()
-        with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
-            await services.installation.check_redis()
-            await services.probe.run()
-        await check_shards(services)
-        await services.revocations.begin()
-        tell_beginnings_of_troubles()
-        # What every process relies on is looked after in one without jobs, too; and a worker may wait for a task in any.
-        async with (
-            services.exposition,
-            wakeups(services.redis, services.work.bells),
-            _run(_create_watch(services, shared_core)),
-            _jobs(services) if jobs else nullcontext(),
-        ):
-            yield
+        yield
     finally:
         services.storage.stop()
         await services.close()
+
+
+@asynccontextmanager
+async def serving(
+    services: Services, *, jobs: bool, begins: bool = True, shared_core: SharedCore | None = None
+) -> AsyncIterator[None]:
+    """Check and prepare everything, then serve within, with the background jobs if asked for. May be entered again after an
+    error. `begins`: a new installation begins. Raises ConfigurationError if the database or the store is not fit,
+    Unavailable if the database is away, StorageFailed and StorageFull."""
+    try:
+        await _begin(services, begins)
+    except Exception:
+        await asyncio.to_thread(services.database.drop_connections)
+        raise
+    tell_beginnings_of_troubles()
+    # What every process relies on is looked after in one without jobs, too; and a worker may wait for a task in any.
+    async with (
+        services.exposition,
+        wakeups(services.redis, services.work.bells),
+        _run(_create_watch(services, shared_core)),
+        _jobs(services) if jobs else nullcontext(),
+    ):
+        yield
+
+
+async def _begin(services: Services, begins: bool) -> None:
+    await migrate.check(services.database)
+    await (services.installation.begin() if begins else services.installation.compare())
+    if begins:  # what serves or runs jobs; a command signs nothing
+        await services.secret.begin()
+    await services.storage.prepare()
+    await services.spool.prepare()
+    with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
+        await services.installation.check_redis()
+        await services.probe.run()
+    await check_shards(services)
+    await services.revocations.begin()
 
 
 @asynccontextmanager
@@ -245,45 +256,8 @@ def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
     return Runner(jobs, {**announced, **bells})
 
 
-@contextmanager
-def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | None]:
-    """Yield the certificate of this process, if there is one, read anew at each SIGHUP; or the server ends, where that
-    says that its terminal is gone. A process that has just been started holds SIGHUP back until it can answer it, and
-    reads the files only after that, so that none is left with what was before. Raises ConfigurationError."""
-    loop, clock, terminal = asyncio.get_running_loop(), Clock(), Terminal()
-    certificate: CertificateInForce | None = None
-    reloads: set[asyncio.Task[None]] = set()
-
-    def hang_up() -> None:
-        if terminal.is_gone:
-            signal.raise_signal(signal.SIGTERM)
-        elif certificate is not None:
-            task = loop.create_task(certificate.reload(clock.now()))
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
-
-    loop.add_signal_handler(signal.SIGHUP, hang_up)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    try:
-        if settings.tls_certificate is not None:
-            certificate = CertificateInForce(settings)
-        yield certificate
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-
-
-# How long a thread that computes keeps the interpreter from others: a request takes it back from them dozens of times. What
-# it costs is lost in the noise of a busy machine. In turn with Python's 5 ms, a chunk of 64 KiB took 1.29 ms of CPU
-# (0.91 to 1.84, 24 rounds) and 1.25 (0.97 to 1.72), one of 8 MiB 34.9 (33.1 to 44.2, eight rounds) and 36.2 (35.6 to 43.1).
-_SWITCH_SECONDS = 0.0005
-
 if TYPE_CHECKING:
-    import uvicorn
-
     from uploader.http.auth.jwt import Verifier
-
-# What each server process makes and runs, as uvicorn names it.
-APPLICATION = "uploader.bootstrap:create_app"
 
 
 def build_application(
@@ -367,6 +341,7 @@ def build_application(
         mount=Mount.at(settings.public_url),
         meter=services.meter,
         revocations=services.revocations,
+        start=services.start,
         pre_creates=services.pre_create_hook.is_on,
         dialect=resumable,
     )
@@ -389,86 +364,3 @@ def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
     from uploader.http.auth.jwt import Verifier, keys_in_force
 
     return Verifier(settings, keys_in_force(settings, clock), clock)
-
-
-def server_config(settings: Settings) -> "uvicorn.Config":
-    import uvicorn
-
-    from uploader.http.server.http11 import HttpConnection
-    from uploader.http.server.tls import Handshake
-
-    return uvicorn.Config(
-        APPLICATION,
-        factory=True,
-        workers=settings.workers,
-        http=HttpConnection if settings.tls_certificate is None else Handshake,  # type: ignore[arg-type]
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_seconds)),
-        # A process that starts on a busy machine is slow, not hung: one in its place would be as slow, and so on for ever.
-        timeout_worker_healthcheck=60,
-    )
-
-
-@contextmanager
-def connection_state(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Make what the connections of a process share, where it need not look after TLS."""
-    limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)
-    with closing(connections.Senders()) as senders:
-        yield {
-            connections.CONNECTIONS_STATE: connections.Connections(limits, proxies, Mount.at(settings.public_url)),
-            connections.SENDERS_STATE: senders,
-        }
-
-
-@asynccontextmanager
-async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
-    """Make the lifespan state of the application, which its connections share. Raises ConfigurationError."""
-    from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
-
-    with ExitStack() as stack:
-        certificate = stack.enter_context(certificate_in_force(settings))
-        state = stack.enter_context(connection_state(settings))
-        if certificate is not None:
-            state[HANDSHAKES_STATE] = stack.enter_context(closing(Handshakes(certificate)))
-        yield state
-
-
-def _follow_parent() -> None:
-    """End with the process that started this one, or the port would stay taken."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    end_with_parent(signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it ended before the kernel was asked
-        raise SystemExit(1)
-
-
-def create_app() -> Application:
-    """Make, for uvicorn in each server process, an application that starts and ends its services, set up by the
-    environment."""
-    _follow_parent()
-    connections.keep_freed_memory()
-    connections.collect_seldom()
-    settings = Settings.load()
-    shared_core = None
-    if settings.cpu_affinity == "auto" and share_a_core(settings.data) is not None:
-        shared_core = SharedCore()
-    configure_logging(settings.log_level, settings.log_format)
-    logging.getLogger("uvicorn.error").addFilter(is_news)
-    services = Services(settings)
-    sys.setswitchinterval(_SWITCH_SECONDS)
-
-    @asynccontextmanager
-    async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
-        asyncio.get_running_loop().set_default_executor(
-            ThreadPoolExecutor(thread_name_prefix="default", initializer=run_anywhere)
-        )
-        async with running(services, jobs=settings.jobs, shared_core=shared_core), listening_state(settings) as state:
-            yield state
-
-    return build_application(services, lifespan)

@@ -4,24 +4,23 @@ import asyncio
 import logging
 import stat
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 from uploader import embedded
-from uploader.accounting import redis
 from uploader.bootstrap.application import check_public_url, check_shards, create_verifier
 from uploader.bootstrap.services import Services, copies_of, database_url, redis_directory, secret_of
 from uploader.bootstrap.services import list_aside as aside_of
 from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.copies import files_beside, parts_of
-from uploader.database.engine import Database, is_refusal, unfitness
+from uploader.database.engine import Database, damage_of_file
 from uploader.database.meta import Mishap, note_mishap
 from uploader.domain.diagnosis import Diagnosis, Level, Subject, error, to_act_on, worst_first
 from uploader.embedded import list_aside
-from uploader.errors import ConfigurationError, ServerBusy, Unavailable, UploaderError
+from uploader.errors import ConfigurationError, Unavailable, UploaderError
 from uploader.http.server.tls import read_certificate
 from uploader.service.access import OWNER_TOKEN_FILE, owner_token
 from uploader.service.copies import CopyKeeping, offer_of, refuse_damaged
@@ -44,8 +43,6 @@ _BALLASTS = (BALLAST, f"{BALLAST}{INODES_SUFFIX}")
 _KEPT = (OWNER_TOKEN_FILE, SECRET_FILE, MARK, *_BALLASTS, "redis", "metrics", "spool", "trash", "temp", "blobs")
 
 logger = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 1.0
 
 
 def check_settings(settings: Settings) -> None:
@@ -119,13 +116,13 @@ async def _migrate(settings: Settings, database: Database) -> None:
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Database]:
-    """Raises ConfigurationError for what is wrong with a file, which is for people to put right."""
+    """Raises ConfigurationError for a file that is damaged or no database, Unavailable."""
     ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
     database = Database(database_url(settings), creates=True, make_room=ballast.make_room)
     try:
         yield database
     except Unavailable as error:
-        reason = unfitness(error.__cause__)
+        reason = damage_of_file(error.__cause__)
         if reason is None:
             raise
         copies = copies_of(settings)
@@ -133,13 +130,6 @@ async def _opened(settings: Settings) -> AsyncIterator[Database]:
         raise ConfigurationError(f"the database {settings.sqlite_path} can't be used: {reason}{offer}") from error
     finally:
         await database.close()
-
-
-async def begin_installation(settings: Settings) -> None:
-    """Look whether disk and database are fit and belong together, which new ones do from now on. Waits for a server of
-    the database that is away. Raises ConfigurationError, and Unavailable if waiting would not help."""
-    async with _services(settings) as services:
-        await _begin(services)
 
 
 async def _begin(services: Services, *, quick: bool = False) -> None:
@@ -155,37 +145,12 @@ async def _begin(services: Services, *, quick: bool = False) -> None:
     if (copies := copies_of(services.settings)) is not None:
         await asyncio.to_thread(partial(refuse_damaged, copies, quick=quick))
 
-    async def agree() -> None:
-        await prepare_database(services.settings)
-        await services.installation.begin()
-        await check_shards(services)  # here, too: a server process that finds it out ends with a trace
-        await services.secret.begin(protects=True)
-        if was_open:
-            now = services.clock.now()
-            await services.database.transact(note_mishap, Mishap.ACCESS, now)
-
-    await _once_there(services.settings, agree)
-
-
-async def _once_there(settings: Settings, work: Callable[[], Awaitable[None]]) -> None:
-    """Do what needs the database once its server is there: both may be started at the same time."""
-    waits = False
-    while True:
-        try:
-            return await work()
-        except Unavailable as error:
-            # Those of a kind of their own tell of damage, or of another store.
-            comes = (
-                type(error) in (Unavailable, ServerBusy)
-                and settings.sqlite_path is None
-                and not is_refusal(error.__cause__)
-            )
-            if not comes:
-                raise
-            if not waits:
-                logger.warning("the start waits for the database", extra={"reason": error.reason})
-            waits = True
-        await asyncio.sleep(_RETRY_SECONDS)
+    await prepare_database(services.settings)
+    await services.installation.begin()
+    await check_shards(services)  # here, too: a server process that finds it out ends with a trace
+    await services.secret.begin(protects=True)
+    if was_open:
+        await services.database.transact(note_mishap, Mishap.ACCESS, services.clock.now())
 
 
 def _close_to_others(settings: Settings) -> bool:
@@ -296,16 +261,13 @@ def look_again(settings: Settings, gives_up: Callable[[], bool]) -> None:
 
 
 async def check_redis(settings: Settings) -> None:
-    """Look whether Redis belongs to the rest. Without it a start goes on. Raises ConfigurationError, and Unavailable if
-    Redis lets nobody in."""
+    """Check that Redis belongs to the installation. Without Redis a start goes on. Raises ConfigurationError."""
     async with _services(settings) as services:
         try:
             await services.installation.check_database()
             await services.installation.check_redis()
             await services.probe.run()
         except Unavailable as error:
-            if redis.is_refusal(error.__cause__):
-                raise
             logger.warning("the start goes on, and what needs this store waits for it", extra={"reason": error.reason})
 
 
@@ -318,9 +280,23 @@ async def _services(settings: Settings) -> AsyncIterator[Services]:
         await services.close()
 
 
-async def prepare_installation(settings: Settings) -> str | None:
-    """Begin it, and make the owner at the first start; return the owner's token where it lies on disk. What takes long to
-    find out of the database `look_again` does."""
+async def prepare_start(
+    settings: Settings, wait_for_redis: Callable[[], None], *, makes_owner: bool = True
+) -> str | None:
+    """Prepare the installation, then wait for the embedded Valkey, without which a start goes on. Returns the owner's token.
+    Raises ConfigurationError, Unavailable, StorageFailed, StorageFull."""
+    token = await prepare_installation(settings, makes_owner=makes_owner)
+    with suppress(Unavailable):
+        await asyncio.to_thread(wait_for_redis)
+    await check_redis(settings)
+    return token
+
+
+async def prepare_installation(settings: Settings, *, makes_owner: bool = True) -> str | None:
+    """Check that disk and database are fit and belong together, which new ones do from now on, and make the owner at the
+    first start. Returns the owner's token if it lies on disk. `look_again` does the checks that take long. Raises
+    ConfigurationError, Unavailable, StorageFailed, StorageFull."""
     async with _services(settings) as services:
-        await _begin(services, quick=True)
-        return await owner_token(settings.data, services.accounts) if settings.auth == "token" else None
+        await _begin(services, quick=makes_owner)  # a worker has no `look_again`
+        makes_owner = makes_owner and settings.auth == "token"
+        return await owner_token(settings.data, services.accounts) if makes_owner else None

@@ -111,6 +111,8 @@ class ServerProcesses(Multiprocess):
     def __init__(self, config: Config, sockets: list[socket.socket]) -> None:
         super().__init__(config, sockets)
         self._terminal = Terminal()
+        # Whether a process found that waiting cannot mend its start.
+        self.has_failed = False
 
     def run(self) -> None:
         with _signals() as signals:
@@ -140,6 +142,7 @@ class ServerProcesses(Multiprocess):
                 facts = {"server_process": process.pid, "exit_code": process.exitcode}
                 if process.exitcode == STARTUP_FAILURE:  # so would the next
                     logger.error("a server process can't start, so all of them end", extra=facts)
+                    self.has_failed = True
                     self.should_exit.set()
                 else:
                     logger.warning("a server process ended, and another one takes its place", extra=facts)

@@ -38,7 +38,7 @@ from uploader.service.files import Files, Folders
 from uploader.service.flush import Flushing, Sweeping
 from uploader.service.gates import Gates
 from uploader.service.heal import Healing
-from uploader.service.health import Gauges, Health, Integrity
+from uploader.service.health import Gauges, Health, Integrity, Start
 from uploader.service.ids import new_id
 from uploader.service.installation import Installation
 from uploader.service.instant import Instant
@@ -152,6 +152,7 @@ class Services:
         """Connects to nothing yet; `handlers`: functions that are told of events. Raises ConfigurationError for the file of
         UPLOADER_EVENTS."""
         self.clock = clock = clock or Clock()
+        self.start = Start()
         events = configuration.load_events(settings.events).with_handlers(handlers or {})
         # Of each sink: it ends the sleep of its relay in this process.
         self.bells = {name: Bell() for name in events.sinks}
@@ -305,7 +306,7 @@ class Services:
         maintenance = Maintenance(database, clock, since=clock.now())
         asks = {Check.DATABASE: [self.copy_keeping.diagnoses], Check.MAINTENANCE: [maintenance.diagnoses]}
         self.health = Health(
-            database, storage, pending, probe, integrity, installation, secret, watching, aside, clock, asks
+            database, storage, pending, probe, integrity, installation, secret, watching, aside, clock, self.start, asks
         )
         self.restoring_last = RestoringLast(copies, storage, pending, RedisMark(redis), secret, clock)
         self.backups = Backups(database, storage, installation, secret, audit_log, settings.data, clock)

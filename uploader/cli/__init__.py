@@ -28,6 +28,10 @@ class Later(click.Command):
 
     def load(self) -> click.Command:
         command: click.Command = getattr(import_module(f"uploader.cli.{self.module}"), str(self.name).replace("-", "_"))
+        if is_of_server(self) and self.name not in _NEVER_WAITING:
+            from uploader.cli.server.services import let_wait
+
+            let_wait(command)
         return command
 
 
@@ -80,6 +84,8 @@ def is_of_server(command: click.Command) -> bool:
 
 # How many more objects than at the last look for cycles there have to be before the next; how many looks make a longer one.
 _COLLECTED = (10_000, 20, 50)
+# These wait as long as it takes, need nothing, or tell what is away.
+_NEVER_WAITING = ("serve", "work", "config", "doctor", "restore-backup", "drill")
 _COMMANDS = (
     Later("serve", "server.serve", "Run the server, and the background jobs with it."),
     Later("work", "server.serve", "Run the background jobs only."),
@@ -141,7 +147,8 @@ def main(context: click.Context) -> None:
 
     Commands that upload talk to the server of `uploader login`, or of UPLOADER_URL and UPLOADER_TOKEN. Commands that run a
     server take their settings from UPLOADER_* environment variables: `uploader config` prints them, docs/configuration.md
-    explains them. They can run while a server runs on the same data directory.
+    explains them. They can run while a server runs on the same data directory. They wait `--wait SECONDS`, 30 by default,
+    for what is away.
 
     \b
     Exit codes of the server: 0 ok, 1 failed, 2 bad usage or configuration.

@@ -241,6 +241,10 @@ class Database:
 
         return run
 
+    def drop_connections(self) -> None:
+        """Close idle connections, or use none of now again. Blocks for a SQLite."""
+        self._kind.drop_connections()
+
     async def close(self) -> None:
         self._is_closed = True
         if self._rechecking is not None:
@@ -400,6 +404,13 @@ def unfitness(error: BaseException | None) -> str | None:
     """Return SQLite's words for a file that can't be opened or written, or is no database: waiting does not help."""
     original = getattr(error, "orig", None)
     return str(original) if code_of(original) in UNFIT else None
+
+
+def damage_of_file(error: BaseException | None) -> str | None:
+    """Return SQLite's words for a file that is damaged or no database: waiting does not help."""
+    original = getattr(error, "orig", None)
+    damage = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB)
+    return str(original) if code_of(original) in damage else None
 
 
 def _is_damage(error: Exception) -> bool:

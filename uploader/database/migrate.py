@@ -32,7 +32,7 @@ from uploader.database.engine import Database, is_retried
 from uploader.database.meta import fact
 from uploader.database.secret import REWRITE, rewrite
 from uploader.domain.secret import Secret
-from uploader.errors import ConfigurationError, Unavailable
+from uploader.errors import ConfigurationError, SchemaBehind, Unavailable
 
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
@@ -117,7 +117,7 @@ async def check(database: Database) -> None:
     schema = await schema_of(database)
     schema.refuse_newer()
     if schema.is_behind:
-        raise ConfigurationError(
+        raise SchemaBehind(
             f"the database is at revision {schema.revision or 'none'}, not {head_revision()}: run `uploader db upgrade`"
         )
 

@@ -379,10 +379,20 @@ class SqliteEngine:
         try:
             connection.run(begin)
             yield connection
+        except sa.exc.DBAPIError as error:
+            if code_of(error.orig) == sqlite3.SQLITE_READONLY:
+                pooled.invalidate()
+                self.drop_connections()
+            raise
         finally:
             connection.close()
 
     async def dispose(self) -> None:
+        self.sync_engine.dispose()
+
+    def drop_connections(self) -> None:
+        """Close idle connections. A file that was opened while the disk was read-only stays read-only for all connections of
+        the process until the last one is closed: they share what is mapped of the log."""
         self.sync_engine.dispose()
 
     def _connect(self, dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> Any:
@@ -453,6 +463,9 @@ class Sqlite:
         if isinstance(error, PoolTimeoutError):
             return f"its {_CONNECTIONS} connections are in use"
         return None
+
+    def drop_connections(self) -> None:
+        self.engine.drop_connections()
 
     async def look(self) -> None:
         """Raises FileLost."""

@@ -38,12 +38,15 @@ from uploader.http.shared.responses import Json
 from uploader.meter import Cost, Meter, NotYourTurn, cost_of_request
 from uploader.service.access import Identity
 from uploader.service.audit_log import Actor, Via, actor_of_context
+from uploader.service.health import Start
 from uploader.service.precreate import Asker, asker_of_request
 from uploader.service.revocations import Revocations, authority_of_context
 from uploader.wait_budget import WaitBudget, wait_budget_of_request
 
 logger = logging.getLogger(__name__)
 
+_STARTING = "The server starts, and waits for a part that is away; nothing was acknowledged. Try again soon."
+_WHILE_STARTING = frozenset({"/livez", "/readyz"})
 _NOT_YOUR_TURN = "Others wait for this server, too, and it was not your turn for a while: try again later."
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
@@ -63,6 +66,7 @@ class Application:
     proxies: Proxies
     meter: Meter
     revocations: Revocations
+    start: Start
     dialect: ResumableHandlers
     mount: Mount
     # Whether a pre-create hook is asked, and told from where.
@@ -139,6 +143,8 @@ class Application:
         if response is None:
             try:
                 operation = self._route(request, exchange)
+                if self.start.waits_for is not None and exchange.route not in _WHILE_STARTING:
+                    raise Unavailable(_STARTING)
                 self.concurrency_limit.admit_address(request, exchange)
                 actor_of_context.set(partial(self._actor, came_by, None))
                 identity = await self._identify(operation, request, exchange)

@@ -88,6 +88,14 @@ _SLOW_SECONDS = 3.0
 _SLOW_TIMES = 2
 
 
+@dataclass(eq=False)
+class Start:
+    """The start of this process: the reason why it waits, and the reason why it failed for good."""
+
+    waits_for: str | None = None
+    failure: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The health of a part, and the reason: why it does not work, or what could lose data though it does."""
@@ -109,6 +117,7 @@ class Health:
     watching: Watching
     list_aside: Callable[[], Sequence[Path]]
     clock: Clock
+    start: Start
     asks: Mapping[Check, Sequence[Ask]] = field(default_factory=dict)
     _told: dict[Check, tuple[float, list[Diagnosis]]] = field(default_factory=dict, init=False)
     # One question of a kind at a time.
@@ -137,6 +146,8 @@ class Health:
     async def check(self) -> dict[str, Finding]:
         """Tell for each part how it is; of some only if there is something. A setting that is not as durable as it should
         be, or a damaged content, is told beside `ok`: it is no reason to send requests elsewhere."""
+        if self.start.waits_for is not None:
+            return {"start": Finding(False, f"the start waits: {self.start.waits_for}")}
         until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
         found = dict(zip(Check, await asyncio.gather(*(self._find(each, until) for each in Check)), strict=True))
         always = {*self._checks, Check.CONTENT, *([Check.EVENTS] if self.watching.listeners else [])}

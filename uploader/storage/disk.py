@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 DAMAGED = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 # And one without room.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# Errors that end without a change of the settings, beside those.
+PASSING = FULL | {*(errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT), errno.EMFILE, errno.ENFILE}
 # What opening says of a directory, and of a socket or a device that can't be opened.
 _NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ENODEV})
 _DIRECTORY_MODE = 0o700
@@ -256,14 +258,14 @@ class Root(Directory):
 
     def __init__(self, path: Path) -> None:
         super().__init__(-1)
-        self._path = path
+        self.path = path
 
     def open(self) -> None:
         """Make the directory if need be, and hold it open. Repeatable."""
         if self._descriptor >= 0:
             return
-        _make_path(self._path)
-        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _make_path(self.path)
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # It is closed with its last user: a thread may outlive the storage by a moment.
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -446,6 +448,16 @@ def refusal(error: OSError) -> UploaderError:
         trouble = _SYNCS if isinstance(error, SyncFailed) else _ALL
         meant, note = StorageFailed(), partial(trouble.note, "the disk reports an error", trace=error)
     meant.is_told = note(kind=str(error.errno), level=logging.ERROR)
+    return meant
+
+
+def unfit(path: Path, error: OSError) -> UploaderError:
+    """Translate an error of a data directory at a start: into one of `refusal`, if it can pass, or ConfigurationError."""
+    reason = f"UPLOADER_DATA: {path} cannot be written: {error.strerror}"
+    if error.errno not in PASSING:
+        return ConfigurationError(reason)
+    meant = refusal(error)
+    meant.inside = reason
     return meant
 
 

@@ -20,7 +20,7 @@ from isal.isal_zlib import crc32
 from uploader.cores import run_anywhere
 from uploader.domain import delta
 from uploader.domain.diagnosis import Diagnosis
-from uploader.errors import ConfigurationError, StorageFailed
+from uploader.errors import StorageFailed
 from uploader.lanes.kernel import in_force
 from uploader.observability import MD5_LANES, SHA256_LANES
 from uploader.storage import disk
@@ -136,8 +136,8 @@ class MarkFiles(ABC):
 
 @dataclass(frozen=True)
 class InstallationMark:
-    """The id of the installation in a store. May be asked before the store is prepared; all raise ConfigurationError if
-    there is no place to say it, or a newer version has been here."""
+    """The id of the installation in a store. May be asked before the store is prepared. All raise ConfigurationError if a
+    newer version has been here, StorageFailed, StorageFull."""
 
     _files: MarkFiles
     _pool: Pool
@@ -162,13 +162,13 @@ class InstallationMark:
         await self._run(self._replace, installation)
 
     async def _run(self, work: Callable[..., T], *arguments: str) -> T:
-        """Raises ConfigurationError: without the store nothing starts."""
+        """Raises StorageFailed, which names the setting to look at."""
         try:
             return await self._pool.run(work, *arguments)
         except StorageFailed as error:
             if error.inside is None:
                 raise
-            raise ConfigurationError(f"{self.store.setting}: {error.inside}") from error
+            raise type(error)(inside=f"{self.store.setting}: {error.inside}") from error
 
     def _propose(self, installation: str) -> str:
         marks = self._files.read()
@@ -454,7 +454,7 @@ class Spool:
             with self._root.enter("spool") as directory:  # it is one, and no link
                 disk.check_unnamed(directory)
         except OSError as error:
-            raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
+            raise disk.unfit(self._path, error) from error
 
     async def open(self) -> SpooledBytes:
         """Return a place for a body. Raises StorageFull."""

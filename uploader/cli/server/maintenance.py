@@ -14,6 +14,7 @@ from uploader.cli.server.services import (
     load_settings,
     make_data_directory,
     run_to_end,
+    waiting,
     with_everything,
     with_services,
 )
@@ -95,7 +96,7 @@ def upgrade() -> None:
 
     if settings.database_url is None:
         make_data_directory(settings)
-    say(f"the database is at revision {run_to_end(bootstrap.upgrade_database(settings))}")
+    say(f"the database is at revision {run_to_end(waiting(lambda: bootstrap.upgrade_database(settings)))}")
 
 
 @click.group()

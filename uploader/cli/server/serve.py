@@ -11,8 +11,8 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import NoReturn
 
 import click
@@ -66,19 +66,20 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
         bootstrap.check_settings(settings)
         # Here it only leads out of this function: uvicorn ends in its own order, then raises it again.
         signal.signal(signal.SIGTERM, _leave)
-        token = run_to_end(bootstrap.prepare_installation(settings))
+        token = run_to_end(_prepare(settings, wait_for_redis))
         listener = _listen(settings)
-        wait_for_redis()
     except ConfigurationError as error:
         fail_lines(error.detail.split("\n"), EXIT_CONFIGURATION)
-    run_to_end(bootstrap.check_redis(settings))
     config = bootstrap.server_config(settings)
     host, port = listener.getsockname()[:2]
     first = _FirstMoments(settings, host, port, token)
     first.start()
     try:
         if settings.workers > 1:
-            ServerProcesses(config, [listener]).run()
+            processes = ServerProcesses(config, [listener])
+            processes.run()
+            if processes.has_failed:
+                sys.exit(EXIT_FAILED)
         else:
             server = SleepingServer(config)
             server.run([listener])
@@ -89,6 +90,20 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
     finally:
         listener.close()
         first.end()
+        if settings.workers == 1 and (failure := bootstrap.failure_of(config)) is not None:
+            fail_lines(failure.split("\n"), EXIT_CONFIGURATION)
+
+
+async def _prepare(settings: Settings, wait_for_redis: Callable[[], None]) -> str | None:
+    """Prepare the start once. What waiting can mend is left to the server processes, which answer while they wait."""
+    from uploader import bootstrap
+
+    try:
+        return await bootstrap.prepare_start(settings, wait_for_redis)
+    except Exception as error:
+        if bootstrap.is_final(error):
+            raise
+        return None
 
 
 @contextmanager
@@ -158,18 +173,27 @@ def work() -> None:
     with embedded_redis(settings) as wait_for_redis:
         from uploader import bootstrap
 
-        async def run() -> None:
-            await bootstrap.begin_installation(settings)
-            wait_for_redis()
-            await bootstrap.check_redis(settings)
+        async def prepare() -> None:
+            await bootstrap.prepare_start(settings, wait_for_redis, makes_owner=False)
             await bootstrap.tell_worst(settings)
+
+        @asynccontextmanager
+        async def serving() -> AsyncIterator[None]:
+            async with bootstrap.serving(services, jobs=True):
+                say("uploader worker runs; Ctrl-C ends it")
+                yield
+
+        async def run() -> None:
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            async with bootstrap.running(bootstrap.Services(settings), jobs=True):
-                say("uploader worker runs; Ctrl-C ends it")
+            start = bootstrap.starting(services.start, serving, prepare=prepare, give_up=stop.set)
+            async with bootstrap.closing_services(services), start:
                 await stop.wait()
+            if services.start.failure is not None:
+                raise ConfigurationError(services.start.failure)
 
+        services = bootstrap.Services(settings)
         signal.signal(signal.SIGTERM, _leave)  # until the worker runs
         run_to_end(run())
 
@@ -201,11 +225,10 @@ def _lines(settings: Settings, url: str, token: str | None) -> Iterator[str]:
         yield f"  Try:                curl {url}/me/usage"
     elif settings.auth == "jwt":
         yield "  Tokens:             JWTs, as the UPLOADER_JWT settings have it"
-    elif token is None:
+    elif not (path := settings.data.absolute() / "owner.token").exists():
         yield "  Make a token:       uploader token create USER"
     else:
-        path = settings.data.absolute() / "owner.token"
-        shown = sys.stdout.isatty()
+        shown = sys.stdout.isatty() and token is not None
         yield f"  Your token:         in {path} (user owner)"
         if shown and settings.web_pages:
             yield f"  Sign in with it:    {url}/#token={token}"

@@ -7,22 +7,27 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from uploader.cli.terminal import EXIT_CONFIGURATION, fail, fail_lines
+import click
+
+from uploader.cli.terminal import EXIT_CONFIGURATION, fail, fail_lines, say
 from uploader.errors import ConfigurationError, UploaderError
 from uploader.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractAsyncContextManager
 
     from uploader.bootstrap import Services
 
 T = TypeVar("T")
 
 EXIT_FAILED = 1
+# The key in the context of a command, and the value, of `--wait`.
+_WAIT, _WAIT_SECONDS = "uploader.wait", 30.0
 
 
 def require_server() -> None:
@@ -90,47 +95,89 @@ def with_services(
     """
     from uploader import bootstrap
 
-    async def run() -> T:
+    @asynccontextmanager
+    async def opened() -> "AsyncIterator[Services]":
         await bootstrap.prepare_database(settings, adopts=adopts)
         services = bootstrap.Services(settings)
-        try:
+        async with bootstrap.closing_services(services):
             if compares:
                 await services.installation.compare()
             wait_for_redis()
             if stores:
                 await services.storage.prepare()
-            return await work(services)
-        finally:
-            services.storage.stop()
-            await services.close()
+            yield services
 
     make_data_directory(settings)
     with embedded_redis(settings) if redis else nullcontext(lambda: None) as wait_for_redis:
-        return run_to_end(run())
+        return run_to_end(_run(opened, work))
 
 
 def with_everything(settings: Settings, work: "Callable[[Services], Awaitable[T]]") -> T:
     """Run a command that needs Redis and the disk, too."""
     from uploader import bootstrap
 
-    async def run() -> T:
+    @asynccontextmanager
+    async def opened() -> "AsyncIterator[Services]":
         await bootstrap.prepare_database(settings)
         wait_for_redis()
         services = bootstrap.Services(settings)
         async with bootstrap.running(services, jobs=False, begins=False):
-            return await work(services)
+            yield services
 
     make_data_directory(settings)
     with embedded_redis(settings) as wait_for_redis:
-        return run_to_end(run())
+        return run_to_end(_run(opened, work))
+
+
+async def _run(
+    opened: "Callable[[], AbstractAsyncContextManager[Services]]", work: "Callable[[Services], Awaitable[T]]"
+) -> T:
+    async with AsyncExitStack() as stack:
+        return await work(await waiting(lambda: stack.enter_async_context(opened())))
+
+
+async def waiting(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Wait for a database, store or disk that is away, as long as `--wait` says."""
+    from uploader import bootstrap
+
+    seconds = click.get_current_context().meta.get(_WAIT, _WAIT_SECONDS)
+
+    def tell(reason: str, news: Exception | None) -> None:
+        if news is not None:
+            say(f"waits {seconds:g} s at most: {reason}", err=True)
+
+    return await bootstrap.patiently(attempt, seconds=seconds, ends=bootstrap.ends_command, tell=tell)
+
+
+def let_wait(command: click.Command) -> None:
+    """Give the option `--wait` to a command and its subcommands."""
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        let_wait(each)
+    if not isinstance(command, click.Group) and all(param.name != "wait" for param in command.params):
+        command.params.append(
+            click.Option(
+                ["--wait"],
+                type=click.FloatRange(0),
+                metavar="SECONDS",
+                hidden=True,
+                expose_value=False,
+                default=_WAIT_SECONDS,
+                callback=lambda context, _option, seconds: context.meta.update({_WAIT: seconds}),
+            )
+        )
 
 
 def make_data_directory(settings: Settings) -> None:
+    from uploader.storage.disk import PASSING
+
     try:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
+        if error.errno in PASSING:  # the start waits
+            return
         fail(f"UPLOADER_DATA: {settings.data} can't be made: {error.strerror}", EXIT_CONFIGURATION)
-    if not os.access(settings.data, os.W_OK | os.X_OK):
+    is_read_only = os.statvfs(settings.data).f_flag & os.ST_RDONLY
+    if not is_read_only and not os.access(settings.data, os.W_OK | os.X_OK):
         fail(f"UPLOADER_DATA: {settings.data} can't be written", EXIT_CONFIGURATION)
     from uploader.storage.ballast import Ballast
 

@@ -61,7 +61,7 @@ class LocalMarks(stores.MarkFiles):
         try:
             self._root.open()
         except OSError as error:
-            raise ConfigurationError(f"UPLOADER_DATA: it can't be opened: {error.strerror}") from error
+            raise disk.unfit(self._root.path, error) from error
         proposed, found = self._read(PROPOSAL, known), self._read(MARK, known)
         proposals = frozenset([proposed.installation] if proposed else ())
         if found is None:
@@ -175,7 +175,7 @@ class LocalStore(LockedUploads, LocalConcatenations, LocalDigests, LocalBlobs):
                 disk.check_unnamed(uploads)
                 disk.check_names({"temp": uploads, "blobs": blobs, "trash": trash})
         except OSError as error:
-            raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
+            raise disk.unfit(self._path, error) from error
         self.doubt = disk.doubt_about(self._path)
 
     async def check(self) -> None:

@@ -56,6 +56,15 @@ _REFUSALS = {
 }
 
 
+# These are told by the SDK, whatever the server is.
+_SETTINGS = frozenset(
+    {
+        *("InvalidBucketName", "InvalidRegionError", "NoRegionError"),
+        *("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """The abilities of a server beyond those that the store needs."""
@@ -82,8 +91,8 @@ class _Changing:
 
 
 def probe(bucket: Bucket) -> Abilities:
-    """Blocks for a dozen calls. Raises ConfigurationError, which names the setting that is wrong, also where the server
-    can't be trusted with bytes. One that is full is not probed, so that what it has can be read and deleted."""
+    """Blocks for a dozen calls. Raises ConfigurationError if the server cannot be trusted with bytes, and StorageFailed,
+    which names the setting to look at. A full server is not probed, so that its content can be read and deleted."""
     try:
         return _Probing(bucket).abilities()
     except StorageFull as error:
@@ -91,7 +100,10 @@ def probe(bucket: Bucket) -> Abilities:
         return Abilities(min_part_bytes=_USUAL_PART_BYTES, completes_twice=False)
     except StorageFailed as error:
         setting, why = _REFUSALS.get(code_of(error), ("UPLOADER_STORAGE", "the server refuses"))
-        raise ConfigurationError(f"{setting}: {why} ({error.reason})") from error
+        reason = f"{setting}: {why} ({error.reason})"
+        if code_of(error) in _SETTINGS:
+            raise ConfigurationError(reason) from error
+        raise type(error)(inside=reason) from error
 
 
 class _Probing:

@@ -1,0 +1,75 @@
+"""Processes that die, start or stop while something they need is out of order: they wait, and come back by themselves."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import emptied_on
+from tests.support import outages
+from tests.support.content import MIB
+from tests.support.gateways import JuiceGateway
+from tests.support.mounted import small_disk
+from tests.support.outages import Installation, survive
+from tests.support.servers import PrivateDatabase, PrivateRedis
+
+COMMON = {"FREE_SPACE_FLOOR": "0", "QUIET_INTERVAL": "0.2s", "SECRET": "0123456789abcdef" * 4}
+COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "one process": (("serve",),),
+    "two processes": (("serve", "--workers", "2"),),
+    "worker": (("serve", "--no-jobs"), ("work",)),
+    "nodes": (("serve",), ("serve",)),
+}
+# Each of them a few seconds; `tests/soak/outages.py` tries all.
+CELLS = [
+    ("two processes", "database away", "running"),
+    ("worker", "database away", "start"),
+    ("worker", "database away", "running"),
+    ("one process", "Redis away", "start"),
+    ("nodes", "bucket away", "start"),
+    ("embedded", "disk full", "start"),
+    ("embedded", "disk read-only", "start"),
+]
+
+
+@contextmanager
+def installed(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Installation]:
+    if name.startswith("embedded"):
+        request.getfixturevalue("mounts")
+        with small_disk(tmp_path / "disk", 96 * MIB) as disk:
+            settings = COMMON | {"DATA": str(disk.inside / "data")}
+            yield Installation(
+                tmp_path,
+                disk.here / "data",
+                settings,
+                COMMANDS["two processes" if "two" in name else "one process"],
+                {each.name: each for each in outages.of_disk(disk)},
+                disk.program,
+                outages.ENGINE_RECOVERS_SECONDS,
+            )
+        return
+    database: PrivateDatabase = request.getfixturevalue("mortal_mariadb")
+    redis: PrivateRedis = request.getfixturevalue("own_redis")
+    faults = [*outages.of_database(database), *outages.of_redis(redis)]
+    settings = COMMON | {
+        "DATABASE_URL": asyncio.run(emptied_on(database)),
+        "REDIS_URL": redis.url,
+        "DATA": str(tmp_path / "data"),
+        "DATABASE_TIMEOUT": "5s",
+        "REDIS_TIMEOUT": "5s",
+    }
+    if name == "nodes":
+        gateway: JuiceGateway = request.getfixturevalue("own_gateway")
+        faults += outages.of_bucket(gateway)
+        settings |= gateway.gateway.environment(f"tests/{tmp_path.name}") | {"MIN_CHUNK_SIZE": "64KiB"}
+    yield Installation(tmp_path, tmp_path / "data", settings, COMMANDS[name], {each.name: each for each in faults})
+
+
+@pytest.mark.parametrize(("name", "outage", "phase"), CELLS)
+def test_everything_works_again(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str, outage: str, phase: str
+) -> None:
+    with installed(name, tmp_path, request) as installation:
+        survive(installation, outage, phase)

@@ -1,0 +1,54 @@
+"""Every process that dies, starts or stops in every outage: `.venv/bin/pytest -n 0 tests/soak/outages.py`, by hand.
+
+Prints the table of docs/reliability.md: seconds from the end of the outage until everything works again.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.test_outages import COMMANDS, installed
+from tests.support.outages import PHASES, survive
+
+STORES = ("database away", "database slow", "Redis away", "Redis slow", "Redis full", "Redis read-only")
+DISKS = ("disk full", "disk read-only")
+INSTALLATIONS = {
+    **{name: STORES for name in COMMANDS if name != "nodes"},
+    "nodes": (*STORES, "bucket away", "bucket slow"),
+    "embedded": DISKS,
+    "embedded, two processes": DISKS,
+}
+# No filesystem is made read-only under open files.
+CELLS = [
+    (name, outage, phase)
+    for name, outages in INSTALLATIONS.items()
+    for outage in outages
+    for phase in PHASES
+    if outage != "disk read-only" or phase == "start"
+]
+
+
+@pytest.fixture(scope="module")
+def seconds() -> Iterator[dict[tuple[str, str, str], float]]:
+    found: dict[tuple[str, str, str], float] = {}
+    yield found
+    print(f"\n| installation | outage | {' | '.join(PHASES)} |\n|---|---|{'---|' * len(PHASES)}")
+    for name, outages in INSTALLATIONS.items():
+        for outage in outages:
+            told = [f"{found[cell]:.1f}" if (cell := (name, outage, phase)) in found else "" for phase in PHASES]
+            print(f"| {name} | {outage} | {' | '.join(told)} |")
+
+
+@pytest.mark.parametrize(("name", "outage", "phase"), CELLS)
+def test_everything_works_again(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    seconds: dict[tuple[str, str, str], float],
+    name: str,
+    outage: str,
+    phase: str,
+) -> None:
+    with installed(name, tmp_path, request) as installation:
+        took = seconds[name, outage, phase] = survive(installation, outage, phase)
+        assert took <= installation.recovers_seconds
