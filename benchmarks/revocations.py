@@ -12,19 +12,22 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import median
 
 from sqlalchemy import event
 
+from tests.conftest import emptied_on
 from tests.support.servers import PRIVATE_DATABASES, PrivateRedis
 from tests.support.stack import Stack, running_stack
 from tests.support.waiting import eventually
+from uploader.bootstrap import Services
 from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.database.rights import Authority
 from uploader.service.access import _hash
 from uploader.service.revocations import Revocations, Running
 
-_ENTERED = 100_000
+_ENTERED, _REVOKED = 100_000, 20
 
 
 async def measure(directory: Path, kind: str, requests: int, seconds: float) -> list[str]:
@@ -46,10 +49,27 @@ async def measure(directory: Path, kind: str, requests: int, seconds: float) -> 
         lines.append(
             f"{requests} requests, a revocation: its request ended after {ended_ms:.0f} ms, CPU {cpu_ms:.1f} ms"
         )
+        ended = [await _ended_ms(stack, running[number], number) for number in range(1, _REVOKED + 1)]
+        lines.append(
+            f"{requests} requests, {_REVOKED} revocations by another process: each request ended after "
+            f"{min(ended):.0f} to {max(ended):.0f} ms, median {median(ended):.0f}"
+        )
         for task in running[1:]:
             task.cancel()
         await asyncio.wait(running)
         return lines
+
+
+async def _ended_ms(stack: Stack, running: "asyncio.Task[None]", number: int) -> float:
+    """Revoke a token as another process would, at any moment of the second between two looks."""
+    await asyncio.sleep(number / _REVOKED)
+    other = Services(stack.services.settings)
+    await other.accounts.revoke(_token(number))
+    began = time.perf_counter()
+    await asyncio.wait({running})
+    ended_ms = 1000 * (time.perf_counter() - began)
+    await other.close()
+    return ended_ms
 
 
 async def _entering_us(service: Revocations) -> float:
@@ -95,8 +115,8 @@ async def _wait(stack: Stack, number: int) -> "asyncio.Task[None]":
 async def _stack(directory: Path, kind: str) -> AsyncIterator[Stack]:
     redis = PrivateRedis(directory / "redis").start()
     server = None if kind == "sqlite" else PRIVATE_DATABASES[kind](directory / kind).start()
-    url = f"sqlite:///{directory / 'bench.db'}" if server is None else server.url("with_tables")
-    database = Database(url, creates=True)
+    url = f"sqlite:///{directory / 'bench.db'}" if server is None else await emptied_on(server)
+    database = Database(url, creates=True)  # the tables of a SQLite
     await migrate.upgrade(database)
     await database.close()
     async with running_stack(directory / "data", url, redis.url) as stack:
