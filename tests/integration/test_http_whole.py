@@ -5,17 +5,23 @@ import base64
 import errno
 import hashlib
 from collections.abc import AsyncIterator
+from functools import partial
+from itertools import chain, product
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.conftest import MakeStack
+from tests.support.archives import Entry, archive
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call
 from tests.support.paging import pages
 from tests.support.problems import problem
+from tests.support.resumable import RESUMABLE, Resumable, Rufh, Tus
 from tests.support.stack import Stack
+from tests.support.visiting import make_link, visit
+from uploader.domain.digest import EMPTY_MD5
 
 CONTENT = Content(100 * KIB, name="docs/a.bin")
 URL = f"/files/{CONTENT.md5}"
@@ -53,6 +59,60 @@ async def test_a_whole_file_is_stored(stack: Stack) -> None:
         assert (await stack.client.get(f"/files/{content.md5}")).json() == body
         stored += size
         assert await stack.usage("alice") == {"finished": stored, "unfinished": 0, "reserved": 0}
+
+
+async def test_form_and_range_of_a_file_are_stored_as_no_file(stack: Stack) -> None:
+    """By whichever route, and whoever sends them; a chunk is a part of a file anyway."""
+    routes = {each.route for each in stack.app.operations if each.takes_bytes and "/chunks/" not in each.route}
+    wrongs = (
+        ({"Content-Type": "Multipart/Form-Data; boundary=x"}, 415, "unsupported-media-type"),
+        ({"Content-Range": f"bytes 0-9/{CONTENT.size}"}, 400, "bad-request"),
+        ({"Content-Encoding": "gzip"}, 415, "unsupported-media-type"),
+    )
+    for client in (stack.client, await visit(stack, await make_link(stack))):
+        tus, rufh, early = Tus(client), Rufh(client), Rufh(client, 3)
+        begun = {protocol: await protocol.created(CONTENT.size) for protocol in (tus, rufh, early)}
+        opened = {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+        upload = (await client.post(URL, json=opened)).json()["upload"]
+        asked: dict[str, list[partial[Any]]] = {
+            "PUT /files/{md5}": [partial(client.put, URL, params={"name": "a"}, content=CONTENT.data)],
+            "POST /me/files": [partial(client.post, "/me/files", params={"name": "a"}, content=CONTENT.data)],
+            "POST /files/batch": [partial(client.post, "/files/batch", content=archive(Entry("a", b"a")))],
+            "POST /resumable": [
+                partial(client.post, RESUMABLE, content=CONTENT.data),
+                *(partial(each.create, CONTENT.size, CONTENT.data, last=True) for each in begun),
+            ],
+            "PATCH /resumable/{id}": [
+                partial(each.patch, path, 0, CONTENT.data, last=True) for each, path in begun.items()
+            ],
+        }
+        assert asked.keys() == routes
+        for send, (headers, status, code) in product(chain(*asked.values()), wrongs):
+            said = {name.replace("-", "_"): value for name, value in headers.items()}
+            is_resumable = isinstance(getattr(send.func, "__self__", None), Resumable)
+            problem(await (send(**said) if is_resumable else send(headers=headers)), status, code)
+        for headers, _, _ in wrongs[:2]:
+            chunk = await client.put(f"/uploads/{upload['id']}/chunks/0", content=CONTENT.chunk(0), headers=headers)
+            assert (chunk.status_code, chunk.json()["received_bytes"]) == (200, len(CONTENT.chunk(0)))
+        for protocol, path in begun.items():
+            assert await protocol.state(path) == (0, False, CONTENT.size)
+    assert await _names(stack) == []
+
+
+async def test_leap_second_is_a_time(stack: Stack) -> None:
+    """RFC 3339, section 5.7; to the second after it, as POSIX has it."""
+    client, leap = stack.client, {"modified_at": "2016-12-31T15:59:60.25-08:00"}
+    sizes = {"size": 0, "name": "a"}
+    for answer in (
+        await client.post("/me/files", params={"name": "whole", **leap}, content=b"1"),
+        await client.put(f"/files/{EMPTY_MD5}", params={"name": "whole too", **leap}),
+        await client.post(f"/files/{EMPTY_MD5}", json={**sizes, **leap, "instant": False}),
+        await client.post("/uploads", json={**sizes, **leap, "name": "b"}),
+    ):
+        assert answer.json()["file"]["modified_at"] == "2017-01-01T00:00:00.250000Z", answer.text
+    for wrong in ("2016-12-31T23:59:60-08:00", "2016-12-31T23:58:60Z", "2016-12-31T23:59:61Z", "9999-12-31T23:59:60Z"):
+        refused = await client.post("/uploads", json={**sizes, "modified_at": wrong})
+        assert problem(refused, 422, "invalid-request")["errors"][0]["field"] == "modified_at"
 
 
 async def test_neither_length_nor_md5_need_be_known(stack: Stack) -> None:

@@ -24,7 +24,7 @@ from starlette.routing import compile_path
 from uploader.domain.digest import ClaimedDigests, parse_hex
 from uploader.domain.links import Caller
 from uploader.domain.names import normalise_name
-from uploader.errors import InvalidMd5, InvalidRequest, UnsupportedMediaType
+from uploader.errors import BadRequest, InvalidMd5, InvalidRequest, UnsupportedMediaType
 from uploader.http.bodies.intake import MAX_JSON_BYTES, Intake
 from uploader.http.shared.mount import mount_of_request
 from uploader.meter import Cost
@@ -204,9 +204,14 @@ class Call:
             raise InvalidRequest.field(name, "is given more than once")
         return values[0] if values else None
 
-    def claims(self) -> ClaimedDigests:
-        """Raises UnsupportedMediaType for a body that is encoded."""
+    def claims(self, *, chunk: bool = False) -> ClaimedDigests:
+        """Return the digests that are told of the bytes of a file. Raises UnsupportedMediaType for a body that is encoded.
+        Unless it is a chunk, raises that for a form, too, and BadRequest for a range: both would be stored as the file."""
         headers = self.request.headers
+        if not chunk and headers.get("content-type", "").strip().lower().startswith("multipart/form-data"):
+            raise UnsupportedMediaType("The body is the file itself, not a form.")
+        if not chunk and "content-range" in headers:
+            raise BadRequest("The body is not a range of the file: send no Content-Range.")
         if any(coding.strip().lower() not in ("", "identity") for coding in headers.getlist("content-encoding")):
             raise UnsupportedMediaType()
         return ClaimedDigests(headers.getlist("content-digest"), headers.getlist("content-md5"))
