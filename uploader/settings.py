@@ -170,6 +170,12 @@ class Settings:
     chunk_size_bytes: int = _setting(_size, "8MiB", "chunk size where the client asks for none")
     min_chunk_size_bytes: int = _setting(_size, "64KiB", "smallest chunk size (on S3: `5MiB`)")
     max_chunk_size_bytes: int = _setting(_size, "64MiB", "largest chunk size")
+    max_append_size_bytes: int | None = _setting(
+        _size,
+        None,
+        "largest body of one request of HTTP's resumable uploads, told to their clients: the limit of a proxy before the "
+        "server; unset: none",
+    )
     max_files: int = _setting(units.integer(1, 10**12), "1000000", "files and open uploads of one user")
     max_open_uploads: int = _setting(units.integer(1, 10**9), "100", "open uploads of one user")
     max_concurrent_chunks: int = _setting(

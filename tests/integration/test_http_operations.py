@@ -239,6 +239,7 @@ async def test_the_configuration_says_what_a_client_needs(make_stack: MakeStack)
         assert response.json() == {
             "chunk_size": {"default": 256 * KIB, "min": 128 * KIB, "max": 512 * KIB},
             "max_file_size": 10**6,
+            "max_append_size": None,
             "max_chunks": 10_000,
             "max_files": 7,
             "instant": "own",

@@ -24,6 +24,7 @@ OTHER = Content(10, seed=2)
 # What may come with any request, and changes nothing.
 LIES = {"X-Forwarded-Host": "evil.example", "X-Forwarded-Prefix": "/evil", "Forwarded": "host=evil.example;proto=http"}
 TUS = {"Tus-Resumable": "1.0.0"}
+LAST = {"Upload-Complete": "?1", "Upload-Offset": "0", "Content-Type": "application/partial-upload"}
 
 
 async def places_told(client: httpx2.AsyncClient, prefix: str) -> list[str]:
@@ -40,8 +41,10 @@ async def places_told(client: httpx2.AsyncClient, prefix: str) -> list[str]:
         await client.post(f"{prefix}/me/files?name=c", content=b"c"),
         await client.post(f"{prefix}/resumable/", headers={**TUS, "Upload-Length": "4"}),
         await client.post(f"{prefix}/resumable", headers={"Upload-Complete": "?1"}, content=b"whole"),
+        begun := await client.post(f"{prefix}/resumable", headers={"Upload-Complete": "?0"}),
+        await client.patch(begun.headers["location"], headers=LAST, content=b"last"),
     ]
-    assert [answer.status_code for answer in answers] == [201, 200, 201, 201, 201, 201, 201]
+    assert [answer.status_code for answer in answers] == [201, 200, 201, 201, 201, 201, 201, 201, 201]
     headers = [answer.headers.get(name) for answer in answers for name in ("location", "content-location")]
     return [value for value in headers if value is not None]
 
@@ -52,7 +55,7 @@ async def test_all_that_is_told_begins_with_the_public_url(make_stack: MakeStack
         client = stack.client
         client.headers.update(LIES)
         told = await places_told(client, asked)
-        assert len(told) == 7
+        assert len(told) == 10
         for place in told:
             path = place.removeprefix(ORIGIN)
             assert path.startswith(f"{PREFIX}/"), place

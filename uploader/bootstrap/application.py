@@ -280,6 +280,7 @@ def build_application(
             services.clock,
             sends_interim=settings.interim_responses,
             expiry_seconds=settings.upload_expiry_seconds,
+            max_append_size_bytes=settings.max_append_size_bytes,
         ),
     )
     link_handlers = (

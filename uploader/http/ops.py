@@ -92,6 +92,7 @@ class ClientConfig(Struct):
 
     chunk_size: ChunkSizeBounds
     max_file_size: int
+    max_append_size: int | None
     max_chunks: int
     max_files: int
     instant: str
@@ -258,6 +259,7 @@ class OpsHandlers:
             ClientConfig(
                 chunk_size=ChunkSizeBounds(sizes.default, sizes.minimum, sizes.maximum),
                 max_file_size=self.openings.max_file_size_bytes,
+                max_append_size=self.settings.max_append_size_bytes,
                 max_chunks=MAX_CHUNK_COUNT,
                 max_files=self.settings.max_files,
                 instant=self.settings.instant,

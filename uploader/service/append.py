@@ -468,7 +468,7 @@ class Appends:
         try:
             received = await source.receive_whole(target.caller, limit, self.storage.threads.long_hashing.run)
         except errors.FileTooLarge as error:
-            raise (excess if limit == room else error) from error
+            raise (excess if error.fields["limit"] == room else error) from error
         try:
             yield received
         finally:

@@ -26,7 +26,7 @@ _VERSIONS = (
     header(
         "Upload-Draft-Interop-Version",
         "With resumable uploads of HTTP, the version of the draft; without it, the current one.",
-        {"type": "integer", "minimum": 3, "maximum": 8},
+        {"type": "integer", "minimum": 3, "maximum": 9},
     ),
 )
 _COMPLETE = header("Upload-Complete", "With resumable uploads of HTTP: whether the body is the last of it.", _FLAG)
@@ -89,11 +89,15 @@ def speaks_tus(request: Request) -> bool:
     headers = request.headers
     if "tus-resumable" in headers:
         return True
-    if any(name in headers for name in MARKS):
+    if _speaks_rufh(request):
         return False
     if headers.get("content-type") == BYTES or any(name in headers for name in _OF_TUS):
         return True
     return request.method == "POST" and "upload-length" in headers
+
+
+def _speaks_rufh(request: Request) -> bool:
+    return "tus-resumable" not in request.headers and any(name in request.headers for name in MARKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +111,14 @@ class ResumableHandlers:
 
     def begin(self, request: Request) -> Response | None:
         """Perhaps answer a request before anything else looks at it: its method and path may be others after this."""
-        override = request.headers.get("x-http-method-override")
-        if override:  # some clients and proxies know GET and POST alone
+        # Some clients and proxies know GET and POST alone.
+        method = (request.headers.get("x-http-method-override") or request.method).upper()
+        path = request.scope["path"]
+        if method in ("PATCH", "PUT") and ALIASES.get(path, path) == PREFIX and _speaks_rufh(request):
+            method = "POST"  # every method with content may create an upload
+        if method != request.method:
             # Not for the server: what it sends is framed by the method that the client knows of.
-            request.scope = {**request.scope, "method": override.upper()}
+            request.scope = {**request.scope, "method": method}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=self.tus.facts() | self.rufh.facts())
         return self.tus.begin(request) if speaks_tus(request) else None

@@ -111,6 +111,8 @@ class Checksum:
 class CheckedBody:
     body: Incoming
     check: BodyCheck
+    # Of the body, beside what its upload has room for.
+    max_bytes: int | None = None
 
     @property
     def declared_bytes(self) -> int | None:
@@ -118,7 +120,8 @@ class CheckedBody:
 
     async def receive_whole(self, caller: Caller, limit_bytes: int, hashing: Hashing) -> Reread:
         """Raises DigestMismatch, BadRequest, FileTooLarge, BodyTimeout, StorageFull, ClientDisconnect."""
-        received = await self.body.receive_up_to(caller, limit_bytes)
+        most_bytes = limit_bytes if self.max_bytes is None else min(limit_bytes, self.max_bytes)
+        received = await self.body.receive_up_to(caller, most_bytes)
         try:
             await self.check(received, hashing)
         except BaseException:

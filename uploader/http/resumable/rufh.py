@@ -7,7 +7,7 @@ client has said so is kept beside the upload, because it is asked for.
 import asyncio
 import base64
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,12 +38,12 @@ from uploader.service.status import Uploads
 from uploader.tasks import uninterrupted
 
 # As long as there is no RFC, a request names its version: 3 is draft -01, 4 is -02, 5 is -03, 6 is -04 and -05, 7 is -06 to
-# -08, 8 is all since. One that names none that is spoken is served as the current draft says, without interim responses.
+# -08, 8 is -09 to -11, 9 is -12 to -15. One that names none of these is served as version 9, without interim responses.
 VERSION = "Upload-Draft-Interop-Version"
 BYTES = "application/partial-upload"
 # By which a request says that it is one of this protocol.
 MARKS = (VERSION, "Upload-Complete", "Upload-Incomplete")
-_FIRST, _LAST = 3, 8
+_FIRST, _LAST = 3, 9
 # The largest integer of structured fields (RFC 9651, section 3.3.1).
 _LARGEST = 10**15 - 1
 _PARAMETERS = r"\s*(?:;.*)?"
@@ -53,6 +53,11 @@ _BOOLEAN = re.compile(r"\?([01])" + _PARAMETERS)
 _OF_DISPOSITION = re.compile(r";\s*([\w!#$%&'*+.^`|~-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\"]+))", re.ASCII)
 _CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "latin-1"}
 
+
+class _AlreadyComplete(errors.BadRequest, code=errors.BadRequest.code):
+    """The upload is complete already."""
+
+
 _BAD_REQUESTS = (errors.DigestMismatch, errors.InvalidRequest, errors.LengthExceeded, errors.SizeMismatch)
 # What became of an upload that came whole.
 _OF_THE_FILE = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken)
@@ -61,6 +66,7 @@ _PROBLEMS: dict[type[errors.UploaderError], tuple[str, str]] = {
     errors.OffsetMismatch: ("mismatching-upload-offset", "Mismatching Upload Offset"),
     errors.SizeMismatch: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
     errors.LengthExceeded: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
+    _AlreadyComplete: ("completed-upload", "Upload Is Completed"),
 }
 
 # Kept as the metadata of an upload whose client is to say which bytes are the last, until it has.
@@ -101,10 +107,19 @@ class Draft:
             return {"Upload-Incomplete": "?0" if complete else "?1"}
         return {"Upload-Complete": "?1" if complete else "?0"}
 
-    def limits(self, max_size_bytes: int, age_seconds: float | None = None) -> dict[str, str]:
+    @property
+    def repeats_answer(self) -> bool:
+        """Return whether a repeated last request, without content, gets the first answer again."""
+        return self.version >= 9
+
+    def limits(
+        self, max_size_bytes: int, max_append_size_bytes: int | None, age_seconds: float | None
+    ) -> dict[str, str]:
         if self.version < 6:
             return {}
         limits = {"max-size": min(max_size_bytes, _LARGEST)}
+        if max_append_size_bytes is not None:
+            limits["max-append-size"] = min(max_append_size_bytes, _LARGEST)
         if age_seconds is not None:
             limits["max-age" if self.version >= 7 else "expires"] = max(0, int(age_seconds))
         return {"Upload-Limit": ", ".join(f"{name}={value}" for name, value in limits.items())}
@@ -165,8 +180,6 @@ def opening_of(call: Call, complete: bool) -> Opening:
     """Raises InvalidRequest, SizeMismatch, LengthExceeded, UnsupportedMediaType."""
     headers, upload_id = call.request.headers, new_id()
     call.claims()
-    if headers.get("content-type", "").lower().startswith("multipart/"):
-        raise errors.UnsupportedMediaType("The body is the file itself, not a form.")
     filename, metadata = filename_in(headers), headers.get("upload-metadata")
     told = {"filename": filename} if filename else parse_metadata(metadata or "")
     digests, length = _repr_digests(headers.getlist("repr-digest")), _length(call, complete)
@@ -244,20 +257,31 @@ def completes(call: Call, draft: Draft) -> bool:
 
 @dataclass(slots=True)
 class ToldBody:
-    """A body whose client hears how much of it is acknowledged."""
+    """A body of at most `max_bytes`, whose client hears how much of it is acknowledged."""
 
     body: Incoming
     interim: InterimResponses | None
     facts: dict[str, str]
     told_offset: int
+    max_bytes: int | None
+    _received_bytes: int = 0
     _next_at: float = 0.0
 
     @property
     def declared_bytes(self) -> int | None:
         return self.body.declared_bytes
 
-    def receive_part(self, caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
-        return self.body.receive_part(caller, limit_bytes, goes_on)
+    async def receive_part(self, caller: Caller, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+        if self.max_bytes is None:
+            return await self.body.receive_part(caller, limit_bytes, goes_on)
+        # One byte more shows that the body is too long; the bytes before it are kept.
+        left_bytes = self.max_bytes - self._received_bytes
+        part = await self.body.receive_part(caller, min(limit_bytes, left_bytes or 1), goes_on)
+        self._received_bytes += part.body.length
+        if not left_bytes and part.body.length:
+            part.body.close()
+            raise append_too_large(self.max_bytes)
+        return part
 
     def stored(self, offset: int) -> None:
         now = asyncio.get_running_loop().time()
@@ -265,6 +289,11 @@ class ToldBody:
             return
         self.told_offset, self._next_at = offset, now + _PAUSE_SECONDS
         self.interim.send(SUPPORTED, self.facts | {"Upload-Offset": str(offset)})
+
+
+def append_too_large(limit_bytes: int) -> errors.FileTooLarge:
+    detail = "One request may bring so many bytes: send the upload in several requests."
+    return errors.FileTooLarge(detail, limit=limit_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,15 +304,19 @@ class RufhHandlers:
     clock: Clock
     sends_interim: bool
     expiry_seconds: float
+    # Of the content of one request.
+    max_append_size_bytes: int | None
 
     # Of every request and answer
 
     def facts(self) -> dict[str, str]:
-        return {"Accept-Patch": BYTES, **CURRENT.limits(self.openings.max_file_size_bytes, self.expiry_seconds)}
+        return {"Accept-Patch": BYTES, **self._limits(CURRENT, self.expiry_seconds)}
 
     def refuse(self, request: Request, error: errors.UploaderError, headers: dict[str, str]) -> Response:
         draft = draft_of(request.headers)
         kind = next((kind for kind in _PROBLEMS if isinstance(error, kind)), None)
+        if kind is _AlreadyComplete and draft.repeats_answer:
+            kind = None  # these versions have no such type
         members: dict[str, Any] = (
             {} if kind is None else {"type": _TYPES + _PROBLEMS[kind][0], "title": _PROBLEMS[kind][1]}
         )
@@ -302,18 +335,19 @@ class RufhHandlers:
         draft = draft_of(request.headers)
         response.headers.update(draft.named())
         if "upload-limit" not in response.headers:
-            response.headers.update(draft.limits(self.openings.max_file_size_bytes))
+            response.headers.update(self._limits(draft))
 
     # Creation
 
     async def create(self, call: Call) -> Response:
         draft = draft_of(call.request.headers)
+        self._check_append_size(call)
         complete = draft.completes(call.request.headers) is not False  # any POST is an upload, and all of it
         opening = opening_of(call, complete)
         target, place = Target(call.caller, upload_id=opening.id), public_path(f"{PREFIX}/{opening.id}")
         match await self.openings.open(opening):
             case UploadStatus(upload=upload) as opened if upload.id == opening.id:
-                facts = {"Location": place} | self._limits(draft, opened.expires_at)
+                facts = {"Location": place} | self._limits(draft, self._age_seconds(opened.expires_at))
                 told = await self._append_first(call, draft, target, opened, facts, complete=complete)
             case UploadStatus(upload=other):
                 raise errors.UploadExists(id=other.id)
@@ -348,9 +382,17 @@ class RufhHandlers:
         offered = call.request.scope.get("extensions", {}).get(INTERIM)
         return offered["responses"] if offered and self.sends_interim and draft.is_named else None
 
-    def _limits(self, draft: Draft, expires_at: datetime) -> dict[str, str]:
-        left = expires_at - self.clock.now()
-        return draft.limits(self.openings.max_file_size_bytes, left.total_seconds())
+    def _limits(self, draft: Draft, age_seconds: float | None = None) -> dict[str, str]:
+        return draft.limits(self.openings.max_file_size_bytes, self.max_append_size_bytes, age_seconds)
+
+    def _age_seconds(self, expires_at: datetime) -> float:
+        return (expires_at - self.clock.now()).total_seconds()
+
+    def _check_append_size(self, call: Call) -> None:
+        """Raises FileTooLarge for content of a length that is told, and too long for one request."""
+        content = content_length(call)
+        if self.max_append_size_bytes is not None and content is not None and content > self.max_append_size_bytes:
+            raise append_too_large(self.max_append_size_bytes)
 
     # Asking
 
@@ -365,7 +407,7 @@ class RufhHandlers:
                 offset = length = file.size
                 metadata = (await self.uploads.known(target)).metadata
             case Appended(offset=offset, upload=upload, expires_at=expires_at):
-                facts = self._limits(draft, expires_at)
+                facts = self._limits(draft, self._age_seconds(expires_at))
                 length = upload.size if upload.length_known else None
                 metadata = upload.metadata
         facts |= {} if length is None else {"Upload-Length": str(length)}
@@ -377,28 +419,30 @@ class RufhHandlers:
     async def patch(self, call: Call) -> Response:
         headers, draft, target = call.request.headers, draft_of(call.request.headers), target_of(call)
         call.claims()
+        self._check_append_size(call)
         if draft.names_type and headers.get("content-type", "").partition(";")[0].strip().lower() != BYTES:
             raise errors.UnsupportedMediaType(f"A PATCH needs the Content-Type {BYTES}.")
         offset = integer_in(headers, "Upload-Offset")
         if offset is None:
-            raise errors.InvalidRequest.field("Upload-Offset", "is not a whole number from 0")
+            raise errors.InvalidRequest.field("Upload-Offset", "is not a whole number of at most 15 digits")
         complete = completes(call, draft)
         match await self.appends.find(target, offset):
             case Complete() as full:
                 told: Appended | StillMerging | Complete = full
-                is_marked = await self._append_to_full(call, target, full, offset)
+                repeats = complete and draft.repeats_answer
+                is_marked = await self._append_to_full(call, target, full, offset, repeats=repeats)
             case Upload() as upload:
                 is_marked = upload.metadata == INCOMPLETE
                 interim = self._interim_of(call, draft) if draft.tells_progress else None
                 told = await self._append(call, target, offset, interim, draft.named(), complete=complete)
         if complete and is_marked:
             await self.uploads.forget_metadata(target)
-        location = {"Location": f"{PREFIX}/{target.upload_id}"} if complete else {}
+        location = {"Location": public_path(f"{PREFIX}/{target.upload_id}")} if complete else {}
         return _answer(draft, told, 201 if complete else 204, location, complete=complete)
 
-    async def _append_to_full(self, call: Call, target: Target, full: Complete, offset: int) -> bool:
-        """Return whether the client of a whole upload has yet to say so: then it may, and no more. Raises OffsetMismatch,
-        LengthExceeded, SizeMismatch, BadRequest."""
+    async def _append_to_full(self, call: Call, target: Target, full: Complete, offset: int, *, repeats: bool) -> bool:
+        """Return whether the client of a whole upload has yet to say so: then it may, and no more. `repeats`: it may also
+        repeat that. Raises OffsetMismatch, LengthExceeded, SizeMismatch, BadRequest."""
         size = full.file.size
         if offset != size:
             raise errors.OffsetMismatch(offset=size)
@@ -406,8 +450,9 @@ class RufhHandlers:
         if (await self.uploads.known(target)).metadata != INCOMPLETE:
             if is_more:
                 raise errors.SizeMismatch("The upload is complete: it has no more bytes.", size=size)
-            said = {"type": f"{_TYPES}completed-upload", "title": "Upload Is Completed"}
-            raise errors.BadRequest("The upload is complete already.", **said)
+            if repeats:
+                return False
+            raise _AlreadyComplete()
         if is_more:
             await self.uploads.forget(target)  # the upload is invalid from now on; the file is what was announced
             raise errors.LengthExceeded(limit=size)
@@ -429,9 +474,11 @@ class RufhHandlers:
         length = integer_in(call.request.headers, "Upload-Length")
         try:
             if claims.content_digest or claims.content_md5:
-                checked = CheckedBody(body, lambda received, _: check_digests(received, claims))
+                checked = CheckedBody(
+                    body, lambda received, _: check_digests(received, claims), self.max_append_size_bytes
+                )
                 return await self.appends.append_whole(target, offset, checked, length=length, ends=complete)
-            telling = ToldBody(body, interim, facts, offset)
+            telling = ToldBody(body, interim, facts, offset, self.max_append_size_bytes)
             return await self.appends.append(target, offset, telling, length=length, ends=complete)
         except errors.LengthExceeded:
             await uninterrupted(self._end(target, Reason.LENGTH_EXCEEDED))
