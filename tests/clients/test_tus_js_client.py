@@ -110,7 +110,7 @@ async def test_what_was_cancelled_elsewhere_begins_anew(person: Person, path: Pa
     await begin(person, path)
     assert await end(person) == "complete"
     assert await person.offsets() == [0]
-    assert [status for status in await person.statuses() if status[0] == "HEAD"] == [("HEAD", 410)]
+    assert [status for status in await person.statuses() if status[0] == "HEAD"] == [("HEAD", 404)]
 
 
 async def test_a_killed_server_costs_no_acknowledged_byte(person: Person, mortal: Mortal, path: Path) -> None:

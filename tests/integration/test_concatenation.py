@@ -238,10 +238,10 @@ async def test_what_is_under_way_of_a_part_counts_and_ends_as_of_every_upload(st
     assert account == Account(unfinished=70 * KIB + 5, reserved=CONTENT.size + 5)
     assert (await stack.services.reconciling.reconcile()).drifts == []
     assert (await tus.delete(begun)).status_code == 204
-    assert (await tus.head(begun)).status_code == 410
+    assert (await tus.head(begun)).status_code == 404
     assert not await stack.services.closers.expire(await known(stack, complete), 60)
     assert await stack.services.closers.expire(await known(stack, complete), 0)
-    assert (await tus.head(complete)).status_code == 410
+    assert (await tus.head(complete)).status_code == 404
     assert await at_rest(stack) == {"alice": Account()}
 
 
@@ -303,7 +303,7 @@ async def test_a_whole_ends_with_a_part_that_ends_otherwise(stack: Stack, tus: T
     parts = [await part_of(tus, b"12345"), await part_of(tus, b"67890", sent=2)]
     path = await ordered(tus, parts)
     await tus.delete(parts[1])
-    assert (await tus.head(path)).status_code == 410
+    assert (await tus.head(path)).status_code == 404
     tus.problem(await order(tus, parts), 410, "upload-gone")
     await stack.services.concatenations.advance_due()
     assert (await tus.head(path)).status_code == 404
@@ -380,9 +380,23 @@ async def test_bytes_of_a_part_that_went_bad_make_no_file(stack: Stack, tus: Tus
     path = await ordered(tus, parts)
     gone = await stack.client.get(native(path))
     assert (gone.status_code, gone.json()["reason"]) == (410, "part-damaged")
-    assert (await tus.head(path)).status_code == 410
+    assert (await tus.head(path)).status_code == 404
     assert await files_of(tus.client) == []
     assert await at_rest(stack) == {"alice": Account()}
+
+
+async def test_full_disk_is_told_where_a_whole_is_filled(stack: Stack, tus: Tus) -> None:
+    parts = await parts_of(tus)
+    with failing_call("pwrite", errno.ENOSPC, times=None, only=lambda path: path.name == "data"):
+        for _ in range(2):
+            tus.problem(await order(tus, parts), 507, "storage-full")
+        (upload,) = [
+            each for each in (await stack.client.get("/uploads")).json()["uploads"] if each["received_bytes"] == 0
+        ]
+        problem(await stack.client.post(f"/uploads/{upload['id']}/merge"), 507, "storage-full")
+    path = await ordered(tus, parts)
+    assert (id_of(path), (await file_of(tus))["sha256"]) == (upload["id"], CONTENT.sha256)
+    assert await at_rest(stack) == {"alice": Account(finished=CONTENT.size)}
 
 
 async def test_one_process_fills_a_whole(stack: Stack, tus: Tus) -> None:

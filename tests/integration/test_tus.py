@@ -103,7 +103,7 @@ async def test_core_the_method_is_that_of_the_header_whatever_the_actual_one_is(
             answer = await connection.answer(has_body=actual != "HEAD")
             assert (answer.status, int(answer.headers.get("content-length", 0)) > 0) == (status, status == 404)
             assert status != 200 or answer.headers["upload-offset"] == str(offset)
-        assert (await Tus(server.stack.client).head(path)).status_code == 410
+        assert (await Tus(server.stack.client).head(path)).status_code == 404
 
 
 @pytest.mark.parametrize("spelling", [RESUMABLE, f"{RESUMABLE}/"])

@@ -117,7 +117,7 @@ class Streams:
         promised = self.appended.get(upload_id, 0)
         response = await self._ask_again("HEAD", f"/resumable/{upload_id}", headers=_TUS)
         if response.status_code != 200:
-            if lie and response.status_code == 410:
+            if lie and response.status_code == 404:
                 return None
             self._wrong(None, "the question for an offset", response)
         offset = int(response.headers["upload-offset"])
@@ -153,7 +153,7 @@ class Streams:
             self._record.counts["wrong_digests_refused"] += 1
         elif response.status_code in (409, 423):  # another one came before it, perhaps the one whose answer was lost
             self._record.counts["appends_refused"] += 1
-        elif not (lie and response.status_code in (410, 422)):
+        elif not (lie and response.status_code in (404, 422)):
             self._wrong(None, "an append", response)
 
     def _promise(self, upload_id: str, offset: int) -> None:

@@ -56,6 +56,7 @@ class Resumable(ABC):
     inconsistent: int  # the statuses of problems
     mismatch: int
     busy: int
+    gone: int  # what was cancelled, or has expired
     busy_seconds: str
     most_digits: int  # of an offset
     algorithms: tuple[str, ...]
@@ -130,6 +131,7 @@ class Tus(Resumable):
     media_type: str | None = "application/offset+octet-stream"
     found, finished, inconsistent, mismatch = 200, 204, 409, 460
     busy, busy_seconds = 423, "1"
+    gone = 404
     most_digits = 18
     algorithms = ("md5", "sha1", "sha256", "crc32")
 
@@ -165,6 +167,7 @@ class Rufh(Resumable):
 
     found, finished, inconsistent, mismatch = 204, 201, 400, 400
     busy, busy_seconds = 503, "2"
+    gone = 410
     most_digits = 15
     algorithms = ("md5", "sha-256")
 
@@ -208,7 +211,8 @@ class Rufh(Resumable):
 
     def problem(self, response: httpx2.Response, status: int, code: str) -> Any:
         self._check_version(response)
-        if (status, code) not in _TYPE_OF:
+        has_no_type = code == "bad-request" and (self.version is None or self.version >= 9)
+        if has_no_type or (status, code) not in _TYPE_OF:
             return problem(response, status, code)
         body = response.json()
         assert (response.status_code, body["status"], body["code"]) == (status, status, code), response.text

@@ -74,8 +74,9 @@ _APPEND = ("chunks-missing", "file-too-large", "md5-mismatch", "name-taken", "si
 # Of tus alone: another version.
 _OF_ANY = {412: None}
 # Statuses of these protocols for what the rest of the server says by those of its codes: 423 is for clients of tus,
-# where another request does not let go, or something is away for the moment; 460 where bytes have not their checksum.
-_SAID = {400: ("invalid-request", "size-mismatch"), 423: ("unavailable",)}
+# where another request does not let go, or something is away for the moment; 460 where bytes have not their checksum; 404
+# for an upload that has ended.
+_SAID = {400: ("invalid-request", "size-mismatch"), 404: ("upload-gone",), 423: ("unavailable",)}
 _SAID_OF_BYTES = {**_SAID, 400: (*_SAID[400], "digest-mismatch"), 460: ("digest-mismatch",)}
 
 _resumable = partial(Operation, tag="resumable", access="uploader")

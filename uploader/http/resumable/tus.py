@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader import errors
-from uploader.domain.upload import NewConcatenation, State, UploadKind
+from uploader.domain.upload import REDIS_WORDS, NewConcatenation, State, UploadKind
 from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import (
     ALGORITHMS,
@@ -126,8 +126,11 @@ class TusHandlers:
         self.mark(request, response)
         return response
 
-    def refuse(self, _request: Request, error: errors.UploaderError, headers: dict[str, str]) -> Response:
+    def refuse(self, request: Request, error: errors.UploaderError, headers: dict[str, str]) -> Response:
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
+        if isinstance(error, errors.UploadGone) and request.method != "POST":
+            # tus-java-client starts again after 404 alone; but nobody is to send a part again that was used up.
+            status = None if error.fields.get("reason") == REDIS_WORDS[State.CONSUMED] else 404
         return problem_response(error, headers, status)
 
     def mark(self, _request: Request, response: Response) -> None:
@@ -140,6 +143,7 @@ class TusHandlers:
         kind = kind_asked(call)
         if kind is UploadKind.WHOLE:
             return await self._create_final(call)
+        call.claims()
         size = _length(call)
         body = _body(call)
         if size is not None and body is not None and (body.declared_bytes or 0) > size:
@@ -225,6 +229,7 @@ class TusHandlers:
 
     async def patch(self, call: Call) -> Response:
         target, offset = target_of(call), _count(call, "Upload-Offset")
+        call.claims()
         if not self.appends.receiving.remembers(target) and await self.concatenations.is_whole(target):
             raise errors.Forbidden("This upload consists of its parts: it takes no bytes.")
         checksum = checksum_of(call.request)
@@ -286,7 +291,7 @@ def _length(call: Call) -> int | None:
 def _count(call: Call, name: str) -> int:
     values = call.request.headers.getlist(name)
     if len(values) != 1 or not re.fullmatch(r"[0-9]{1,18}", values[0]):
-        raise errors.InvalidRequest.field(name, "is not a whole number from 0")
+        raise errors.InvalidRequest.field(name, "is not a whole number of at most 18 digits")
     return int(values[0])
 
 
