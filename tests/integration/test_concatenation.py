@@ -2,6 +2,7 @@
 what of the accounts it is about."""
 
 import asyncio
+import errno
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,9 @@ from tests.conftest import MakeStack
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.consumer import consuming, events_file
 from tests.support.content import KIB, Content
+from tests.support.faults import failing_call
 from tests.support.invariants import Account, checked_accounts
+from tests.support.problems import problem
 from tests.support.resumable import RESUMABLE, Tus, files_of, id_of, native, path_of
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
@@ -410,8 +413,10 @@ async def test_one_process_fills_a_whole(stack: Stack, tus: Tus) -> None:
         services.concatenations.filling._turns.release()
         await services.concatenations.filling.start(upload.id)
         assert (await services.storage.read_map(upload)).received_bytes == 0
+        filled = await stack.client.post(f"{native(path)}/merge")
+        assert (filled.status_code, filled.json()["state"]) == (202, "merging"), "no client can send what is missing"
         assert (await tus.delete(path)).status_code == 204, "at once, whoever fills it"
-    assert (await tus.head(path)).status_code == 410
+    assert (await tus.head(path)).status_code == 404
     assert await at_rest(stack) == {"alice": Account()}
 
 

@@ -301,7 +301,14 @@ def build_application(
         else ()
     )
     handlers = (
-        UploadHandlers(services.openings, services.receiving, services.uploads, services.instant, services.delta_bases),
+        UploadHandlers(
+            services.openings,
+            services.receiving,
+            services.uploads,
+            services.concatenations,
+            services.instant,
+            services.delta_bases,
+        ),
         WholeFileHandlers(services.whole),
         resumable,
         FileHandlers(

@@ -7,7 +7,7 @@ on it is an upload. The completer of the last part brings it further, or a clien
 import asyncio
 import logging
 from contextlib import AsyncExitStack, suppress
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from datetime import timedelta
 
 from uploader import errors
@@ -28,7 +28,7 @@ from uploader.service.links import Visitors
 from uploader.service.merge import Merging
 from uploader.service.open import Admission, chunk_sizes_of
 from uploader.service.precreate import PreCreateHook
-from uploader.service.results import Complete, Target, check_sent_name
+from uploader.service.results import Complete, StillMerging, Target, check_sent_name
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
 from uploader.storage.base import Busy, Gone, PartDamaged, Stopping, UploadBytes
@@ -121,13 +121,13 @@ class Filling:
     closers: Closers
     receiving: Receiving
     merging: Merging
-    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _running: dict[str, asyncio.Task[errors.UploaderError | None]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    def start(self, upload_id: str) -> "asyncio.Task[None]":
-        """Begin to fill a whole, and to merge it then; or join who does that here."""
+    def start(self, upload_id: str) -> "asyncio.Task[errors.UploaderError | None]":
+        """Begin to fill a whole, and to merge it then; or join who does that here. The task returns what went wrong."""
         task = self._running.get(upload_id)
         if task is None:
             task = self._running[upload_id] = asyncio.create_task(self._run(upload_id), name=f"fill {upload_id}")
@@ -138,25 +138,38 @@ class Filling:
         for task in list(self._running.values()):
             await ended(task)
 
-    async def _run(self, upload_id: str) -> None:
+    async def wait(self, upload_id: str, seconds: float) -> bool:
+        """Fill as `start`, and return whether that ended within the time. Raises StorageFull."""
+        filling = self.start(upload_id)
+        await asyncio.wait({filling}, timeout=seconds)
+        is_done = filling.done() and not filling.cancelled()
+        if is_done and isinstance(error := filling.result(), errors.StorageFull):
+            raise errors.StorageFull() from error
+        return is_done
+
+    async def _run(self, upload_id: str) -> errors.UploaderError | None:
         """Run it, and log what goes wrong: the job comes back to it."""
         try:
             with charged_apart():
                 async with self._turns:
                     complete = await self._fill(upload_id)
         except (Busy, Gone, NotOpen, Stopping):
-            return
+            return None
         except errors.UploaderError as error:
             logger.log(
                 level_of(error), "a whole is not filled for now", extra={"upload_id": upload_id, "reason": error.reason}
             )
-            return
+            return error
         except Exception:
             logger.exception("a whole is not filled", extra={"upload_id": upload_id})
-            return
+            return None
         if complete:
-            with suppress(errors.UploaderError, Stopping):
-                await asyncio.shield(self.merging.start(upload_id))
+            with suppress(Stopping):
+                try:
+                    await asyncio.shield(self.merging.start(upload_id))
+                except errors.UploaderError as error:
+                    return error
+        return None
 
     async def _fill(self, upload_id: str) -> bool:
         """Tell whether it was completed here. Raises Busy, Gone, NotOpen, Stopping, StorageFull, Unavailable."""
@@ -255,9 +268,22 @@ class Concatenations:
         return ordered
 
     async def _advance_and_wait(self, ordered: Concatenation) -> None:
-        filling = await self._advance(ordered)
-        if filling is not None:
-            await asyncio.wait({filling}, timeout=self.settings.merge_wait_seconds)
+        if await self._advance(ordered):
+            await self.filling.wait(ordered.id, self.settings.merge_wait_seconds)
+
+    async def merge(self, target: Target) -> StillMerging | Complete:
+        """Merge as `Uploads.merge`; a whole is filled before that. Raises StorageFull, too."""
+        found = await self.uploads.find(target)
+        if not isinstance(found, Upload) or not found.is_whole:
+            return await self.uploads.merge(target)
+        if await self.filling.wait(found.id, self.settings.merge_wait_seconds):
+            with suppress(errors.ChunksMissing):  # no client can send them
+                return await self.uploads.merge(target)
+        match await self.uploads.status(target):
+            case Complete() as complete:
+                return complete
+            case status:
+                return StillMerging(replace(status, merging=True))
 
     # Asking, taking back
 
@@ -338,15 +364,16 @@ class Concatenations:
         if ordered is not None:
             await self._advance(ordered)
 
-    async def _advance(self, ordered: Concatenation) -> "asyncio.Task[None] | None":
-        """Do what is next for it; who fills it, if it has been joined. Raises QuotaExceeded, StorageFull, Unavailable."""
+    async def _advance(self, ordered: Concatenation) -> bool:
+        """Do what is next for it; return whether it is being filled. Raises QuotaExceeded, StorageFull, Unavailable."""
         upload = await self._upload(ordered.id)
         if upload is None and not await self._join(ordered):
-            return None
+            return False
         if upload is not None and upload.state is not State.OPEN:
             await self.database.transact(transactions.uploads.settle_concatenation, ordered.id)
-            return None
-        return self.filling.start(ordered.id)
+            return False
+        self.filling.start(ordered.id)
+        return True
 
     async def _join(self, ordered: Concatenation) -> bool:
         parts = await self._parts_of(ordered.part_ids)

@@ -28,6 +28,7 @@ from uploader.http.shared.operation import (
 )
 from uploader.http.shared.responses import Json
 from uploader.service.chunk import Receiving
+from uploader.service.concatenate import Concatenations
 from uploader.service.delta import DeltaBases
 from uploader.service.ids import ID
 from uploader.service.instant import Instant
@@ -77,6 +78,7 @@ class UploadHandlers:
     openings: Openings
     receiving: Receiving
     uploads: Uploads
+    concatenations: Concatenations
     instant: Instant
     delta_bases: DeltaBases
 
@@ -116,7 +118,7 @@ class UploadHandlers:
         parameters=(_BASE, *DIGEST_HEADERS),
     )
     async def put_chunk(self, call: Call) -> Response:
-        target, number, claims = _target(call), _chunk_number(call), call.claims()
+        target, number, claims = _target(call), _chunk_number(call), call.claims(chunk=True)
         base = call.query("base")
         if base is None:
             body = call.intake.body_of(call.request)
@@ -135,7 +137,7 @@ class UploadHandlers:
         problems=(*FINISHING, "chunks-missing", *_FINDING),
     )
     async def merge(self, call: Call) -> Response:
-        return answer(call, await self.uploads.merge(_target(call)))
+        return answer(call, await self.concatenations.merge(_target(call)))
 
     @_of_upload("DELETE /uploads/{id}", "Cancel", responses={204: None}, problems=_FINDING)
     async def cancel(self, call: Call) -> Response:
