@@ -222,6 +222,53 @@ async def test_what_is_refused_goes_to_the_trash_and_only_an_administrator_resto
     await checked_accounts(stack.services.database)
 
 
+@pytest.mark.parametrize("has_older", [False, True])
+@pytest.mark.parametrize("way", ["chunks", "whole"])
+async def test_retry_is_told_of_what_was_held_or_refused_and_of_no_older_file(
+    stack_on: Stack, way: str, has_older: bool
+) -> None:
+    stack, client, by_md5 = stack_on, stack_on.client, f"/files/{CONTENT.md5}"
+
+    async def state() -> str:
+        states = (await client.post("/files/status", json={"md5s": [CONTENT.md5.upper()]})).json()
+        return str(states[CONTENT.md5]["state"])
+
+    if has_older:
+        await post(stack, "older", CONTENT.data)
+        assert (len(await judge(stack)), await state()) == (1, "complete")
+    upload_id = None
+    if way == "chunks":
+        upload_id = (await stack.open(CONTENT, instant=False)).json()["upload"]["id"]
+        for number in range(CONTENT.chunk_count):
+            sent = await stack.put(CONTENT, number)
+    else:
+        sent = await client.put(by_md5, params={"name": CONTENT.name}, content=CONTENT.data)
+    held = sent.json()
+    assert (sent.status_code, held["state"]) == (201, "held")
+
+    async def retried() -> list[httpx2.Response]:
+        answers = [await client.get(by_md5), await client.post(f"{by_md5}/merge"), await stack.put(CONTENT, 0)]
+        return answers if upload_id is None else [*answers, await client.get(f"/uploads/{upload_id}")]
+
+    for again in await retried():
+        assert (again.status_code, again.json()) == (200, held)
+    assert await state() == "held"
+    assert await judge(stack, verdict="refuse") == [held["file"]["id"]]
+    for again in await retried():
+        assert problem(again, 410, "upload-gone")["reason"] == "refused"
+    assert await state() == ("complete" if has_older else "absent")
+    assert (await client.delete("/me/trash")).status_code == 204
+    for again in await retried() if way == "chunks" else []:
+        assert problem(again, 410, "upload-gone")["reason"] == "refused", "though it left the trash"
+
+    again = await client.put(by_md5, params={"name": "again"}, content=CONTENT.data)
+    assert (await client.get(by_md5)).json() == again.json(), "held, and newer than what was refused"
+    assert len(await judge(stack)) == 1
+    assert (await client.get(by_md5)).json() == again.json() | {"state": "complete"}
+    assert await state() == "complete"
+    await checked_accounts(stack.services.database)
+
+
 async def test_what_its_owner_deletes_was_never_seen_and_goes_through_the_gate_if_it_comes_back(stack: Stack) -> None:
     first, second = [(await post(stack, name, name.encode()))["file"]["id"] for name in ("a", "b")]
     held = await claim(stack)
@@ -476,7 +523,8 @@ async def test_a_visitor_sends_and_the_owner_sees_it_when_it_has_passed(stack: S
     visitor = await visit(stack, link)
     sent = await send(visitor, CONTENT, CONTENT.name)
     assert sent.json()["state"] == "complete"
-    assert (await visitor.get(f"/files/{CONTENT.md5}")).json() == sent.json()
+    for again in (await visitor.get(f"/files/{CONTENT.md5}"), await visitor.post(f"/files/{CONTENT.md5}/merge")):
+        assert (again.status_code, again.json()) == (200, sent.json())
     assert (await send(visitor, CONTENT, CONTENT.name)).status_code == 200
     assert await listed(stack.client) == []
     # It lies where the folder of the link is by then.

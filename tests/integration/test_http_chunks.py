@@ -361,6 +361,40 @@ async def test_who_sent_the_last_chunk_of_wrong_bytes_is_told_so_however_fast_th
     assert problem(again, 410, "upload-gone")["reason"] == "md5-mismatch"
 
 
+async def test_retry_is_told_of_its_upload_and_of_no_other_file_of_the_content(stack: Stack) -> None:
+    first = (await stack.upload(CONTENT)).json()
+    other = (await stack.open(CONTENT, name="other")).json()
+    assert other["file"]["id"] != first["file"]["id"]
+
+    async def retried() -> list[httpx2.Response]:
+        return [await stack.client.post(f"{URL}/merge"), await stack.put(CONTENT, 0)]
+
+    opening = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    upload_id = (await stack.client.post("/uploads", json=opening)).json()["upload"]["id"]
+    for number in range(CONTENT.chunk_count):
+        last = await stack.client.put(f"/uploads/{upload_id}/chunks/{number}", content=CONTENT.chunk(number))
+    assert last.json() == first, "the same content of the same name"
+    for again in await retried():
+        assert (again.status_code, again.json()) == (200, first)
+    assert (await stack.client.get(URL)).json() == other, "the newest file"
+
+    await stack.open(CONTENT, name="third", instant=False)
+    assert (await stack.client.delete(URL)).status_code == 204
+    for again in await retried():
+        assert problem(again, 410, "upload-gone")["reason"] == "cancelled"
+    await stack.open(CONTENT, name="third", instant=False)
+    for number in range(CONTENT.chunk_count):
+        wrong = await stack.client.put(f"{URL}/chunks/{number}", content=bytes(len(CONTENT.chunk(number))))
+    problem(wrong, 422, "md5-mismatch")
+    for again in await retried():
+        assert problem(again, 410, "upload-gone")["reason"] == "md5-mismatch"
+    assert (await stack.client.get(URL)).json() == other
+
+    whole = await stack.client.put(URL, params={"name": "fourth"}, content=CONTENT.data)
+    for again in await retried():
+        assert (again.status_code, again.json()) == (200, whole.json()), "it came after that upload"
+
+
 async def test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone(stack: Stack) -> None:
     # So the last chunk does not get as far as comparing.
     with failing_call("pwrite", errno.EIO, times=None, only=lambda path: path.name == "digest"):

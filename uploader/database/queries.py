@@ -358,12 +358,25 @@ async def newest_held(
     return found
 
 
+async def newest_sent(connection: AsyncConnection, caller: Caller, md5: str) -> tuple[File, bool] | None:
+    """Return the newest file of a caller with an MD5, also one that a gate holds or refused, and whether it is refused."""
+    given = {**_key(caller), "md5": md5}
+    file = await newest_file(connection, caller, md5)
+    held = await first_of(connection, File, _newest_held(*given), **given)
+    refused = await first_of(connection, File, _newest_refused(*given), **given)
+    found = [(each, each is refused) for each in (file, held, refused) if each is not None]
+    return max(found, key=lambda sent: sent[0].id, default=None)
+
+
 async def held_md5s(connection: AsyncConnection, caller: Caller, md5s: list[str]) -> set[str]:
-    """Return those of `md5s` of which a gate holds a file of a caller, or has refused one of a visitor."""
+    """Return those of `md5s` whose newest file of a caller a gate holds, or has refused a visitor."""
     found = set[str]()
     for table, conditions in ((_HELD, ()), (_TRASHED, (_TRASHED.reason == TrashReason.REFUSED.value,))):
         if table is _HELD or caller.session:
-            query = sa.select(table.md5).where(*_is(table, caller), table.md5.in_(md5s), *conditions).distinct()
+            newer = [_FILES.user_id == caller.user_id, _FILES.md5 == table.md5, _FILES.id > table.id]
+            newer += [_FILES.session == caller.session] if caller.session else []
+            query = sa.select(table.md5).where(*_is(table, caller), table.md5.in_(md5s), *conditions)
+            query = query.where(~sa.exists().where(*newer)).distinct()
             found |= set((await connection.execute(query)).scalars())
     return found
 

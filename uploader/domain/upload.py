@@ -172,6 +172,8 @@ class Reason(StrEnum):
 
 # In the place of a reason, of an upload that ended in a file whose bytes came in another way: its own are dropped.
 SUPERSEDED = "superseded"
+# In the place of a reason, of an upload that ended in a file that a gate refused.
+REFUSED = "refused"
 
 # From each state, the states that may follow. Only OPEN moves: every other state is final.
 TRANSITIONS: dict[State, frozenset[State]] = {
@@ -249,6 +251,11 @@ class Upload:
     def needs_md5(self) -> bool:
         """Return whether its MD5 has to be known when it becomes a file."""
         return self.computes_md5 or self.md5 is not None
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether a gate refused its file, which a visitor is not told."""
+        return self.close_reason == REFUSED and not self.session
 
     @property
     def is_part(self) -> bool:

@@ -21,7 +21,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import ClaimsChanged, NotOpen
 from uploader.database.transactions.uploads import Received
-from uploader.domain.upload import SUPERSEDED, File, Reason, State, Upload, as_ranges, missing_ranges
+from uploader.domain.upload import REFUSED, SUPERSEDED, File, Reason, State, Upload, as_ranges, missing_ranges
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.close import Closers
 from uploader.service.heal import waits_since
@@ -126,7 +126,7 @@ class Merging:
             raise errors.UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
         file = await self.database.read(queries.file_of_upload, upload, brief=True)
         if file is None:
-            raise errors.UploadGone(reason=Reason.CANCELLED.value)
+            raise errors.UploadGone(reason=REFUSED if upload.is_refused else Reason.CANCELLED.value)
         return Complete(file=file, created=upload.close_reason != SUPERSEDED)
 
     async def _attempt(self, upload: Upload) -> File:

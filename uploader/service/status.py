@@ -12,7 +12,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.links import Caller
-from uploader.domain.upload import Reason, State, Upload, chunk_count, missing_ranges
+from uploader.domain.upload import REFUSED, File, Reason, State, Upload, chunk_count, missing_ranges
 from uploader.errors import Forbidden, Unavailable, UploadActive, UploadGone, UploadNotFound
 from uploader.observability import level_of
 from uploader.service.close import Closers
@@ -41,17 +41,18 @@ class Uploads:
 
     # Finding
 
-    async def find(self, target: Target) -> Upload | Complete:
-        """Return the open upload that is meant, or the file it became. Raises UploadNotFound, UploadGone."""
+    async def find(self, target: Target, *, newest_file: bool = False) -> Upload | Complete:
+        """Return the open upload that is meant, or the file it became. `newest_file`: of an MD5 the newest file, whatever
+        became of an upload before. Raises UploadNotFound, UploadGone."""
         if target.md5 is None:
             upload = await self.known(target)
             return upload if upload.state is State.OPEN else await self.ended(upload)
         if target.upload_id is None:
-            return await self._find_by_md5(target.caller, target.md5)
+            return await self._find_by_md5(target.caller, target.md5, newest_file=newest_file)
         row = await self._by_id(target)
         if row is not None and row.md5 == target.md5:
             return row if row.state is State.OPEN else await self.ended(row)
-        await self._find_by_md5(target.caller, target.md5)
+        await self._find_by_md5(target.caller, target.md5, newest_file=True)
         raise UploadGone("This MD5 has another upload now.", reason="unknown")
 
     async def by_md5(self, caller: Caller, md5: str | None) -> Upload | None:
@@ -80,24 +81,30 @@ class Uploads:
         upload = await self.database.read(queries.upload_by_id, target.upload_id or "", brief=True)
         return upload if upload is not None and upload.caller == target.caller else None
 
-    async def _find_by_md5(self, caller: Caller, md5: str) -> Upload | Complete:
-        async def look(connection: Connection) -> Upload | Complete | None:
+    async def _find_by_md5(self, caller: Caller, md5: str, *, newest_file: bool) -> Upload | Complete:
+        async def look(connection: Connection) -> tuple[Upload | None, tuple[File, bool] | None]:
             upload = await queries.open_upload_by_md5(connection, caller, md5)
             if upload is not None:
-                return upload
-            file = await queries.newest_file(connection, caller, md5)
-            file = file or await queries.newest_held(connection, caller, md5=md5)
-            if file is not None:
-                return Complete(file=file, created=False)
-            return await queries.newest_closed_upload(connection, caller, md5, self._closed_uploads_are_known_since())
+                return upload, None
+            since = self._closed_uploads_are_known_since()
+            upload = await queries.newest_closed_upload(connection, caller, md5, since)
+            return upload, await queries.newest_sent(connection, caller, md5)
 
-        match await self.database.read(look, brief=True):
-            case None:
-                raise UploadNotFound()
-            case Upload(state=state) as closed if state is not State.OPEN:
-                return await self.ended(closed)
-            case found:
-                return found
+        upload, sent = await self.database.read(look, brief=True)
+        if upload is not None and (upload.state is State.OPEN or sent is None):
+            return upload if upload.state is State.OPEN else await self.ended(upload)
+        if sent is None:
+            raise UploadNotFound()
+        file, refused = sent
+        if upload is not None:
+            # A retry hears of the upload that it is about, also where the caller has older files of this content.
+            is_its_result = upload.closed_at is not None and file.created_at <= upload.closed_at
+            is_newest_refused = upload.is_refused and (upload.file_id or "") > file.id
+            if is_newest_refused or (is_its_result and not newest_file):
+                return await self.ended(upload)
+        if refused and not caller.session:
+            raise UploadGone(reason=REFUSED)
+        return Complete(file=file, created=False)
 
     def _closed_uploads_are_known_since(self) -> datetime:
         return self.clock.now() - timedelta(seconds=self.settings.closed_retention_seconds)
@@ -110,6 +117,8 @@ class Uploads:
         if upload.state is not State.DONE:
             raise UploadGone(reason=upload.close_reason)
         file = await self.database.read(queries.file_of_upload, upload, brief=True)
+        if file is None and upload.is_refused:
+            raise UploadGone(reason=REFUSED)
         if file is None:
             raise UploadNotFound()
         return Complete(file=file, created=False)
@@ -120,7 +129,7 @@ class Uploads:
         """Find the state of an upload. Raises UploadNotFound, UploadGone, Unavailable."""
         for _ in range(ATTEMPTS):
             try:
-                match await self.find(target):
+                match await self.find(target, newest_file=True):
                     case Upload() as upload:
                         return await self.status_of(upload)
                     case complete:
@@ -213,7 +222,7 @@ class Uploads:
             if md5 in open_uploads:
                 states[md5] = await self._state_of(open_uploads[md5], md5 in finished)
             else:
-                states[md5] = "complete" if md5 in finished else "held" if md5 in held else "absent"
+                states[md5] = "held" if md5 in held else "complete" if md5 in finished else "absent"
         return states
 
     async def _state_of(self, upload: Upload, finished: bool) -> str:

@@ -97,6 +97,8 @@ async def refuse(connection: AsyncConnection, waiting: Waiting, reason: str | No
     """Put a file into its owner's trash, and tell of it; of the reason what has room in one line."""
     line = CONTROL.sub(" ", reason or "").strip().encode()[:MAX_ERROR_BYTES].decode(errors="ignore") or None
     file = waiting.file
+    sent = {"of_user_id": file.user_id, "of_session": file.session}
+    await connection.execute(rows.REFUSE_UPLOAD, sent | {"of_closed_at": file.created_at, "of_file_id": file.id})
     await delete_held(connection, [file], now, TrashReason.REFUSED.value, line)
     await tell(connection, events.file_refused, replace(file, held=False), line)
 

@@ -23,7 +23,7 @@ from uploader.database.outbox import DEAD, DELIVERED, WAITING, listens, tell_all
 from uploader.database.trash import forget_left_folders, forget_oldest
 from uploader.domain.events import EventType, content_damaged, content_healed
 from uploader.domain.names import MAX_NAME_BYTES
-from uploader.domain.upload import TRANSITIONS, File, IfExists, State, Upload, UploadKind, Usage
+from uploader.domain.upload import REFUSED, TRANSITIONS, File, IfExists, State, Upload, UploadKind, Usage
 from uploader.errors import QuotaExceeded, TooManyFiles
 
 
@@ -62,6 +62,15 @@ RESIZE_UPLOAD = _OF_UPLOAD.values(given("size", "length_known", "updated_at"))
 CLOSE_UPLOAD = _OF_UPLOAD.values(
     given("state", "close_reason", "file_id", "md5", "closed_at")
     | {"open_flag": None, "updated_at": sa.bindparam("new_closed_at")}
+)
+# Found by the moment of its end, which is that of its file.
+REFUSE_UPLOAD = (
+    sa.update(upload)
+    .where(
+        *(upload.c[name] == sa.bindparam(f"of_{name}") for name in ("user_id", "session", "closed_at", "file_id")),
+        upload.c.open_flag.is_(None),
+    )
+    .values(close_reason=REFUSED)
 )
 
 INSERT_FILE = sa.insert(file)

@@ -49,6 +49,7 @@ addWords({
     "reason.sha256-mismatch": "the bytes were different",
     "reason.name-taken": "its name was taken meanwhile",
     "reason.length-exceeded": "more bytes came than were announced",
+    "reason.refused": "it was examined and refused",
   },
   zh: {
     "header.language": "语言",
@@ -96,5 +97,6 @@ addWords({
     "reason.sha256-mismatch": "数据不符",
     "reason.name-taken": "名称已被占用",
     "reason.length-exceeded": "收到的数据超过了声明的大小",
+    "reason.refused": "检查未通过，已被拒绝",
   },
 });
