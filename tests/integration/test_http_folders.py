@@ -22,8 +22,11 @@ from tests.support.problems import problem
 from tests.support.stack import Stack
 from uploader.database import queries, transactions
 from uploader.domain.creations import RENAME
-from uploader.domain.upload import IfExists
+from uploader.domain.upload import File, IfExists
 from uploader.http.bodies.intake import MAX_JSON_BYTES
+from uploader.http.native import archive as archives
+from uploader.service import files
+from uploader.service.files import Files
 
 FILES = {
     "a.txt": b"a",
@@ -129,6 +132,37 @@ def read(kind: str, content: bytes) -> dict[str, bytes]:
             return {info.filename: archive.read(info) for info in archive.infolist()}
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         return {member.name: tar.extractfile(member).read() for member in tar.getmembers()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+async def test_file_that_is_replaced_or_moved_meanwhile_is_in_an_archive_once(
+    filled: Stack, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The first one stays, under its name of that moment."""
+    monkeypatch.setattr(files, "_FILES_AT_ONCE", 2)
+    monkeypatch.setattr(archives, "_GROUP_FILES", 1)
+    read_contents, client = filled.services.files.read_contents, filled.client
+    await put(filled, "photos/2025/w.jpg", b"ww")
+    (moved,) = await ids_of(filled, "photos/2025/w.jpg")
+
+    async def read_and_change(_: Any, some: list[File]) -> Any:
+        found = await read_contents(some)
+        if some[0].name == "übung/ß.txt":
+            for name in ("a.txt", "photos.txt"):
+                replaced = {"name": name, "if_exists": "replace"}
+                assert (await client.post("/me/files", params=replaced, content=b"new")).status_code == 201
+        if some[0].id == moved:
+            assert (await client.patch(f"/me/files/{moved}", json={"name": "photos/2026/w.jpg"})).status_code == 200
+        return found
+
+    with patch.object(Files, "read_contents", read_and_change):
+        both = {"prefixes": ["photos/2025/", "photos/2026/"], "format": kind}
+        photos = await client.post("/me/archive", json=both)
+        everything = await client.get("/me/archive", params={"format": kind})
+    in_order = {"2025/x.jpg": b"xx", "2025/w.jpg": b"ww", "2026/x.jpg": b"xxx", "2026/y.jpg": b"yyyy"}
+    assert read(kind, photos.content) == in_order
+    assert read(kind, everything.content) == FILES | {"photos/2026/w.jpg": b"ww"}
+    assert len(read(kind, (await client.get("/me/archive", params={"format": kind})).content)) == len(FILES) + 1
 
 
 async def test_a_tar_of_a_folder_has_no_records_that_others_do_not_know(filled: Stack) -> None:

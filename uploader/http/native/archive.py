@@ -51,8 +51,8 @@ class ManyContents(Contents, Protocol):
 class _Member:
     """A file under its name in the archive: its bytes, as far as they were read, or why there are none."""
 
-    name: str
     file: File
+    name: str = ""
     content: bytes = b""
     # Has the bytes that follow.
     blob: OpenBlob | None = None
@@ -81,19 +81,38 @@ def archive(
 
 
 class _Names:
-    """The names of members: without the folder that all have in common, and of equal ones the later are numbered."""
+    """The names of members: without the folder that all have in common. A user has one file of a name, so an equal name, or
+    the same file once more, was replaced or renamed while the archive was made: the first one stays."""
 
     def __init__(self, above: str) -> None:
         self._above = above
-        self._numbers: dict[str, int] = {}  # the last one that each name was given
+        self._file_ids: set[str] = set()
+        # Whether the file lies in the common folder; None for a name with a number.
+        self._given: dict[str, bool | None] = {}
 
-    def give(self, name: str) -> str:
-        own = given = name.removeprefix(self._above)
-        while given in self._numbers:
-            self._numbers[own] += 1
-            path = PurePosixPath(own)
-            given = str(path.with_name(f"{path.stem} ({self._numbers[own]}){path.suffix}"))
-        self._numbers[given] = 1
+    def are_given(self, file: File) -> bool:
+        is_below = file.name.startswith(self._above)
+        return file.id in self._file_ids or self._given.get(file.name.removeprefix(self._above)) is is_below
+
+    def give(self, members: Sequence[_Member]) -> list[_Member]:
+        """Return the members, each with its name, without those that are there already."""
+        named = []
+        for member in members:
+            if self.are_given(member.file):
+                continue
+            own = member.file.name.removeprefix(self._above)
+            member.name = self.free(own)
+            self._given[member.name] = member.file.name.startswith(self._above) if member.name == own else None
+            self._file_ids.add(member.file.id)
+            named.append(member)
+        return named
+
+    def free(self, name: str) -> str:
+        """Return a name that no member has: only of a file that has left the common folder it may need a number."""
+        given, number = name, 2
+        while given in self._given:
+            path = PurePosixPath(name)
+            given, number = str(path.with_name(f"{path.stem} ({number}){path.suffix}")), number + 1
         return given
 
 
@@ -105,16 +124,16 @@ async def _groups(files: AsyncIterator[File], names: _Names, contents: ManyConte
     async for file in files:
         is_large = file.size > _PIECE_BYTES
         if small and (is_large or len(small) == _GROUP_FILES or length + file.size > _PIECE_BYTES):
-            yield await _read_together(small, contents)
+            yield names.give(await _read_together(small, contents))
             small, length = [], 0
-        member = _Member(names.give(file.name), file)
+        member = _Member(file)
         if not is_large:
             small.append(member)
             length += file.size
-        elif await _begin(member, contents):
-            yield [member]
+        elif not names.are_given(file) and await _begin(member, contents):
+            yield names.give([member])
     if small:
-        yield await _read_together(small, contents)
+        yield names.give(await _read_together(small, contents))
 
 
 async def _read_together(members: Sequence[_Member], contents: ManyContents) -> list[_Member]:
@@ -222,7 +241,7 @@ async def _zip(files: AsyncIterator[File], names: _Names, contents: ManyContents
                 await in_thread(_write_all, written, group)
             yield sink.take()
         if problems:
-            written.writestr(names.give(_PROBLEMS), "".join(problems))
+            written.writestr(names.free(_PROBLEMS), "".join(problems))
     yield sink.take()
 
 
