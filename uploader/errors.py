@@ -253,6 +253,10 @@ class BodyTimeout(UploaderError, retryable=True):
     """The body came too slowly; nothing of it was counted. Send the chunk again."""
 
 
+class PreconditionFailed(UploaderError):
+    """The content has another ETag than `If-Match` names."""
+
+
 class RangeNotSatisfiable(UploaderError):
     """None of the ranges asked for lies within the file."""
 

@@ -2,15 +2,22 @@
 
 import asyncio
 import base64
+from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from sqlalchemy import text
 
+from tests.conftest import MakeStack
+from tests.support.consumer import events_file
 from tests.support.content import KIB, Content
 from tests.support.paging import pages
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from tests.support.visiting import make_link, visit
 from uploader.database import transactions
 from uploader.database.engine import Connection
 from uploader.domain.digest import EMPTY_MD5
@@ -160,6 +167,40 @@ async def test_what_the_client_has_is_not_sent_again(stack: Stack, url: str) -> 
         response = await stack.client.request(method, f"{url}/content", headers={"If-None-Match": '"other"'})
         assert (response.status_code, response.headers["etag"]) == (200, ETAG)
         assert response.content == (CONTENT.data if method == "GET" else b"")
+
+
+async def test_content_of_another_etag_is_not_sent(make_stack: MakeStack, tmp_path: Path) -> None:
+    """RFC 9110, section 13.1.1, by each route that tells an ETag."""
+    events = events_file(tmp_path / "events", '[queues.scan]\ntypes = ["file.finished"]\n')
+    async with make_stack(events=events) as stack:
+        client, root = stack.client, await stack.client_of("root", admin=True)
+        (deleted, _) = [await _upload(stack, name=name) for name in ("a", "b")]
+        await client.delete(deleted)
+        (_, task) = (await root.post("/queues/scan/claim", json={"max": 2})).json()["tasks"]
+        link = await make_link(stack, "download", "b")
+        visitor = await visit(stack, link)
+        url = await _upload(stack, name="c")
+        shared = (await visitor.get(f"{link['url']}/files")).json()["files"][0]["id"]
+        asked: dict[str, tuple[httpx2.AsyncClient, str]] = {
+            "GET /me/files/{id}/content": (client, f"{url}/content"),
+            "GET /me/trash/{id}/content": (client, f"{deleted.replace('files', 'trash')}/content"),
+            "GET /s/{slug}/files/{id}/content": (visitor, f"{link['url']}/files/{shared}/content"),
+            "GET /queues/{name}/tasks/{id}/content": (root, f"/queues/scan/tasks/{task['id']}/content"),
+        }
+        assert asked.keys() == {each.route for each in stack.app.operations if 304 in each.responses}
+        for (asking, path), method in product(asked.values(), ("GET", "HEAD")):
+            send = partial(asking.request, method, path)
+            lease = {"Lease": task["lease"]}
+            for condition in ('"other"', f"W/{ETAG}", "x", ""):
+                headers = {"If-Match": condition, "If-None-Match": ETAG, "Range": "bytes=0-9"}
+                refused = await send(headers=headers | lease)
+                assert refused.status_code == 412, (path, refused.text)
+                if method == "GET":
+                    problem(refused, 412, "precondition-failed")
+            for condition in (ETAG, f'"other", {ETAG}', "*"):
+                assert (await send(headers={"If-Match": condition} | lease)).status_code == 200
+                known = {"If-Match": condition, "If-None-Match": ETAG}
+                assert (await send(headers=known | lease)).status_code == 304
 
 
 async def test_the_accounts_say_what_is_used_and_what_is_left(stack: Stack) -> None:

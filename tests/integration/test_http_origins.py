@@ -45,7 +45,7 @@ async def test_a_page_of_an_allowed_origin_may_call_and_no_other(make_stack: Mak
         assert set(headers["access-control-allow-methods"].split(", ")) >= methods
         assert set(headers["access-control-allow-headers"].lower().split(", ")) >= {
             *("authorization", "content-type", "content-digest", "content-md5", "idempotency-key"),
-            *("if-none-match", "if-range", "range", "x-request-id"),
+            *("if-match", "if-none-match", "if-range", "range", "x-request-id"),
         }
         assert int(headers["access-control-max-age"]) > 0
         assert "access-control-allow-credentials" not in headers

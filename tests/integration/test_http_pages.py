@@ -121,8 +121,10 @@ async def test_a_browser_that_has_a_part_is_not_sent_it_again(stack: Stack) -> N
         assert first.headers["cache-control"] == "no-cache"
         again = await anonymous.get(path, headers={"If-None-Match": first.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
-        other = await anonymous.get(path, headers={"If-None-Match": '"another"'})
+        other = await anonymous.get(path, headers={"If-None-Match": '"another"', "If-Match": first.headers["etag"]})
         assert (other.status_code, other.content) == (200, first.content)
+        refused = await anonymous.get(path, headers={"If-Match": f'"another", W/{first.headers["etag"]}'})
+        problem(refused, 412, "precondition-failed")
 
 
 async def test_what_has_an_address_of_its_own_is_no_part(stack: Stack) -> None:

@@ -95,7 +95,8 @@ async def test_every_operation_and_answer_is_described_and_errors_are_problems(d
     known = {str(status) for status in STATUS.values()}
     for status, answer in (each for operation in operations for each in operation["responses"].items()):
         assert answer["description"]
-        if status in known and "application/json" not in answer.get("content", {}):
+        is_of_tus = status == "412" and "content" not in answer  # another version of it
+        if status in known and not is_of_tus and "application/json" not in answer.get("content", {}):
             schema = answer["content"]["application/problem+json"]["schema"]
             problem = resolve(document, schema["$ref"])
             assert problem["title"] == "Problem"

@@ -21,7 +21,7 @@ from uploader.errors import NotFound
 from uploader.http.shared.mount import mount_of_request
 from uploader.http.shared.operation import Call, Operation, operations_of, public_path
 from uploader.http.shared.problem import explain
-from uploader.http.shared.responses import Json
+from uploader.http.shared.responses import Json, is_not_modified
 from uploader.observability import Exposition
 from uploader.service.health import Gauges, Health
 from uploader.service.open import Openings
@@ -208,7 +208,7 @@ async def _answer(request: Request, name: str, policy: str, status: int = 200) -
         content, etag = asset.packed, f'{etag[:-1]}-gzip"'
         headers["Content-Encoding"] = "gzip"
     headers["ETag"] = etag
-    if status == 200 and etag in request.headers.get("if-none-match", ""):
+    if status == 200 and is_not_modified(request, etag):
         headers.pop("Content-Encoding", None)
         return Response(status_code=304, headers=headers)
     return Response(content, status, media_type=asset.media_type, headers=headers)

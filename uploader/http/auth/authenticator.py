@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from uploader.http.auth.jwt import Verifier
 
 _ALLOW_HEADERS = (
-    "Authorization, Content-Digest, Content-Disposition, Content-MD5, Content-Type, Idempotency-Key, If-None-Match, "
-    "If-Range, Range, Repr-Digest, Tus-Resumable, Upload-Checksum, Upload-Complete, Upload-Concat, Upload-Defer-Length, "
-    "Upload-Draft-Interop-Version, Upload-Incomplete, Upload-Length, Upload-Metadata, Upload-Offset, Want-Repr-Digest, "
-    "X-HTTP-Method-Override, X-Request-ID, X-Requested-With"
+    "Authorization, Content-Digest, Content-Disposition, Content-MD5, Content-Type, Idempotency-Key, If-Match, "
+    "If-None-Match, If-Range, Range, Repr-Digest, Tus-Resumable, Upload-Checksum, Upload-Complete, Upload-Concat, "
+    "Upload-Defer-Length, Upload-Draft-Interop-Version, Upload-Incomplete, Upload-Length, Upload-Metadata, Upload-Offset, "
+    "Want-Repr-Digest, X-HTTP-Method-Override, X-Request-ID, X-Requested-With"
 )
 _EXPOSE_HEADERS = (
     "Accept-Patch, Accept-Ranges, Content-Disposition, Content-Length, Content-Location, Content-Range, ETag, Location, "

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
 from uploader.http.shared.operation import OCTETS
-from uploader.http.shared.responses import ZERO_COPY_SEND
+from uploader.http.shared.responses import ZERO_COPY_SEND, is_not_modified
 from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob, ViewedBlob
 from uploader.tasks import uninterrupted
 
@@ -137,13 +137,6 @@ def _headers(file: File) -> dict[str, str]:
     }
 
 
-def _matches_etag(header: str, etag: str) -> bool:
-    """Weak comparison (RFC 9110, section 13.1.2)."""
-    if header.strip() == "*":
-        return True
-    return any(candidate.strip().removeprefix("W/") == etag for candidate in header.split(","))
-
-
 class Contents(Protocol):
     """Opens the contents of files, or of deleted ones."""
 
@@ -161,7 +154,7 @@ async def download(
     request: Request, file: File, files: Contents, *, inline: bool = False, sends_on: bool = False
 ) -> Response:
     """Answer `GET` or `HEAD`; `inline`: for a browser to show, where it may; `sends_on`: to where the bytes are, where that
-    can be. Raises RangeNotSatisfiable, and as `files.open` does."""
+    can be. Raises PreconditionFailed, RangeNotSatisfiable, and as `files.open` does."""
     preview_type = preview_type_of(file.name) if inline else None
     headers = _headers(file)
     if preview_type is not None:
@@ -169,7 +162,7 @@ async def download(
         headers["Content-Security-Policy"] = _PDF_POLICY if preview_type == "application/pdf" else _PREVIEW_POLICY
         headers["X-Frame-Options"] = "SAMEORIGIN"
     media_type = preview_type or MEDIA_TYPE
-    if _matches_etag(request.headers.get("if-none-match", ""), headers["ETag"]):
+    if is_not_modified(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     ranges = _ranges_of(request, file)
     blob = await files.open(file)

@@ -204,6 +204,7 @@ def _problems(operation: Operation) -> list[str]:
         # 429: also of JSON, if a user sends too much of it at once.
         *(("body-timeout", "too-many-requests") if takes or operation.takes_bytes else ()),
         *(("unsupported-media-type", "storage-full") if operation.takes_bytes else ()),
+        *(("precondition-failed",) if 304 in operation.responses else ()),
         *operation.problems,
         *(("invalid-request",) if takes or asks else ()),
         *(("invalid-md5",) if "{md5}" in operation.route else ()),

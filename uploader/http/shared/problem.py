@@ -31,6 +31,7 @@ _STATUS: dict[type[UploaderError], int] = {
     errors.UploadGone: 410,
     errors.ContentGone: 410,
     errors.LinkGone: 410,
+    errors.PreconditionFailed: 412,
     errors.QuotaExceeded: 413,
     errors.TooManyFiles: 413,
     errors.LinkExhausted: 413,

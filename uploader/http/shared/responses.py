@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from uploader.domain.links import Caller
+from uploader.errors import PreconditionFailed
 from uploader.http.bodies.intake import Intake
 
 # The message of the ASGI extension by which a part of a file is sent
@@ -25,6 +27,19 @@ _TAIL_BYTES = 64 << 10
 class Json(Response):
     media_type = "application/json"
     render = staticmethod(msgspec.json.encode)  # type: ignore[assignment]
+
+
+def is_not_modified(request: Request, etag: str) -> bool:
+    """Return whether the caller has the content of this ETag already (RFC 9110, section 13.2.2). Raises PreconditionFailed
+    where it asks for other content."""
+    wanted, known = _etags_in(request, "if-match"), _etags_in(request, "if-none-match")
+    if wanted and not {etag, "*"} & wanted:
+        raise PreconditionFailed()
+    return bool({etag, "*"} & {each.removeprefix("W/") for each in known})
+
+
+def _etags_in(request: Request, name: str) -> set[str]:
+    return {each.strip() for value in request.headers.getlist(name) for each in value.split(",")}
 
 
 class Results:
