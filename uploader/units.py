@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,35 @@ def format_ago(age: timedelta) -> str:
     seconds = max(0, round(age.total_seconds()))
     unit = next((unit for unit in (86400, 3600, 60) if seconds >= unit), 1)
     return f"{format_duration(seconds // unit * unit)} ago"
+
+
+_LEAP_SECOND = re.compile(r"(.*[0-9]{2}:[0-9]{2}):60(.*)", re.DOTALL)
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
+
+
+def parse_moment(text: str, zone: tzinfo | None = UTC) -> datetime:
+    """Parse an ISO 8601 time, in UTC. `zone`: of a time without an offset; None: the local one. A leap second (23:59:60
+    UTC) is the second after it. Raises ValueError."""
+    leap = _LEAP_SECOND.fullmatch(text)
+    try:
+        moment = datetime.fromisoformat((f"{leap[1]}:59{leap[2]}" if leap else text).upper())
+        moment = moment.replace(tzinfo=moment.tzinfo or zone).astimezone(UTC)
+        if leap is None:
+            return moment
+        if (moment.hour, moment.minute) != (23, 59):
+            raise ValueError("second must be in 0..59")
+        return moment + timedelta(seconds=1)
+    except OverflowError as error:
+        raise ValueError("out of range") from error
+
+
+def parse_rfc_3339(text: str) -> datetime:
+    """Parse as `parse_moment`, in the form of RFC 3339 alone, with its offset. Raises ValueError."""
+    if not _RFC_3339.fullmatch(text):
+        raise ValueError("not in the form of RFC 3339")
+    return parse_moment(text)
 
 
 def one_of(*words: str) -> Callable[[str], str]:

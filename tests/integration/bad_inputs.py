@@ -223,6 +223,7 @@ def bad_whole_files() -> Iterator[Bad]:
             "0",
             "0001-01-01T00:00:00%2B14:00",
             "2026-13-01T00:00:00Z",
+            "2026-01-01T12:00:60Z",
             "%00",
         ):
             yield Bad(method, f"{target}&modified_at={value}", 422, "invalid-request", b"x", names="modified_at")

@@ -279,6 +279,7 @@ async def test_it_is_read_page_by_page_filtered_and_as_csv(stack: Stack, clock: 
     at = everything[1]["created_at"]
     assert {each["id"] for each in await get(since=at)} == {each["id"] for each in everything[:2]}
     assert await get(until=at) == everything[2:]
+    assert await get(since="2016-12-31T23:59:60Z") == everything, "a leap second"
     lines = list(csv.reader(io.StringIO((await root.get("/admin/audit", params={"format": "csv"})).text)))
     assert lines[0] == list(Act.__dataclass_fields__)
     assert len(lines) == len(everything) + 1

@@ -122,6 +122,9 @@ async def test_a_bad_link_is_not_made(make_stack: MakeStack) -> None:
             {"kind": "both", "name": "a/"},
         ):
             problem(await made.client.post("/me/links", json=body), 422, "invalid-request")
+        late = {"kind": "upload", "name": "a/", "expires_at": "0001-01-01T00:00:00+14:00"}
+        refused = problem(await made.client.post("/me/links", json=late), 422, "invalid-request")
+        assert refused["errors"][0]["field"] == "expires_at"
         for name in ("nothing", "nothing/"):
             nowhere = {"kind": "download", "name": name}
             problem(await made.client.post("/me/links", json=nowhere), 404, "file-not-found")

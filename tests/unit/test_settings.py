@@ -1,6 +1,7 @@
 """Settings: what each parser takes and refuses, how a start is stopped, and what a person is shown."""
 
 from dataclasses import FrozenInstanceError, fields
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from uploader.errors import ConfigurationError
 from uploader.settings import Settings, variable_of
-from uploader.units import format_duration, format_size, parse_duration, parse_rate, parse_size
+from uploader.units import format_duration, format_size, parse_duration, parse_moment, parse_rate, parse_size
 
 
 def problems_of(environment: dict[str, str], **overrides: Any) -> list[str]:
@@ -49,6 +50,17 @@ def test_a_size_is_bytes_or_a_number_with_a_unit() -> None:
 def test_a_formatted_size_or_duration_is_parsed_back_exactly(size: int, seconds: float) -> None:
     assert parse_size(format_size(size)) == size
     assert parse_duration(format_duration(seconds)) == seconds
+
+
+def test_leap_second_is_the_second_after_it_and_a_time_without_offset_has_the_zone_that_is_given() -> None:
+    after = datetime(2017, 1, 1, tzinfo=UTC)
+    for text in ("2016-12-31T23:59:60Z", "2016-12-31 23:59:60", "2017-01-01t05:29:60+05:30", "2017-01-01"):
+        assert parse_moment(text) == after
+    assert parse_moment("2016-12-31T23:59:60", zone=timezone(timedelta())) == after
+    assert parse_moment("2017-01-01T00:00:00", zone=None) == datetime(2017, 1, 1).astimezone()
+    for text in ("2016-12-31T23:59:60+01:00", "2016-12-31T23:58:60Z", "9999-12-31T23:59:60Z", "0001-01-01T00:00+01:00"):
+        with pytest.raises(ValueError, match=r"second|range"):
+            parse_moment(text)
 
 
 def test_a_duration_is_seconds_or_a_number_with_a_unit_and_a_rate_a_size_a_second() -> None:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from uploader.domain.names import CONTROL
-from uploader.units import parse_duration, parse_rate, parse_size
+from uploader.units import parse_duration, parse_moment, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -292,10 +292,9 @@ def _parse_when(text: str) -> datetime:
     with suppress(ValueError):
         return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
     try:
-        moment = datetime.fromisoformat(text)
+        return parse_moment(text, zone=None)
     except ValueError:
         raise ValueError("not a duration such as 2h or a time such as 2026-11-22T13:00:00Z") from None
-    return moment.astimezone(UTC)
 
 
 SIZE, RATE = ParsedType("size", parse_size), ParsedType("rate", parse_rate)

@@ -5,7 +5,7 @@
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
@@ -53,6 +53,7 @@ from uploader.service.reports import (
     user_of,
 )
 from uploader.service.status import Uploads
+from uploader.units import parse_moment
 
 logger = logging.getLogger(__name__)
 
@@ -579,7 +580,6 @@ def _moment(call: Call, name: str) -> datetime | None:
     if text is None:
         return None
     try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
+        return parse_moment(text)
+    except ValueError as error:
         raise InvalidRequest.field(name, "is not a time such as 2026-11-22T13:00:00Z") from error

@@ -70,7 +70,7 @@ class ShareHandlers:
             LinkKind(told.kind),
             checked_name(told.name.removesuffix("/")) + ending,
             label=_checked_label(or_none(told.label) or ""),
-            expires_at=schemas.moment_of(told.expires_at),
+            expires_at=schemas.moment_of(told.expires_at, "expires_at"),
             password=or_none(told.password),
             limits=Limits(
                 max_downloads=or_none(told.max_downloads),
@@ -104,7 +104,7 @@ class ShareHandlers:
         if "label" in changes:
             changes["label"] = _checked_label(changes["label"])
         if "expires_at" in changes:
-            changes["expires_at"] = schemas.moment_of(changes["expires_at"])
+            changes["expires_at"] = schemas.moment_of(changes["expires_at"], "expires_at")
         return Json(schemas.share_of(await self.sharing.change(call.user_id, call.in_path("id"), changes)))
 
     @_links(

@@ -5,7 +5,7 @@ refused.
 """
 
 import unicodedata
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
@@ -24,11 +24,11 @@ from uploader.http.shared.operation import (
     SHA256_PATTERN,
     Size,
     Time,
-    or_none,
     public_path,
 )
 from uploader.http.shared.problem import Problem
 from uploader.service.results import Complete, StillMerging, UploadStatus
+from uploader.units import parse_rfc_3339
 
 Name = Annotated[
     str,
@@ -48,8 +48,13 @@ ChunkSize = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES, description="Bytes; cla
 Choice = Annotated[
     IfExists, Meta(description="What happens to your other files of this name; `keep` if it is not said.")
 ]
+# Python has no time for a leap second: `moment_of` reads it.
 Moment = Annotated[
-    datetime, Meta(tz=True, description="When the person's own file was changed, as RFC 3339 has it, with its offset.")
+    str,
+    Meta(
+        description="When the person's own file was changed, as RFC 3339 has it, with its offset.",
+        extra_json_schema={"format": "date-time"},
+    ),
 ]
 
 
@@ -445,13 +450,12 @@ class UsageSchema(Struct):
     available: int
 
 
-def moment_of(told: datetime | UnsetType) -> datetime | None:
-    """Return a moment in UTC. Raises InvalidRequest for one that has no such time."""
-    moment = or_none(told)
+def moment_of(told: str | UnsetType | None, field: str = "modified_at") -> datetime | None:
+    """Return a moment in UTC. Raises InvalidRequest."""
     try:
-        return None if moment is None else moment.astimezone(UTC)
-    except OverflowError as error:
-        raise InvalidRequest.field("modified_at", "is out of range") from error
+        return parse_rfc_3339(told) if isinstance(told, str) else None
+    except ValueError as error:
+        raise InvalidRequest.field(field, "has to be a date and time of RFC 3339, with an offset") from error
 
 
 def upload_of(status: UploadStatus) -> UploadSchema:

@@ -3,11 +3,8 @@
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -86,7 +83,7 @@ class WholeFileHandlers:
             md5=md5,
             sha256=_sha256_of("sha256", call.query("sha256")),
             if_exists=_if_exists(call),
-            modified_at=_modified_at(call),
+            modified_at=schemas.moment_of(call.query("modified_at")),
         )
         claims = call.claims()
         return answer(call, await self.whole.receive(new, call.intake.body_of(call.request), claims))
@@ -175,15 +172,6 @@ def _if_exists(call: Call) -> IfExists:
     told = IfExists(call.query_word("if_exists", creations.FILE.if_exists, tuple(IfExists)))
     # What there is, a visitor does not hear of.
     return IfExists.KEEP if call.caller.session else told
-
-
-def _modified_at(call: Call) -> datetime | None:
-    text = call.query("modified_at")
-    try:
-        told = UNSET if text is None else msgspec.convert(text, schemas.Moment)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest.field("modified_at", "has to be a date and time of RFC 3339, with an offset") from error
-    return schemas.moment_of(told)
 
 
 def _md5_of(text: str | None) -> str | None:
