@@ -32,7 +32,10 @@ async def test_heads_are_taken_up_to_their_limits(server: Server) -> None:
     ):
         async with server.connection() as connection:
             await connection.send(head)
-            assert await status_of(connection) == (status, code)
+            answer = await connection.answer()
+            assert (answer.status, answer.code) == (status, code)
+            for limit in {414: [MAX_TARGET_BYTES], 431: [MAX_HEAD_BYTES, MAX_HEADERS]}.get(status, []):
+                assert f"{limit:,}" in json.loads(answer.body)["detail"]
 
 
 async def test_a_head_without_end_is_cut_off(server: Server) -> None:

@@ -321,6 +321,16 @@ async def test_the_settings_narrow_what_a_key_set_would_allow(clock: ManualClock
         assert await is_good(verifier, signer.token(claims_at(clock))) is (signer.algorithm == allowed)
 
 
+async def test_refusal_names_the_limit_of_a_token(clock: ManualClock) -> None:
+    verifier = verifier_of(clock, hmac_signer())
+    for limit, token in (
+        ("8,192 bytes", hmac_signer().token(claims_at(clock, padding="x" * 8192))),
+        ("256 characters", hmac_signer().token(claims_at(clock), kid="k" * 257)),
+    ):
+        with pytest.raises(Unauthenticated, match=f"longer than {limit}"):
+            await verifier.verify(token)
+
+
 # Broken tokens, each of a signer whose key is in force, and good but for one thing. Of the three parts of a good one:
 SPELLINGS = (
     *("{0}.{1}.", "{0}.{1}", "{0}.{1}.{2}AAAA", f"{{0}}.{{1}}.{b64(bytes(64))}", "{0}.{1}.A"),

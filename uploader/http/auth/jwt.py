@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.error import HTTPError
 
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from jwt.algorithms import get_default_algorithms
 from jwt.exceptions import PyJWTError
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from uploader.clock import Clock
 from uploader.domain.links import owner
@@ -56,6 +56,7 @@ _ALGORITHMS = get_default_algorithms()
 _KINDS = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA", "oct": "HS256"}
 
 _MAX_TOKEN_BYTES = 8192
+_MAX_KID_LENGTH = 256
 _SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
 _CACHE_SIZE = 10_000
 _TYPES = ("jwt", "at+jwt")
@@ -252,7 +253,7 @@ class Header(Struct):
     refused; other members tell nothing that is used."""
 
     alg: str
-    kid: Annotated[str, Meta(max_length=256)] | UnsetType = UNSET
+    kid: str | UnsetType = UNSET
     typ: str | UnsetType = UNSET
     crit: object = UNSET
     jwk: object = UNSET
@@ -304,7 +305,7 @@ class Verifier:
     async def verify(self, token: str) -> Verified:
         """Raises Unauthenticated; Unavailable where the keys can't be read."""
         if len(token) > _MAX_TOKEN_BYTES:
-            raise _invalid()
+            raise Unauthenticated(f"The token is longer than {_MAX_TOKEN_BYTES:,} bytes.")
         token_sha256 = hashlib.sha256(token.encode()).digest()
         verified = self._verified.get(token_sha256)
         if verified is not None:
@@ -325,6 +326,8 @@ class Verifier:
         signature = _decode_base64(parts[2])
         if header.alg not in self._algorithms or not header.is_plain():
             raise _invalid()
+        if header.kid is not UNSET and len(header.kid) > _MAX_KID_LENGTH:
+            raise Unauthenticated(f"The `kid` of the token is longer than {_MAX_KID_LENGTH} characters.")
         message = f"{parts[0]}.{parts[1]}".encode()
         for key in await self._keys.find(or_none(header.kid)):
             if key.algorithm == header.alg and key.signed(message, signature):

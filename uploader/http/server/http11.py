@@ -44,6 +44,7 @@ _SCRATCH_BYTES = 96 << 10
 MAX_TARGET_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
+_TOO_LARGE = f"The headers of the request are larger than {MAX_HEAD_BYTES:,} bytes, or more than {MAX_HEADERS}."
 # What a body in chunks may hold between its bytes, beyond so much a chunk and a share of the body (one byte in so many).
 MAX_FRAMING_BYTES = 64 << 10
 _CHUNK_FRAMING_BYTES, _BODY_PER_FRAMING = 16, 8
@@ -410,7 +411,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bound what the parser may keep: it keeps a header until it is whole, also one after the body."""
         self._unparsed_bytes = 0 if self._progress else self._unparsed_bytes + length
         if self._unparsed_bytes > MAX_HEAD_BYTES:
-            self._refuse(HeadersTooLarge())
+            self._refuse(HeadersTooLarge(_TOO_LARGE))
 
     def _count_framing(self, length: int, body_bytes: int) -> None:
         """Chunks may have extensions, which nobody reads but the parser. Who sends a byte a chunk needs five bytes for
@@ -429,14 +430,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         if len(self.url) + len(url) > MAX_TARGET_BYTES:
-            self._refuse_and_stop(TargetTooLong())
+            self._refuse_and_stop(TargetTooLong(f"The address is longer than {MAX_TARGET_BYTES:,} bytes."))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_count += 1
         self._header_bytes += len(name) + len(value)
         if self._header_count > MAX_HEADERS or self._header_bytes > MAX_HEAD_BYTES:
-            self._refuse_and_stop(HeadersTooLarge())
+            self._refuse_and_stop(HeadersTooLarge(_TOO_LARGE))
         if self._in_head:
             super().on_header(name, value)
         elif self._trailers is not None:  # what comes after a body is none of the request's headers
