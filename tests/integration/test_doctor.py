@@ -1,6 +1,8 @@
 """`uploader doctor` on real files and servers: each thing that it is to find is caused, and nothing is changed."""
 
+import asyncio
 import os
+import re
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator
@@ -24,6 +26,7 @@ from uploader.database.engine import Database
 from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Level
 from uploader.domain.events import EventType
+from uploader.errors import ConfigurationError
 from uploader.settings import Settings
 
 DAY = 86400
@@ -102,6 +105,21 @@ async def test_what_others_may_get_at(
         assert any(f"{path} " in line or f"{path}," in line or f"{path};" in line for line in lines) == bool(wide)
     assert tree(data) == before
     assert "error" not in " ".join(await said(replace(settings, data=data / "nothing")))
+
+
+async def test_database_server_that_is_too_old_is_named_and_ends_a_start(
+    settings: Settings, mortal_mariadb: PrivateDatabase, mortal_mariadb_url: str
+) -> None:
+    old = replace(settings, database_url=mortal_mariadb_url)
+    what = "UPLOADER_DATABASE_URL: this is MariaDB 10.5.9; MariaDB 10.6 or newer is needed"
+    mortal_mariadb.kill()
+    await asyncio.to_thread(mortal_mariadb.start, "--version=10.5.9-MariaDB")
+    try:
+        with pytest.raises(ConfigurationError, match=f"^{re.escape(what)}$"):
+            await bootstrap.prepare_installation(old)
+        assert f"error  database: {what}; no server starts before that" in await told(old)
+    finally:
+        mortal_mariadb.kill()
 
 
 async def test_a_file_deep_below_and_one_of_another_account_and_a_directory_that_is_shared(settings: Settings) -> None:

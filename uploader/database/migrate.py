@@ -97,6 +97,7 @@ async def schema_of(database: Database) -> Schema:
 
 
 async def _schema(connection: AsyncConnection) -> Schema:
+    _refuse_old_server(connection)
     tables = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
     if "alembic_version" not in tables:
         return Schema(None, "")
@@ -104,6 +105,20 @@ async def _schema(connection: AsyncConnection) -> Schema:
     oldest = await fact(connection, _OLDEST) if models.meta.name in tables else None
     # No older program than its own may, where no migration said so.
     return Schema(revision, oldest or revision or "")
+
+
+def _refuse_old_server(connection: AsyncConnection) -> None:
+    """Raises ConfigurationError for a server that lacks what statements need, such as JSON_TABLE."""
+    dialect: Any = connection.dialect
+    if dialect.name == "sqlite":
+        return
+    product, needed = ("MariaDB", (10, 6)) if dialect.is_mariadb else ("MySQL", (8, 0, 16))
+    version = [part for part in dialect.server_version_info if isinstance(part, int)]
+    if tuple(version) < needed:
+        is_there, least = (".".join(map(str, parts)) for parts in (version, needed))
+        raise ConfigurationError(
+            f"UPLOADER_DATABASE_URL: this is {product} {is_there}; {product} {least} or newer is needed"
+        )
 
 
 async def current_revision(database: Database) -> str | None:
