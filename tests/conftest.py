@@ -39,6 +39,7 @@ from tests.support.servers import (
     WITH_TABLES,
     PrivateDatabase,
     PrivateRedis,
+    old_redis_program,
 )
 from tests.support.stack import Stack, patient, running_stack
 from tests.support.storing import running_storage
@@ -85,6 +86,7 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
         missing["The client of S3, or JuiceFS' gateway"] = _needs_s3
     for name, fixture, is_here in (
         ("A Valkey that speaks TLS", "valkey_authority", UNPACKED_VALKEY.is_dir()),
+        ("Redis 6.2", "old_redis", old_redis_program() is not None),
         ("Chromium", "browser", chromium_path() is not None),
         ("tmux", "tmux", tmux_path() is not None),
         ("The client of Kafka", "kafka_servers", find_spec("confluent_kafka") is not None),
@@ -337,6 +339,14 @@ def make_uploader(tmp_path: Path, redis_url: str) -> MakeUploader:
 def own_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
     """A Redis that the test may kill."""
     server = PrivateRedis(tmp_path / "own-redis").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def old_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
+    """A Redis of a version that lacks what the scripts need."""
+    server = PrivateRedis(tmp_path / "old-redis", program=old_redis_program()).start()
     yield server
     server.stop()
 

@@ -296,3 +296,11 @@ def test_a_start_goes_on_without_redis_and_all_is_there_when_that_is(tmp_path: P
         assert (checked["ok"], "WRONGPASS" in checked["reason"]) == (False, True)
         assert f"Redis at 127.0.0.1:{redis.port} (UPLOADER_REDIS_URL) answers WRONGPASS" in refused.output()
     redis.stop()
+
+
+def test_redis_that_is_too_old_ends_a_start(settings: dict[str, str], old_redis: PrivateRedis) -> None:
+    for command in (("serve", "--port", "0"), ("work",)):
+        refused = run_cli(settings | {"REDIS_URL": old_redis.url}, *command)
+        *_, line = refused.stderr.splitlines()
+        what = "this is Redis 6.2.5; Redis 7.0 or newer, or any Valkey, is needed"
+        assert (refused.returncode, line) == (2, f"uploader: UPLOADER_REDIS_URL: {what}")

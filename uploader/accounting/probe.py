@@ -13,7 +13,7 @@ from redis.exceptions import NoPermissionError
 
 from uploader.accounting.keys import INSTALLATION, Shards
 from uploader.accounting.redis import AWAY, RedisConnection, Script, asking
-from uploader.accounting.refusals import LackedRights, Refusals, code_of, named_right, refusals_of
+from uploader.accounting.refusals import LackedRights, RedisTooOld, Refusals, code_of, named_right, refusals_of
 from uploader.domain import reasons
 from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import Unavailable
@@ -60,8 +60,11 @@ class Probe:
 
     async def _run_in(self, shard: int) -> list[str]:
         """Return the rights that are lacking. Raises Unavailable."""
-        lacking = await _PROBE.run(self.redis, self.shards.probe(shard), [_TTL_MS, self._channel(shard)])
-        return [right.decode() for right in lacking]
+        found = await _PROBE.run(self.redis, self.shards.probe(shard), [_TTL_MS, self._channel(shard)])
+        if isinstance(found, bytes):
+            with asking(self.redis):
+                raise RedisTooOld(found.decode())
+        return [right.decode() for right in found]
 
     def _channel(self, shard: int) -> str:
         return self.shards.tasks(shard, "probe").wake

@@ -33,7 +33,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.crc import key_slot
 
 from uploader.accounting.keys import FORMAT, INSTALLATION
-from uploader.accounting.refusals import refusals_of
+from uploader.accounting.refusals import RedisTooOld, refusals_of
 from uploader.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
 from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
 from uploader.errors import ConfigurationError, ServerBusy, Unavailable
@@ -290,6 +290,8 @@ def away(redis: RedisConnection, error: Exception) -> Unavailable:
         how = "is away" if code is None else f"answers {code}"
         if isinstance(error, exceptions.ReadOnlyError):
             how = "is read-only, as after a failover"
+        elif isinstance(error, RedisTooOld):
+            how = "is too old"
         kind, message = type(error).__name__, "a store fails"
         meant = Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=f"{place} {how}: {said}")
     if code is None:

@@ -48,6 +48,14 @@ class LackedRights(exceptions.NoPermissionError):
         super().__init__(f"the user of Redis lacks {self.rights}", status_code="NOPERM")
 
 
+class RedisTooOld(exceptions.ResponseError):
+    """The server is older than any that has what the scripts need."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        super().__init__(f"this is Redis {version}; Redis 7.0 or newer, or any Valkey, is needed", status_code="OLD")
+
+
 def code_of(error: BaseException) -> str | None:
     """Return the code of an error that Redis answered; None if it did not answer."""
     text = _IN_PIPELINE.sub("", str(error))
@@ -120,7 +128,8 @@ class Refusals:
         if code == "MISCONF" and self.embedded:
             return reasons.EMBEDDED_MISCONF()
         lacking = error.rights if isinstance(error, LackedRights) else named_right(error) or "a right"
-        return reasons.REFUSALS.get(code, reasons.REDIS_REFUSES)(code=code, rights=lacking)
+        version = error.version if isinstance(error, RedisTooOld) else ""
+        return reasons.REFUSALS.get(code, reasons.REDIS_REFUSES)(code=code, rights=lacking, version=version)
 
     def passed(self) -> None:
         """Note that a probe has passed."""

@@ -107,8 +107,8 @@ async def _begin(services: Services, begins: bool) -> None:
     await services.storage.prepare()
     await services.spool.prepare()
     with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
-        await services.installation.check_redis()
         await services.probe.run()
+        await services.installation.check_redis()
     await check_shards(services)
     await services.revocations.begin()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from uploader import embedded
+from uploader.accounting.refusals import RedisTooOld
 from uploader.bootstrap.application import check_public_url, check_shards, create_verifier
 from uploader.bootstrap.services import Services, copies_of, database_url, redis_directory, secret_of
 from uploader.bootstrap.services import list_aside as aside_of
@@ -261,13 +262,16 @@ def look_again(settings: Settings, gives_up: Callable[[], bool]) -> None:
 
 
 async def check_redis(settings: Settings) -> None:
-    """Check that Redis belongs to the installation. Without Redis a start goes on. Raises ConfigurationError."""
+    """Check that Redis belongs to the installation. Without Redis a start goes on. Raises ConfigurationError, also for a
+    Redis that is too old."""
     async with _services(settings) as services:
         try:
             await services.installation.check_database()
-            await services.installation.check_redis()
             await services.probe.run()
+            await services.installation.check_redis()
         except Unavailable as error:
+            if isinstance(error.__cause__, RedisTooOld):
+                raise ConfigurationError(f"UPLOADER_REDIS_URL: {error.__cause__}") from error
             logger.warning("the start goes on, and what needs this store waits for it", extra={"reason": error.reason})
 
 

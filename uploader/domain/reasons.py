@@ -147,6 +147,13 @@ REDIS_NO_CLUSTER = Reason(
 REDIS_PASSWORD = _refusal("user or password is wrong", "correct UPLOADER_REDIS_URL, or the user by ACL SETUSER")
 REDIS_RIGHTS = _refusal("its user lacks {rights}", "add that by ACL SETUSER, as docs/redis.md has it")
 REDIS_CLIENTS = _refusal("it takes no more connections", "raise maxclients, or lower UPLOADER_REDIS_CONNECTIONS")
+REDIS_TOO_OLD = Reason(
+    Check.REDIS,
+    _ERROR,
+    Subject.REDIS,
+    "this is Redis {version}; Redis 7.0 or newer, or any Valkey, is needed",
+    "upgrade it, or let UPLOADER_REDIS_URL lead to another one",
+)
 
 # By the code of the error; each other one is REDIS_REFUSES.
 REFUSALS = {
@@ -164,6 +171,7 @@ REFUSALS = {
     "WRONGPASS": REDIS_PASSWORD,
     "NOPERM": REDIS_RIGHTS,
     "MAXCLIENTS": REDIS_CLIENTS,
+    "OLD": REDIS_TOO_OLD,
 }
 
 DISK_FULL = Reason(

@@ -57,7 +57,6 @@ from uploader.units import format_size
 _FILES_SECONDS, _FILES_AT_START_SECONDS = 1.0, 0.1
 # Of a start: what is not known by then is not told.
 _START_SECONDS = 2.0
-_MINIMUM_REDIS = (7,)
 _LEAST_INODES_SHARE = 20
 _MAX_KEY_SET_BYTES = 256 << 10
 _SOON = timedelta(days=14)
@@ -298,9 +297,6 @@ class Doctor:
         if server.now is not None:
             found += self._skew("Redis", server.now, before)
         if server.version is not None:
-            if server.product == "Redis" and advisories.parse_version(server.version) < _MINIMUM_REDIS:
-                what = f"this is Redis {server.version}, which lacks what the scripts need"
-                found.append(error(Subject.REDIS, what, "install Redis 7.0 or newer, or any Valkey"))
             found += advisories.diagnoses_of({server.product: server.version}, self.clock.now().date())
         found += diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
         found += await self.probe.diagnoses()

@@ -3,7 +3,8 @@
 --
 -- KEYS  1 up  2 a key of another kind, then one of each further kind; they are never there, but need rights
 -- ARGV  1 ttl_ms  2 wake channel
--- Returns the rights that the user of Redis lacks, as ACL SETUSER has them; or the error of a write.
+-- Returns the rights that the user of Redis lacks, as ACL SETUSER has them; or the error of a write; or the version of a Redis
+-- before 7.0, which does not tell scripts its version and has no `SET` with `NX` and `GET`.
 --
 -- One script because it is one round trip, and because a script may be refused what a command is not.
 
@@ -57,5 +58,8 @@ try('ZREMRANGEBYRANK', none, 0, 0)
 try('ZSCAN', none, 0)
 try('SCAN', 0, 'COUNT', 1)
 
+if not redis.REDIS_VERSION_NUM then
+  return string.match(redis.call('INFO', 'server'), 'redis_version:(%S+)') or 'unknown'
+end
 if #lacking == 0 and failure then return failure end
 return lacking
