@@ -22,14 +22,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "worker": (("serve", "--no-jobs"), ("work",)),
     "nodes": (("serve",), ("serve",)),
 }
-# Each of them a few seconds; `tests/soak/outages.py` tries all.
+# `tests/soak/outages.py` tries all.
 CELLS = [
     ("two processes", "database away", "running"),
     ("worker", "database away", "start"),
-    ("worker", "database away", "running"),
-    ("one process", "Redis away", "start"),
-    ("nodes", "bucket away", "start"),
-    ("embedded", "disk full", "start"),
     ("embedded", "disk read-only", "start"),
 ]
 

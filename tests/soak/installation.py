@@ -27,7 +27,7 @@ from tests.support.content import KIB, MIB
 from tests.support.failing_disk import FailingDisk
 from tests.support.gateways import JuiceGateway, PrivateGateway, RadosGateway, juicefs_program
 from tests.support.in_bucket import BucketBytes
-from tests.support.process import Process, answers, wait_for
+from tests.support.process import Process, answers, wait_for, workers_of
 from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis, free_port
 from uploader.database import migrate
 from uploader.database.engine import Database
@@ -112,6 +112,11 @@ class Member:
     def alive(self) -> bool:
         return self.process is not None and self.process.process.poll() is None
 
+    @property
+    def processes(self) -> list[int]:
+        """The server processes of one that has several."""
+        return [] if self.process is None else workers_of(self.process)
+
     def start(self) -> None:
         """Does not wait until it is ready."""
         self.process = self._start()
@@ -172,9 +177,20 @@ class Installation:
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
+        # The first has two processes.
         self.servers = [
-            self._member("server", url, directory / f"clock-{port}", "serve", "--no-jobs", "--port", str(port))
-            for url, port in zip(self._redis_urls, self._ports, strict=True)
+            self._member(
+                "server",
+                url,
+                directory / f"clock-{port}",
+                "serve",
+                "--no-jobs",
+                "--port",
+                str(port),
+                "--workers",
+                count,
+            )
+            for url, port, count in zip(self._redis_urls, self._ports, "21", strict=True)
         ]
         self.workers = [
             self._member("worker", url, directory / f"clock-worker-{number}", "work")

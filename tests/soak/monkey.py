@@ -1,6 +1,7 @@
 """Kills processes at random moments and starts them again; cuts, empties and freezes what it can reach, and lets the disk
 fail."""
 
+import os
 import random
 import signal
 import threading
@@ -15,7 +16,7 @@ from tests.support.servers import PrivateRedis
 from tests.support.switching import Left
 
 # How often each is done, relative to one another. A start of a server or a worker costs most of a second of CPU.
-_WEIGHTS = {"valkey": 48, "database": 14, "worker": 16, "server": 12}
+_WEIGHTS = {"valkey": 48, "database": 14, "worker": 16, "server": 12, "process": 6}
 _WEIGHTS |= {"flushall": 5, "freeze": 5, "jump": 5, "unreadable": 3, "full": 3}
 # Who fails over kills less: a store that is away most of the time does nothing, and a replica needs time to come back.
 _FAILOVER_WEIGHTS = _WEIGHTS | {"valkey": 16, "database": 4, "fail_over_valkey": 4, "fail_over_database": 6}
@@ -170,6 +171,17 @@ class Monkey:
 
     def _server(self) -> None:
         self._kill(self._settled(self._installation.servers))
+
+    def _process(self) -> None:
+        """Kill one process of a server, and at once a store: another process starts in its place during the outage."""
+        processes = [pid for each in self._installation.servers if each.alive for pid in each.processes]
+        if processes:
+            os.kill(self._random.choice(processes), signal.SIGKILL)
+            self.tally.kills["process"] += 1
+        if "database" in self._weights and self._random.random() < 0.5:
+            self._database()
+        else:
+            self._valkey()
 
     def _worker(self) -> None:
         self._kill(self._settled(self._installation.workers))
