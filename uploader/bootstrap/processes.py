@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +21,13 @@ from uvicorn.server import Server, ServerState
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
+from uploader.bootstrap.systemd import STOPPING, WATCHDOG, notify, watchdog_seconds, watched_loop
+
 logger = logging.getLogger(__name__)
 
 # How often each process is asked whether it hangs; that one has ended is known at once.
 _ASK_SECONDS = 10.0
+_LETS_END = "STATUS=lets requests end"
 
 
 class Terminal:
@@ -72,13 +76,41 @@ class SleepingServer(Server):
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ends.set)
 
+    def turn(self) -> None:
+        """Wait in a thread until the event loop has turned; return at once before the start has ended, and after the
+        end."""
+        turned = threading.Event()
+        with suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(turned.set)
+                turned.wait()
+
+
+class SingleServer(SleepingServer):
+    """The only server process, which talks to the service manager itself."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        with watched_loop():
+            await super().serve(sockets)
+
+    async def main_loop(self) -> None:
+        await super().main_loop()
+        notify(STOPPING, _LETS_END)
+
 
 class _ServerProcess(Process):
     @property
-    def server(self) -> Server:
+    def server(self) -> SleepingServer:
         if self._server is None:
             self._server = SleepingServer(self.config)
+        assert isinstance(self._server, SleepingServer)
         return self._server
+
+    def pong(self) -> None:
+        """Answer once the event loop has turned: this thread would also answer for one that hangs."""
+        self.child_conn.recv()
+        self.server.turn()
+        self.child_conn.send(self.server.started)
 
 
 @contextmanager
@@ -115,16 +147,21 @@ class ServerProcesses(Multiprocess):
         self.has_failed = False
 
     def run(self) -> None:
+        watchdog = watchdog_seconds()
+        ask_seconds = _ASK_SECONDS if watchdog is None else min(_ASK_SECONDS, watchdog)
         with _signals() as signals:
             self.init_processes()
             try:
                 while not self.should_exit.is_set():
-                    wait([signals, *(process.process.sentinel for process in self.processes)], _ASK_SECONDS)
+                    wait([signals, *(process.process.sentinel for process in self.processes)], ask_seconds)
                     with suppress(BlockingIOError):
                         signals.recv(4096)
                     self.handle_signals()
                     self.keep_subprocess_alive()
+                    if watchdog is not None:  # all have answered
+                        notify(WATCHDOG)
             finally:
+                notify(STOPPING, _LETS_END)
                 self.terminate_all()
                 self.join_all()
 

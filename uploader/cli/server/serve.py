@@ -60,7 +60,7 @@ def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | 
 def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
     with _without_collecting():
         from uploader import bootstrap
-        from uploader.bootstrap.processes import ServerProcesses, SleepingServer
+        from uploader.bootstrap.processes import ServerProcesses, SingleServer
 
     try:
         bootstrap.check_settings(settings)
@@ -81,7 +81,7 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
             if processes.has_failed:
                 sys.exit(EXIT_FAILED)
         else:
-            server = SleepingServer(config)
+            server = SingleServer(config)
             server.run([listener])
             if not server.started:
                 sys.exit(EXIT_FAILED)
@@ -138,9 +138,12 @@ class _FirstMoments:
 
     def _run(self) -> None:
         from uploader import bootstrap
+        from uploader.bootstrap.systemd import READY, notify
 
         if not announce(*self._announcement, self._ended.is_set):
             return
+        _, host, port, _ = self._announcement
+        notify(READY, f"STATUS=listens on {host}, port {port}", timeout_seconds=_PATIENCE_SECONDS)
         try:
             bootstrap.look_again(self._announcement[0], self._ended.is_set)
         except ConfigurationError as error:
@@ -172,6 +175,7 @@ def work() -> None:
     make_data_directory(settings)
     with embedded_redis(settings) as wait_for_redis:
         from uploader import bootstrap
+        from uploader.bootstrap.systemd import READY, STOPPING, notify, watched_loop
 
         async def prepare() -> None:
             await bootstrap.prepare_start(settings, wait_for_redis, makes_owner=False)
@@ -180,6 +184,7 @@ def work() -> None:
         @asynccontextmanager
         async def serving() -> AsyncIterator[None]:
             async with bootstrap.serving(services, jobs=True):
+                await asyncio.to_thread(notify, READY, "STATUS=runs the jobs", timeout_seconds=_PATIENCE_SECONDS)
                 say("uploader worker runs; Ctrl-C ends it")
                 yield
 
@@ -188,8 +193,10 @@ def work() -> None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             start = bootstrap.starting(services.start, serving, prepare=prepare, give_up=stop.set)
-            async with bootstrap.closing_services(services), start:
-                await stop.wait()
+            with watched_loop():
+                async with bootstrap.closing_services(services), start:
+                    await stop.wait()
+                    notify(STOPPING, "STATUS=lets the jobs end")
             if services.start.failure is not None:
                 raise ConfigurationError(services.start.failure)
 

@@ -1,0 +1,132 @@
+"""A service manager hears of a start, a stop and a hung event loop."""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from tests.support.process import Process, Server, ended, workers_of
+from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
+from uploader.bootstrap.processes import _ServerProcess
+from uploader.bootstrap.systemd import watchdog_seconds, watched_loop
+
+# Half of it is the interval.
+_WATCHDOG_SECONDS = 0.1
+_PID = struct.Struct("3i")
+
+
+class ServiceManager:
+    """The end of systemd: a datagram socket, and what its service may say there (`NotifyAccess=main`)."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address.replace("@", "\0"))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.settimeout(SERVER_SECONDS)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def hears(self, assignment: str, service: Process | None = None) -> set[str]:
+        """Wait for an assignment of this process; all that came until then."""
+        pid = os.getpid() if service is None else service.process.pid
+        heard: set[str] = set()
+        while assignment not in heard:
+            message, credentials, _, _ = self._socket.recvmsg(4096, 64)
+            assert _PID.unpack(credentials[0][2])[0] == pid
+            heard.update(message.decode().split("\n"))
+        return heard
+
+    def hears_nothing(self) -> bool:
+        """Whether nothing comes in five intervals, after what came before."""
+        while select.select([self._socket], [], [], 0)[0]:
+            self._socket.recv(4096)
+        return not select.select([self._socket], [], [], 5 * _WATCHDOG_SECONDS)[0]
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServiceManager]:
+    address = "notify" if request.param == "path" else f"@uploader-{os.getpid()}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOTIFY_SOCKET", address if address.startswith("@") else str(tmp_path / address))
+    monkeypatch.setenv("WATCHDOG_USEC", str(round(_WATCHDOG_SECONDS * 1e6)))
+    with closing(ServiceManager(address)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("manager", "workers"), [("path", 1), ("abstract", 2)], indirect=["manager"])
+def test_a_server_tells_of_its_start_its_event_loop_and_its_stop(
+    manager: ServiceManager, workers: int, tmp_path: Path
+) -> None:
+    settings = {"DATA": str(tmp_path / "data")}
+    server = Server(tmp_path / "log", settings, "--workers", str(workers))
+    with ended(server):
+        manager.hears("READY=1", server)
+        manager.hears("WATCHDOG=1", server)
+        for hanging in workers_of(server)[:1]:
+            os.kill(hanging, signal.SIGSTOP)
+            wait_for(manager.hears_nothing)
+            os.kill(hanging, signal.SIGCONT)
+        assert "STOPPING=1" not in manager.hears("WATCHDOG=1", server)
+        os.kill(server.process.pid, signal.SIGTERM)
+        manager.hears("STOPPING=1", server)
+        assert server.process.wait(SERVER_SECONDS) == 0
+
+
+@pytest.mark.parametrize("manager", ["path"], indirect=True)
+async def test_a_hanging_event_loop_does_not_feed_the_watchdog(
+    manager: ServiceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_fed() -> bool:
+        return await asyncio.to_thread(manager.hears, "WATCHDOG=1") == {"WATCHDOG=1"}
+
+    with watched_loop():
+        assert await is_fed()
+        assert manager.hears_nothing(), "which blocks the loop"
+        assert await is_fed()
+    assert await asyncio.to_thread(manager.hears_nothing)
+    for pid, seconds in ((os.getpid(), _WATCHDOG_SECONDS / 2), (os.getppid(), None)):
+        monkeypatch.setenv("WATCHDOG_PID", str(pid))
+        assert watchdog_seconds() == seconds
+
+
+def test_a_server_process_does_not_answer_for_an_event_loop_that_hangs() -> None:
+    process = _ServerProcess(uvicorn.Config("none"), [])
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        goes_on.wait()
+
+    async def app(_scope: object, _receive: object, _send: object) -> None: ...
+
+    server = process.server
+    server.config = uvicorn.Config(app, log_config=None, lifespan="off")
+    serving = threading.Thread(target=server.run, args=([],))
+    serving.start()
+    wait_for(lambda: server._loop is not None)
+    loop = server._loop
+    assert loop is not None
+    threading.Thread(target=process.always_pong, daemon=True).start()
+    try:
+        assert process.ping(PATIENCE_SECONDS)
+        loop.call_soon_threadsafe(hang)
+        assert hangs.wait(PATIENCE_SECONDS)
+        assert not process.ping(0.2)
+        goes_on.set()
+        assert process.parent_conn.poll(PATIENCE_SECONDS)
+    finally:
+        goes_on.set()
+        server.handle_exit(signal.SIGTERM, None)
+        serving.join(PATIENCE_SECONDS)
