@@ -251,6 +251,9 @@ class Settings:
     shutdown_timeout_seconds: float = _setting(
         _duration, "30s", "how long requests in flight may take to end at a stop"
     )
+    drain_time_seconds: float = _setting(
+        units.parse_duration, "0s", "how long a server that stops takes new requests, with `/readyz` 503"
+    )
     metrics: str = _setting(
         units.one_of("open", "admin"),
         "admin",

@@ -1,24 +1,29 @@
-"""A service manager hears of a start, a stop and a hung event loop."""
+"""A service manager hears of a start, a stop and a hung event loop; load balancers and proxies of a stop."""
 
 import asyncio
+import errno
 import os
 import select
 import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 import uvicorn
 
 from tests.support.process import Process, Server, ended, workers_of
+from tests.support.sending import get
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
-from uploader.bootstrap.processes import _ServerProcess
+from uploader.bootstrap.processes import ServerProcesses, _ServerProcess, begin_no_connection
 from uploader.bootstrap.systemd import watchdog_seconds, watched_loop
 
+CLIENTS = 8
 # Half of it is the interval.
 _WATCHDOG_SECONDS = 0.1
 _PID = struct.Struct("3i")
@@ -65,11 +70,28 @@ def manager(
         yield made
 
 
+def knock(port: int, ended: threading.Event) -> list[str]:
+    """Ask on one new connection after the other; what was not answered, of the connections that began."""
+    lost = []
+    while not ended.is_set():
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2) as connection:
+            try:
+                connection.settimeout(SERVER_SECONDS)
+                connection.sendall(b"GET /livez HTTP/1.1\r\nHost: here\r\n\r\n")
+                answer = connection.recv(4096)
+            except OSError as error:
+                answer = repr(error).encode()
+            if not answer.startswith(b"HTTP/1.1 200"):
+                lost.append(answer.decode())
+        time.sleep(0.002)
+    return lost
+
+
 @pytest.mark.parametrize(("manager", "workers"), [("path", 1), ("abstract", 2)], indirect=["manager"])
 def test_a_server_tells_of_its_start_its_event_loop_and_its_stop(
     manager: ServiceManager, workers: int, tmp_path: Path
 ) -> None:
-    settings = {"DATA": str(tmp_path / "data")}
+    settings = {"DATA": str(tmp_path / "data"), "DRAIN_TIME": "1h", "TRUSTED_PROXIES": "127.0.0.1"}
     server = Server(tmp_path / "log", settings, "--workers", str(workers))
     with ended(server):
         manager.hears("READY=1", server)
@@ -81,7 +103,19 @@ def test_a_server_tells_of_its_start_its_event_loop_and_its_stop(
         assert "STOPPING=1" not in manager.hears("WATCHDOG=1", server)
         os.kill(server.process.pid, signal.SIGTERM)
         manager.hears("STOPPING=1", server)
-        assert server.process.wait(SERVER_SECONDS) == 0
+        wait_for(lambda: get(f"{server.url}/readyz").status_code == 503)
+        drained = get(f"{server.url}/readyz")
+        assert drained.json() == {"checks": {"process": {"ok": False, "reason": "the process stops"}}}
+        answer = get(f"{server.url}/config")
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        has_ended = threading.Event()
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            knocking = [clients.submit(knock, server.port, has_ended) for _ in range(CLIENTS)]
+            try:
+                assert server.stop() == 0
+            finally:
+                has_ended.set()
+        assert [lost for each in knocking for lost in each.result()] == []
 
 
 @pytest.mark.parametrize("manager", ["path"], indirect=True)
@@ -130,3 +164,32 @@ def test_a_server_process_does_not_answer_for_an_event_loop_that_hangs() -> None
         goes_on.set()
         server.handle_exit(signal.SIGTERM, None)
         serving.join(PATIENCE_SECONDS)
+
+
+def test_the_port_is_closed_before_the_requests_of_several_processes_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda _number, _handler: None)
+    listener = socket.create_server(("127.0.0.1", 0))
+    processes = ServerProcesses(uvicorn.Config("none", workers=0), [listener], 0.0)
+    processes.should_exit.set()
+    closed = []
+    monkeypatch.setattr(processes, "join_all", lambda: closed.append(listener.fileno() == -1))
+    processes.run()
+    assert closed == [True]
+
+
+def test_no_connection_that_has_begun_is_lost_when_the_port_closes() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as begun, socket.socket() as late:
+        begin_no_connection(listener)
+        late.setblocking(False)
+        assert late.connect_ex(listener.getsockname()) == errno.EINPROGRESS
+        accepted, _ = listener.accept()
+        with accepted:
+            begun.sendall(b"request")
+            assert accepted.recv(7) == b"request"
+        assert select.select([], [late], [], 0.1)[1] == []
+        listener.close()
+        assert select.select([], [late], [], PATIENCE_SECONDS)[1] == [late]
+        assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED

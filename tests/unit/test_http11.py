@@ -27,6 +27,7 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.http.bodies.intake import DIRECT_BODY, source_of
 from uploader.http.server.connections import CONNECTIONS_STATE, ConnectionLimits, Connections
 from uploader.http.server.http11 import HttpConnection
+from uploader.http.shared.exchange import UNREADY_STATE
 from uploader.http.shared.mount import Mount
 from uploader.http.shared.proxies import Proxies
 
@@ -43,14 +44,12 @@ TURNS = 12
 class Wire:
     """A connection in memory: what is fed to one end is read by the protocol, as far as it reads."""
 
-    def __init__(self, make_protocol: Callable[..., Any], app: ASGIApp) -> None:
+    def __init__(self, make_protocol: Callable[..., Any], app: ASGIApp, peer: str | None = None) -> None:
+        """`peer`: the address of the client; None: it is not known, as behind a proxy by a socket of Unix."""
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-        self.state = ServerState()
-        self.protocol = make_protocol(
-            config=config,
-            server_state=self.state,
-            app_state={CONNECTIONS_STATE: Connections(LIMITS, Proxies(None), Mount())},
-        )
+        self.state, self.peer = ServerState(), peer
+        self.app_state: dict[str, Any] = {CONNECTIONS_STATE: Connections(LIMITS, Proxies(None), Mount())}
+        self.protocol = make_protocol(config=config, server_state=self.state, app_state=self.app_state)
         self.answers = b""
         self.reading = True
         self.closing = False
@@ -88,8 +87,14 @@ class Wire:
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def get_extra_info(self, _name: str) -> None:
-        return None
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return (self.peer, 0) if self.peer is not None and name == "peername" else None
+
+    def stop(self) -> None:
+        """As the server does at a stop, to each connection that there is."""
+        self.app_state[UNREADY_STATE] = "the process stops"
+        for connection in list(self.state.connections):
+            connection.shutdown()
 
     # The client's end
 
@@ -193,9 +198,9 @@ def body_of(scope: Scope) -> Any:
 
 
 @asynccontextmanager
-async def wired(app: ASGIApp, content: bytes = b"") -> AsyncIterator[Wire]:
+async def wired(app: ASGIApp, content: bytes = b"", peer: str | None = None) -> AsyncIterator[Wire]:
     """A connection to an application, on which this has come."""
-    wire = Wire(HttpConnection, app)
+    wire = Wire(HttpConnection, app, peer)
     await wire.feed(content)
     yield wire
     await wire.end()
@@ -507,3 +512,47 @@ async def test_a_head_that_never_ends_costs_no_answer_before_it(monkeypatch: pyt
         go_on.set()
         await eventually(lambda: holds(wire.closing))
         assert wire.answers.count(b"HTTP/1.1 200") == 1
+
+
+@pytest.mark.parametrize(
+    ("came", "rest", "is_told"),
+    [
+        (b"", GET, False),
+        (GET, GET, False),
+        (GET + GET[:7], GET[7:], False),
+        (GET.replace(b"after", b"begun"), GET, False),
+        (GET.replace(b"after", b"waits"), b"", True),
+    ],
+    ids=["new", "kept", "in a head", "in an answer", "before an answer"],
+)
+async def test_connection_of_a_proxy_takes_requests_at_a_stop_until_an_answer_says_that_it_closes(
+    came: bytes, rest: bytes, is_told: bool
+) -> None:
+    goes_on = asyncio.Event()
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["path"] == "/waits":
+            await goes_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        if scope["path"] == "/begun":
+            await goes_on.wait()
+        await send({"type": "http.response.body", "body": b"k"})
+
+    async with wired(app, came) as wire:
+        wire.stop()
+        goes_on.set()
+        await wire.turns()
+        assert [wire.closing] == [is_told]
+        await wire.feed(rest)
+        assert [wire.closing] == [True]
+        *earlier, last = wire.answers.split(b"HTTP/1.1 200")[1:]
+        assert b"connection: close" in last and last.endswith(b"ok")
+        assert not any(b"connection: close" in answer for answer in earlier)
+
+
+async def test_connection_of_no_proxy_that_waits_for_a_request_is_closed_at_a_stop() -> None:
+    for came in (b"", GET):
+        async with wired(Echo(), came, "192.0.2.1") as wire:
+            wire.stop()
+            assert [wire.closing] == [True]

@@ -3,10 +3,12 @@ times a second whether a signal came, and twice whether each process is alive.
 """
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -22,12 +24,38 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from uploader.bootstrap.systemd import STOPPING, WATCHDOG, notify, watchdog_seconds, watched_loop
+from uploader.http.shared.exchange import UNREADY_STATE
 
 logger = logging.getLogger(__name__)
 
 # How often each process is asked whether it hangs; that one has ended is known at once.
 _ASK_SECONDS = 10.0
+# What the parent tells a process, beside uvicorn's question whether it lives: that all will stop.
+_DRAIN = b"drain"
+_STOPS = "the process stops"
 _LETS_END = "STATUS=lets requests end"
+
+# A program that drops segments with SYN (https://docs.kernel.org/networking/filter.html). It sees their TCP headers.
+_NO_SYN = (
+    (0x30, 0, 0, 13),  # load the byte with the flags
+    (0x45, 0, 1, 0x02),  # is SYN set?
+    (0x06, 0, 0, 0),  # yes: drop
+    (0x06, 0, 0, 0xFFFFFFFF),  # no: pass
+)
+_SO_ATTACH_FILTER = 26  # <asm-generic/socket.h>
+# How long a TCP handshake may take that has begun.
+_HANDSHAKE_SECONDS = 0.1
+
+
+def begin_no_connection(listener: socket.socket) -> None:
+    """Drop requests for connections, so that all that have begun are accepted before the listener closes. The kernel resets
+    the others, whose clients may have sent a request. A client whose SYN is dropped has sent nothing. It tries again after a
+    second, and finds a closed port or the next server."""
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in _NO_SYN))
+    with suppress(OSError):
+        listener.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_NO_SYN), ctypes.addressof(program))
+        )
 
 
 class Terminal:
@@ -71,10 +99,19 @@ class SleepingServer(Server):
         if not self.should_exit:
             await self._ends.wait()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.tell_unready(_STOPS)
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ends.set)
+
+    def tell_unready(self, reason: str) -> None:
+        """Let `/readyz` give this reason, from any thread."""
+        if hasattr(self, "lifespan"):
+            self.lifespan.state[UNREADY_STATE] = reason
 
     def turn(self) -> None:
         """Wait in a thread until the event loop has turned; return at once before the start has ended, and after the
@@ -87,7 +124,11 @@ class SleepingServer(Server):
 
 
 class SingleServer(SleepingServer):
-    """The only server process, which talks to the service manager itself."""
+    """The only server process, which closes the port and talks to the service manager itself."""
+
+    def __init__(self, config: Config, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._drain_seconds = drain_seconds
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         with watched_loop():
@@ -95,7 +136,17 @@ class SingleServer(SleepingServer):
 
     async def main_loop(self) -> None:
         await super().main_loop()
+        self.tell_unready(_STOPS)
         notify(STOPPING, _LETS_END)
+        self._ends.clear()  # another signal ends the wait
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ends.wait(), self._drain_seconds)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or ():
+            begin_no_connection(listener)
+        await asyncio.sleep(_HANDSHAKE_SECONDS)
+        await super().shutdown(sockets)
 
 
 class _ServerProcess(Process):
@@ -108,7 +159,9 @@ class _ServerProcess(Process):
 
     def pong(self) -> None:
         """Answer once the event loop has turned: this thread would also answer for one that hangs."""
-        self.child_conn.recv()
+        if self.child_conn.recv() == _DRAIN:
+            self.server.tell_unready(_STOPS)
+            return
         self.server.turn()
         self.child_conn.send(self.server.started)
 
@@ -140,11 +193,12 @@ def _signals() -> Iterator[socket.socket]:
 class ServerProcesses(Multiprocess):
     """Several that listen to one port. At SIGHUP each of them goes on, where uvicorn would put others in their places."""
 
-    def __init__(self, config: Config, sockets: list[socket.socket]) -> None:
+    def __init__(self, config: Config, sockets: list[socket.socket], drain_seconds: float) -> None:
         super().__init__(config, sockets)
         self._terminal = Terminal()
         # Whether a process found that waiting cannot mend its start.
         self.has_failed = False
+        self._drain_seconds = drain_seconds
 
     def run(self) -> None:
         watchdog = watchdog_seconds()
@@ -160,10 +214,29 @@ class ServerProcesses(Multiprocess):
                     self.keep_subprocess_alive()
                     if watchdog is not None:  # all have answered
                         notify(WATCHDOG)
+                self._drain(signals)
             finally:
-                notify(STOPPING, _LETS_END)
                 self.terminate_all()
+                self._close_port()
                 self.join_all()
+
+    def _drain(self, signals: socket.socket) -> None:
+        """Let the processes finish the connections that have begun; each closes the port only for itself."""
+        notify(STOPPING, _LETS_END)
+        if self.has_failed or not any(process.process.is_alive() for process in self.processes):
+            return
+        for process in self.processes:
+            with suppress(OSError):
+                process.parent_conn.send(_DRAIN)
+        wait([signals], self._drain_seconds)  # another signal ends the wait
+        for listener in self.sockets:
+            begin_no_connection(listener)
+        time.sleep(_HANDSHAKE_SECONDS)
+
+    def _close_port(self) -> None:
+        """Close it with the processes, not after them: nobody would accept what comes in between."""
+        for listener in self.sockets:
+            listener.close()
 
     def init_processes(self) -> None:
         self.processes = [self._start() for _ in range(self.processes_num)]

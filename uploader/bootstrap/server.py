@@ -86,6 +86,8 @@ def server_config(settings: Settings) -> "uvicorn.Config":
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        # A proxy has to close its connections sooner: docs/scaling.md.
+        timeout_keep_alive=5,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_seconds)),
         # A process that starts on a busy machine is slow, not hung: one in its place would be as slow, and so on for ever.
         timeout_worker_healthcheck=60,

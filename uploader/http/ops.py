@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 import uploader
 from uploader.domain.upload import MAX_CHUNK_COUNT
 from uploader.errors import NotFound
+from uploader.http.shared.exchange import UNREADY_STATE
 from uploader.http.shared.mount import mount_of_request
 from uploader.http.shared.operation import Call, Operation, operations_of, public_path
 from uploader.http.shared.problem import explain
@@ -242,7 +243,9 @@ class OpsHandlers:
         return Json(HealthSchema({"process": Check(True)}))
 
     @_open("GET /readyz", "Whether it can serve", responses={200: HealthSchema, 503: HealthSchema})
-    async def ready(self, _call: Call) -> Response:
+    async def ready(self, call: Call) -> Response:
+        if (reason := call.request.scope.get("state", {}).get(UNREADY_STATE)) is not None:
+            return Json(HealthSchema({"process": Check(False, reason)}), 503, {"Retry-After": "2"})
         checks = {name: Check(found.ok, found.reason) for name, found in (await self.health.check()).items()}
         ok = all(check.ok for check in checks.values())
         return Json(HealthSchema(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})

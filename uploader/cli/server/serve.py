@@ -76,12 +76,12 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
     first.start()
     try:
         if settings.workers > 1:
-            processes = ServerProcesses(config, [listener])
+            processes = ServerProcesses(config, [listener], settings.drain_time_seconds)
             processes.run()
             if processes.has_failed:
                 sys.exit(EXIT_FAILED)
         else:
-            server = SingleServer(config)
+            server = SingleServer(config, settings.drain_time_seconds)
             server.run([listener])
             if not server.started:
                 sys.exit(EXIT_FAILED)

@@ -174,6 +174,9 @@ class Connections:
             self._retire(connection)
         return error
 
+    def comes_by_proxy(self, connection: Connected) -> bool:
+        return self._served.get(connection, "") is None
+
     def wait(self, connection: Connected) -> None:
         if connection in self._served:
             self._waiting[connection] = None

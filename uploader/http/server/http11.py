@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, UploaderError
 from uploader.http.bodies.intake import DIRECT_BODY, TRAILERS, Sink
 from uploader.http.server import connections
-from uploader.http.shared.exchange import PROBES, refusal
+from uploader.http.shared.exchange import PROBES, UNREADY_STATE, refusal
 from uploader.http.shared.mount import inside
 from uploader.http.shared.responses import INTERIM, ZERO_COPY_SEND
 
@@ -389,6 +389,20 @@ class LimitedProtocol(HttpToolsProtocol):
         self.pipeline.popleft()
         return self.pipeline[0][0] if self.pipeline else self._answered
 
+    def shutdown(self) -> None:
+        """Take one more request from a proxy that was not told to close: it may have sent the request, and can't send the
+        body of most once more."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if not self._connections.comes_by_proxy(self):
+            super().shutdown()
+        elif cycle is not None and not cycle.response_complete:
+            if not cycle.response_started:
+                cycle.keep_alive = False
+        elif self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
     def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
             return
@@ -461,7 +475,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse_and_stop(self._excess)
         self._connections.work(self)
         super().on_headers_complete()
-        self.cycle.keep_alive &= self._excess is None
+        self.cycle.keep_alive &= self._excess is None and self.app_state.get(UNREADY_STATE) is None
         self._trailers = None
         if any(name == b"trailer" for name, _ in self.headers):
             self._trailers = []

@@ -37,6 +37,8 @@ _SERVER_ERROR = 500
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # The questions of load balancers, and of supervisors that start a server again.
 PROBES = frozenset({"/livez", "/readyz"})
+# Under this name the application's lifespan state says why the process takes no new requests, if so.
+UNREADY_STATE = "uploader.unready"
 _ASKED_ALL_DAY = PROBES | {"/metrics"}
 # The outcome of an answer that has no end.
 ABORTED = "aborted"
