@@ -97,6 +97,11 @@ class Settings:
     events: Path | None = _setting(Path, None, "a TOML file that names the sinks of events (docs/events.md)")
     host: str = _setting(units.text_of, "127.0.0.1", "address to listen on (`serve --host`)")
     port: int = _setting(units.integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
+    work_listen: str | None = _setting(
+        units.text_of,
+        None,
+        "`HOST:PORT` for `/livez`, `/readyz` and `/metrics` of `work` (`work --listen`); unset: none",
+    )
     public_url: str | None = _setting(
         units.public_url, None, "`https://host/path` by which clients see the server; unset: as they ask for it"
     )
@@ -293,6 +298,8 @@ class Settings:
             problems += _problem("DATABASE_URL", parse_mysql_url, self.database_url)
         if self.redis_url is not None:
             problems += _problem("REDIS_URL", parse_redis_url, self.redis_url)
+        if self.work_listen is not None:
+            problems += _problem("WORK_LISTEN", units.split_host_and_port, self.work_listen)
         return problems
 
     def _problems_of_the_bucket(self) -> list[str]:

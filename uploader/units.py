@@ -138,6 +138,14 @@ def path_of(text: str) -> Path:
     return Path(text_of(text))
 
 
+def split_host_and_port(text: str) -> tuple[str, int]:
+    """Split `127.0.0.1:8001`, or `[::1]:8001`. Raises ValueError."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/\s]+)):([0-9]{1,5})", text)
+    if found is None or int(found[3]) > 0xFFFF:
+        raise ValueError("not an address and a port such as 127.0.0.1:8001 or [::1]:8001")
+    return found[1] or found[2], int(found[3])
+
+
 def mask_password(url: str) -> str:
     """Mask a password, to the last `@`, because a password may hold one; what is masked beyond the password does no
     harm."""

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from tests.support.process import Process, Server, ended, workers_of
+from tests.support.process import Process, Server, ended, run_cli, workers_of
 from tests.support.sending import get
+from tests.support.servers import accepts, free_port
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
 from uploader.bootstrap.processes import ServerProcesses, _ServerProcess, begin_no_connection
 from uploader.bootstrap.systemd import watchdog_seconds, watched_loop
@@ -116,6 +117,51 @@ def test_a_server_tells_of_its_start_its_event_loop_and_its_stop(
             finally:
                 has_ended.set()
         assert [lost for each in knocking for lost in each.result()] == []
+
+
+@pytest.mark.parametrize("manager", ["abstract"], indirect=True)
+def test_a_worker_answers_probes_on_a_port_of_its_own(manager: ServiceManager, tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data")}
+    port = free_port()
+    worker = Process(tmp_path / "log", settings, "work", "--listen", f"127.0.0.1:{port}")
+    url = f"http://127.0.0.1:{port}"
+    with ended(worker):
+        manager.hears("READY=1", worker)
+        manager.hears("WATCHDOG=1", worker)
+        paths = ("/livez", "/readyz", "/metrics", "/me/files", "/")
+        assert [get(url + path).status_code for path in paths] == [200, 200, 401, 404, 404]
+        token = run_cli(settings, "token", "create", "prometheus", "--metrics").stdout.split()[-1]
+        assert b"uploader_open_uploads 0.0" in get(f"{url}/metrics", token).content
+        os.kill(worker.process.pid, signal.SIGTERM)
+        manager.hears("STOPPING=1", worker)
+        assert worker.process.wait(SERVER_SECONDS) == 0
+
+
+def test_a_worker_that_waits_for_its_database_is_live_and_not_ready(tmp_path: Path) -> None:
+    away = {"DATABASE_URL": f"mysql+asyncmy://user@127.0.0.1:{free_port()}/none", "REDIS_URL": "redis://127.0.0.1:1"}
+    port = free_port()
+    settings = {"DATA": str(tmp_path / "data"), "WORK_LISTEN": f"127.0.0.1:{port}", **away}
+    worker = Process(tmp_path / "log", settings, "work")
+    with ended(worker):
+        wait_for(lambda: accepts(port))
+        assert get(f"http://127.0.0.1:{port}/livez").status_code == 200
+        ready = get(f"http://127.0.0.1:{port}/readyz")
+        assert (ready.status_code, list(ready.json()["checks"])) == (503, ["start"])
+        assert worker.stop() == 0
+
+
+def test_a_worker_refuses_an_address_that_it_cannot_have(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data")}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        for listen, more, reason in (
+            (place, {}, f"can't listen on {place}: Address already in use; --listen chooses another address"),
+            ("8001", {}, "UPLOADER_WORK_LISTEN: not an address and a port such as 127.0.0.1:8001 or [::1]:8001"),
+            ("0.0.0.0:0", {"AUTH": "none"}, "it is refused on 0.0.0.0, which is not a loopback address"),
+        ):
+            refused = run_cli(settings | more, "work", "--listen", listen)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert reason in refused.stderr
 
 
 @pytest.mark.parametrize("manager", ["path"], indirect=True)

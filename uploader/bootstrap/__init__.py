@@ -14,7 +14,7 @@ from uploader.bootstrap.installation import (
     tell_worst,
     upgrade_database,
 )
-from uploader.bootstrap.server import connection_state, create_app, failure_of, server_config
+from uploader.bootstrap.server import connection_state, create_app, failure_of, server_config, serving_probes
 from uploader.bootstrap.services import Services, database_url, redis_directory
 from uploader.bootstrap.starting import ends_command, is_final, patiently, starting
 
@@ -40,6 +40,7 @@ __all__ = [
     "running",
     "server_config",
     "serving",
+    "serving_probes",
     "starting",
     "tell_worst",
     "upgrade_database",

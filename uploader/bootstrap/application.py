@@ -1,7 +1,7 @@
 """Services → the HTTP application, and how uvicorn is to serve it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -261,8 +261,13 @@ if TYPE_CHECKING:
 
 
 def build_application(
-    services: Services, lifespan: Lifespan | None = None, *, identify: Identify | None = None
+    services: Services,
+    lifespan: Lifespan | None = None,
+    *,
+    identify: Identify | None = None,
+    paths: Collection[str] | None = None,
 ) -> Application:
+    """`paths`: all that it answers; None: everything."""
     settings = services.settings
     origins = Origins(settings.cors_origins)
     verifier = create_verifier(settings, services.clock)
@@ -339,7 +344,7 @@ def build_application(
     ops = OpsHandlers(settings, services.openings, services.health, services.gauges, services.exposition)
     operations = [*operations_of(*handlers), *ops_operations(ops, PageHandlers(settings), settings)]
     return Application(
-        operations,
+        [each for each in operations if paths is None or each.route.partition(" ")[2] in paths],
         authenticator,
         lifespan,
         origins=origins,

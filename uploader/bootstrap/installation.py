@@ -26,7 +26,7 @@ from uploader.http.server.tls import read_certificate
 from uploader.service.access import OWNER_TOKEN_FILE, owner_token
 from uploader.service.copies import CopyKeeping, offer_of, refuse_damaged
 from uploader.service.doctor import Doctor, Kept
-from uploader.service.exposure import is_local
+from uploader.service.exposure import outside_hosts
 from uploader.service.health import Integrity
 from uploader.service.secret import SECRET_FILE
 from uploader.settings import Settings
@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 
 def check_settings(settings: Settings) -> None:
     """Raises ConfigurationError."""
-    if settings.auth == "none" and not is_local(settings.host):
+    if settings.auth == "none" and (host := next(outside_hosts(settings), None)) is not None:
         raise ConfigurationError(
-            f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {settings.host}, which is not a loopback address"
+            f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {host}, which is not a loopback address"
         )
     check_public_url(settings)
     create_verifier(settings, Clock())

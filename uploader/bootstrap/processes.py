@@ -11,8 +11,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from email.utils import formatdate
 from multiprocessing.connection import wait
 from types import FrameType
@@ -147,6 +147,34 @@ class SingleServer(SleepingServer):
             begin_no_connection(listener)
         await asyncio.sleep(_HANDSHAKE_SECONDS)
         await super().shutdown(sockets)
+
+
+class _SideServer(SleepingServer):
+    """A server beside the work of its process, to which signals belong."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.listens: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set_result(None)
+
+    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+@asynccontextmanager
+async def served(config: Config, listener: socket.socket) -> AsyncIterator[Callable[[str], None]]:
+    """Serve within, beside other work. Yields `tell_unready`."""
+    server = _SideServer(config)
+    serving = asyncio.ensure_future(server.serve([listener]))
+    try:
+        await asyncio.wait([serving, server.listens], return_when=asyncio.FIRST_COMPLETED)
+        yield server.tell_unready
+    finally:
+        server.handle_exit(signal.SIGTERM, None)
+        await serving
 
 
 class _ServerProcess(Process):

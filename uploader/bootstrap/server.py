@@ -5,18 +5,19 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from uploader.bootstrap.application import build_application, closing_services, serving
 from uploader.bootstrap.installation import prepare_installation
-from uploader.bootstrap.processes import Terminal
+from uploader.bootstrap.processes import Terminal, served
 from uploader.bootstrap.services import Services
-from uploader.bootstrap.starting import starting
+from uploader.bootstrap.starting import BEGINS, starting
 from uploader.clock import Clock
 from uploader.cores import SharedCore, run_anywhere, share_a_core
 from uploader.embedded import end_with_parent
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # What each server process makes and runs, as uvicorn names it.
 APPLICATION = "uploader.bootstrap:create_app"
+# What a process that serves nothing else answers.
+_SIDE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 @contextmanager
@@ -69,15 +72,16 @@ def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | No
 _SWITCH_SECONDS = 0.0005
 
 
-def server_config(settings: Settings) -> "uvicorn.Config":
+def server_config(settings: Settings, application: Application | None = None) -> "uvicorn.Config":
+    """`application`: the one to serve; None: `create_app` makes it in the process that serves."""
     import uvicorn
 
     from uploader.http.server.http11 import HttpConnection
     from uploader.http.server.tls import Handshake
 
     return uvicorn.Config(
-        APPLICATION,
-        factory=True,
+        application or APPLICATION,
+        factory=application is None,
         workers=settings.workers,
         http=HttpConnection if settings.tls_certificate is None else Handshake,  # type: ignore[arg-type]
         ws="none",
@@ -92,6 +96,13 @@ def server_config(settings: Settings) -> "uvicorn.Config":
         # A process that starts on a busy machine is slow, not hung: one in its place would be as slow, and so on for ever.
         timeout_worker_healthcheck=60,
     )
+
+
+def serving_probes(services: Services, listener: socket.socket) -> AbstractAsyncContextManager[Callable[[str], None]]:
+    """Answer `/livez`, `/readyz` and `/metrics` within, in a process that serves nothing else and starts within."""
+    settings, services.start.waits_for = services.settings, BEGINS
+    application = build_application(services, lambda _: listening_state(settings), paths=_SIDE_PATHS)
+    return served(server_config(settings, application), listener)
 
 
 def failure_of(config: "uvicorn.Config") -> str | None:

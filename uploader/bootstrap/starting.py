@@ -22,7 +22,7 @@ T = TypeVar("T")
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 5.0
 # A first attempt that takes longer, as where a database does not answer, goes on in the background.
 _FIRST_ATTEMPT_SECONDS = 10.0
-_BEGINS = "it has just begun"
+BEGINS = "it has just begun"
 
 
 def is_final(error: Exception) -> bool:
@@ -73,7 +73,7 @@ async def starting(
     latest after ten seconds. `prepare` runs before each attempt, except the first if `is_prepared`. `give_up` is called when
     a later attempt fails for good; `start.failure` says why. Raises ConfigurationError if the first attempt does."""
     ends, answered = asyncio.Event(), asyncio.Event()
-    start.waits_for = _BEGINS
+    start.waits_for = BEGINS
 
     def tell(reason: str, news: Exception | None) -> None:
         start.waits_for = reason
@@ -100,7 +100,7 @@ async def starting(
                 logger.critical("the start failed", extra={"reason": error.detail})
                 give_up()
                 return
-            if start.waits_for != _BEGINS:
+            if start.waits_for != BEGINS:
                 logger.warning("the start goes on")
             start.waits_for = None
             answered.set()

@@ -12,6 +12,7 @@ from uploader.addresses import RedisAddress, RedisKind, parse_mysql_url, parse_r
 from uploader.domain.diagnosis import Diagnosis, Subject, error, note, warning
 from uploader.settings import Settings
 from uploader.sinks.configuration import EventSettings, KafkaSettings, StreamSettings, WebhookSettings
+from uploader.units import split_host_and_port
 
 # Of networks that are the world's: a proxy is one of few addresses, of IPv6 in one /64.
 _LONGEST_PREFIXES = {4: 24, 6: 64}
@@ -25,6 +26,14 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+def outside_hosts(settings: Settings) -> Iterator[str]:
+    """Yield the addresses listened on that are not of this machine alone."""
+    hosts = [settings.host]
+    if settings.work_listen is not None:
+        hosts.append(split_host_and_port(settings.work_listen)[0])
+    return (host for host in hosts if not is_local(host))
 
 
 def _is_of_the_world(host: str) -> bool:
@@ -89,20 +98,20 @@ def _of_instant(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _of_transport(settings: Settings) -> Iterator[Diagnosis]:
-    if is_local(settings.host):
-        return
-    if settings.tls_certificate is None and not settings.trusted_proxies:
+    outside = ", ".join(outside_hosts(settings))
+    if outside and settings.tls_certificate is None and not settings.trusted_proxies:
         yield warning(
             Subject.TRANSPORT,
-            f"on {settings.host} tokens and contents go over plain HTTP, for all on the way to read",
+            f"on {outside} tokens and contents go over plain HTTP, for all on the way to read",
             "set UPLOADER_TLS_CERTIFICATE and UPLOADER_TLS_KEY, or put a proxy with TLS before it and name that in "
             "UPLOADER_TRUSTED_PROXIES",
         )
 
 
 def _of_metrics(settings: Settings) -> Iterator[Diagnosis]:
-    if settings.metrics == "open" and not (is_local(settings.host) and not settings.trusted_proxies):
-        where = settings.host if settings.trusted_proxies is None else "what its proxies let through"
+    outside = ", ".join(outside_hosts(settings))
+    if settings.metrics == "open" and (outside or settings.trusted_proxies):
+        where = outside if settings.trusted_proxies is None else "what its proxies let through"
         what = f"with UPLOADER_METRICS=open all who reach {where} can read what others store, by their sums"
         yield warning(Subject.METRICS, what, "set it to admin, and give Prometheus a token (`token create --metrics`)")
 

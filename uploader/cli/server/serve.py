@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import NoReturn
 
 import click
@@ -22,6 +22,7 @@ from uploader.cli.server.services import EXIT_FAILED, embedded_redis, load_setti
 from uploader.cli.terminal import EXIT_CONFIGURATION, fail, fail_lines, say
 from uploader.errors import ConfigurationError
 from uploader.settings import Settings
+from uploader.units import split_host_and_port
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 # Of documents (RFC 5737, RFC 3849): packets to them take the way to everybody.
@@ -67,7 +68,7 @@ def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
         # Here it only leads out of this function: uvicorn ends in its own order, then raises it again.
         signal.signal(signal.SIGTERM, _leave)
         token = run_to_end(_prepare(settings, wait_for_redis))
-        listener = _listen(settings)
+        listener = _listen(settings.host, settings.port, "--host and --port choose")
     except ConfigurationError as error:
         fail_lines(error.detail.split("\n"), EXIT_CONFIGURATION)
     config = bootstrap.server_config(settings)
@@ -155,27 +156,40 @@ def _leave(_number: int, _frame: object) -> NoReturn:
     sys.exit(0)
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(host: str, port: int, how: str) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
+        listener.bind((host, port))
         listener.set_inheritable(True)
         return listener
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        fail(f"can't listen on {where}: {error.strerror}; --host and --port choose another address", EXIT_CONFIGURATION)
+        fail(f"can't listen on {host}:{port}: {error.strerror}; {how} another address", EXIT_CONFIGURATION)
 
 
 @click.command()
-def work() -> None:
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Answer /livez, /readyz and /metrics here.  [default: UPLOADER_WORK_LISTEN, nowhere]",
+)
+def work(listen: str | None) -> None:
     """Run the background jobs only. They flush, merge, expire, collect and clean up; several workers at once are safe."""
-    settings = load_settings()
+    settings = load_settings(work_listen=listen)
     make_data_directory(settings)
+    listener = None
+    if settings.work_listen is not None:
+        listener = _listen(*split_host_and_port(settings.work_listen), "--listen chooses")
     with embedded_redis(settings) as wait_for_redis:
         from uploader import bootstrap
         from uploader.bootstrap.systemd import READY, STOPPING, notify, watched_loop
+
+        def probes() -> AbstractAsyncContextManager[Callable[[str], None]]:
+            if listener is None:
+                return nullcontext(lambda _reason: None)
+            bootstrap.check_settings(settings)
+            return bootstrap.serving_probes(services, listener)
 
         async def prepare() -> None:
             await bootstrap.prepare_start(settings, wait_for_redis, makes_owner=False)
@@ -194,8 +208,9 @@ def work() -> None:
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             start = bootstrap.starting(services.start, serving, prepare=prepare, give_up=stop.set)
             with watched_loop():
-                async with bootstrap.closing_services(services), start:
+                async with bootstrap.closing_services(services), probes() as tell_unready, start:
                     await stop.wait()
+                    tell_unready("the worker stops")
                     notify(STOPPING, "STATUS=lets the jobs end")
             if services.start.failure is not None:
                 raise ConfigurationError(services.start.failure)
