@@ -26,6 +26,7 @@ WITHOUT_CODE = {
         "StorageReadOnly",
         "LengthExceeded",
         "ConfigurationError",
+        "SchemaBehind",
         "Conflict",
         "Refused",
         "StorageAway",
