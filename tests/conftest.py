@@ -264,11 +264,12 @@ def _store_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_faults_of_earlier_tests() -> None:
-    """The log tells the begin and the end of a fault once, and the disk of all tests is one."""
+    """The log tells the beginning and the end of a fault once, and the disk of all tests is one."""
     for trouble in [*observability._open_troubles]:
         trouble.is_open = False
         trouble._kinds.clear()
     observability._open_troubles.clear()
+    observability.tell_beginnings_of_troubles()
 
 
 @pytest.fixture
