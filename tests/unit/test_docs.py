@@ -24,6 +24,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import uploader
 from tests.mutants.places import parsed
+from tests.support import screenshots
 from tests.support.audited import COMMANDS, server_commands
 from tests.support.consumer import SECRETS
 from tests.support.documents import DOCS, blocks
@@ -334,6 +335,11 @@ def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry(
     clients = [ROOT / "tests" / "clients" / name for name in ("run", "package.json", "package-lock.json", ".npmrc")]
     found = {path: _ELSEWHERE.findall(path.read_text()) for path in (*DOCUMENTS, *BUILDS, *clients)}
     assert {path: elsewhere for path, elsewhere in found.items() if elsewhere} == {}
+
+
+def test_every_screenshot_shows_the_pages_as_they_are() -> None:
+    said = "run `python -m tests.support.screenshots`, and look at docs/images"
+    assert screenshots.RECORD.read_text() == screenshots.record_of(screenshots.IMAGES), said
 
 
 def test_every_part_made_elsewhere_is_in_its_table() -> None:

@@ -5,10 +5,12 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from PIL import Image
 from playwright.async_api import Browser, Locator, Page, expect
 from sqlalchemy import insert, update
 
@@ -20,6 +22,7 @@ from tests.support.invariants import checked_accounts
 from tests.support.layout import blob_path
 from tests.support.problems import problem
 from tests.support.rot import flip_bit
+from tests.support.screenshots import PARTS, take
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from uploader.database import models
@@ -361,3 +364,12 @@ async def test_it_shows_who_did_what_by_pages_of_one_user_and_as_csv(make_stack:
         await visitor.page.set_viewport_size({"width": 320, "height": 800})
         assert not await visitor.is_wider_than(320)
         assert await visitor.violations() == []
+
+
+async def test_the_screenshots_of_the_docs_can_be_taken(browser: Browser, tmp_path: Path) -> None:
+    await take(browser, tmp_path)
+    sizes = {}
+    for name in PARTS:
+        with Image.open(tmp_path / name) as image:
+            sizes[name] = image.size
+    assert sizes == {"admin-page.png": (1280, 1500), "web-page.png": (1100, 760)}
