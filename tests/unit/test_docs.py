@@ -504,6 +504,17 @@ def test_of_every_command_and_action_it_is_said_what_the_trail_tells() -> None:
     assert unsaid == [], "in both languages"
 
 
+def test_the_pages_say_everything_in_both_languages_with_the_same_values() -> None:
+    text = re.compile(r'^    "([\w.-]+)": (.*?)(?=^    "|^  \})', re.MULTILINE | re.DOTALL)
+    for path in (PACKAGE / "web" / "pages").rglob("*words.js"):
+        halves = path.read_text().split("\n  zh: {\n")
+        english, chinese = (
+            {name: set(re.findall(r"\{\w+\}", said)) for name, said in text.findall(half)} for half in halves
+        )
+        assert english == chinese, path
+        assert english or "addWords" not in path.read_text(), path
+
+
 def details_of_acts() -> set[str]:
     """The names of the details that the services and transactions put into the audit log, but for `from` and `to`."""
     found = set[str]()
