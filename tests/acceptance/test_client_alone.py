@@ -1,4 +1,4 @@
-"""`pip install uploader-kit` without extras: the client, on a handful of distributions."""
+"""`pip install .` without extras: the client, on a handful of distributions."""
 
 import subprocess
 import sys
@@ -65,5 +65,5 @@ def test_it_uploads_and_downloads(libraries: Path, tmp_path: Path) -> None:
 def test_a_command_of_the_server_says_what_it_lacks(libraries: Path, command: str) -> None:
     said = run(libraries, *command.split())
     assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1), said.stderr
-    assert "pip install 'uploader-kit[server]'" in said.stderr
+    assert "in a clone of uploader, pip install '.[server]'" in said.stderr
     assert run(libraries, *command.split(), "--help").returncode == 0

@@ -189,6 +189,42 @@ class Visitor:
         return found
 
 
+# The page waits for `listing` before it lists a folder, and again before it has the entries.
+_LISTED_SLOWLY = """() => {
+    const { webkitGetAsEntry } = DataTransferItem.prototype;
+    const slow = (entry) => {
+        if (!entry?.isDirectory) return entry;
+        entry.createReader = () => {
+            const reader = Object.getPrototypeOf(entry).createReader.call(entry);
+            const readEntries = async (resolve, reject) => {
+                await listing(entry.fullPath, false);
+                reader.readEntries(async (entries) => {
+                    await listing(entry.fullPath, true);
+                    resolve(entries.map(slow));
+                }, reject);
+            };
+            return { readEntries };
+        };
+        return entry;
+    };
+    DataTransferItem.prototype.webkitGetAsEntry = function () { return slow(webkitGetAsEntry.call(this)); };
+}"""
+
+
+async def lose_while_listed(page: Page, *lost: Path) -> None:
+    """Delete each folder of `lost` just before the page lists it, and each file when the page has listed its folder."""
+
+    async def listing(folder: str, is_listed: bool) -> None:
+        for path in lost:
+            if not is_listed and path.is_dir() and path.as_posix().endswith(folder):
+                shutil.rmtree(path)
+            elif is_listed and path.is_file() and path.parent.as_posix().endswith(folder):
+                path.unlink()
+
+    await page.expose_function("listing", listing)
+    await page.evaluate(_LISTED_SLOWLY)
+
+
 async def drag_and_drop(
     page: Page, onto: Locator, *paths: Path, steps: Sequence[str] = ("dragEnter", "dragOver", "drop")
 ) -> None:

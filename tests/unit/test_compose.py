@@ -189,3 +189,17 @@ def test_the_libraries_of_the_image_are_those_that_the_project_asks_for() -> Non
         asked += project["optional-dependencies"][extra]
     for requirement in map(Requirement, asked):
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
+    tools = dict(
+        re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "docs/build-constraints.txt").read_text(), flags=re.MULTILINE)
+    )
+    for tool in map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]):
+        assert tool.specifier.contains(tools[canonicalize_name(tool.name)]), tool
+
+
+def test_the_image_installs_nothing_but_what_is_pinned_by_its_hash() -> None:
+    dockerfile = re.sub(r"\\\n\s*", "", (ROOT / ".ci/Dockerfile").read_text())
+    commands = re.findall(r"\bpip\b.*? (?:install|wheel) [^&\n]*", dockerfile)
+    assert len(commands) == 4
+    for command in commands:
+        assert "--require-hashes" in command or "--no-deps" in command, command
+        assert "/src" not in command.split() or "--no-build-isolation" in command, command

@@ -24,6 +24,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import uploader
 from tests.mutants.places import parsed
+from tests.support import screenshots
 from tests.support.audited import COMMANDS, server_commands
 from tests.support.consumer import SECRETS
 from tests.support.documents import DOCS, blocks
@@ -73,6 +74,8 @@ _STRANGER = re.compile(
     r"|\buvx uploader(?![\w./-])"
     r"|(?<![\w./-])uploader(?:\[[a-z0-9,]+\]| ?(?:[~=<>!]=|[<>]) ?\d| @ )"
 )
+# No index has it yet.
+_UNPUBLISHED = re.compile(r"\b(?:pip3?|pipx|uv)\b[^\n`]*\binstall\b[^\n`]*uploader-kit|\binstall `uploader-kit\[")
 
 
 def without_code(text: str) -> str:
@@ -334,12 +337,35 @@ def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry(
     assert {path: elsewhere for path, elsewhere in found.items() if elsewhere} == {}
 
 
-def test_nothing_installs_the_program_of_others_that_has_the_name_of_the_package() -> None:
+def test_every_screenshot_shows_the_pages_as_they_are() -> None:
+    said = "run `python -m tests.support.screenshots`, and look at docs/images"
+    assert screenshots.RECORD.read_text() == screenshots.record_of(screenshots.IMAGES), said
+
+
+def test_every_part_made_elsewhere_is_in_its_table() -> None:
+    vendor = PACKAGE / "web" / "vendor"
+    listed = {(vendor / row[0].strip("`")).resolve() for row in table(vendor / "README.md", "# Parts made elsewhere")}
+    assert listed == {path.parent for path in (PACKAGE / "web").rglob("LICENSE")}
+
+
+def test_every_block_of_code_stands_between_blank_lines() -> None:
+    """A fence too few makes prose of the code that follows, and code of the prose."""
+    crowded = []
+    for document in DOCUMENTS:
+        lines = ["", *document.read_text().splitlines(), ""]
+        fences = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
+        outside = [number + (-1 if place % 2 == 0 else 1) for place, number in enumerate(fences)]
+        crowded += [f"{document.name}:{number}" for number in outside if lines[number].strip()]
+    assert crowded == []
+
+
+def test_nothing_installs_the_program_of_others_or_a_package_that_is_not_published() -> None:
     texts = [*DOCUMENTS, *BUILDS]
     texts += [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".service", ".json", ".yml", ".toml")]
     texts += [path for suffix in ("py", "html", "js") for path in PACKAGE.rglob(f"*.{suffix}")]
-    found = {str(path.relative_to(ROOT)): _STRANGER.findall(path.read_text()) for path in texts}
-    assert {name: strangers for name, strangers in found.items() if strangers} == {}
+    said = {str(path.relative_to(ROOT)): path.read_text() for path in texts}
+    found = {name: _STRANGER.findall(text) + _UNPUBLISHED.findall(text) for name, text in said.items()}
+    assert {name: commands for name, commands in found.items() if commands} == {}
     wrong = ["pip install 'uploader[s3]'", "pip install pyjwt uploader", "python3 -m pip install -U uploader"]
     wrong += ["uvx uploader serve", "needs uploader>=0.3", "uploader == 0.3.0", "`uploader[kafka]`"]
     right = ["pip install 'uploader-kit[s3]'", "pip install -q '.[s3]' && .venv/bin/uploader serve"]
@@ -474,3 +500,30 @@ def test_of_every_command_and_action_it_is_said_what_the_trail_tells() -> None:
     assert set(COMMANDS) == set(server_commands())
     words = (PACKAGE / "web" / "pages" / "admin" / "audit" / "words.js").read_text()
     assert [action for action in Action if words.count(f'"audit.{action.value}":') != 2] == [], "in both languages"
+    unsaid = [name for name in details_of_acts() if words.count(f'"audit.detail.{name}":') != 2]
+    assert unsaid == [], "in both languages"
+
+
+def test_the_pages_say_everything_in_both_languages_with_the_same_values() -> None:
+    text = re.compile(r'^    "([\w.-]+)": (.*?)(?=^    "|^  \})', re.MULTILINE | re.DOTALL)
+    for path in (PACKAGE / "web" / "pages").rglob("*words.js"):
+        halves = path.read_text().split("\n  zh: {\n")
+        english, chinese = (
+            {name: set(re.findall(r"\{\w+\}", said)) for name, said in text.findall(half)} for half in halves
+        )
+        assert english == chinese, path
+        assert english or "addWords" not in path.read_text(), path
+
+
+def details_of_acts() -> set[str]:
+    """The names of the details that the services and transactions put into the audit log, but for `from` and `to`."""
+    found = set[str]()
+    for path in (*(PACKAGE / "database").rglob("*.py"), *(PACKAGE / "service").rglob("*.py")):
+        for node in ast.walk(parsed(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name("note"), args=[ast.Name("connection"), *_], keywords=keywords):
+                    found |= {keyword.arg for keyword in keywords if keyword.arg is not None}
+                case ast.Assign(targets=[ast.Name("details")], value=ast.Dict(keys=keys)):
+                    found |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    assert {"total_space", "lacking"} <= found
+    return found

@@ -69,7 +69,7 @@ class KafkaSink:
         """Raises ConfigurationError."""
         if find_spec("confluent_kafka") is None:
             raise ConfigurationError(
-                "UPLOADER_EVENTS: a sink of type kafka needs confluent-kafka: install `uploader-kit[kafka]`"
+                "UPLOADER_EVENTS: a sink of type kafka needs confluent-kafka: pip install confluent-kafka"
             )
         self._topic = topic
         self._options = {**options, **_PROMISED}

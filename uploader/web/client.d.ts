@@ -78,8 +78,8 @@ export interface Link {
 /** What went wrong. */
 export class Problem extends Error {
   /** What programs compare: a code of the server (`quota-exceeded`, `name-taken`, …) or one of the client: `unreachable`,
-   * `bad-answer`, `unreadable`, `file-changed`, `content-differs`, `no-token`, `invalid-name`, `server-too-old`,
-   * `worker-failed`, `failed`. */
+   * `bad-answer`, `unreadable`, `unreadable-folder`, `file-changed`, `content-differs`, `no-token`, `invalid-name`,
+   * `server-too-old`, `worker-failed`, `failed`. */
   readonly code: string;
   /** What it means, in English. */
   readonly detail: string;
@@ -139,7 +139,8 @@ export interface ManyProgress {
  * was (`present`); or the problem. */
 export interface Outcome {
   readonly name: string;
-  readonly source: File;
+  /** Null: it could not be read. */
+  readonly source: File | null;
   readonly file: StoredFile | null;
   readonly how: "sent" | "instant" | "present" | null;
   readonly problem: Problem | null;
@@ -177,7 +178,16 @@ export interface NamedFile {
   name: string;
 }
 
-export type Files = Iterable<File | NamedFile> | AsyncIterable<ReadonlyArray<File | NamedFile>>;
+/** A file or folder that could not be read: its outcome has the problem. */
+export interface UnreadEntry {
+  file: null;
+  name: string;
+  problem: Problem;
+}
+
+export type Picked = File | NamedFile | UnreadEntry;
+
+export type Files = Iterable<Picked> | AsyncIterable<ReadonlyArray<Picked>>;
 
 /** An upload that was started. */
 export interface Transfer {
@@ -263,9 +273,9 @@ export class Client {
 /** The files of an `<input type=file>`, for `startMany`. */
 export function fromInput(input: HTMLInputElement): AsyncIterable<NamedFile[]>;
 
-/** What is dropped or pasted, folders with all that is in them, for `startMany`; `onEmpty` is told of folders in which there
+/** What is dropped or pasted, folders with all that is in them and what could not be read, for `startMany`; `onEmpty` is told of folders in which there
  * is nothing, for `makeFolder`. To be called in the event itself. */
 export function fromTransfer(
   dataTransfer: DataTransfer,
   options?: { onEmpty?: (name: string) => void },
-): AsyncIterable<NamedFile[]>;
+): AsyncIterable<Array<NamedFile | UnreadEntry>>;

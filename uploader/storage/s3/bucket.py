@@ -269,7 +269,7 @@ class Bucket:
     def __init__(self, address: BucketAddress) -> None:
         """Connects to nothing. Raises ConfigurationError if the SDK is not installed."""
         if find_spec("boto3") is None:
-            raise ConfigurationError("UPLOADER_STORAGE: a store on S3 needs boto3: install `uploader-kit[s3]`")
+            raise ConfigurationError("UPLOADER_STORAGE: a store on S3 needs boto3: pip install boto3")
         self.address = address
         self._name = address.bucket
         self._prefix = f"{address.prefix}/" if address.prefix else ""

@@ -9,10 +9,10 @@ const SIZES = ["total_space", "use_space_finished", "use_space_unfinished", "res
 /** What to tell a person: the page's own words for the code, else the server's. */
 export function messageOf(problem) {
   if (!(problem instanceof Problem)) return t("problem.failed");
-  const { code, detail, fields, status } = problem;
+  const { code, detail, fields } = problem;
   const key = `problem.${code === "storage-full" && "limit" in fields ? "storage-too-small" : code}`;
   if (has(key)) return t(key, inWords(code, fields));
-  return language() === "en" && detail ? detail : t("problem.other", { code, status, detail });
+  return language() === "en" && detail ? detail : t("problem.other", { code });
 }
 
 function inWords(code, fields) {

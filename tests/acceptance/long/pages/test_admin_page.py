@@ -5,10 +5,12 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from PIL import Image
 from playwright.async_api import Browser, Locator, Page, expect
 from sqlalchemy import insert, update
 
@@ -20,9 +22,11 @@ from tests.support.invariants import checked_accounts
 from tests.support.layout import blob_path
 from tests.support.problems import problem
 from tests.support.rot import flip_bit
+from tests.support.screenshots import PARTS, take
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from uploader.database import models
+from uploader.domain.audit_log import Action
 
 SHARED = Content(100 * KIB)
 HERS = Content(70 * KIB, seed=1, name="notes/hers.txt")
@@ -30,6 +34,21 @@ HER_OPEN = Content(300 * KIB, seed=2, name="=film.mov")
 HIS_OPEN = Content(200 * KIB, seed=3)
 OTHERS = 24  # with alice, bob and root more than a page of the table
 DAY_SECONDS = 86_400
+# Acts, their details, and how the page shows these.
+ACTS: dict[Action, tuple[dict[str, Any], str]] = {
+    Action.DISK_CLEANED: (
+        {"all_strays": False, "blobs": 1234, "directories": 2, "disk_bytes": 5 << 30},
+        "all strays: no, contents: 1,234, directories: 2, on disk: 5 GiB",
+    ),
+    Action.USER_REPAIRED: ({"reserved": {"from": 1 << 20, "to": 0}}, "reserved: 1 MiB → 0 B"),
+    Action.CONTENT_REPAIRED: ({"refs": {"from": 1, "to": 2}}, "references: 1 → 2"),
+    Action.UPLOAD_REPAIRED: (
+        {"kind": "received", "expected": 2 << 20, "actual": None},
+        "kind: received, counted: 2 MiB",
+    ),
+    Action.LINK_CHANGED: ({"changed": ["expires_at", "max_bytes"]}, "changed: end, most bytes"),
+    Action.INSTALLATION_ADOPTED: ({"disk": None, "database": "abc", "redis": None}, "database: abc"),
+}
 
 
 async def saved_csv(page: Page, card: str) -> list[list[str]]:
@@ -320,7 +339,11 @@ async def test_it_shows_who_did_what_by_pages_of_one_user_and_as_csv(make_stack:
         await expect(expired.nth(2)).to_contain_text(", made by command ")
         await expect(expired.nth(3)).to_have_text("127.0.0.1")
         await expect(expired.nth(4)).to_contain_text("=film.mov")
+        await expect(expired.nth(4)).to_contain_text("size: 300 KiB")
         await expect(rows.filter(has_text="Quota changed")).to_contain_text("10 GiB → 5 GiB")
+        made = rows.filter(has_text="=user-20").locator("td")
+        await expect(made.nth(3)).to_have_text("")
+        await expect(made.nth(4)).to_have_text("total space: 10 GiB")
         await card.get_by_role("button", name="Next").click()
         await expect(rows.filter(has_text="=user-00")).to_have_count(1)
 
@@ -332,7 +355,21 @@ async def test_it_shows_who_did_what_by_pages_of_one_user_and_as_csv(make_stack:
         await card.get_by_role("searchbox").fill("=user-07")
         await expect(rows).to_have_count(1)
         lines = await saved_csv(visitor.page, "#audit")
+        for action, (details, _) in ACTS.items():
+            await server.stack.services.audit_log.note(action, subject=action, user_id="carol", details=details)
+        await card.get_by_role("searchbox").fill("carol")
+        for action, (_, words) in ACTS.items():
+            await expect(rows.filter(has_text=action).locator("td").nth(4)).to_have_text(words)
         assert [line[lines[0].index("subject")] for line in lines[1:]] == ["'=user-07"], "or it would be run"
         await visitor.page.set_viewport_size({"width": 320, "height": 800})
         assert not await visitor.is_wider_than(320)
         assert await visitor.violations() == []
+
+
+async def test_the_screenshots_of_the_docs_can_be_taken(browser: Browser, tmp_path: Path) -> None:
+    await take(browser, tmp_path)
+    sizes = {}
+    for name in PARTS:
+        with Image.open(tmp_path / name) as image:
+            sizes[name] = image.size
+    assert sizes == {"admin-page.png": (1280, 1500), "web-page.png": (1100, 760)}

@@ -5,12 +5,13 @@ import os
 import shutil
 from pathlib import Path
 
-from playwright.async_api import Browser, expect
+import pytest
+from playwright.async_api import Browser, BrowserContext, expect
 
 from tests.conftest import MakeStack
-from tests.support.browser import Held, Visitor, visiting
+from tests.support.browser import Held, Visitor, drag_and_drop, lose_while_listed, visiting
 from tests.support.content import KIB, MIB, Content
-from tests.support.sites import Site, a_file, a_site
+from tests.support.sites import PREFIX, Site, a_file, a_site
 
 PHONE = {"viewport": {"width": 320, "height": 700}, "has_touch": True, "is_mobile": True}
 
@@ -195,6 +196,87 @@ async def test_a_folder_among_many_loose_files_is_looked_through(site: Site, vis
     await visitor.drop(*loose, tmp_path / "more")
     await expect(visitor.tray).to_contain_text("503 files uploaded")
     assert {("500.txt", 5), ("more/1.txt", 4)} <= set(await site.sizes("alice"))
+
+
+@pytest.fixture
+def dropped(tmp_path: Path) -> list[Path]:
+    """Folders with five files, of which `one/lost.txt`, `two` and `three/deep` are gone when they are to be read."""
+    for name in ("one/lost.txt", "one/z.txt", "two/x.txt", "three/deep/x.txt", "three/y.txt"):
+        a_file(tmp_path / name, name.encode())
+    return [tmp_path / name for name in ("one", "two", "three")]
+
+
+def lost_of(dropped: list[Path]) -> list[Path]:
+    one, two, three = dropped
+    return [one / "lost.txt", two, three / "deep"]
+
+
+READ = [("one/z.txt", 9), ("three/y.txt", 11)]
+UNREAD = {
+    "one/lost.txt": "The file can't be read.",
+    "two": "The folder can't be read, so not all of its files were uploaded.",
+    "three/deep": "The folder can't be read, so not all of its files were uploaded.",
+}
+
+
+async def test_each_entry_that_cannot_be_read_is_named_and_the_rest_is_sent(
+    site: Site, visitor: Visitor, dropped: list[Path], tmp_path: Path
+) -> None:
+    await lose_while_listed(visitor.page, *lost_of(dropped))
+    await visitor.drop(*dropped)
+    await expect(visitor.total).to_contain_text("2 of 5 files done · 3 failed")
+    for name, words in UNREAD.items():
+        await expect(visitor.row(name, "failed")).to_contain_text(words)
+    assert await site.sizes("alice") == READ
+    assert await visitor.violations(["light"]) == []
+    await expect(visitor.page.get_by_role("button", name="Retry failed")).to_be_hidden()
+    await visitor.choose_again("one/lost.txt", a_file(tmp_path / "found.txt", b"found"))
+    await visitor.press("Take two off the list")
+    await visitor.press("Take three/deep off the list")
+    await visitor.all_done(3)
+    assert await site.sizes("alice") == [("one/lost.txt", 5), *READ]
+
+
+async def test_a_collecting_page_names_each_entry_that_cannot_be_read(
+    site: Site, browser: Browser, dropped: list[Path]
+) -> None:
+    link = await site.stack.client.post("/me/links", json={"kind": "upload", "name": "inbox/"})
+    async with visiting(browser, site.url) as visitor:
+        await visitor.go(link.json()["url"].removeprefix(PREFIX))
+        await visitor.page.locator("#drop").wait_for()
+        await lose_while_listed(visitor.page, *lost_of(dropped))
+        await visitor.drop(*dropped)
+        await expect(visitor.total).to_contain_text("2 of 5 files done · 3 failed")
+        for name, words in UNREAD.items():
+            await expect(visitor.row(name, "failed")).to_contain_text(words)
+        await expect(visitor.page.get_by_text("Sent. Thank you!")).to_be_hidden()
+    assert await site.sizes("alice") == [(f"inbox/{name}", size) for name, size in READ]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+async def test_the_drop_element_names_each_entry_that_cannot_be_read(
+    site: Site, context: BrowserContext, dropped: list[Path], language: str
+) -> None:
+    page = await context.new_page()
+    rows = page.locator("uploader-drop li")
+    html = f'<!doctype html><html lang="{language}"><script type="module" src="{site.url}/drop.js"></script>'
+    html += f'<uploader-drop multiple token="{await site.token("alice")}"></uploader-drop>'
+    await page.route(f"{site.url}/form", lambda route: route.fulfill(content_type="text/html", body=html))
+    await page.goto(f"{site.url}/form")
+    await page.evaluate(
+        "addEventListener('problem', ({ detail }) => (window.told = [...(window.told ?? []), detail.detail]))"
+    )
+    await lose_while_listed(page, *lost_of(dropped))
+    await drag_and_drop(page, page.locator("uploader-drop"), *dropped)
+    await expect(rows.and_(page.locator("[data-state=complete]"))).to_have_count(2)
+    failed = rows.and_(page.locator("[data-state=failed]"))
+    for name, words in UNREAD.items():
+        row = failed.filter(has_text=name)
+        await expect(row).to_contain_text(words if language == "en" else "无法读取此文件")
+        await expect(row.get_by_role("button")).to_have_count(1)
+    await expect(failed).to_have_count(3)
+    assert sorted(await page.evaluate("told")) == sorted(UNREAD.values())
+    assert await site.sizes("alice") == READ
 
 
 async def test_what_runs_on_another_device_is_shown_running(browser: Browser, site: Site, tmp_path: Path) -> None:

@@ -13,9 +13,24 @@ const SILENCE_SECONDS = 60;
 // What a proxy says while the server behind it is away.
 const PASSING_STATUS = new Set([408, 425, 429, 502, 503, 504]);
 
+// What the codes of the client mean.
+const DETAILS = {
+  "content-differs": "What arrived is not this file.",
+  failed: "Something went wrong in the client.",
+  "file-changed": "The file changed on this device, or was moved.",
+  "name-taken": "Something of this name is there already.",
+  "other-content": "The content of this file is not that of the upload.",
+  "other-size": "The size of this file is not that of the upload.",
+  "server-too-old": "The server is too old for what was asked.",
+  unavailable: "The server is not ready at the moment.",
+  unreachable: "The server can't be reached.",
+  unreadable: "The file can't be read.",
+  "unreadable-folder": "The folder can't be read, so not all of its files were uploaded.",
+};
+
 /** What went wrong, with the code that programs compare; `code` is "unreachable" where no answer came. */
 export class Problem extends Error {
-  constructor(code, { status = 0, detail = "", retryable = false, retryAfterSeconds = 0, fields = {} } = {}) {
+  constructor(code, { status = 0, detail = DETAILS[code] ?? "", retryable = false, retryAfterSeconds = 0, fields = {} } = {}) {
     super(detail || code);
     Object.assign(this, { code, status, detail, retryable, retryAfterSeconds, fields });
   }

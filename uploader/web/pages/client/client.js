@@ -162,12 +162,13 @@ async function* inBatches(files, options) {
   for await (const some of batches) if (some.length) yield some.map((each) => picked(each, options));
 }
 
-/** One file as uploads know it: a Blob, or {file, name}. Throws Problem. */
+/** One file as uploads know it: a Blob, or {file, name}; or an entry that could not be read: {file: null, name, problem}. Throws Problem. */
 function picked(given, { name: asked, to = "", ifExists, modifiedAt, expected }) {
-  const { file, name: ownName } = given instanceof Blob ? { file: given } : given;
+  const { file, name: ownName, problem = null } = given instanceof Blob ? { file: given } : given;
   const path = asked ?? ownName ?? (file.webkitRelativePath || file.name);
   if (!path) throw new Problem("invalid-name", { detail: "What is uploaded has no name of its own: give one." });
   const name = `${below(to)}${path}`.normalize("NFC");
+  if (problem) return { file, name, size: 0, problem };
   return { file: dated(file, modifiedAt), name, size: file.size, ifExists, expected: expected?.(name, file.size) ?? null };
 }
 

@@ -15,7 +15,7 @@ export function totalsOf(transfers, { rate, hashRate }) {
 
 /** The same, without the rates. */
 export function sumOf(transfers) {
-  const sum = { count: 0, complete: 0, there: 0, failed: 0, asked: 0, skipped: 0, unfinished: 0, elsewhere: 0, held: 0 };
+  const sum = { count: 0, complete: 0, there: 0, failed: 0, asked: 0, skipped: 0, unfinished: 0, elsewhere: 0, held: 0, retryable: 0 };
   Object.assign(sum, { going: 0, paused: 0, running: 0, sending: 0, size: 0, done: 0, toHash: 0, isOffline: false });
   for (const transfer of transfers) add(sum, transfer);
   return sum;
@@ -28,6 +28,7 @@ function add(totals, transfer) {
   totals.count += 1;
   totals.there += transfer.wasThere;
   totals.held += transfer.isHeld;
+  totals.retryable += transfer.canRetry;
   if (phase === "failed" || phase === "asked") return;
   totals.size += size;
   totals.done += transfer.doneBytes;

@@ -41,14 +41,15 @@ export class Transfer {
   #controller = null;
   #gate = new Gate(true);
 
-  /** `into`: the folder on the server that it was brought to, empty or with a slash at its end; `addition`: what was added with
+  /** `file`: null while it has none; `problem`: why it can have none; `into`: the folder on the server that it was brought to, empty or with a slash at its end; `addition`: what was added with
    * it; `ifExists`: what becomes of files of its name: `keep`, `replace`, `fail`, or `ask` while the person was not asked;
    * `changed()` is called whenever something is to be drawn; `moved(bytes)` as bytes leave, `read(bytes)` as they are hashed;
    * `taken()` when the server has said which upload this is. */
   constructor(facts) {
-    const { file = null, name, size, into = "", expected = null, addition = null, ifExists = "keep" } = facts;
+    const { file = null, name, size, into = "", expected = null, addition = null, ifExists = "keep", problem = null } = facts;
     const { changed, moved, read = () => {}, taken } = facts;
-    Object.assign(this, { file, name, size, expected, addition, ifExists, changed, moved, read, taken });
+    Object.assign(this, { file, name, size, expected, addition, ifExists, problem, changed, moved, read, taken });
+    if (problem) this.phase = "failed";
     const slash = name.indexOf("/", into.length);
     this.folder = slash < 0 ? "" : name.slice(0, slash);
     this.prefix = slash < 0 ? into : name.slice(0, slash + 1);
@@ -70,6 +71,10 @@ export class Transfer {
   /** Whether it failed in a way that only another file, or the same one chosen again, can mend. */
   get needsFile() {
     return this.phase === "failed" && NEEDS_FILE.has(this.problem.code);
+  }
+
+  get canRetry() {
+    return this.phase === "failed" && this.file !== null;
   }
 
   /** What it need not be sent for: the server's files of this name and size. */

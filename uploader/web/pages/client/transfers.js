@@ -49,7 +49,8 @@ export class Transfers extends EventTarget {
 
   // Adding
 
-  /** Take files in as they are found, in batches: [{file, name, size}]; with `into`, if they come to a folder of the server. */
+  /** Take files in as they are found, in batches: [{file, name, size}]; with `into`, if they come to a folder of the server;
+   * with `problem` and without a file, if they can't be read. */
   async take(picked) {
     const addition = new Addition(this.#shared.api);
     const sorting = [];
@@ -72,10 +73,12 @@ export class Transfers extends EventTarget {
 
   #add(picked, addition) {
     const added = picked.map((facts) => this.#make({ ...facts, addition }));
-    for (const { prefix } of added) addition.listings.want(prefix);
+    for (const { prefix, file } of added) if (file) addition.listings.want(prefix);
     this.all.push(...added);
     this.#told("list");
-    return this.#sort(added);
+    this.#ended(added.filter(({ phase }) => phase === "failed"));
+    const read = added.filter(({ phase }) => phase !== "failed");
+    return read.length ? this.#sort(read) : [];
   }
 
   /** Go on with what lacks its file, with the one that the person chose for it. */
@@ -309,9 +312,9 @@ export class Transfers extends EventTarget {
     this.#lanes.schedule();
   }
 
-  /** Those of `transfers` that failed. */
+  /** Those of `transfers` that failed, and have a file. */
   async retry(transfers = this.all) {
-    const failed = transfers.filter((transfer) => transfer.phase === "failed");
+    const failed = transfers.filter((transfer) => transfer.canRetry);
     for (const transfer of failed) transfer.reset();
     await this.#admit(failed, null);
   }

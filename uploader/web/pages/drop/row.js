@@ -35,7 +35,7 @@ export class Row {
     else if (state === "hashing") text = t("drop.hashing", { percent: formatPercent(hashedBytes, size) });
     else if (state === "uploading" && secondsLeft !== null) text = t("drop.uploading-left", { ...facts, left: formatDuration(secondsLeft) });
     const isOver = state === "complete" || problem !== null;
-    const shown = isOver ? [problem && "retry", "remove"] : [paused ? "resume" : "pause", "cancel"];
+    const shown = isOver ? [problem && outcome.source && "retry", "remove"] : [paused ? "resume" : "pause", "cancel"];
     this.#draw(name, size === 0 ? 1 : sentBytes / size, text, problem !== null, shown);
     this.node.dataset.state = problem ? "failed" : state;
   }

@@ -2,12 +2,14 @@
 
 import "./words.js";
 import { element } from "../../dom.js";
-import { formatBytes, formatTime } from "../../format.js";
-import { onLanguage, t } from "../../i18n.js";
+import { formatBytes, formatCount, formatTime } from "../../format.js";
+import { has, onLanguage, t } from "../../i18n.js";
 import { attempt, saveCsv, showAsOf } from "../card.js";
+import { isCount } from "../recount/recount.js";
 import { PagedTable } from "../tables.js";
 
 const TYPING_MS = 300;
+const BYTES = /^(total_space|size|reserved|use_space_\w+|(\w+_)?bytes)$/;
 
 export class Audit {
   #asOf = null;
@@ -59,7 +61,7 @@ function columns() {
     { label: t("audit.what"), cell: (act) => t(`audit.${act.action}`) },
     { label: t("audit.subject"), cell: subject },
     { label: t("audit.who"), cell: who },
-    { label: t("audit.address"), wide: true, cell: (act) => act.address ?? t("none") },
+    { label: t("audit.address"), wide: true, cell: (act) => act.address ?? "" },
     { label: t("audit.details"), wide: true, cell: details },
   ];
 }
@@ -72,12 +74,30 @@ function subject({ subject: name, user_id: user }) {
 /** The actor, and how it came to act: with which token, by a command, as a job. */
 function who({ actor, via, token_id: id, token_made_by: maker }) {
   const how = id === null ? t(`audit.${via}`) : maker === null ? t("audit.token", { id }) : t("audit.token-made", { id, maker });
-  return element("div", {}, actor ?? t("none"), element("div", { class: "muted" }, how));
+  return element("div", {}, actor ?? "", element("div", { class: "muted" }, how));
 }
 
-/** What else its transaction knew, in its own words. */
+/** What else its transaction knew, without what it did not know. */
 function details({ action, details: facts }) {
-  if (action === "quota.changed") return `${formatBytes(facts.from)} → ${formatBytes(facts.to)}`;
-  const said = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
-  return Object.entries(facts).map(([name, value]) => `${name}: ${said(value)}`).join(", ");
+  if (action === "quota.changed") return valueOf("total_space", facts, facts);
+  const known = Object.entries(facts).filter(([, value]) => value !== null);
+  return known.map(([name, value]) => `${labelOf(name)}: ${valueOf(name, value, facts)}`).join(", ");
+}
+
+function labelOf(name) {
+  return has(`audit.detail.${name}`) ? t(`audit.detail.${name}`) : name;
+}
+
+function valueOf(name, value, facts) {
+  const same = (each) => valueOf(name, each, facts);
+  if (typeof value === "boolean") return t(value ? "audit.yes" : "audit.no");
+  if (typeof value === "number") return isBytes(name, facts) ? formatBytes(value) : formatCount(value);
+  if (Array.isArray(value)) return value.map((each) => (name === "changed" ? labelOf(each) : same(each))).join(", ");
+  if (typeof value === "object") return `${same(value.from)} → ${same(value.to)}`;
+  if (name === "kind") return labelOf(value);
+  return name === "made_at" ? formatTime(value) : value;
+}
+
+function isBytes(name, { kind }) {
+  return ["expected", "actual"].includes(name) ? !isCount(kind) : BYTES.test(name);
 }

@@ -41,6 +41,11 @@ export class Recount {
   }
 }
 
+/** Whether a kind of difference counts things; others count bytes. */
+export function isCount(kind) {
+  return /^(refs|([\w-]+-)?files)$/.test(kind);
+}
+
 export function verdict(drifts, equal) {
   return drifts.length === 0 ? equal : t("recount.drifts", { count: drifts.length });
 }
@@ -55,8 +60,8 @@ export function differences({ drifts, notes }) {
 
 function columns() {
   const value = (row, figure) => {
-    if (figure === null) return t("none");
-    return ["refs", "files"].includes(row.kind) ? formatCount(figure) : formatBytes(figure);
+    if (figure === null) return "–";
+    return isCount(row.kind) ? formatCount(figure) : formatBytes(figure);
   };
   // Bytes in full: what differs by one byte has to show.
   const exact = (row, figure) => element("span", { title: figure === null ? null : formatCount(figure) }, value(row, figure));

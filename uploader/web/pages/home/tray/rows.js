@@ -93,7 +93,7 @@ function offeredFor(transfer) {
     choose: phase === "unfinished" || needsFile,
     pause: canPause && !paused,
     resume: canPause && paused,
-    retry: failed && !needsFile,
+    retry: transfer.canRetry && !needsFile,
     cancel: !transfer.isOver || ["unfinished", "elsewhere", "asked"].includes(phase),
     remove: failed || phase === "complete" || phase === "skipped",
   };
@@ -124,7 +124,7 @@ export function folderRow({ folder: { name } }, actions, unfold) {
       answer: sum.asked > 0,
       pause: sum.going > sum.paused,
       resume: sum.paused > 0,
-      retry: sum.failed > 0,
+      retry: sum.retryable > 0,
       cancel: sum.going > 0,
       remove: sum.going === 0 && sum.asked === 0,
     });

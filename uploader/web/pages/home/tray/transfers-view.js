@@ -150,12 +150,12 @@ export class TransfersView {
   }
 
   #drawButtons(totals) {
-    const { going, paused, failed, asked, complete, skipped } = totals;
+    const { going, paused, retryable, asked, complete, skipped } = totals;
     const focused = $("transfers").contains(document.activeElement) ? document.activeElement : null;
     $("answer-all").hidden = asked === 0;
     $("pause-all").hidden = going === paused;
     $("resume-all").hidden = paused === 0;
-    $("retry-all").hidden = failed === 0;
+    $("retry-all").hidden = retryable === 0;
     $("cancel-all").hidden = going === 0;
     $("clear-done").hidden = complete + skipped === 0;
     $("tray-close").hidden = going + asked + totals.elsewhere > 0;
