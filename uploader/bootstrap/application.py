@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -369,6 +370,7 @@ def build_application(
         revocations=services.revocations,
         pre_creates=services.pre_create_hook.is_on,
         dialect=resumable,
+        shutdown_timeout_seconds=settings.shutdown_timeout_seconds,
     )
 
 
@@ -391,6 +393,10 @@ def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
     return Verifier(settings, keys_in_force(settings, clock), clock)
 
 
+# For the answers to requests that have had their time, and for clients to read them.
+_LAST_ANSWERS_SECONDS = 3
+
+
 def server_config(settings: Settings) -> "uvicorn.Config":
     import uvicorn
 
@@ -408,7 +414,7 @@ def server_config(settings: Settings) -> "uvicorn.Config":
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_seconds)),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout_seconds) + _LAST_ANSWERS_SECONDS,
         # A process that starts on a busy machine is slow, not hung: one in its place would be as slow, and so on for ever.
         timeout_worker_healthcheck=60,
     )

@@ -20,6 +20,9 @@ from uvicorn.server import Server, ServerState
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
+from uploader.http.app import STOP_STATE
+from uploader.tasks import ended
+
 logger = logging.getLogger(__name__)
 
 # How often each process is asked whether it hangs; that one has ended is known at once.
@@ -69,8 +72,20 @@ class SleepingServer(Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
+        self.end()
+
+    def end(self) -> None:
+        self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ends.set)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the application end its requests with answers: uvicorn cancels those that are left a moment later."""
+        stopping = asyncio.create_task(self.lifespan.state[STOP_STATE](), name="ending requests")
+        try:
+            await super().shutdown(sockets)
+        finally:
+            await ended(stopping)
 
 
 class _ServerProcess(Process):
