@@ -75,7 +75,8 @@ async def _ended_ms(stack: Stack, running: "asyncio.Task[None]", number: int) ->
 async def _entering_us(service: Revocations) -> float:
     began = time.perf_counter()
     for _ in range(_ENTERED):
-        service.leave(service.enter(None, None))
+        service.enter(running := Running())
+        service.leave(running)
     return 1e6 * (time.perf_counter() - began) / _ENTERED
 
 
@@ -102,7 +103,8 @@ async def _wait(stack: Stack, number: int) -> "asyncio.Task[None]":
     row = await stack.services.accounts.add_token(_token(number), f"user{number}", admin=False)
 
     async def wait() -> None:
-        running: Running = stack.services.revocations.enter(Authority(row.user_id, _hash(_token(number)), False), None)
+        running = Running(Authority(row.user_id, _hash(_token(number)), False))
+        stack.services.revocations.enter(running)
         try:
             await asyncio.sleep(3600)
         finally:

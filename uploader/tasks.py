@@ -50,13 +50,13 @@ async def uninterrupted(work: Awaitable[T]) -> T:
 
 
 async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Gather as `asyncio.gather`; but when one raises, the others end, too."""
+    """Gather as `asyncio.gather`; but when one raises, or the caller is cancelled, the others end before this returns."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
+        if left := [ended(task) for task in tasks if not task.done()]:
+            await uninterrupted(asyncio.gather(*left))
 
 
 class OnePerKey(Generic[T]):

@@ -4,7 +4,6 @@ Revision: 0012
 """
 
 import sqlalchemy as sa
-from alembic import op
 
 from uploader.database import migrate
 
@@ -27,6 +26,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     migrate.drop_column("trail", "token_made_by")
     migrate.drop_column("token", "made_by")
-    if "scope" in migrate.columns("token"):
-        op.execute(sa.text("DELETE FROM token WHERE scope IS NOT NULL"))  # they would be good for everything
+    if "scope" in migrate.columns("token"):  # they would be good for everything
+        migrate.change_in_ranges("token", "DELETE FROM token WHERE {range} AND scope IS NOT NULL")
     migrate.drop_column("token", "scope")

@@ -5,7 +5,6 @@ Revision: 0013
 """
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects.mysql import DATETIME
 
 from uploader.database import migrate
@@ -21,7 +20,7 @@ MOMENT = sa.DateTime().with_variant(DATETIME(fsp=6), "mysql", "mariadb")
 def upgrade() -> None:
     migrate.add_column("blob", sa.Column("reread_at", MOMENT))
     migrate.create_index("ix_blob_reread", "blob", "reread_at")
-    op.execute(sa.text("UPDATE `blob` SET reread_at = created_at WHERE damaged = 1"))
+    migrate.change_in_ranges("blob", "UPDATE `blob` SET reread_at = created_at WHERE {range} AND damaged = 1")
 
 
 def downgrade() -> None:

@@ -4,7 +4,6 @@ Revision: 0014
 """
 
 import sqlalchemy as sa
-from alembic import op
 
 from uploader.database import migrate
 
@@ -16,6 +15,7 @@ depends_on = None
 _COUNT = """
 UPDATE user_info SET files = (SELECT COUNT(*) FROM file WHERE file.user_id = user_info.user_id)
   + (SELECT COUNT(*) FROM upload WHERE upload.user_id = user_info.user_id AND upload.open_flag = 1)
+WHERE {range}
 """
 
 
@@ -24,7 +24,7 @@ def upgrade() -> None:
     migrate.add_column(
         "user_info", sa.Column("files", sa.BigInteger, at_least_none, nullable=False, server_default=sa.text("0"))
     )
-    op.execute(sa.text(_COUNT))
+    migrate.change_in_ranges("user_info", _COUNT)
     migrate.create_index("ix_upload_user", "upload", "user_id", "open_flag", "closed_at")
     migrate.drop_index("ix_upload_user_open", "upload")
 

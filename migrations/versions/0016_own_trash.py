@@ -4,7 +4,6 @@ Revision: 0016
 """
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects.mysql import DATETIME
 
 from uploader.database import migrate
@@ -28,6 +27,7 @@ _COUNT = """
 UPDATE user_info SET files = (SELECT COUNT(*) FROM file WHERE file.user_id = user_info.user_id)
   + (SELECT COUNT(*) FROM folder WHERE folder.user_id = user_info.user_id)
   + (SELECT COUNT(*) FROM upload WHERE upload.user_id = user_info.user_id AND upload.open_flag = 1)
+WHERE {range}
 """
 
 
@@ -57,5 +57,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     if migrate.columns("trashed_file"):
-        op.execute(sa.text(_COUNT))
+        migrate.change_in_ranges("user_info", _COUNT)
     migrate.drop_table("trashed_file")

@@ -4,7 +4,6 @@ Revision: 0017
 """
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects.mysql import DATETIME
 
 from uploader.database import migrate, models
@@ -94,8 +93,9 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Give up what visitors are in the middle of: an older version could not tell it from what is the user's."""
     if "session" in migrate.columns("upload"):
-        op.execute(sa.text("UPDATE upload SET md5 = NULL, idempotency_key = NULL WHERE session <> X''"))
-        op.execute(sa.text("DELETE FROM concatenation WHERE session <> X''"))
+        forget = "UPDATE upload SET md5 = NULL, idempotency_key = NULL WHERE {range} AND session <> X''"
+        migrate.change_in_ranges("upload", forget)
+        migrate.change_in_ranges("concatenation", "DELETE FROM concatenation WHERE {range} AND session <> X''")
     migrate.add_unique("upload", "uq_upload_open", "user_id", "md5", "open_flag")
     migrate.add_unique("upload", "uq_upload_idempotency", "user_id", "idempotency_key")
     migrate.add_unique("concatenation", "uq_concatenation_parts", "user_id", "parts_sha256")

@@ -4,7 +4,6 @@ Revision: 0020
 """
 
 import sqlalchemy as sa
-from alembic import op
 
 from uploader.database import migrate
 
@@ -17,14 +16,15 @@ compatible = False
 
 _WITH_TOKENS = """
 UPDATE user_info SET admin = 1
-WHERE admin IS NULL AND user_id IN (SELECT token.user_id FROM token WHERE token.admin = 1 AND token.revoked_at IS NULL)
+WHERE {range} AND admin IS NULL AND EXISTS (
+  SELECT 1 FROM token WHERE token.user_id = user_info.user_id AND token.admin = 1 AND token.revoked_at IS NULL)
 """
 
 
 def upgrade() -> None:
     migrate.add_column("user_info", sa.Column("admin", sa.Boolean))
     migrate.create_index("ix_user_info_admin", "user_info", "admin")
-    op.execute(sa.text(_WITH_TOKENS))
+    migrate.change_in_ranges("user_info", _WITH_TOKENS)
 
 
 def downgrade() -> None:

@@ -26,18 +26,17 @@ def upgrade() -> None:
             raise ConfigurationError("the links of this database are to be encrypted: set UPLOADER_SECRET")
         return
 
-    # MySQL commits each, as it commits a change of a schema: who runs this again goes on after it.
-    def begin() -> None:
-        secret.begin_upgrade(connection, in_force, Clock().now())
-        migrate.commit(connection)
+    after: bytes | None = b""
 
     def protect() -> None:
-        secret.protect(connection, in_force, rewrites=True)
-        migrate.commit(connection)
+        nonlocal after
+        after = secret.protect(connection, in_force, after=after or b"", rewrites=True)
 
     if not secret.is_begun(connection, in_force):
-        migrate.change(begin)
-    if secret.needs_secret(connection):
+        migrate.change(secret.begin_upgrade, connection, in_force, Clock().now())
+    if not secret.needs_secret(connection):
+        after = None
+    while after is not None:
         migrate.change(protect)
     secret.rewrite_tables(connection, migrate.change)
 
@@ -45,4 +44,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     """An older version shows no URL of the links that are there, and makes a secret of its own."""
     if migrate.columns("link"):
+        migrate.change_in_ranges("link", "UPDATE link SET slug = X'' WHERE {range}")
         secret.forget(migrate.connection())

@@ -2,18 +2,27 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import MakeStack
+from tests.support.consumer import events_file
 from tests.support.content import KIB, MIB, Content
 from tests.support.loop_time import pass_time
-from tests.support.sockets import CONTENT, GET, URL, Connection, Server, serving, serving_stack
+from tests.support.merging import merge_held_up
+from tests.support.sockets import CONTENT, GET, URL, Answer, Connection, Server, serving, serving_stack
+from tests.support.visiting import make_link, visit
 from tests.support.waiting import eventually
+from uploader.errors import LinkGone
+from uploader.http import app
 from uploader.http.bodies import intake
 from uploader.http.server.http11 import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
+
+NOWHERE = "0" * 32
 
 
 async def status_of(connection: Connection) -> tuple[int, str]:
@@ -223,14 +232,14 @@ async def test_an_answer_that_nobody_takes_is_given_up(make_stack: MakeStack) ->
 
 
 async def test_a_server_that_stops_finishes_what_is_in_flight_and_takes_nothing_new(make_stack: MakeStack) -> None:
-    async with serving(make_stack) as server, server.connection() as busy, server.connection() as idle:
+    patient: dict[str, Any] = {"shutdown_timeout_seconds": 600.0}
+    async with serving(make_stack, **patient) as server, server.connection() as busy, server.connection() as idle:
         await busy.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")
         await busy.send(CONTENT.chunk(0)[: 1 * MIB])
         await idle.send(GET)
         assert (await idle.answer()).status == 200
         port = server.port
-        server.uvicorn.config.timeout_graceful_shutdown = 600
-        server.uvicorn.should_exit = True
+        server.uvicorn.end()
         assert await idle.is_closed()
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
@@ -241,13 +250,138 @@ async def test_a_server_that_stops_finishes_what_is_in_flight_and_takes_nothing_
         assert await busy.is_closed()
 
 
-async def test_a_server_that_stops_waits_no_longer_than_it_may(make_stack: MakeStack) -> None:
-    async with serving(make_stack) as server, server.connection() as stuck:
-        await stuck.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")
-        await stuck.send(bytes(1000))
-        server.uvicorn.should_exit = True
-        await eventually(lambda: _has_ended(server))
+QUEUE = '[queues.scan]\ntypes = ["file.finished"]\n'
+LARGE = Content(8 * MIB, chunk_size=8 * MIB, seed=1)
+TUS = ("Tus-Resumable: 1.0.0", "Upload-Offset: 0", "Content-Type: application/offset+octet-stream")
 
 
-async def _has_ended(server: Any) -> bool:
-    return not server.uvicorn.server_state.tasks and server.uvicorn.lifespan.shutdown_event.is_set()
+@pytest.mark.parametrize("seconds", [600.0, 0.5])
+async def test_each_request_ends_with_an_answer_or_breaks_off_when_the_server_stops(
+    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """A body that stands still ends at once, one that moves has until the time-out, and may end before."""
+    monkeypatch.setattr(app, "_STILL_SECONDS", 0.6)
+    monkeypatch.setattr(app, "_LOOK_SECONDS", 0.1)
+    settings: dict[str, Any] = {"shutdown_timeout_seconds": seconds, "events": events_file(tmp_path / "events", QUEUE)}
+    async with AsyncExitStack() as exits:
+        merging = Content(64 * KIB, seed=2)
+        async with make_stack() as stack:
+            large = (await stack.upload(LARGE)).json()["file"]["id"]
+        server = await exits.enter_async_context(serving(make_stack, **settings))
+        client = server.stack.client
+        worker = await server.stack.services.accounts.create_token("w", admin=False, scope="queue:scan")
+        merged = (await server.stack.open(merging)).json()["upload"]["id"]
+
+        unsent = dict[Connection, int]()
+
+        async def begin(
+            method: str, path: str, *headers: str, length: int = 0, token: str | None = None, narrow: bool = False
+        ) -> Connection:
+            connection = await exits.enter_async_context(server.connection(narrow=narrow))
+            sender = () if token is None else (f"Authorization: Bearer {token}",)
+            told = (f"Content-Length: {length}",) if length else ()
+            unsent[connection] = length
+            await connection.request(method, path, *headers, *told, *sender, authorized=token is None)
+            return connection
+
+        async def begin_bodies() -> dict[str, Connection]:
+            made = await client.post("/resumable", headers={"Tus-Resumable": "1.0.0", "Upload-Length": str(MIB)})
+            number = (await client.post("/uploads", json={"name": "c", "size": MIB})).json()["upload"]["id"]
+            rufh, whole = ("Upload-Draft-Interop-Version: 6", "Upload-Complete: ?1"), f"/files/{CONTENT.md5}?name=whole"
+            begun = {
+                "chunk": await begin("PUT", f"/uploads/{number}/chunks/0", length=MIB),
+                "tus": await begin("PATCH", made.headers["location"], *TUS, length=MIB),
+                "upload of HTTP": await begin("POST", "/resumable", *rufh, length=MIB),
+                "whole file": await begin("PUT", whole, length=CONTENT.size),
+                "new file": await begin("POST", "/me/files?name=new", length=MIB),
+                "batch": await begin("POST", "/files/batch", length=10240),
+                "JSON": await begin("POST", "/me/folders", length=200),
+            }
+            if seconds < 1:  # else it has its answer after 2 s, once its body was waited for
+                begun["refused early"] = await begin("PUT", f"/files/{NOWHERE}/chunks/0", length=MIB)
+            return begun
+
+        async def move(connection: Connection) -> None:
+            while True:
+                unsent[connection] -= 1
+                await connection.send(b" ")
+                await asyncio.sleep(0.05)
+
+        async def expect_stopped(name: str, connection: Connection) -> None:
+            answer = await final_answer(connection)
+            expected = {"tus": (423,), "refused early": (404, 503)}.get(name, (503,))
+            assert answer.status in expected, (name, answer)
+            assert answer.headers["content-type"] == "application/problem+json", name
+            assert answer.status == 404 or int(answer.headers["retry-after"]) > 0, name
+            assert answer.headers["connection"] == "close", name
+
+        standing, moving = [await begin_bodies() for _ in range(2)]
+        for connection in standing.values():
+            await connection.send(b"{")
+        movers = [asyncio.create_task(move(connection)) for connection in moving.values()]
+        claim = json.dumps({"wait_seconds": 30}).encode()
+        standing["claim"] = await begin("POST", "/queues/scan/claim", length=len(claim), token=worker)
+        await standing["claim"].send(claim)
+        reading = {
+            "download": await begin("GET", f"/me/files/{large}/content", narrow=seconds < 1),
+            "archive": await begin("GET", "/me/archive?prefix=&format=tar", narrow=seconds < 1),
+        }
+        for connection in reading.values():
+            assert (await connection.take(12)).startswith(b"HTTP/1.1 200")
+        async with merge_held_up(server.stack, merged):
+            last = await begin("PUT", f"/uploads/{merged}/chunks/0", length=merging.size)
+            await last.send(merging.data)
+            await eventually(lambda: _is_received(server, merged))
+            server.uvicorn.end()
+            for name, connection in standing.items():
+                await expect_stopped(name, connection)
+            if seconds < 1:
+                await expect_stopped("merge", last)
+                for name, connection in moving.items():
+                    await expect_stopped(name, connection)
+        if seconds < 1:
+            for name, connection in reading.items():
+                assert len(await connection.rest()) < LARGE.size, name
+        for mover, (name, connection) in zip(movers, moving.items(), strict=True):
+            mover.cancel()
+            if seconds > 1:
+                await connection.send(b" " * unsent[connection])
+                assert (await final_answer(connection)).status in (200, 201, 204, 409, 422), name
+        if seconds < 1:
+            return
+        assert (await last.answer()).status == 201
+        assert (await reading["download"].rest()).endswith(LARGE.data[-1 * MIB :])
+        assert (await reading["archive"].rest()).endswith(b"0\r\n\r\n")
+
+
+async def final_answer(connection: Connection) -> Answer:
+    while (answer := await connection.answer()).status < 200:  # how far it is
+        pass
+    return answer
+
+
+async def _is_received(server: Server, upload_id: str) -> bool:
+    found = (await server.stack.client.get(f"/uploads/{upload_id}")).json()
+    return bool(found["state"] == "merging")
+
+
+async def test_request_that_ends_while_its_answer_waits_for_the_body_is_answered(make_stack: MakeStack) -> None:
+    """The answer is there, but for the rest of the body, when the link of its visitor ends."""
+    async with serving_stack(make_stack) as server:
+        stack = server.stack
+        link = await make_link(stack)
+        visitor = (await visit(stack, link)).headers["authorization"]
+        async with server.connection() as connection:
+            long = (f"Content-Length: {MIB}", f"Authorization: {visitor}")
+            await connection.request("PUT", f"/files/{NOWHERE}/chunks/0", *long, authorized=False)
+            running = stack.services.revocations._running
+            await eventually(lambda: _is(lambda: len(running) == 1))
+            await asyncio.sleep(0.1)
+            (request,) = running
+            request.cut(LinkGone())
+            answer = await connection.answer()
+            assert (answer.status, answer.code) == (410, "link-gone")
+
+
+async def _is(condition: Callable[[], bool]) -> bool:
+    return condition()

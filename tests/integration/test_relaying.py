@@ -29,7 +29,7 @@ from tests.support.content import Content
 from tests.support.process import Mortal, workers_of
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack, running_stack
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import deliveries, models
 from uploader.database.engine import Connection, Database
 from uploader.database.outbox import delivery_row
@@ -41,6 +41,7 @@ from uploader.jobs.events import EventKeeper
 from uploader.service import events
 from uploader.service.events import RETRY_SECONDS, Relay
 from uploader.sinks import webhook as webhooks
+from uploader.tasks import ended
 
 _JITTER = 0.1
 NOWHERE = "http://127.0.0.1:9/"
@@ -334,6 +335,18 @@ async def test_claims_of_a_dead_process_are_taken_over_at_once_and_those_of_a_li
         assert subjects == [refused, settled, lost, lost]
         assert await other.services.takeover.take_over() == 0
         assert [path.suffix for path in (first.data / "metrics").iterdir() if mark.name in path.name] == []
+
+
+async def test_relay_that_is_stopped_while_a_sink_stands_gives_its_claims_back(hook: Hook) -> None:
+    await upload(hook.stack, 1, 3)
+    hook.consumer.going_on.clear()
+    relaying = asyncio.create_task(hook.relay.relay_due())
+    await until(lambda: hook.consumer.waiting == 3)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await ended(relaying)
+    hook.consumer.going_on.set()
+    await hook.relay_all()
+    assert {(row["state"], row["attempt"]) for row in await hook.rows()} == {("delivered", 0)}
 
 
 @pytest.mark.parametrize("workers", [1, 2])

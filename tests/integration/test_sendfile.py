@@ -160,11 +160,11 @@ async def test_a_client_that_goes_away_leaves_no_descriptor(make_stack: MakeStac
 
 
 async def test_a_server_that_stops_finishes_a_download(make_stack: MakeStack) -> None:
-    async with serving_stack(make_stack) as server, server.connection(narrow=True) as connection:
+    patient: dict[str, Any] = {"shutdown_timeout_seconds": 600.0}
+    async with serving_stack(make_stack, **patient) as server, server.connection(narrow=True) as connection:
         await connection.request("GET", await upload(server))
         await connection.take(1000)
-        server.uvicorn.config.timeout_graceful_shutdown = 600
-        server.uvicorn.should_exit = True
+        server.uvicorn.end()
         assert (await connection.rest()).endswith(CONTENT.data[-CONTENT.size // 2 :])
 
 

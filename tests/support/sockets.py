@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.types import ASGIApp
 
 from tests.conftest import MakeStack
@@ -18,6 +17,7 @@ from tests.support.content import MIB, Content
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.bootstrap import build_application, server_config
+from uploader.bootstrap.processes import SleepingServer
 from uploader.bootstrap.server import listening_state
 
 # The event loop of the server, which has a transport of its own.
@@ -107,7 +107,7 @@ class Server:
     """A server on a port, over a stack."""
 
     stack: Stack
-    uvicorn: uvicorn.Server
+    uvicorn: SleepingServer
 
     @property
     def port(self) -> int:
@@ -149,23 +149,14 @@ async def serving_stack(
     make_stack: MakeStack, *, around: Callable[[ASGIApp], ASGIApp] | None = None, **settings: Any
 ) -> AsyncIterator[Server]:
     """A stack behind uvicorn on a free port, its application inside `around`."""
-    async with make_stack(**settings) as stack:
+    async with make_stack(**{"shutdown_timeout_seconds": 1.0, **settings}) as stack:
         in_force = stack.services.settings
 
         application = build_application(stack.services, lambda _app: listening_state(in_force))
-        config = uvicorn.Config(
-            application if around is None else around(application),
-            port=0,
-            http=server_config(in_force).http,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-        )
-        server = uvicorn.Server(config)
+        config = server_config(in_force)
+        config.app = application if around is None else around(application)
+        config.factory, config.port = False, 0
+        server = SleepingServer(config)
         task = asyncio.create_task(server.serve())
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -173,7 +164,7 @@ async def serving_stack(
                     await asyncio.sleep(0.01)
             yield Server(stack, server)
         finally:
-            server.should_exit = True
+            server.end()
             await task
 
 

@@ -171,7 +171,8 @@ async def test_uvicorn_serves_until_its_main_loop_ends() -> None:
 
 async def test_asyncmy_sends_each_parameter_through_its_connection() -> None:
     as_asyncmy_has_it = partial(as_used, "asyncmy", "uploader/database/mysql.py")
-    connection: Any = _hex_connection()(db="none")
+    connection: Any = _hex_connection()(db="none", read_timeout=7)
+    as_used("asyncmy", "uploader/database/migrate.py", "Connection._read_timeout", connection._read_timeout == 7)
     for cursor in (Cursor, SSCursor):
         sent = connection.cursor(cursor).mogrify("%s %s %s", ("'\\", b"\xff'", None))
         as_asyncmy_has_it("Connection.literal()", sent == "_utf8mb4 X'275c' X'ff27' NULL")

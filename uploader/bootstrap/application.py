@@ -357,6 +357,7 @@ def build_application(
         start=services.start,
         pre_creates=services.pre_create_hook.is_on,
         dialect=resumable,
+        shutdown_timeout_seconds=settings.shutdown_timeout_seconds,
     )
 
 

@@ -119,7 +119,12 @@ async def _migrate(settings: Settings, database: Database) -> None:
 async def _opened(settings: Settings) -> AsyncIterator[Database]:
     """Raises ConfigurationError for a file that is damaged or no database, Unavailable."""
     ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
-    database = Database(database_url(settings), creates=True, make_room=ballast.make_room)
+    database = Database(
+        database_url(settings),
+        timeout_seconds=settings.database_timeout_seconds,
+        creates=True,
+        make_room=ballast.make_room,
+    )
     try:
         yield database
     except Unavailable as error:

@@ -24,7 +24,9 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from uploader.bootstrap.systemd import STOPPING, WATCHDOG, notify, watchdog_seconds, watched_loop
+from uploader.http.app import STOP_STATE
 from uploader.http.shared.exchange import UNREADY_STATE
+from uploader.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -100,11 +102,20 @@ class SleepingServer(Server):
             await self._ends.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the application end its requests with answers: uvicorn cancels those that are left a moment later."""
         self.tell_unready(_STOPS)
-        await super().shutdown(sockets)
+        stopping = asyncio.create_task(self.lifespan.state[STOP_STATE](), name="ending requests")
+        try:
+            await super().shutdown(sockets)
+        finally:
+            await ended(stopping)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
+        self.end()
+
+    def end(self) -> None:
+        self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ends.set)
 

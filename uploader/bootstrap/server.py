@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 # What each server process makes and runs, as uvicorn names it.
 APPLICATION = "uploader.bootstrap:create_app"
+# For the answers to requests that have had their time, and for clients to read them.
+_LAST_ANSWERS_SECONDS = 3
 # What a process that serves nothing else answers.
 _SIDE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
@@ -92,7 +95,7 @@ def server_config(settings: Settings, application: Application | None = None) ->
         proxy_headers=False,
         # A proxy has to close its connections sooner: docs/scaling.md.
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_seconds)),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout_seconds) + _LAST_ANSWERS_SECONDS,
         # A process that starts on a busy machine is slow, not hung: one in its place would be as slow, and so on for ever.
         timeout_worker_healthcheck=60,
     )

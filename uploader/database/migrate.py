@@ -6,6 +6,9 @@ may be run again: MySQL and MariaDB commit with every statement that changes the
 half done, and the next start runs it from its beginning. MySQL has no `IF NOT EXISTS` for an index. So each function
 looks first whether its work is done.
 
+MySQL and MariaDB serve requests meanwhile (decision 0052): a statement changes the rows of a range, and each change is a
+transaction of its own. One that waits for a transaction of somebody else is tried again until it succeeds.
+
 A migration says whether it is `compatible`: if programs that know no more than the revision before may go on with what it
 makes. They have no file of it, so the database has a fact that tells them.
 """
@@ -32,14 +35,17 @@ from uploader.database.engine import Database, is_retried
 from uploader.database.meta import fact
 from uploader.database.secret import REWRITE, rewrite
 from uploader.domain.secret import Secret
-from uploader.errors import ConfigurationError, SchemaBehind, Unavailable
+from uploader.errors import ConfigurationError, SchemaBehind
 
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
 logger = logging.getLogger(__name__)
 
-_LOCK_TIMEOUT_SECONDS = 120
+# So many rows are changed in one transaction.
+RANGE_ROWS = 1000
+# For requests that have waited behind a change of a schema.
+_PAUSE_SECONDS = 1
 # The fact: the head revision of the oldest program that may serve with this schema.
 _OLDEST = "oldest program"
 # What the indexes of this program begin with: others may be an operator's own.
@@ -191,9 +197,7 @@ def _run_alembic(connection: Connection, direction: str, revision: str, secret: 
     # MySQL commits with every DDL statement, so a lock of its own keeps a second migration out; SQLite's transaction does.
     locks = connection.dialect.name != "sqlite"
     if locks:
-        wait = text("SELECT GET_LOCK('uploader_migrate', :seconds)")
-        if connection.execute(wait, {"seconds": _LOCK_TIMEOUT_SECONDS}).scalar() != 1:
-            raise Unavailable("Another migration is running.")
+        _take_lock(connection)
     scripts = ScriptDirectory.from_config(config)
     try:
         if direction == "upgrade":
@@ -218,6 +222,23 @@ def _run_alembic(connection: Connection, direction: str, revision: str, secret: 
         # With the connection the lock is lost.
         if locks and not connection.invalidated:
             connection.execute(text("SELECT RELEASE_LOCK('uploader_migrate')"))
+
+
+def _take_lock(connection: Connection) -> None:
+    """Wait until no other migration runs. Set the time-outs of the session: a change of a schema waits no longer for a
+    transaction than a row is waited for, because all requests on that table wait behind it; a statement may take as long as
+    it takes."""
+    is_mariadb = getattr(connection.dialect, "is_mariadb", False)
+    unlimited = "max_statement_time" if is_mariadb else "max_execution_time"
+    waits = f"SET SESSION lock_wait_timeout = @@innodb_lock_wait_timeout, {unlimited} = 0"
+    connection.exec_driver_sql(waits)
+    driver: Any = connection.connection.driver_connection
+    driver._read_timeout = None  # a server that hangs does not answer a hello either
+    is_told = False
+    while connection.exec_driver_sql("SELECT GET_LOCK('uploader_migrate', @@innodb_lock_wait_timeout)").scalar() != 1:
+        if not is_told:
+            logger.warning("another migration is running, and this one waits for its end")
+        is_told = True
 
 
 def _note_oldest(connection: Connection, scripts: "ScriptDirectory", revision: str) -> None:
@@ -347,7 +368,7 @@ def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bo
     if not found:
         return
     if not nullable:
-        _operations().execute(text(f"UPDATE `{table}` SET {column} = '' WHERE {column} IS NULL"))  # noqa: S608 (a migration's own word)
+        change_in_ranges(table, f"UPDATE `{table}` SET {column} = '' WHERE {{range}} AND {column} IS NULL")  # noqa: S608 (a migration's own word)
     if _operations().get_bind().dialect.name == "sqlite":
         change(_make_anew, table, column, nullable=nullable)
     else:
@@ -394,7 +415,20 @@ def add_unique(table: str, name: str, *column_names: str) -> None:
 
 def change_rows(statement: Any, values: list[dict[str, Any]]) -> None:
     """Execute a statement for each of some values."""
-    change(_operations().get_bind().execute, statement, values)
+    change(connection().execute, statement, values)
+
+
+def change_in_ranges(table: str, statement: str) -> None:
+    """Execute an UPDATE or DELETE for one range of a table's rows after the other. `{range}` in the statement becomes the
+    condition."""
+    bind = connection()
+    key = inspect(bind).get_pk_constraint(table)["constrained_columns"][0]
+    beyond = f"FROM `{table}` WHERE {key} > :after ORDER BY {key} LIMIT {RANGE_ROWS}"
+    last_of_range = text(f"SELECT MAX({key}) FROM (SELECT {key} {beyond}) AS some")  # noqa: S608 (a migration's own word)
+    act, after = text(statement.format(range=f"`{table}`.{key} > :after AND `{table}`.{key} <= :last")), b""
+    while (last := bind.execute(last_of_range, {"after": after}).scalar()) is not None:
+        change(bind.execute, act, {"after": after, "last": last})
+        after = last
 
 
 def _texts(table: str, kind: str) -> list[str]:
@@ -407,5 +441,21 @@ def _indexes(table: str) -> set[str | None]:
 
 
 def change(statement: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    statement(*arguments, **options)
+    """Call `statement` with these, on MySQL and MariaDB in a transaction of its own, which is tried again as long as
+    transactions of others hold what it needs."""
+    bind, is_told = connection(), False
+    while True:
+        commit(bind)
+        try:
+            statement(*arguments, **options)
+            commit(bind)
+            break
+        except DBAPIError as error:
+            if error.connection_invalidated or not is_retried(error):
+                raise
+            bind.exec_driver_sql("ROLLBACK")
+            if not is_told:
+                logger.warning("the migration waits for a transaction of somebody else: %s", error.orig)
+            is_told = True
+            bind.exec_driver_sql(f"DO SLEEP({_PAUSE_SECONDS})")  # on the server: here it would stop the event loop
     crash_point("migrate.after_statement")

@@ -31,6 +31,8 @@ FORMER_DAYS = 30
 # A fact has room for so much, encrypted.
 _MAX_FORMER_BYTES = 512
 _BUSY_MS = 30_000
+# So many are encrypted in one transaction.
+_SLUGS = 1000
 
 _META = models.meta
 # By themselves, as a migration has them, whatever becomes of the models.
@@ -76,23 +78,26 @@ def begin_upgrade(connection: sa.Connection, secret: Secret, now: datetime) -> N
         _store(connection, _FORMER, secret.seal(Use.FORMER, json.dumps([former, now.isoformat()])))
 
 
-def protect(connection: sa.Connection, secret: Secret, *, rewrites: bool = False) -> None:
-    """Encrypt the slugs that are there as they are, and forget the secret that is. `rewrites`: if there were any, the files
-    of the database are to be rewritten. May be run again; a node of an earlier version may have left some meanwhile."""
+def protect(connection: sa.Connection, secret: Secret, *, after: bytes = b"", rewrites: bool = False) -> bytes | None:
+    """Encrypt the next slugs in plain text, of links with ids above `after`. Return the last of these ids. If there is none,
+    forget the secret in plain text and return None. `rewrites`: if there was anything, the files of the database are to be
+    rewritten. May be run again; a node of an earlier version may have left some meanwhile."""
+    some = _PLAIN_SLUGS.where(_LINK.c.id > after).order_by(_LINK.c.id).limit(_SLUGS)
     values = [
         {"of_link": bytes(link_id), "sealed": secret.seal(Use.SLUG_STORE, _text(slug), _text(link_id)).encode()}
-        for link_id, slug in connection.execute(_PLAIN_SLUGS).all()
+        for link_id, slug in connection.execute(some).all()
     ]
     if values:
         connection.execute(_SEAL_SLUG, values)
-    forgotten = connection.execute(sa.delete(_META).where(_META.c.name == _PLAIN)).rowcount
+    else:
+        forgotten = connection.execute(sa.delete(_META).where(_META.c.name == _PLAIN)).rowcount
     if rewrites and (values or forgotten) and _fact(connection, REWRITE) is None:
         _store(connection, REWRITE, "")
+    return values[-1]["of_link"] if values else None
 
 
 def forget(connection: sa.Connection) -> None:
-    """Forget all that is here of the secret, encrypted slugs, too."""
-    connection.execute(sa.update(_LINK).values(slug=b""))
+    """Forget all that is here of the secret but the slugs."""
     connection.execute(sa.delete(_META).where(_META.c.name.in_((CHECK, _FORMER, REWRITE))))
 
 

@@ -4,8 +4,8 @@ A request of a caller whose right was revoked ends here.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -49,6 +49,12 @@ _STARTING = "The server starts, and waits for a part that is away; nothing was a
 _WHILE_STARTING = frozenset({"/livez", "/readyz"})
 _NOT_YOUR_TURN = "Others wait for this server, too, and it was not your turn for a while: try again later."
 
+_STOPPING = "The server is stopping, and ended this request before it was done. Try again soon."
+# Under this name the lifespan state has what ends the requests under way.
+STOP_STATE = "stop"
+# At a stop a body that stands still ends after so long, and so many looks.
+_STILL_SECONDS, _LOOK_SECONDS, _LOOKS = 2.0, 0.25, 3
+
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 
 
@@ -69,18 +75,44 @@ class Application:
     start: Start
     dialect: ResumableHandlers
     mount: Mount
+    # How long requests may take to end once the server stops.
+    shutdown_timeout_seconds: float
     # Whether a pre-create hook is asked, and told from where.
     pre_creates: bool = False
 
     def __post_init__(self) -> None:
         self.operations = [*self.operations, *operations_of(self)]
         # Starlette's router knows how a server starts and ends an application; requests never meet it.
-        self._start_and_end = Router(lifespan=self.lifespan).lifespan
+        self._start_and_end = Router(lifespan=self._live if self.lifespan else None).lifespan
+        self._under_way: set[Exchange] = set()
         self.routing = Routing(self.operations, ALIASES)
 
     @cached_property
     def described(self) -> dict[str, Any]:
         return document(self.operations)
+
+    @asynccontextmanager
+    async def _live(self, app: Any) -> AsyncIterator[Mapping[str, Any]]:
+        assert self.lifespan is not None
+        async with self.lifespan(app) as state:
+            yield {**state, STOP_STATE: self.stop}
+
+    async def stop(self) -> None:
+        """End the requests under way, until cancelled: one whose client sends nothing for 2 s, of a body or while it waits
+        for a task; and all others at the end of the time that they have."""
+        loop, standing = asyncio.get_running_loop(), dict[tuple[Exchange, float], int]()
+        ends_at = loop.time() + self.shutdown_timeout_seconds
+        while True:
+            now, seen, standing = loop.time(), standing, {}
+            for exchange in self._under_way:
+                if (since := exchange.stands_since()) is not None:
+                    # Of what came while the server itself was busy some is read before the last look.
+                    standing[exchange, since] = looks = seen.get((exchange, since), 0) + 1
+                    if looks >= _LOOKS and now - since >= _STILL_SECONDS:
+                        exchange.running.cut(Unavailable(_STOPPING))
+                if now >= ends_at:
+                    exchange.running.cut(Unavailable(_STOPPING))
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,6 +121,7 @@ class Application:
         if is_below := bool(self.mount.origin or scope.get("root_path")):
             scope = self._enter(scope)
         exchange = Exchange(scope, receive, send)
+        self._under_way.add(exchange)
         wait_budget_of_request.set(WaitBudget())
         try:
             request = Request(scope, exchange.receive, exchange.send)
@@ -98,6 +131,8 @@ class Application:
             except asyncio.CancelledError:
                 response = self._cut(request, exchange)
                 await response(scope, exchange.receive, exchange.send)
+            if exchange.is_cancelled:
+                raise asyncio.CancelledError()
         except UploaderError as error:
             # The status is sent. That the answer ends too early its client sees by the length, or the end of the connection.
             exchange.outcome, exchange.reason, exchange.is_told = ABORTED, error.reason, error.is_told
@@ -111,8 +146,8 @@ class Application:
             authority_of_context.set(None)
             wait_budget_of_request.set(None)
             cost_of_request.set(None)
-            if exchange.running is not None:
-                self.revocations.leave(exchange.running)
+            self.revocations.leave(exchange.running)
+            self._under_way.discard(exchange)
             exchange.end()
             if is_below:
                 leave_mount()
@@ -154,8 +189,7 @@ class Application:
                 if cost is not None and operation.takes is None:
                     await cost.begin(pauses=bool(operation.takes_bytes))
                 response = await operation.handler(Call(request, identity, self.intake, cost))
-                if exchange.running is not None:
-                    exchange.running.check()
+                exchange.running.check()
                 if cost is not None:
                     cost.answered(len(response.body) if isinstance(response, Json) else 0)
             except asyncio.CancelledError:
@@ -177,25 +211,26 @@ class Application:
         exchange.visit = identity.visit
         if operation.access != "open":
             authority = identity.authority(as_admin=operation.needs_admin(identity))
-            exchange.running = self.revocations.enter(authority, identity.visit)
+            exchange.running.authority, exchange.running.visit = authority, identity.visit
+            self.revocations.enter(exchange.running)
             if operation.acts_on_rights:
                 authority_of_context.set(authority)
         return identity
 
     def _cut(self, request: Request, exchange: Exchange) -> Response:
-        """Answer a request that was ended because the right of its caller was revoked; if the answer has begun, it breaks
-        off. Raises CancelledError for any other."""
-        running = exchange.running
-        if running is None:
-            raise asyncio.CancelledError()
-        self.revocations.leave(running)
+        """Answer a request that was ended: because the right of its caller was revoked, or because the server stops. If the
+        answer has begun, it breaks off: raises the reason, or CancelledError."""
+        self.revocations.leave(exchange.running)
+        exchange.is_cancelled = exchange.running.error is None  # by whoever runs this application
         try:
-            running.check()
+            exchange.running.check()
         except UploaderError as error:
             if exchange.status:
                 raise
             return self._problem(request, exchange, error)
-        raise asyncio.CancelledError()
+        if exchange.status:
+            raise asyncio.CancelledError()
+        return self._problem(request, exchange, Unavailable(_STOPPING))
 
     def _charge(self, identity: Identity, operation: Operation, exchange: Exchange) -> Cost | None:
         """Begin to charge a request to its user; None: it has none."""

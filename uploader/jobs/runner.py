@@ -11,9 +11,11 @@ from uploader.bell import Bell
 from uploader.clock import Clock
 from uploader.errors import ConfigurationError, Unavailable, UploaderError
 from uploader.service.audit_log import Actor, Via, actor_of_context
+from uploader.tasks import ended
 
 logger = logging.getLogger(__name__)
 
+_LAST_RUN_SECONDS = 0.5
 # Short enough that accounts go on within 5 s of what they need being back.
 _MAX_BACKOFF_SECONDS = 3.0
 
@@ -55,12 +57,14 @@ class Runner:
         ]
 
     async def stop(self) -> None:
-        """Let each job end what it is doing."""
+        """Let each job end its run, for a moment. Then cancel it: what must not be left half done is `uninterrupted`, so a
+        job of many items ends between two of them."""
         self._stopping = True
         for bell in self._bells.values():
             bell.ring()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            _, busy = await asyncio.wait(self._tasks, timeout=_LAST_RUN_SECONDS)
+            await asyncio.gather(*map(ended, busy))
 
     async def _loop(self, job: Job, bell: Bell) -> None:
         by = Actor(Via.JOB, job.name)

@@ -191,6 +191,7 @@ POLL_SECONDS = 5.0
 # What is written within this time after a batch that was not full is told together.
 _REST_SECONDS = 0.2
 _JITTER = 0.1
+_INTERRUPTED = "the worker was ended while it waited for the answer"
 
 
 @dataclass(eq=False, repr=False)
@@ -216,7 +217,7 @@ class Relay:
         if wait > 0:
             return min(wait, POLL_SECONDS)
         limit = self.sink.batch if self._breaker.is_closed else 1
-        told = await uninterrupted(self._relay(limit))
+        told = await self._relay(limit)
         if told < limit:
             await asyncio.sleep(_REST_SECONDS)
         return 0.0
@@ -234,18 +235,30 @@ class Relay:
         return POLL_SECONDS if due_at is None else (due_at - self.clock.now()).total_seconds()
 
     async def _relay(self, limit: int) -> int:
+        """Tell of one batch. If this is cancelled meanwhile, others may tell of it at once, perhaps for a second time."""
+        claiming = asyncio.ensure_future(self._claim(limit))
+        try:
+            due = await uninterrupted(claiming)
+            if not due:
+                return 0
+            source = self.source()
+            with EVENT_DELIVERY_SECONDS.labels(self.name).time():
+                outcomes = await self._deliver([envelope_of(each.message, source) for each in due])
+        except asyncio.CancelledError:
+            now = self.clock.now()
+            given_back = [Failure(each.message.id, each.attempt, now, _INTERRUPTED) for each in claiming.result()]
+            await uninterrupted(self.database.transact(deliveries.settle, self.name, [], given_back, now))
+            raise
+        await uninterrupted(self._settle(due, outcomes))
+        return len(due)
+
+    async def _claim(self, limit: int) -> Sequence[Due]:
         owner = await self.mark.take()
         now = self.clock.now()
         claim = partial(deliveries.claim, now=now, until=now + _LEASE, owner=owner)
-        due = await self.database.transact(claim, self.name, limit)
-        if due:
-            await self._tell(due)
-        return len(due)
+        return await self.database.transact(claim, self.name, limit)
 
-    async def _tell(self, due: Sequence[Due]) -> None:
-        source = self.source()
-        with EVENT_DELIVERY_SECONDS.labels(self.name).time():
-            outcomes = await self._deliver([envelope_of(each.message, source) for each in due])
+    async def _settle(self, due: Sequence[Due], outcomes: Outcomes) -> None:
         pairs = list(zip(due, outcomes, strict=True))
         taken = [each.message.id for each, outcome in pairs if outcome is None]
         failures = [self._failure(each, outcome) for each, outcome in pairs if outcome is not None]

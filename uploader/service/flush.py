@@ -24,6 +24,7 @@ from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSH
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
 from uploader.storage.base import Gone
+from uploader.tasks import all_or_none
 
 __all__ = ["FlushedBatch", "Flushing", "UploadQueue"]
 
@@ -156,7 +157,7 @@ class Sweeping:
                     return True
                 return False
 
-        return sum(await asyncio.gather(*(one(upload) for upload in uploads)))
+        return sum(await all_or_none(map(one, uploads)))
 
 
 class _Left:

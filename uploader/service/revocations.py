@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from uploader.clock import Clock
 from uploader.database import links, rights
@@ -37,15 +37,21 @@ _BATCH = 200
 _MOST_REMEMBERED = 10_000
 
 
+def _current_task() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
 @dataclass(eq=False, slots=True)
 class Running:
     """A request under way, and the rows that let its caller in: of a token, of an administrator, of a visitor. `error`: why
     it was ended."""
 
-    task: "asyncio.Task[object]"
-    authority: Authority | None
-    visit: Visit | None
+    authority: Authority | None = None
+    visit: Visit | None = None
     error: UploaderError | None = None
+    task: "asyncio.Task[Any]" = field(default_factory=_current_task)
     # Its task may go on with something else.
     has_left: bool = False
 
@@ -56,7 +62,8 @@ class Running:
 
     def check(self) -> None:
         """Raise the error by which the request was ended, if it was."""
-        if self.error is not None and self.task.uncancel() == 0:
+        if self.error is not None:
+            self.task.uncancel()
             raise self.error
 
 
@@ -117,14 +124,10 @@ class Revocations:
         """Read the number from which this process counts. Raises Unavailable."""
         self._number = await self.database.read(rights.number, brief=True)
 
-    def enter(self, authority: Authority | None, visit: Visit | None) -> Running:
-        """Look after a request of this task, until `leave`."""
-        task = asyncio.current_task()
-        assert task is not None
-        running = Running(task, authority, visit)
+    def enter(self, running: Running) -> None:
+        """Look after a request, until `leave`."""
         self._running[running] = None
         self.look_after()
-        return running
 
     def leave(self, running: Running) -> None:
         running.has_left = True

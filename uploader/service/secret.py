@@ -105,7 +105,9 @@ class InstallationSecret:
         except Duplicate:  # another node was first by a moment
             await self.database.transact(kept.belong, secret)
         if protects:
-            await self.database.transact(_protect, secret)
+            after: bytes | None = b""
+            while after is not None:
+                after = await self.database.transact(_protect, secret, after)
         self._former = await self.database.read(kept.former, secret)
         self._value = secret
 
@@ -163,8 +165,8 @@ class InstallationSecret:
         return await self.settle(await self.obtain_anew())
 
 
-async def _protect(connection: Connection, secret: Secret) -> None:
-    await connection.run_sync(kept.protect, secret)
+async def _protect(connection: Connection, secret: Secret, after: bytes) -> bytes | None:
+    return await connection.run_sync(lambda plain: kept.protect(plain, secret, after=after))
 
 
 def _read(path: Path) -> str:

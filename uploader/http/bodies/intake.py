@@ -118,6 +118,10 @@ class DirectSource(BodySource, Protocol):
     """A body that the server reads past its parser."""
 
     @property
+    def is_waited_for(self) -> bool:
+        """Return whether nothing but the client keeps it."""
+
+    @property
     def started(self) -> bool:
         """Return whether anything was poured: the rest has to be asked for here, too."""
 

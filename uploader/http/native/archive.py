@@ -6,7 +6,8 @@ does not end the archive, which tells of it. One that turns out so in the middle
 
 import io
 import zipfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from starlette.responses import StreamingResponse
+from starlette.types import Send
 
 from uploader.domain.archive import END, FILE_ID, PROBLEM, SHA256, head_of_member, padding
 from uploader.domain.names import common_folder
@@ -77,7 +79,17 @@ def archive(
         "Content-Security-Policy": "sandbox",
         "Cache-Control": "private, no-store",
     }
-    return StreamingResponse(make(files, _Names(above), contents), headers=headers, media_type=_MEDIA_TYPES[kind])
+    return _Archive(make(files, _Names(above), contents), headers=headers, media_type=_MEDIA_TYPES[kind])
+
+
+class _Archive(StreamingResponse):
+    """Closes the file that it reads however the sending ends."""
+
+    body_iterator: AsyncGenerator[bytes]
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            await super().stream_response(send)
 
 
 class _Names:
@@ -162,7 +174,7 @@ async def _begin(member: _Member, contents: ManyContents) -> bool:
     return True
 
 
-async def _pieces(member: _Member, contents: ManyContents) -> AsyncIterator[bytes]:
+async def _pieces(member: _Member, contents: ManyContents) -> AsyncGenerator[bytes]:
     """Yield the bytes of a member, and close it. Raises where there are not all of them."""
     try:
         piece, done = member.content, 0
@@ -183,13 +195,14 @@ async def _pieces(member: _Member, contents: ManyContents) -> AsyncIterator[byte
 
 async def _tar(
     files: AsyncIterator[File], names: _Names, contents: ManyContents, *, tells_ids: bool
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     async for group in _groups(files, names, contents):
         if len(group) == 1 and group[0].blob is not None:
             head = _tar_head(group[0], tells_ids)
-            async for piece in _pieces(group[0], contents):
-                yield head + piece
-                head = b""
+            async with aclosing(_pieces(group[0], contents)) as pieces:
+                async for piece in pieces:
+                    yield head + piece
+                    head = b""
             yield padding(group[0].file.size)
         elif group:
             yield b"".join(
@@ -227,16 +240,17 @@ class _Sink(io.RawIOBase):
         return taken
 
 
-async def _zip(files: AsyncIterator[File], names: _Names, contents: ManyContents) -> AsyncIterator[bytes]:
+async def _zip(files: AsyncIterator[File], names: _Names, contents: ManyContents) -> AsyncGenerator[bytes]:
     sink, problems = _Sink(), list[str]()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as written:
         async for group in _groups(files, names, contents):
             problems += [f"{member.name}: {member.problem}\n" for member in group if member.problem is not None]
             if len(group) == 1 and group[0].blob is not None:
                 with written.open(_zip_info(group[0]), "w") as opened:
-                    async for piece in _pieces(group[0], contents):
-                        await in_thread(opened.write, piece)  # for the checksum
-                        yield sink.take()
+                    async with aclosing(_pieces(group[0], contents)) as pieces:
+                        async for piece in pieces:
+                            await in_thread(opened.write, piece)  # for the checksum
+                            yield sink.take()
             else:
                 await in_thread(_write_all, written, group)
             yield sink.take()

@@ -127,6 +127,10 @@ class DirectBody:
         return self._poured > 0 or self._carrier.direct is self
 
     @property
+    def is_waited_for(self) -> bool:
+        return self._paused is not None and not self._paused.done()
+
+    @property
     def ended(self) -> bool:
         return self._poured == self._length
 

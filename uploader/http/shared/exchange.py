@@ -69,8 +69,10 @@ class Exchange:
         self.at_end: list[Callable[[], None]] = []
         # Who came by a link, if that is who asks.
         self.visit: Visit | None = None
-        # From when the caller is known: it ends with the caller's right.
-        self.running: Running | None = None
+        # It ends with the right of its caller, and with the server.
+        self.running = Running()
+        # By somebody else: the answer does not end that.
+        self.is_cancelled = False
         # What it costs its user, where it has one.
         self.cost: Cost | None = None
         headers = dict(reversed(scope["headers"]))  # the first of several
@@ -84,27 +86,47 @@ class Exchange:
         # The body: whether it was received to its end, or any of it; and where it can be read past the parser.
         self._received = headers.get(b"content-length") in (None, b"0") and b"transfer-encoding" not in headers
         self._touched = False
+        # Whether a message is waited for; when the last one came, by the loop's clock, in seconds.
+        self._waits, self._message_at = False, 0.0
+        self._is_answered = False
         offered = scope.get("extensions", {}).get(DIRECT_BODY)
         self._direct: DirectSource | None = offered["body"] if offered else None
         self._waits_for_continue = headers.get(b"expect", b"").lower() == b"100-continue"
 
     async def receive(self) -> Message:
-        self._touched = True
-        message = await self._receive()
+        loop = asyncio.get_running_loop()
+        if not self._touched:
+            self._touched, self._message_at = True, loop.time()
+        self._waits = True
+        try:
+            message = await self._receive()
+        finally:
+            self._waits = False
+        self._message_at = loop.time()
         if message["type"] != "http.request" or not message.get("more_body", False):
             self._received = True
         return message
 
+    def stands_since(self) -> float | None:
+        """Return when the client last sent anything, by the loop's clock, if nothing but the client is waited for, and there
+        is no answer yet."""
+        if self._is_answered:
+            return None
+        if self._direct is not None and self._direct.is_waited_for:
+            return self._direct.progressed_at
+        return self._message_at if self._waits else None
+
     async def send(self, message: Message) -> None:
         """Read what is left of the body first, if it is small: else the connection has to end."""
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self._is_answered = True
             headers = message["headers"] = list(message.get("headers", ()))
             given_names = {name.lower() for name, _ in headers}
             headers.append((b"x-request-id", self._request_id.encode()))
             headers += [header for header in _RAW_SECURITY_HEADERS if header[0] not in given_names]
-            if not self._body_ended() and not await self._drain():
+            if not self._body_ended() and not await self._drain(message["status"]):
                 headers.append((b"connection", b"close"))
+            self.status = message["status"]
         cost = self.cost
         if cost is not None and message["type"] != "http.response.start":
             # What follows is made when it is its turn, and not while the client is waited for.
@@ -132,10 +154,10 @@ class Exchange:
     def _body_ended(self) -> bool:
         return self._received or (self._direct is not None and self._direct.ended)
 
-    async def _drain(self) -> bool:
+    async def _drain(self, status: int) -> bool:
         """Return whether the body has ended."""
-        if self.status == _BODY_TIMEOUT:
-            return False  # it was waited for long enough
+        if status == _BODY_TIMEOUT or self.running.has_left:
+            return False  # it was waited for long enough, or the request was ended
         # A client that waits for 100 Continue has sent nothing yet, and asking for it would invite it to.
         direct = self._direct if self._direct is not None and self._direct.started else None
         if self._waits_for_continue and not self._touched and direct is None:
