@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -116,6 +117,25 @@ def test_equal_names_are_kept_or_refused_or_replaced(commands: Commands) -> None
     assert commands.run("put", "a").stdout == "a  (3 B, sent, replacing the one before)\n"
     listed = {event["file"]["name"]: event["file"]["size"] for event in commands.events("ls", "-r")}
     assert listed == {"a": 3, "a (2)": 2}
+
+
+def test_failures_name_the_file_in_the_way_and_no_member_of_json(commands: Commands) -> None:
+    (commands.home / "taken").write_bytes(b"1")
+    assert commands.run("put", "taken").returncode == 0
+    for words in (["put", "taken", "--to", "taken"], ["mkdir", "taken/folder"]):
+        refused = commands.run(*words)
+        assert "there is a file or folder 'taken' already, which is in the way [name-taken]" in refused.stderr
+        assert refused.returncode == 6 and "`" not in refused.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has /proc")
+def test_file_with_bytes_and_no_size_is_sent_through_a_pipe_alone(commands: Commands) -> None:
+    refused = commands.run("put", "/proc/version")
+    assert (refused.returncode, refused.stdout) == (6, "") and "has bytes and no size" in refused.stderr
+    version = Path("/proc/version").read_text()
+    assert commands.run("put", "-", "--name", "version", stdin=version).returncode == 0
+    commands.run("get", "version")
+    assert (commands.home / "version").read_text() == version
 
 
 def test_a_folder_is_one_line_which_says_what_was_replaced(commands: Commands) -> None:
