@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, human_bytes, human_seconds, percent, shown_path
+from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, human_seconds, percent, shown_path
 from uploader.client import (
     BadProxy,
     ClientError,
@@ -34,6 +34,7 @@ from uploader.client import (
     Upload,
     Usage,
 )
+from uploader.units import human_bytes
 
 EXIT_AUTHENTICATION = 3
 EXIT_QUOTA = 4
