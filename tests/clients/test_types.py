@@ -22,7 +22,13 @@ page: list[File] = client.files()
 
 
 def complaints(*paths: Path) -> list[dict[str, Any]]:
-    command: list[str | Path] = [HERE / "node_modules/.bin/pyright", "--outputjson", "--pythonpath", sys.executable, *paths]
+    command: list[str | Path] = [
+        HERE / "node_modules/.bin/pyright",
+        "--outputjson",
+        "--pythonpath",
+        sys.executable,
+        *paths,
+    ]
     ran = subprocess.run(command, capture_output=True, check=False)
     return [each for each in json.loads(ran.stdout)["generalDiagnostics"] if each["severity"] == "error"]
 
