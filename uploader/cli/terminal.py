@@ -78,17 +78,20 @@ def styled(line: str) -> str:
 def say(line: str, *, err: bool = False, is_prose: bool = False) -> None:
     """Print one line. On a terminal a line of prose, and any on standard error, is broken between words."""
     lines = [shown(line)]
-    stream = sys.stderr if err else sys.stdout
-    if (err or is_prose) and stream.isatty():
+    if sys.stderr.isatty() if err else is_prose and sys.stdout.isatty():
         import textwrap  # here, because most lines are no prose for a terminal
 
-        columns = os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
+        size = os.get_terminal_size(sys.stderr.fileno() if err else sys.stdout.fileno())
         wrapper = textwrap.TextWrapper(
-            columns, break_long_words=False, break_on_hyphens=False, expand_tabs=False, replace_whitespace=False
+            size.columns or _USUAL_COLUMNS,
+            break_long_words=False,
+            break_on_hyphens=False,
+            expand_tabs=False,
+            replace_whitespace=False,
         )
         lines = wrapper.wrap(lines[0]) or lines
     for each in lines:
-        click.echo(each, err=err)
+        click.echo(shown(each), err=err)
 
 
 def say_over(line: str) -> None:
