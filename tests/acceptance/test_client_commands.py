@@ -28,7 +28,7 @@ def test_a_file_goes_there_and_comes_back_is_renamed_and_deleted(commands: Comma
     write_tree(home, {"film.bin": CONTENT.data, "a": b"a"})
     put = commands.run("put", "film.bin", "--to", "videos/2026")
     assert (put.returncode, put.stderr) == (0, "")
-    assert put.stdout == "videos/2026/film.bin  (3 MiB, sent)\n"
+    assert put.stdout == "videos/2026/film.bin  (3.0 MiB, sent)\n"
     file_id = commands.run("ls", "-r").stdout.split()[0]
     (home / "film.bin").unlink()
     for named in (file_id, "videos/2026/film.bin"):

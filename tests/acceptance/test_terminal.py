@@ -16,6 +16,7 @@ from tests.support.content import KIB, Content
 from tests.support.process import UPLOADER
 from tests.support.sites import Gate, Site, a_site, is_chunk
 from tests.support.terminal import running_in_terminal
+from uploader.units import human_bytes
 
 pytestmark = pytest.mark.usefixtures("tmux")
 LARGE = {f"film {number}.bin": Content(16 * 64 * KIB - number, seed=950 + number) for number in range(4)}
@@ -48,7 +49,7 @@ def write_large(directory: Path) -> None:
 
 
 def results_to(folder: str) -> list[str]:
-    return [f"{folder}/{name}  (1 MiB, sent)" for name in LARGE]
+    return [f"{folder}/{name}  ({human_bytes(content.size)}, sent)" for name, content in LARGE.items()]
 
 
 def bars_in(lines: list[str]) -> list[str]:
@@ -93,7 +94,7 @@ async def test_of_large_files_results_stay_and_no_bar(gate: Gate, commands: Comm
     assert said[:12] == before
     assert sorted(said[13:-1]) == results_to("to")
     assert said[12] == "uploader: The database is away. (trying again)"
-    assert re.fullmatch(r"uploader: 4 of 4 files: 4 sent; 4\.\d\d MiB moved in [\d.]+ s, [\d.]+ [KM]iB/s", said[-1])
+    assert re.fullmatch(r"uploader: 4 of 4 files: 4 sent; 4\.\d MiB moved in [\d.]+ s, [\d.]+ [KM]i?B/s", said[-1])
     assert len(lines) - len(said) <= 2, "of the key, and of nothing else"
 
 
