@@ -7,15 +7,20 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_DECIMAL = {f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)}
+_BINARY = {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTP", 1)}
+# A letter alone is binary, as curl, wget and rclone have it.
+_UNITS = {"": 1, "B": 1} | {letter: 1024**power for power, letter in enumerate("KMGTP", 1)}
+_UNITS |= {unit.upper(): factor for unit, factor in (_DECIMAL | _BINARY).items()}
+_LARGEST_FIRST = sorted((_DECIMAL | _BINARY).items(), key=lambda unit: -unit[1])
+_MOST_EXACT = 10_000
 _DURATIONS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SIZE_BYTES = 2**63 - 1
 _MAX_DURATION_SECONDS = 36500 * 86400.0
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `123`, `64MiB`, `10 GiB` or `1.5GB`. Raises ValueError."""
+    """Bytes from `123`, `64MiB`, `10 GiB`, `1.5GB` (decimal) or `1G` (binary). Raises ValueError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _UNITS:
         raise ValueError("not a size such as 1048576, 64MiB or 10GiB")
@@ -31,12 +36,25 @@ def parse_rate(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return the shortest exact spelling that `parse_size` takes back."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        factor = _UNITS[unit.upper()]
+    """Return the exact spelling in the largest unit that `parse_size` takes back."""
+    for unit, factor in _LARGEST_FIRST:
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor}{unit}"
     return str(size_bytes)
+
+
+def human_bytes(size_bytes: int) -> str:
+    """Return a size for a person: exact in the largest unit in which it is short (binary also with one decimal), else in
+    binary with one decimal."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    for unit, factor in _LARGEST_FIRST:
+        tenths, rest = divmod(10 * size_bytes, factor)
+        is_short = not rest and 10 <= tenths < 10 * _MOST_EXACT
+        if is_short and (tenths % 10 == 0 or unit in _BINARY):
+            return f"{tenths / 10:g} {unit}"
+    unit, factor = next(each for each in _BINARY.items() if size_bytes / each[1] < 1023.95 or each[0] == "PiB")
+    return f"{size_bytes / factor:.1f} {unit}"
 
 
 def parse_duration(text: str) -> float:

@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def test_a_file_goes_there_and_comes_back_is_renamed_and_deleted(commands: Comma
     write_tree(home, {"film.bin": CONTENT.data, "a": b"a"})
     put = commands.run("put", "film.bin", "--to", "videos/2026")
     assert (put.returncode, put.stderr) == (0, "")
-    assert put.stdout == "videos/2026/film.bin  (3.00 MiB, sent)\n"
+    assert put.stdout == "videos/2026/film.bin  (3.0 MiB, sent)\n"
     file_id = commands.run("ls", "-r").stdout.split()[0]
     (home / "film.bin").unlink()
     for named in (file_id, "videos/2026/film.bin"):
@@ -44,7 +45,9 @@ def test_a_file_goes_there_and_comes_back_is_renamed_and_deleted(commands: Comma
     assert "used" in commands.run("usage").stdout
     removed = commands.run("rm", "a", "missing")
     assert (removed.returncode, removed.stdout) == (6, "deleted a\n")
-    assert removed.stderr == "uploader: there is no file 'missing' [file-not-found]\n"
+    missing, restoring = removed.stderr.splitlines()
+    assert missing == "uploader: there is no file 'missing' [file-not-found]"
+    assert restoring.startswith("uploader: `uploader restore a` brings it back, until 20")
 
 
 def test_deleted_files_and_earlier_versions_come_back(commands: Commands) -> None:
@@ -59,7 +62,8 @@ def test_deleted_files_and_earlier_versions_come_back(commands: Commands) -> Non
     assert commands.run("restore", "a").returncode == 6, "a file has the name"
     assert commands.run("restore", "a", "--version", first["id"]).stdout == "restored a\n"
     assert [event["file"]["size"] for event in commands.events("ls", "--versions", "a")] == [1, 3, 2]
-    assert commands.run("rm", "-r", "photos", "--yes").returncode == 0
+    removed = commands.run("rm", "-r", "photos", "--yes")
+    assert "`uploader restore photos/` brings it back" in removed.stderr
     assert commands.run("restore", "photos/", "missing").stderr.count("file-not-found") == 1
     assert commands.names() == {"a", "photos/x", "photos/y"}
     assert commands.run("get", "photos/x", "-o", "back").returncode == 0
@@ -116,6 +120,25 @@ def test_equal_names_are_kept_or_refused_or_replaced(commands: Commands) -> None
     assert commands.run("put", "a").stdout == "a  (3 B, sent, replacing the one before)\n"
     listed = {event["file"]["name"]: event["file"]["size"] for event in commands.events("ls", "-r")}
     assert listed == {"a": 3, "a (2)": 2}
+
+
+def test_failures_name_the_file_in_the_way_and_no_member_of_json(commands: Commands) -> None:
+    (commands.home / "taken").write_bytes(b"1")
+    assert commands.run("put", "taken").returncode == 0
+    for words in (["put", "taken", "--to", "taken"], ["mkdir", "taken/folder"]):
+        refused = commands.run(*words)
+        assert "there is a file or folder 'taken' already, which is in the way [name-taken]" in refused.stderr
+        assert refused.returncode == 6 and "`" not in refused.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has /proc")
+def test_file_with_bytes_and_no_size_is_sent_through_a_pipe_alone(commands: Commands) -> None:
+    refused = commands.run("put", "/proc/version")
+    assert (refused.returncode, refused.stdout) == (6, "") and "has bytes and no size" in refused.stderr
+    version = Path("/proc/version").read_text()
+    assert commands.run("put", "-", "--name", "version", stdin=version).returncode == 0
+    commands.run("get", "version")
+    assert (commands.home / "version").read_text() == version
 
 
 def test_a_folder_is_one_line_which_says_what_was_replaced(commands: Commands) -> None:
@@ -191,7 +214,7 @@ def test_json_is_one_event_a_line_and_as_its_schema_says(commands: Commands) -> 
     assert [event["event"] for event in commands.events("ls")] == ["file", "file"]
     assert commands.events("usage")[0]["usage"]["use_space_finished"] == 2 * content.size
     assert commands.events("mv", "copy", "moved")[0]["old_name"] == "copy"
-    assert [event["event"] for event in commands.events("rm", "moved")] == ["deleted"]
+    assert [event["event"] for event in commands.events("rm", "moved")] == ["deleted", "note"]
     assert commands.events("uploads") == []
     failed = commands.events("get", "moved", code=6)
     assert [(event["event"], event["code"]) for event in failed] == [("failed", "file-not-found")]

@@ -16,6 +16,7 @@ from tests.support.content import KIB, Content
 from tests.support.process import UPLOADER
 from tests.support.sites import Gate, Site, a_site, is_chunk
 from tests.support.terminal import running_in_terminal
+from uploader.units import human_bytes
 
 pytestmark = pytest.mark.usefixtures("tmux")
 LARGE = {f"film {number}.bin": Content(16 * 64 * KIB - number, seed=950 + number) for number in range(4)}
@@ -48,7 +49,7 @@ def write_large(directory: Path) -> None:
 
 
 def results_to(folder: str) -> list[str]:
-    return [f"{folder}/{name}  (1.00 MiB, sent)" for name in LARGE]
+    return [f"{folder}/{name}  ({human_bytes(content.size)}, sent)" for name, content in LARGE.items()]
 
 
 def bars_in(lines: list[str]) -> list[str]:
@@ -79,7 +80,7 @@ async def test_of_large_files_results_stay_and_no_bar(gate: Gate, commands: Comm
         lines = await terminal.shows(partial(has_bars_below, [*before, ""], 5))
         assert [line.split(".bin")[0] for line in bars_in(lines)[:4]] == [f"to/film {number}" for number in range(4)]
         assert bars_in(lines)[4].startswith("0 of 4 files")
-        assert "of 4.00 MiB" in bars_in(lines)[4]
+        assert "of 4.0 MiB" in bars_in(lines)[4]
         for width, height, count in ((200, 24, 5), (50, 24, 5), (200, 7, 3), (80, 7, 3), (80, 24, 5)):
             await terminal.resize(width, height)
             await terminal.shows(partial(has_bars_below, [*before, ""], count))
@@ -93,7 +94,7 @@ async def test_of_large_files_results_stay_and_no_bar(gate: Gate, commands: Comm
     assert said[:12] == before
     assert sorted(said[13:-1]) == results_to("to")
     assert said[12] == "uploader: The database is away. (trying again)"
-    assert re.fullmatch(r"uploader: 4 of 4 files: 4 sent; 4\.\d\d MiB moved in [\d.]+ s, [\d.]+ [KM]iB/s", said[-1])
+    assert re.fullmatch(r"uploader: 4 of 4 files: 4 sent; 4\.\d MiB moved in [\d.]+ s, [\d.]+ [KM]i?B/s", said[-1])
     assert len(lines) - len(said) <= 2, "of the key, and of nothing else"
 
 
@@ -109,8 +110,8 @@ async def test_of_small_files_results_stay_and_no_bar(gate: Gate, commands: Comm
         await terminal.resize(80, 24)
         gate.open()
         lines = await terminal.after_the_end()
-    assert lines[0] == "small/  (2000 files, 7.81 KiB: 2000 sent)"
-    assert lines[1].startswith("uploader: 2000 of 2000 files: 2000 sent; 7.81 KiB moved in")
+    assert lines[0] == "small/  (2000 files, 8 KB: 2000 sent)"
+    assert lines[1].startswith("uploader: 2000 of 2000 files: 2000 sent; 8 KB moved in")
     assert len(lines) == 2
     gate.close(but=2)
     os.utime(tmp_path / "small" / "0000", (1, 1))
@@ -141,7 +142,7 @@ async def test_beside_files_and_pipes_all_is_legible(gate: Gate, commands: Comma
     for number, (beside, bars) in enumerate([("> said", 5), ("2> said", 0), ("2>&1 | tee said", 0), ("| cat", 0)]):
         gate.close(but=9)
         command = f"{PUT_LARGE} --to {number} --checksum {beside}"
-        async with running_in_terminal(command, commands.environment, tmp_path) as terminal:
+        async with running_in_terminal(command, commands.environment, tmp_path, columns=120) as terminal:
             await terminal.shows(partial(has_bars, bars))
             gate.open()
             lines = await terminal.after_the_end()
@@ -174,3 +175,11 @@ async def test_who_is_interrupted_leaves_no_bar(
             os.kill(int((tmp_path / "pid").read_text()), number)
         assert [line for line in await terminal.after_the_end(code) if line] == [said]
         gate.open()
+
+
+async def test_message_breaks_between_words(commands: Commands, tmp_path: Path) -> None:
+    name = "a long name of a file that is not there, with many words"
+    async with running_in_terminal(f"{UPLOADER} rm '{name}'", commands.environment, tmp_path, columns=40) as terminal:
+        lines = [line for line in await terminal.after_the_end(6) if line]
+    words = f"uploader: there is no file '{name}' [file-not-found]".split()
+    assert len(lines) > 2 and [word for line in lines for word in line.split()] == words

@@ -119,10 +119,10 @@ def test_a_file_that_does_not_fit_is_told_with_figures(server: Server, token: st
     assert run_cli({"DATA": str(data)}, "user", "set-quota", "owner", "20MiB").returncode == 0
     told = commands.run("put", "large")
     assert told.returncode == 4
-    assert "not enough space: the file needs 25.0 MiB, and 20.0 MiB of your 20.0 MiB are free" in told.stderr
+    assert "not enough space: the file needs 25 MiB, and 20 MiB of your 20 MiB are free" in told.stderr
     told = commands.run("put", "middle", "--patience", "1h")
     assert told.returncode == 6, "trying again does not help, so it was not tried"
-    assert "disk is too small for this file: it needs 17.0 MiB, and at most 16.0 MiB fit" in told.stderr
+    assert "disk is too small for this file: it needs 17 MiB, and at most 16 MiB fit" in told.stderr
     told = commands.run("put", "small", "--patience", "300ms")
     assert told.returncode == 5
     assert "disk is full: the file needs 300 KiB, and 0 B are free" in told.stderr

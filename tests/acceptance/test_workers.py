@@ -303,6 +303,9 @@ def test_command_without_content_downloads_none(place: Place, tmp_path: Path) ->
     with running(command, tmp_path / "log", env=place.environment()):
         wait_for((tmp_path / "done").exists)
         wait_for(place.is_done)
+    (event,) = map(json.loads, run_cli(place.settings, "events", "list", "--json").stdout.splitlines())
+    told = {each["sink"]: (each["state"], each["failed"]) for each in event["deliveries"]}
+    assert told["scan"] == ("delivered", 0)
     both = run_cli({"URL": place.server.url}, "queue", "work", "scan", "--no-content", "--", "cat", "{path}")
     assert both.returncode == 2
 

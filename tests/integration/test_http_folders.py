@@ -125,6 +125,18 @@ async def test_a_folder_or_all_files_are_one_archive(filled: Stack) -> None:
         assert read(kind, response.content) == expected
 
 
+async def test_zip_has_the_nearest_date_that_its_format_knows(filled: Stack) -> None:
+    dates = {"1969-12-31T23:59:58Z": (1980, 1, 1, 0, 0, 0), "2108-02-29T00:00:00Z": (2107, 12, 31, 23, 59, 58)}
+    for date in dates:
+        sent = await filled.client.post(
+            "/me/files", content=b"a", params={"name": f"dates/{date}", "modified_at": date}
+        )
+        assert sent.status_code == 201, sent.text
+    response = await filled.client.get("/me/archive", params={"prefix": "dates/"})
+    with zipfile.ZipFile(io.BytesIO(response.content)) as archive:
+        assert {info.filename.partition("/")[2]: info.date_time for info in archive.infolist()} == dates
+
+
 def read(kind: str, content: bytes) -> dict[str, bytes]:
     if kind == "zip":
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

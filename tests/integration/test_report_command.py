@@ -42,7 +42,7 @@ async def test_the_tables_show_who_has_what(settings: dict[str, str]) -> None:
     result = await run(settings)
     assert result.exit_code == 0, result.output
     for words in (
-        "saved by deduplication │ 0.98 KiB (14.3 %)",
+        "saved by deduplication │ 1 KB (14.3 %)",
         "no snapshot that old",
         "│ =bob       │",
         "│ [red]carol │",

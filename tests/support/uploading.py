@@ -40,12 +40,16 @@ class Wire(httpx2.AsyncBaseTransport):
         self._handled: set[asyncio.Task[httpx2.Response]] = set()
         self.before: Hook = nothing
         self.after: Hook = nothing
+        # A proxy before the server takes no longer bodies.
+        self.most_body_bytes: int | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(f"{request.method} {request.url.path}")
         await self.before(request)
         # Here, so that what reading the source raises is the client's, as on a real connection, and not the server's.
-        await request.aread()
+        body = await request.aread()
+        if self.most_body_bytes is not None and len(body) > self.most_body_bytes:
+            return httpx2.Response(413, text="<h1>413 Request Entity Too Large</h1>")
         # A server goes on with a request whose client went away.
         handling = asyncio.create_task(self._inner.handle_async_request(request))
         self._handled.add(handling)

@@ -15,7 +15,11 @@ def test_no_method_is_missing() -> None:
 def test_arguments_and_words_are_those_of_the_other() -> None:
     for name in _PUBLIC - {"close"}:
         ours, theirs = getattr(Client, name), getattr(AsyncClient, name)
-        assert inspect.signature(ours) == inspect.signature(theirs)
+        told, wanted = inspect.signature(ours), inspect.signature(theirs)
+        assert told.parameters == wanted.parameters
+        returned = str(wanted.return_annotation).replace("client.transfer.AsyncT", "client.synchronous.T")
+        assert str(told.return_annotation) == returned.replace("AsyncIterator", "Iterator")
+        assert ours.__annotations__["return"] == told.return_annotation
         assert ours.__doc__ == theirs.__doc__
         assert ours.__doc__, name
         assert not inspect.iscoroutinefunction(ours)
@@ -26,6 +30,8 @@ def types_as_their_users_see_them(client: Client) -> None:
     assert_type(client.upload("a", "b", if_exists="replace"), File)
     assert_type(client.start("a"), Transfer[File])
     assert_type(next(client.files("a/", part="b")), File)
+    assert_type(Client.from_link("a", remember=False), Client)
+    Client.from_link(1)  # type: ignore[arg-type]
     client.upload("a", nmae="b")  # type: ignore[call-arg]
     client.rename(3, "b")  # type: ignore[arg-type]
     Client("http://localhost", conections=2)  # type: ignore[call-arg]

@@ -64,3 +64,16 @@ def test_a_relative_directory_is_ignored_and_a_file_that_can_not_be_read_named(
     save_profile(Profile("http://kept", None), environment).write_text("url = nothing")
     with pytest.raises(ValueError, match=r"client\.toml"):
         load_profile(environment)
+
+
+def test_user_without_a_home_needs_none_but_to_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+
+    def unknown(_uid: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert load_profile({}) is None
+    assert load_profile({"UPLOADER_URL": "http://a", "UPLOADER_TOKEN": "t"}) == Profile("http://a", "t")
+    with pytest.raises(OSError, match="HOME is not set"):
+        save_profile(Profile("http://a", "t"), {})

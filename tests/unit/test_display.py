@@ -117,7 +117,7 @@ def test_where_there_are_no_bars_a_line_now_and_then_says_how_far_all_is(
         steps.show(event)
     steps.show(complete("a", 3 * MIB, "sent"))
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("a  (3.00 MiB, sent)\n", "uploader: 0 of 2 files, 1.00 MiB of 4.00 MiB\n")
+    assert (said.out, said.err) == ("a  (3 MiB, sent)\n", "uploader: 0 of 2 files, 1 MiB of 4 MiB\n")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.clock import ManualClock
-from uploader.cli.terminal import human_bytes, human_seconds
+from uploader.cli.terminal import human_seconds
 from uploader.client.pace import Patience
 from uploader.client.plan import Queue, missing_numbers, resume_key, sample_ranges
 from uploader.client.transfer import Meter, Progress
+from uploader.units import human_bytes
 
 
 def test_a_queue_hands_out_each_missing_chunk_once_in_rising_order_and_a_held_last_one_later() -> None:
@@ -98,10 +99,27 @@ def test_an_older_figure_of_the_server_does_not_set_progress_back() -> None:
     assert meter.progress().received_bytes == 0
 
 
-SIZES = {0: "0 B", 999: "999 B", 1000: "0.98 KiB", 1536: "1.50 KiB", 10 << 20: "10.0 MiB", 1023 << 30: "1.00 TiB"}
+SIZES = {
+    0: "0 B",
+    999: "999 B",
+    1000: "1 KB",
+    1001: "1.0 KiB",
+    1024: "1 KiB",
+    1536: "1.5 KiB",
+    12_345_000: "11.8 MiB",
+    10 << 20: "10 MiB",
+    (10 << 20) + 1: "10.0 MiB",
+    10**9: "1 GB",
+    1_500_000_000: "1500 MB",
+    5 << 29: "2.5 GiB",
+    1023 << 30: "1023 GiB",
+    (1 << 40) - 1: "1.0 TiB",
+    1000 << 40: "1000 TiB",
+    3 << 60: "3072 PiB",
+}
 DURATIONS = {0.04: "0.0 s", 9.9: "9.9 s", 59.4: "59 s", 61: "1 min 1 s", 7300: "2 h 1 min", 90000: "1 d 1 h"}
 
 
-def test_sizes_have_three_digits_and_a_unit_and_durations_the_two_that_matter() -> None:
+def test_sizes_are_short_and_exact_if_they_can_be_and_durations_have_the_two_units_that_matter() -> None:
     assert {size: human_bytes(size) for size in SIZES} == SIZES
     assert {seconds: human_seconds(seconds) for seconds in DURATIONS} == DURATIONS

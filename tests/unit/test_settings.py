@@ -24,7 +24,9 @@ SIZES = {
     0: ["0"],
     1: ["1B"],
     123: ["123", " 123 "],
-    64 << 10: ["64KiB", "64 KiB", "64kib"],
+    64 << 10: ["64KiB", "64 KiB", "64kib", "64K", "64k"],
+    1 << 30: ["1G", "1 g"],
+    10**9: ["1GB", "1gb"],
     8 << 20: ["8MiB"],
     5_000_000: ["5MB"],
     1_500_000_000: ["1.5GB"],
@@ -49,6 +51,9 @@ def test_a_size_is_bytes_or_a_number_with_a_unit() -> None:
 @given(st.integers(0, 2**63 - 1), st.integers(0, 36500 * 86_400_000).map(lambda milliseconds: milliseconds / 1000))
 def test_a_formatted_size_or_duration_is_parsed_back_exactly(size: int, seconds: float) -> None:
     assert parse_size(format_size(size)) == size
+    assert [format_size(parse_size(text)) for text in ("1G", "1GB", "1536MiB", "1000KiB")] == [
+        *("1GiB", "1GB", "1536MiB", "1000KiB")
+    ]
     assert parse_duration(format_duration(seconds)) == seconds
 
 

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from uploader.domain.names import CONTROL
-from uploader.units import parse_duration, parse_moment, parse_rate, parse_size
+from uploader.units import human_bytes, parse_duration, parse_moment, parse_rate, parse_size
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_USAGE = 2  # as click has it
 EXIT_CONFIGURATION = 2
-
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 T = TypeVar("T")
 
@@ -53,6 +51,8 @@ _HIDDEN = re.compile(
 _SUSPECT = re.compile(f"[{_ALWAYS}\u200c\u200d\ufe00-\ufe0f]")
 # The one kind of sequence that our own output has inside a line: colours.
 _COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+# The width of a terminal that tells none.
+_USUAL_COLUMNS = 80
 # The length at which a line of a command that does not end is printed.
 _LINE_CHARACTERS = 4096
 
@@ -75,9 +75,23 @@ def styled(line: str) -> str:
     return "".join(part if number % 2 else shown(part) for number, part in enumerate(_COLOURS.split(line)))
 
 
-def say(line: str, *, err: bool = False) -> None:
-    """Print one line."""
-    click.echo(shown(line), err=err)
+def say(line: str, *, err: bool = False, is_prose: bool = False) -> None:
+    """Print one line. On a terminal a line of prose, and any on standard error, is broken between words."""
+    lines = [shown(line)]
+    if sys.stderr.isatty() if err else is_prose and sys.stdout.isatty():
+        import textwrap  # here, because most lines are no prose for a terminal
+
+        size = os.get_terminal_size(sys.stderr.fileno() if err else sys.stdout.fileno())
+        wrapper = textwrap.TextWrapper(
+            size.columns or _USUAL_COLUMNS,
+            break_long_words=False,
+            break_on_hyphens=False,
+            expand_tabs=False,
+            replace_whitespace=False,
+        )
+        lines = wrapper.wrap(lines[0]) or lines
+    for each in lines:
+        click.echo(shown(each), err=err)
 
 
 def say_over(line: str) -> None:
@@ -205,29 +219,9 @@ def guard_traces() -> None:
     threading.excepthook = sys.unraisablehook = tell_of
 
 
-def human_bytes(size_bytes: int) -> str:
-    """Three digits and a unit."""
-    if size_bytes < 1000:
-        return f"{size_bytes} B"
-    size, unit = _scaled(size_bytes, below=999.5)
-    return f"{size:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} {unit}"
-
-
 def exact_bytes(size_bytes: int) -> str:
     """Return a size in its unit, and behind it every byte."""
-    if size_bytes < 1024:
-        return f"{size_bytes} bytes"
-    size, unit = _scaled(size_bytes, below=1024)
-    return f"{size:.1f} {unit} ({size_bytes} bytes)"
-
-
-def _scaled(size_bytes: int, *, below: float) -> tuple[float, str]:
-    """Return a size in the smallest unit that keeps it below this, or in the largest unit there is."""
-    size, units = size_bytes / 1024, list(_UNITS)
-    while size >= below and len(units) > 1:
-        size /= 1024
-        del units[0]
-    return size, units[0]
+    return f"{size_bytes} bytes" if size_bytes < 1000 else f"{human_bytes(size_bytes)} ({size_bytes} bytes)"
 
 
 def human_seconds(seconds: float) -> str:
@@ -270,8 +264,8 @@ def _parse_some_duration(text: str) -> float:
 
 
 def _parse_limit_rate(text: str) -> int:
-    """Bytes a second that bodies are not refused for. `10M` is 10 MiB, as curl, wget and rclone have it."""
-    rate = parse_rate(re.sub(r"(?i)(?<=[0-9])([kmg])(?=(/s)?$)", r"\1iB", text))
+    """Bytes a second that bodies are not refused for."""
+    rate = parse_rate(text)
     return rate if rate >= _LEAST_RATE_BYTES else _refuse("must be at least 4KiB")
 
 

@@ -11,6 +11,7 @@ from uploader.client.asynchronous import AsyncClient
 from uploader.client.errors import (
     AmbiguousName,
     BadAnswer,
+    BadProxy,
     Cancelled,
     ClientError,
     ContentDiffers,
@@ -59,6 +60,7 @@ __all__ = [
     "AsyncTask",
     "AsyncTransfer",
     "BadAnswer",
+    "BadProxy",
     "Cancelled",
     "Client",
     "ClientError",

@@ -24,6 +24,9 @@ _MANY_FILES_SECONDS = 600.0
 # An archive without members: the two blocks of zeros that end one.
 EMPTY_ARCHIVE = bytes(1024)
 _OCTETS = {"Content-Type": "application/octet-stream"}
+# tus 1.0.0
+_TUS = {"Tus-Resumable": "1.0.0"}
+_TUS_OCTETS = {"Content-Type": "application/offset+octet-stream"}
 _TAR = {"Content-Type": "application/x-tar"}
 _OPENED: Decoder[model.Opened] = Decoder(model.Opened)
 _STANDING: Decoder[model.UploadStatus] = Decoder(model.UploadStatus)
@@ -152,6 +155,23 @@ class Api:
         return _decode(
             await self._transport.request_once("PUT", path, content=pieces, headers=headers, params=params), _SENT
         )
+
+    async def offset(self, upload_id: str) -> int:
+        """Return how many bytes of an upload have arrived before the first gap."""
+        return self._offset_of(await self._transport.request("HEAD", _tus(upload_id), headers=_TUS))
+
+    async def append_once(self, upload_id: str, offset: int, length: int, pieces: AsyncIterator[bytes]) -> int:
+        """Try once to append bytes, at the border of no chunk; return the offset behind them."""
+        headers = {"Content-Length": str(length), "Upload-Offset": str(offset), **_TUS, **_TUS_OCTETS}
+        path = _tus(upload_id)
+        return self._offset_of(await self._transport.request_once("PATCH", path, content=pieces, headers=headers))
+
+    @staticmethod
+    def _offset_of(response: "httpx2.Response") -> int:
+        try:
+            return int(response.headers["Upload-Offset"])
+        except (KeyError, ValueError):
+            raise BadAnswer(f"{response.url} is not answered as an upload server does") from None
 
     async def merge(self, upload_id: str) -> model.UploadStatus:
         return await self._call("POST", f"/uploads/{_segment(upload_id)}/merge", _STANDING)
@@ -380,6 +400,10 @@ def _without_links(error: ServerProblem | BadAnswer) -> ServerProblem | BadAnswe
 def _unless_taken(if_exists: model.IfExists) -> dict[str, str]:
     """Return the wish of a move, unless it is what a server does untold: one before 0.3.0 knows no other."""
     return {} if if_exists == "fail" else {"if_exists": if_exists}
+
+
+def _tus(upload_id: str) -> str:
+    return f"/resumable/{_segment(upload_id)}"
 
 
 def _segment(text: str) -> str:

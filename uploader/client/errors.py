@@ -7,8 +7,8 @@ ClientError
 │   └── QuotaExceeded  TooManyFiles  LinkExhausted  NotFound
 ├── Stopped
 │   └── Cancelled
-└── Unreachable  BadAnswer  Unreadable  Unwritable  InvalidName  HiddenName  AmbiguousName  LeadsOutside  ServerTooOld
-    FileChanged  ContentDiffers  TargetExists  TargetBusy
+└── Unreachable  BadAnswer  BadProxy  Unreadable  Unwritable  InvalidName  HiddenName  AmbiguousName  LeadsOutside
+    ServerTooOld  FileChanged  ContentDiffers  TargetExists  TargetBusy
 """
 
 from typing import Any
@@ -92,6 +92,12 @@ class BadAnswer(ClientError):
     """The answer is none that an upload server gives: is the URL right?"""
 
     code = "bad-answer"
+
+
+class BadProxy(ClientError):
+    """The environment names a proxy that can't be used."""
+
+    code = "bad-proxy"
 
 
 class Unreadable(ClientError):

@@ -2,6 +2,7 @@
 token is kept for the next run, because to another session this one's uploads are a stranger's.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -95,8 +96,9 @@ async def enter(transport: "Transport", address: LinkAddress, password: Password
     """Open a session of the link, or go on with the one that was kept. Raises WrongPassword, NotFound, ClientError.
 
     A function that gives the password is asked only where one is needed."""
-    api, path = Api(transport), _kept_path(address.url)
-    kept = _kept(path) if remember else None
+    api = Api(transport)
+    path = _kept_path(address.url) if remember else None
+    kept = None if path is None else _kept(path)
     if kept is not None and await _is_known(transport, address, kept):
         return LinkApi(transport, address, kept.facts)
     transport.use_token(None)
@@ -110,7 +112,7 @@ async def enter(transport: "Transport", address: LinkAddress, password: Password
     transport.use_token(session.token)
     if facts.has_password:
         facts = await api.link_facts(address.path)
-    if remember:
+    if path is not None:
         _keep(path, Kept(session.token, session.expires_at, facts))
     return LinkApi(transport, address, facts)
 
@@ -140,13 +142,19 @@ async def _is_known(transport: "Transport", address: LinkAddress, kept: Kept) ->
 
 
 def configuration_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of what is kept for a user (XDG Base Directory Specification: a relative one is ignored)."""
+    """Return the directory of what is kept for a user (XDG Base Directory Specification: a relative one is ignored). Raises
+    FileNotFoundError, where nothing says which."""
     configured = Path(environment.get("XDG_CONFIG_HOME") or "")
-    return (configured if configured.is_absolute() else Path.home() / ".config") / "uploader"
+    try:
+        return (configured if configured.is_absolute() else Path.home() / ".config") / "uploader"
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "HOME is not set", "~/.config/uploader") from None
 
 
-def _kept_path(url: str) -> Path:
-    return configuration_directory() / "links" / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
+def _kept_path(url: str) -> Path | None:
+    with suppress(FileNotFoundError):
+        return configuration_directory() / "links" / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
+    return None
 
 
 def _kept(path: Path) -> Kept | None:

@@ -16,7 +16,7 @@ from uploader.client import errors, plan
 from uploader.client.batch import Member, bytes_for, first_bytes, length_of, next_batch, pieces_of, read_batch
 from uploader.client.files import LocalFile, ManyFiles, Outcome, There, named_apart, read_target
 from uploader.client.model import File, How, IfExists, Line
-from uploader.client.pace import error_of
+from uploader.client.pace import BODY_LIMITED, error_of
 from uploader.client.source import open_source
 from uploader.client.transfer import Meter, all_or_none
 from uploader.client.upload import Destination, Uploading
@@ -127,7 +127,8 @@ class ManyUploads(ManyFiles):
             async with self.shared.slots:
                 began_at = time.monotonic()
                 lines = await self.api.put_batch_once(wishes, length, pieces_of(members))
-                self._batch_bytes = bytes_for(length, time.monotonic() - began_at)
+                longest = bytes_for(length, time.monotonic() - began_at)
+                self._batch_bytes = min(longest, self.shared.most_body_bytes)
         except errors.ClientError as error:
             return [(member, error) for member in members]
         finally:
@@ -151,6 +152,9 @@ class ManyUploads(ManyFiles):
             self.hopeless = True
             self.end(Outcome(first.local, error=why))
             return
+        if isinstance(why, errors.ServerProblem) and why.code == BODY_LIMITED:
+            # Half of it next time; a file alone halves it further.
+            self._batch_bytes = max(1, why.fields["body_bytes"] // 2)
         for member, error in refused:
             if error.retryable:
                 self.end(Outcome(member.local, error=error))

@@ -184,6 +184,7 @@ class ChunkSizes(Struct, frozen=True):
 
     default: int
     max: int
+    min: int = 64 << 10
 
 
 class Config(Struct, frozen=True):

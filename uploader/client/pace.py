@@ -31,6 +31,8 @@ _LEAST_PIECE_BYTES = 1 << 10
 _CREDIT_SECONDS = 0.1
 # What one connection should have at least: servers refuse bodies that hardly move.
 _CONNECTION_BYTES_PER_SECOND = 16 << 10
+# The code of a 413 of a proxy. `body_bytes` in its fields is the length of the body that was refused.
+BODY_LIMITED = "body-limited"
 OnRetry = Callable[[ClientError, float], None]
 _PROBLEMS: dict[str, type[ServerProblem]] = {
     "unauthenticated": Unauthenticated,

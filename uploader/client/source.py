@@ -78,6 +78,15 @@ class _PathSource(Source):
         if not stat.S_ISREG(self._seen.st_mode):
             self.close()
             raise Unreadable(f"{path} is not a regular file")
+        if not self.size and self._has_bytes():
+            self.close()
+            raise Unreadable(f"{path} has bytes and no size, as in /proc: put standard input (-) in its place")
+
+    def _has_bytes(self) -> bool:
+        try:
+            return bool(read_at(self._descriptor, 1, 0))
+        except OSError:
+            return False
 
     def _read_some(self, offset: int, length: int) -> bytes:
         try:

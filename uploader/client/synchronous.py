@@ -1,16 +1,21 @@
 """`Client`: the public API for programs without an event loop: an `AsyncClient` in a thread of its own, and no logic."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial, wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_args
 
 from uploader.client.asynchronous import AsyncClient
 from uploader.client.transfer import AsyncTransfer, Progress
 
+if TYPE_CHECKING:
+    from uploader.client.links import Password
+
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _AT_ONCE = 1000
 
@@ -112,6 +117,23 @@ def _taking(
     return wraps(_init)
 
 
+def _documented(method: Any) -> Callable[[F], F]:
+    def copy(function: F) -> F:
+        function.__doc__ = method.__doc__
+        return function
+
+    return copy
+
+
+def _returning(kind: Any, wrapper: Callable[P, T], method: Callable[..., Any]) -> Callable[P, T]:
+    """Let a wrapper say that it returns this kind in place of the asynchronous one."""
+    signature = inspect.signature(method)
+    returned = kind[get_args(signature.return_annotation)]
+    wrapper.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {**method.__annotations__, "return": returned}
+    return wrapper
+
+
 def _result(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["Client", P], T]:
@@ -131,7 +153,7 @@ def _each(
         while some := self._loop.run(next_of(found)):
             yield from some
 
-    return iterate
+    return _returning(Iterator, iterate, method)
 
 
 def _transfer(
@@ -141,7 +163,7 @@ def _transfer(
     def begin(self: "Client", /, *args: P.args, **options: P.kwargs) -> Transfer[T]:
         return Transfer(self._loop, self._loop.run(call(partial(method, self._client, *args, **options))))
 
-    return begin
+    return _returning(Transfer, begin, method)
 
 
 class Client:
@@ -157,11 +179,11 @@ class Client:
         self._loop = Loop()
 
     @classmethod
-    @wraps(AsyncClient.from_link.__func__)  # type: ignore[attr-defined]
-    def from_link(cls, *args: Any, **options: Any) -> Self:
+    @_documented(AsyncClient.from_link)
+    def from_link(cls, url: str, password: "Password | None" = None, *, remember: bool = True, **options: Any) -> Self:
         made, loop = cls.__new__(cls), Loop()
         try:
-            made._client = loop.run(AsyncClient.from_link(*args, **options))
+            made._client = loop.run(AsyncClient.from_link(url, password, remember=remember, **options))
         except BaseException:
             loop.stop(_nothing())
             raise

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from uploader.client import plan
 from uploader.client.api import Api
-from uploader.client.errors import Cancelled, NotFound, Stopped
+from uploader.client.errors import Cancelled, NotFound, ServerProblem, Stopped
 from uploader.client.model import IfExists
 from uploader.client.pace import error_of
 
@@ -26,6 +26,8 @@ State = Literal["hashing", "uploading", "merging", "downloading", "complete"]
 T = TypeVar("T")
 
 _PAGE_FILES = 1000
+# Servers round the sizes of chunks up to a multiple of this.
+_STEP_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,8 @@ class Shared:
     most_bytes_per_second: float | None = None
     # Whether of a file that replaces another one only what changed is sent; None: where the line is slow.
     delta: bool | None = None
+    # The longest body that a proxy has not refused yet.
+    most_body_bytes: int = field(init=False, default=1 << 62)
     # Sent by all uploads, but for batches.
     moved_bytes: int = field(init=False, default=0)
     slots: asyncio.Semaphore = field(init=False)
@@ -247,7 +251,18 @@ class Shared:
                 offered = (await api.config()).chunk_size
                 self._at_once_bytes = min(self.chunk_size or offered.default, offered.max)
             self._at_once_bytes = self._at_once_bytes or 0
-        return self._at_once_bytes
+        return min(self._at_once_bytes, self.most_body_bytes)
+
+    async def halve(self, api: Api, error: ServerProblem) -> None:
+        """Send bodies of at most half of what a proxy has refused, from now on. Raises `error` if the server takes no
+        smaller chunks."""
+        refused_bytes, least_bytes = int(error.fields["body_bytes"]), (await api.config()).chunk_size.min
+        if refused_bytes <= least_bytes:
+            raise error
+        self.most_body_bytes = min(
+            self.most_body_bytes, max(least_bytes, refused_bytes // 2 // _STEP_BYTES * _STEP_BYTES)
+        )
+        self.chunk_size = min(self.chunk_size or self.most_body_bytes, self.most_body_bytes)
 
 
 async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> None:

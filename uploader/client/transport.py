@@ -6,9 +6,11 @@ All calls of the contract may be repeated, so an answer that was lost costs anot
 
 import asyncio
 import errno
+import importlib.util
 import json
 import socket
 import ssl
+import urllib.request
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,8 +18,17 @@ from typing import Any
 import httpx2
 
 from uploader import __version__
-from uploader.client.errors import BadAnswer, ClientError, NotFound, ServerProblem, Unauthenticated, Unreachable
-from uploader.client.pace import OnRetry, Pace, Patience, Retrying, error_of
+from uploader.client.errors import (
+    BadAnswer,
+    BadProxy,
+    ClientError,
+    NotFound,
+    ServerProblem,
+    Unauthenticated,
+    Unreachable,
+)
+from uploader.client.pace import BODY_LIMITED, OnRetry, Pace, Patience, Retrying, error_of
+from uploader.units import format_size, mask_password
 
 # What OpenSSL says of an answer that is no TLS.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
@@ -33,8 +44,12 @@ _MOST_BYTES = 64 << 20
 _MOST_PROBLEM_BYTES = 2 << 20
 # Where the bytes of a file are read from: elsewhere.
 _SENT_ON_STATUS = 307
-# What a proxy says while the server behind it is away, with no problem of ours in the body.
-_PASSING_STATUS = frozenset({408, 425, 429, 502, 503, 504})
+# Answers without a problem of ours that may pass, beside all from 500 on.
+_PASSING_STATUS = frozenset({408, 425, 429})
+# Said by a proxy that does not reach the server behind it; those from 520 on by Cloudflare's.
+_GATEWAY_STATUS = frozenset({502, 504, *range(520, 528)})
+# A head that is too large, as nginx says it.
+_LARGE_HEAD = b"Request Header Or Cookie Too Large"
 
 
 def origin_of(url: httpx2.URL) -> str:
@@ -50,7 +65,7 @@ def unreachable(error: httpx2.RequestError, *, answered: bool) -> Unreachable:
 
 def stranger(response: httpx2.Response) -> BadAnswer:
     """Something else has answered."""
-    url, status = response.url, f"{response.status_code} {response.reason_phrase}"
+    url, status = response.url, _status_of(response)
     if response.status_code == 400 and _ASKED_WITHOUT_TLS in response.content:
         return BadAnswer(f"{origin_of(url)} speaks TLS: the URL begins with https://")
     if "location" in response.headers:
@@ -58,9 +73,58 @@ def stranger(response: httpx2.Response) -> BadAnswer:
     return BadAnswer(f"{url} is answered {status}: is {origin_of(url)} an upload server?")
 
 
+def _status_of(response: httpx2.Response) -> str:
+    return f"{response.status_code} {response.reason_phrase}".rstrip()
+
+
+def _token_length(response: httpx2.Response) -> str:
+    token = response.request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return f"; the token has {len(token):,} characters" if token else ""
+
+
+def _proxy_of(url: httpx2.URL) -> str | None:
+    """Return the proxy that the environment names for a URL, without its password."""
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    return None if not proxy or urllib.request.proxy_bypass(url.host) else mask_password(proxy)
+
+
+def _check_proxies() -> None:
+    """Raises BadProxy for one that the environment names and no HTTP client can use."""
+    for name, proxy in urllib.request.getproxies().items():
+        if name in ("http", "https", "all"):
+            shown = f"{name.upper()}_PROXY is {mask_password(proxy)!r}"
+            try:
+                url = httpx2.URL(proxy if "://" in proxy else f"http://{proxy}")
+            except httpx2.InvalidURL as error:
+                raise BadProxy(f"{shown}, which is not a URL: {error}") from error
+            if url.scheme.startswith("socks") and importlib.util.find_spec("socksio") is None:
+                raise BadProxy(f"{shown}: for SOCKS the package socksio has to be installed")
+            if url.scheme not in ("http", "https", "socks5", "socks5h") or not _has_place(url):
+                raise BadProxy(f"{shown}, which is not a URL such as http://proxy.example:3128")
+
+
+def _has_place(url: httpx2.URL) -> bool:
+    return bool(url.host) and (url.port or 0) < 1 << 16
+
+
+def _reason_of_proxy(error: httpx2.RequestError, url: httpx2.URL) -> str | None:
+    """Say what is wrong with the proxy that the environment names, if it is the proxy."""
+    proxy = _proxy_of(url)
+    if proxy is None or any(isinstance(cause, ssl.SSLError) for cause in _causes(error)):
+        return None
+    if isinstance(error, httpx2.ProxyError):
+        return f"the proxy {proxy} does not connect to {origin_of(url)}: {error}"
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return f"the proxy {proxy}, which the environment names, can't be reached: is it up, and its URL right?"
+    return None
+
+
 def _reason(error: httpx2.RequestError, url: httpx2.URL, *, answered: bool) -> tuple[str, bool]:
     """Say what is wrong, and whether it may pass."""
     origin = origin_of(url)
+    if (why := _reason_of_proxy(error, url)) is not None:
+        return why, True
     for cause in _causes(error):
         match cause:
             case ssl.SSLCertVerificationError():
@@ -124,6 +188,8 @@ class Transport:
         # Beside the connections that send chunks there are always some for questions.
         self._limits = httpx2.Limits(max_connections=connections + 4, max_keepalive_connections=connections + 4)
         self._url = _checked_url(url)
+        if http_transport is None:
+            _check_proxies()
         self._clients: dict[bool, httpx2.AsyncClient] = {}
         self._http = self._client_for(self._url)
 
@@ -305,7 +371,7 @@ def _checked_url(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
         raise ValueError(f"{url!r} is not a URL: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not _has_place(parsed):
         raise ValueError(f"{url!r} is not a URL such as https://uploads.example.org")
     return parsed
 
@@ -320,9 +386,11 @@ def _raise_for_problem(response: httpx2.Response) -> None:
         return
     problem = _problem_of(response)
     if problem is None:
-        if status in _PASSING_STATUS:
+        _raise_for_proxy(response)
+        if status >= 500 or status in _PASSING_STATUS:
+            away = ": a proxy is there, and does not reach the server" if status in _GATEWAY_STATUS else ""
             raise ServerProblem(
-                f"{origin_of(response.url)} answers {status} {response.reason_phrase}",
+                f"{origin_of(response.url)} answers {_status_of(response)}{away}",
                 code="unavailable",
                 status=status,
                 retryable=True,
@@ -333,7 +401,25 @@ def _raise_for_problem(response: httpx2.Response) -> None:
         problem = problem | {"detail": _why_unknown(response.request, str(problem.get("detail")))}
     if problem["code"] == "not-found":  # no file and no upload, but the path itself
         problem = problem | {"detail": f"there is nothing at {response.url}: is the server's URL right?"}
+    if status == 431:
+        problem = problem | {"detail": f"{problem.get('detail')}{_token_length(response)}"}
     raise error_of(problem, status, _retry_after_seconds(response))
+
+
+def _raise_for_proxy(response: httpx2.Response) -> None:
+    """Raise for a refusal that is a proxy's alone."""
+    status, origin, code, fields = response.status_code, origin_of(response.url), "bad-answer", dict[str, Any]()
+    if status == 413:
+        code, fields = BODY_LIMITED, {"body_bytes": int(response.request.headers.get("Content-Length", 0))}
+        detail = f"a proxy before {origin} limits bodies to less than {format_size(fields['body_bytes'])}"
+    elif status == 431 or (status == 400 and _LARGE_HEAD in response.content):
+        told = f"{_status_of(response)}{_token_length(response)}"
+        detail = f"a proxy before {origin} takes no requests with so large a head: {told}"
+    elif status == 407:
+        detail = f"a proxy before {origin} asks for a user and a password: {_status_of(response)}"
+    else:
+        return
+    raise ServerProblem(detail, code=code, status=status, fields=fields)
 
 
 def _raise_for_elsewhere(response: httpx2.Response) -> None:
@@ -341,8 +427,7 @@ def _raise_for_elsewhere(response: httpx2.Response) -> None:
     anew."""
     if response.status_code >= 300:
         raise ServerProblem(
-            f"{origin_of(response.url)}, where the server keeps its bytes, answers {response.status_code} "
-            f"{response.reason_phrase}",
+            f"{origin_of(response.url)}, where the server keeps its bytes, answers {_status_of(response)}",
             code="unavailable",
             status=response.status_code,
             retryable=True,

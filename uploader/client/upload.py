@@ -18,6 +18,7 @@ from msgspec import Struct
 from uploader.client import errors, model, plan
 from uploader.client.api import Api
 from uploader.client.model import Challenged, Complete, Digests, File, Merging, Open, Upload, UploadStatus
+from uploader.client.pace import BODY_LIMITED
 from uploader.client.plan import Part
 from uploader.client.source import Source, digests_of, proof_of, sample_of
 from uploader.client.transfer import Meter, Shared, all_or_none, check_room, end, needs_no_place
@@ -130,7 +131,43 @@ class Sending(Struct, frozen=True):
                 return status
             upload = status.upload
         await self.changes.look()
-        return await self._send_all(upload)
+        try:
+            return await self._send_all(upload)
+        except errors.ServerProblem as error:
+            if error.code != BODY_LIMITED:
+                raise
+            asked_bytes = self.shared.chunk_size
+            is_smallest = asked_bytes is not None and asked_bytes < upload.chunk_size
+            await self.shared.halve(self.api, error)
+            status = await self.api.status(upload.id)
+            # To begin anew with smaller chunks sends all bytes, to append only the missing ones.
+            if isinstance(status, Open) and (status.upload.received_bytes or is_smallest):
+                with contextlib.suppress(errors.BadAnswer):  # of a server without appends
+                    return await self._append(status.upload)
+            raise
+
+    async def _append(self, upload: Upload) -> UploadStatus:
+        """Send what is missing in pieces that are smaller than its chunks, one after the other; where it stands then."""
+        retrying = self.api.retrying()
+        for first, last in upload.missing:
+            end_offset = min((last + 1) * upload.chunk_size, upload.size)
+            offset = max(first * upload.chunk_size, await self.api.offset(upload.id))
+            while offset < end_offset:
+                await self.gate.wait()
+                length = min(self.shared.most_body_bytes, end_offset - offset)
+                if offset + length == upload.size:
+                    await self.told.wait()
+                try:
+                    async with self.shared.slots, self._pieces([Part(b"", offset, length)]) as pieces:
+                        offset = await self.api.append_once(upload.id, offset, length, pieces)
+                    retrying = self.api.retrying()
+                except errors.ClientError as error:
+                    if error.code == BODY_LIMITED and isinstance(error, errors.ServerProblem):
+                        await self.shared.halve(self.api, error)
+                    else:
+                        await retrying.pause(error)
+                    offset = await self.api.offset(upload.id)
+        return await self.api.status(upload.id)
 
     async def _try_line(self, upload: Upload) -> UploadStatus:
         """Send whole chunks, for a moment if the line is slow; where it stands then."""
@@ -317,19 +354,25 @@ class Uploading:
         await check_room(self._api, self._name, self._source.size, self._destination.if_exists)
 
     async def _run_again_if_it_helps(self) -> File:
+        is_again = False
         try:
-            try:
-                return await self._run()
-            except errors.ServerProblem as error:
-                if not begins_anew(error):
-                    raise
-            # The bytes that earlier runs had sent were others, or the upload expired under our hands: once more.
-            self._source.check()
-            await self._discard_mixed()
-            self._expected = None
-            self._changes.give_up()
-            self._meter.begin_anew()
-            return await self._run()
+            while True:
+                try:
+                    return await self._run()
+                except errors.ServerProblem as error:
+                    if error.code == BODY_LIMITED:
+                        await self._shared.halve(self._api, error)
+                    elif is_again or not begins_anew(error):
+                        raise
+                    else:
+                        is_again = True
+                # The bytes that earlier runs had sent were others, the upload expired under our hands, or its chunks are too
+                # large for a proxy: once more.
+                self._source.check()
+                await self._discard_mixed()
+                self._expected = None
+                self._changes.give_up()
+                self._meter.begin_anew()
         except errors.FileChanged:
             await self._discard_mixed()
             raise
@@ -398,7 +441,9 @@ class Uploading:
         try:
             file, self._present = await self._sending.send_whole(digests, self._name, self._wishes)
         except errors.ClientError as error:
-            if error.code != "file-too-large":
+            if error.code == BODY_LIMITED and isinstance(error, errors.ServerProblem):
+                await self._shared.halve(self._api, error)
+            elif error.code != "file-too-large":
                 await self._api.retrying().pause(error)
             return None
         self._meter.received(file.size)

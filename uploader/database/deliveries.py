@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, bindparam, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, bindparam, case, delete, exists, func, select, update
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
@@ -162,7 +162,7 @@ class Delivery:
 
     sink: str
     state: str
-    attempt: int
+    failures: int
     due_at: datetime
     last_error: str | None
 
@@ -189,7 +189,10 @@ async def one(connection: AsyncConnection, event_id: str) -> tuple[Message, list
 
 
 async def _deliveries_of(connection: AsyncConnection, event_ids: Sequence[str]) -> dict[str, list[Delivery]]:
-    columns = [_DELIVERIES[each.name] for each in fields(Delivery)]
+    # A task counts a claim as an attempt when it begins.
+    has_not_failed = (_DELIVERIES.fence > 0) & ((_DELIVERIES.state == DELIVERED) | _DELIVERIES.held)
+    failures = _DELIVERIES.attempt - case((has_not_failed, 1), else_=0)
+    columns = [failures if each.name == "failures" else _DELIVERIES[each.name] for each in fields(Delivery)]
     query = select(_DELIVERIES.outbox_id, *columns).where(_DELIVERIES.outbox_id.in_(event_ids))
     told: dict[str, list[Delivery]] = defaultdict(list)
     for event_id, *facts in await connection.execute(query.order_by(_DELIVERIES.sink)):

@@ -52,7 +52,7 @@ from uploader.settings import Settings, secret_files
 from uploader.sinks.configuration import EventSettings
 from uploader.storage import disk, modes
 from uploader.storage.store import Store
-from uploader.units import format_size
+from uploader.units import human_bytes
 
 _FILES_SECONDS, _FILES_AT_START_SECONDS = 1.0, 0.1
 # Of a start: what is not known by then is not told.
@@ -237,7 +237,7 @@ class Doctor:
     def _room(self, volume: disk.Volume) -> list[Diagnosis]:
         found, floor_bytes = [], floor_of(volume.total_bytes, self.settings.free_space_floor_bytes)
         if volume.free_bytes < floor_bytes:
-            free, floor = (format_size(size >> 20 << 20) for size in (volume.free_bytes, floor_bytes))
+            free, floor = human_bytes(volume.free_bytes), human_bytes(floor_bytes)
             what = f"{free} of the disk are free, below the floor of {floor}: the trash gives way, then uploads are refused"
             found.append(warning(Subject.DISK, what, "free disk, or lower UPLOADER_FREE_SPACE_FLOOR"))
         if volume.free_inodes * _LEAST_INODES_SHARE < volume.inodes:

@@ -288,7 +288,7 @@ def test_folders_and_patterns_are_deleted_when_one_is_sure(filled: Commands) -> 
     assert (deleted.returncode, deleted.stdout) == (0, "deleted manual/ (2 files)\n")
     by_pattern = filled.run("rm", "**/2025/x.jpg", "manual.txt", "--yes")
     assert (by_pattern.returncode, len(by_pattern.stdout.splitlines())) == (0, 2)
-    [event] = filled.events("rm", "-r", "--yes", "photos/*")
+    [event, _] = filled.events("rm", "-r", "--yes", "photos/*")
     assert (event["event"], event["name"], event["files"]) == ("folder-deleted", "photos/2026/", 1)
     assert filled.names() == set()
     assert filled.events("usage")[0]["usage"]["use_space_finished"] == 0

@@ -66,7 +66,7 @@ def test_the_wheel_has_every_part_every_licence_and_a_page_on_which_each_link_le
     kept = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
     assert kept == {"LICENSE", *map(str, vendored)}
     assert {name.split("/")[0] for name in names} == {"uploader", f"uploader_kit-{__version__}.dist-info"}
-    assert "uploader/migrations/env.py" in names
+    assert {"uploader/migrations/env.py", "uploader/py.typed"} <= names
     page = metadata.partition("\n\n")[2]
     assert re.findall(r"\]\((?!https://)[^)]*\)", page) == []
     assert "pip install -q 'uploader-kit[server]'" in page

@@ -23,9 +23,11 @@ from uploader.client import (
     ClientError,
     FileChanged,
     InvalidName,
+    LocalFile,
     NotFound,
     Progress,
     QuotaExceeded,
+    ServerProblem,
     Unauthenticated,
     Unreadable,
 )
@@ -431,3 +433,36 @@ async def test_other_servers_are_told_from_upload_servers() -> None:
     assert refused.value.code == "bad-answer"
     with pytest.raises(ValueError, match="not a URL"):
         AsyncClient("ftp://test")
+
+
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+async def test_chunks_become_smaller_than_the_bodies_that_a_proxy_takes(
+    stack: Stack, wire: Wire, tmp_path: Path, content: Content
+) -> None:
+    wire.most_body_bytes = 100 * KIB
+    async with await client_on(stack, wire, chunk_size=512 * KIB) as client:
+        assert (await client.upload(content.data, "a")).sha256 == content.sha256
+        assert {upload.name for upload in await client.uploads()} == set()
+        files = [LocalFile.at(written(tmp_path / f"{number}", Content(70 * KIB, seed=number))) for number in range(5)]
+        assert all(outcome.error is None for outcome in await client.upload_many(files))
+        assert len([file async for file in client.files()]) == 6
+        wire.most_body_bytes = 64 * KIB - 1
+        with pytest.raises(ServerProblem, match="limits bodies to less than 64KiB") as refused:
+            await client.upload(LARGE.data[1:], "b")
+        assert (refused.value.code, refused.value.retryable) == ("body-limited", False)
+
+
+async def test_open_upload_goes_on_by_appends_of_the_size_that_a_proxy_takes(stack: Stack, wire: Wire) -> None:
+    async with await client_on(stack, wire, chunk_size=256 * KIB, connections=1) as client:
+        wire.hold_chunks(after=2)
+        transfer = client.start(LARGE.data, "a")
+        await arrived(transfer, 2 * 4)
+        await stopped(transfer)
+        wire.before, wire.most_body_bytes = nothing, 100 * KIB
+        (before,) = await client.uploads()
+        transfer = client.start(LARGE.data, "a")
+        assert (await transfer).sha256 == LARGE.sha256
+    # A chunk was refused, and half of one; everything else that was sent was missing.
+    missing_bytes = LARGE.size - before.received_bytes
+    assert wire.count("PATCH /resumable/.*") == -(-missing_bytes // (64 * KIB)) + 1
+    assert transfer.progress.moved_bytes == missing_bytes + 256 * KIB + 128 * KIB

@@ -69,7 +69,10 @@ def load_profile(environment: Mapping[str, str] = os.environ) -> Profile | None:
 
     A kept token is for the server it was kept with, and is never shown to another one.
     """
-    kept = _read(profile_path(environment))
+    try:
+        kept = _read(profile_path(environment))
+    except FileNotFoundError:
+        kept = {}
     url = environment.get("UPLOADER_URL") or kept.get("url")
     if not url:
         return None
@@ -96,7 +99,7 @@ def _read(path: Path) -> dict[str, str]:
 
         kept = tomllib.loads(text)
     except FileNotFoundError:
-        return {}
+        raise
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} can't be read: {error}") from error
     return {name: value for name, value in kept.items() if isinstance(value, str)}
@@ -154,9 +157,9 @@ async def _client(
     caller: Profile | LinkAddress, password: Callable[[], str] | None, options: dict[str, Any]
 ) -> AsyncClient:
     """Raises ClientError, where a link is not there or has ended."""
-    if isinstance(caller, LinkAddress):
-        return await AsyncClient.from_link(caller.url, password, **options)
     try:
+        if isinstance(caller, LinkAddress):
+            return await AsyncClient.from_link(caller.url, password, **options)
         return AsyncClient(caller.url, caller.token, **options)
     except ValueError as error:
         fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_CONFIGURATION)

@@ -29,8 +29,9 @@ from rich.text import Text
 from uploader.cli.client import events
 from uploader.cli.client.events import Event
 from uploader.cli.client.reporters import Reporter
-from uploader.cli.terminal import drawn, human_bytes, human_seconds, percent, say, shown, styled
+from uploader.cli.terminal import drawn, human_seconds, percent, say, shown, styled
 from uploader.client.transfer import Speed
+from uploader.units import human_bytes
 
 _SHORTEST_WINDOW_SECONDS = 1.0
 # A server that was stopped, or a line that is dead, says nothing for long before a call fails.

@@ -7,6 +7,7 @@ Schema is `docs/events.schema.json`, as `python -m uploader.cli.client.events` p
 import inspect
 import json
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import reduce
@@ -16,8 +17,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from uploader.cli.terminal import EXIT_OK, human_bytes, human_seconds, percent, shown_path
+from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, human_seconds, percent, shown_path
 from uploader.client import (
+    BadProxy,
     ClientError,
     DeletedFile,
     File,
@@ -32,6 +34,7 @@ from uploader.client import (
     Upload,
     Usage,
 )
+from uploader.units import human_bytes
 
 EXIT_AUTHENTICATION = 3
 EXIT_QUOTA = 4
@@ -40,7 +43,7 @@ EXIT_FAILED = 6
 EXIT_INTERRUPTED = 130
 
 # Of several failures the most telling one counts: what only a person can mend goes before what time may mend.
-_BY_WEIGHT = (EXIT_AUTHENTICATION, EXIT_QUOTA, EXIT_FAILED, EXIT_TRY_AGAIN)
+_BY_WEIGHT = (EXIT_CONFIGURATION, EXIT_AUTHENTICATION, EXIT_QUOTA, EXIT_FAILED, EXIT_TRY_AGAIN)
 
 _HOW = {"sent": "sent", "fetched": "fetched", "instant": "on the server already", "present": "there already"}
 
@@ -491,6 +494,8 @@ def _cleaned(part: Any) -> Any:
 
 
 def exit_code_of(error: ClientError) -> int:
+    if isinstance(error, BadProxy):
+        return EXIT_CONFIGURATION
     if isinstance(error, Unauthenticated):
         return EXIT_AUTHENTICATION
     if isinstance(error, QuotaExceeded | TooManyFiles | LinkExhausted):
@@ -516,8 +521,18 @@ def _words_of(error: ClientError) -> str:
     if isinstance(error, ServerProblem):
         sizes = {name: human_bytes(value) for name, value in error.fields.items() if isinstance(value, int)}
         with suppress(KeyError):  # a server that gives no figures
-            return _refusal(error, sizes) or error.detail
+            return _refusal(error, sizes) or error.detail + _figures(error)
     return error.detail
+
+
+def _figures(error: ServerProblem) -> str:
+    """Return the members of the problem that its words only name."""
+    named = {name: error.fields.get(name) for name in re.findall("`([a-z_]+)`", error.detail)}
+    told = [f"{name}: {value}" for name, value in named.items() if isinstance(value, str | int)]
+    faults = named.get("errors")
+    if isinstance(faults, list):
+        told += [f"{each.get('field')} {each.get('reason')}" for each in faults if isinstance(each, dict)]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
@@ -538,6 +553,8 @@ def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
         return f"the server's disk is too small for this file: {holds}"
     if error.code == "storage-full":
         return f"the server's disk is full: the file needs {sizes['requested']}, and {sizes['available']} are free"
+    if error.code == "name-taken":
+        return f"there is a file or folder {error.fields['taken']!r} already, which is in the way"
     if error.code == "file-too-large":
         return f"the server takes no file larger than {sizes['limit']}"
     return None

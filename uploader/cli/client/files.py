@@ -1,7 +1,9 @@
 """`ls`, `rm`, `mv`, `trash`, `restore`, `usage`, `uploads` and `cancel`: the commands about what is on the server."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import click
@@ -21,8 +23,9 @@ from uploader.cli.client.names import (
 )
 from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import Reporter
-from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail, human_bytes
+from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from uploader.client import AmbiguousName, AsyncClient, ClientError, DeletedFile, File, Folder, IfExists, ServerTooOld
+from uploader.units import human_bytes
 
 
 @click.command()
@@ -69,6 +72,8 @@ async def ls(
 async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], recursive: bool, yes: bool) -> int:
     """Delete files and folders. NAME is a name, an id, a folder, or a pattern in quotes.
 
+    `uploader restore` brings deleted files back.
+
     Without --yes it deletes only files that are named, and else prints their number and size. Name files that share their
     name by their ids.
     """
@@ -93,6 +98,7 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
             sizes |= {file.id: file.size for file in below}
         count, size = events.count_of_files(len(sizes)), human_bytes(sum(sizes.values()))
         fail(f"this deletes {count}, {size}; say --yes", EXIT_USAGE)
+    deleted = []
     for removal in removals:
         try:
             if removal.file is None:
@@ -100,9 +106,23 @@ async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], re
             else:
                 await client.delete(removal.file.id)
                 reporter.show(events.Deleted(removal.file))
+            deleted.append(removal.name)
         except ClientError as error:
             codes.add(told(reporter, removal.name, error))
+    if deleted:
+        await _note_restore(client, reporter, deleted[0], len(deleted))
     return events.worst_of(codes)
+
+
+async def _note_restore(client: AsyncClient, reporter: Reporter, name: str, count: int) -> None:
+    """Say how deleted files come back, if the trash has them. An older server has no trash."""
+    with suppress(ClientError):
+        async for file in client.deleted(name=None if name.endswith("/") else name):
+            if file.name.startswith(name):
+                others = " (and the others by their names)" if count > 1 else ""
+                way = f"`uploader restore {shlex.quote(name)}` brings it back{others}"
+                reporter.show(events.Noted(f"{way}, until {file.expires_at:%Y-%m-%d %H:%M}"))
+            return
 
 
 @click.command()

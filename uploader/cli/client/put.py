@@ -20,9 +20,10 @@ from uploader.cli.client.links import ask_password, link_of, need
 from uploader.cli.client.local import FoundFiles, find
 from uploader.cli.client.names import complete_names
 from uploader.cli.client.reporters import Reporter, Telling
-from uploader.cli.terminal import EXIT_USAGE, SIZE, fail, human_bytes
+from uploader.cli.terminal import EXIT_USAGE, SIZE, fail
 from uploader.client import AsyncClient, ClientError, How, IfExists, LocalFile, Outcome, errors
 from uploader.client.plan import checked_name
+from uploader.units import human_bytes
 
 _EXAMPLES = 5
 

@@ -78,6 +78,8 @@ def work(
     except ClientError as error:
         say(error.detail, err=True)
         sys.exit(exit_code_of(error))
+    except ValueError as error:  # the URL is none
+        fail(str(error), EXIT_CONFIGURATION)
 
 
 def why_unsafe(command: Sequence[str]) -> str | None:

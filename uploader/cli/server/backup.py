@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from uploader.cli.server.services import EXIT_FAILED, embedded_redis, load_settings, run_to_end, with_services
-from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, exact_bytes, fail, human_bytes, percent, say, say_over
+from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, exact_bytes, fail, percent, say, say_over
 from uploader.domain.audit_log import Action
-from uploader.units import format_ago
+from uploader.units import format_ago, human_bytes
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services

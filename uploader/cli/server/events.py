@@ -88,7 +88,7 @@ def test(sink: str) -> None:
 
 
 def _state(delivery: "Delivery") -> str:
-    return f"{delivery.state} ({delivery.attempt} failed)" if delivery.attempt else delivery.state
+    return f"{delivery.state} ({delivery.failures} failed)" if delivery.failures else delivery.state
 
 
 def _facts(message: "Message", told: "list[Delivery]") -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _facts(message: "Message", told: "list[Delivery]") -> dict[str, Any]:
             {
                 "sink": each.sink,
                 "state": each.state,
-                "failed": each.attempt,
+                "failed": each.failures,
                 "at": _moment(each.due_at),
                 "last_error": each.last_error,
             }

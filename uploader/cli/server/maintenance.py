@@ -77,7 +77,7 @@ def doctor(notes: bool, all_files: bool, as_json: bool) -> None:
         say(json.dumps([asdict(each) for each in shown]))
     else:
         for each in shown:
-            say(str(each))
+            say(str(each), is_prose=True)
         if not acted_on:
             say("nothing to do")
     sys.exit(EXIT_FAILED if acted_on else EXIT_OK)

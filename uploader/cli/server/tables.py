@@ -8,10 +8,11 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from uploader.cli.terminal import human_bytes, human_seconds, say, say_drawn, shown
+from uploader.cli.terminal import human_seconds, say, say_drawn, shown
 from uploader.service.costs import CostReport
 from uploader.service.reports import QueueReport, Report
 from uploader.service.work import WorkReport
+from uploader.units import human_bytes
 
 # Where the output is no terminal: wide enough that no column is cut.
 _WIDTH = 160

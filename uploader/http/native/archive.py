@@ -35,7 +35,7 @@ _MODE = 0o644
 _REGULAR_FILE = 0o100000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What the format has room for (APPNOTE.TXT, 4.4.6).
-_FIRST_YEAR, _LAST_YEAR = 1980, 2107
+_FIRST_DATE, _LAST_DATE = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 59)
 _MEDIA_TYPES = {"zip": "application/zip", "tar": "application/x-tar"}
 MEDIA_TYPES = tuple(_MEDIA_TYPES.values())
 # The member of a zip that tells of the files that are not there.
@@ -266,9 +266,7 @@ def _write_all(written: zipfile.ZipFile, group: Sequence[_Member]) -> None:
 
 
 def _zip_info(member: _Member) -> zipfile.ZipInfo:
-    moment = member.moment
-    year = min(max(moment.year, _FIRST_YEAR), _LAST_YEAR)
-    info = zipfile.ZipInfo(member.name, (year, *moment.timetuple()[1:6]))
+    info = zipfile.ZipInfo(member.name, min(max(member.moment.timetuple()[:6], _FIRST_DATE), _LAST_DATE))
     info.external_attr = (_REGULAR_FILE | _MODE) << 16
     info.file_size = member.file.size  # so that a large one is written in the form for large ones
     return info

@@ -2,22 +2,33 @@
 
 import { format, t } from "./i18n.js";
 
-const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+/** Units of sizes, the largest first. */
+export const SIZE_UNITS = [..."PTGMK"].flatMap((letter, number) => [
+  { unit: `${letter}iB`, factor: 1024 ** (5 - number), isBinary: true },
+  { unit: `${letter}B`, factor: 1000 ** (5 - number), isBinary: false },
+]);
+const MOST_EXACT = 10_000;
 
 export function formatCount(count) {
   return format("NumberFormat").format(count);
 }
 
-/** 1,536 becomes "1.5 KiB". */
+/** 1,536 becomes "1.5 KiB": exact in the largest unit in which it is short, else in binary with one decimal. */
 export function formatBytes(bytes) {
-  let value = bytes;
-  let unit = 0;
-  while (Math.abs(value) >= 1024 && unit < UNITS.length - 1) {
-    value /= 1024;
-    unit += 1;
+  const size = Math.abs(bytes);
+  if (size < 1000) return inUnit(bytes, "B", 0);
+  for (const { unit, factor, isBinary } of SIZE_UNITS) {
+    const value = size / factor;
+    const isExact = Number.isInteger(isBinary ? value * 10 : value);
+    if (value >= 1 && value < MOST_EXACT && isExact) return inUnit(bytes / factor, unit, Number.isInteger(value) ? 0 : 1);
   }
-  const digits = unit === 0 || value >= 100 ? 0 : 1;
-  return `${format("NumberFormat", { maximumFractionDigits: digits }).format(value)} ${UNITS[unit]}`;
+  const binary = SIZE_UNITS.filter((each) => each.isBinary);
+  const { unit, factor } = binary.findLast((each) => size / each.factor < 1023.95) ?? binary[0];
+  return inUnit(bytes / factor, unit, 1);
+}
+
+function inUnit(value, unit, digits) {
+  return `${format("NumberFormat", { minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value)} ${unit}`;
 }
 
 export function formatRate(bytesPerSecond) {

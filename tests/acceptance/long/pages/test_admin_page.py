@@ -258,7 +258,7 @@ async def _check_dialog(office: Office) -> None:
     page = office.page
     await page.get_by_role("button", name="alice", exact=True).first.click()
     dialog = page.get_by_role("dialog", name="alice")
-    await expect(dialog.locator(".figure")).to_have_text(["170 KiB", "64 KiB", "300 KiB", "10 GiB"])
+    await expect(dialog.locator(".figure")).to_have_text(["170 KiB", "64 KiB", "300 KiB", "10.0 GiB"])
     await expect(dialog.get_by_role("row", name="=film.mov")).to_contain_text("64 KiB")
     await expect(dialog.get_by_role("row", name="notes/hers.txt")).to_contain_text("70 KiB")
     assert await office.visitor.violations(["light"]) == []

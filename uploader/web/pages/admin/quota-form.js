@@ -1,15 +1,16 @@
 // A number of bytes as a person gives it: a figure and a unit.
 
 import { element, setText } from "../dom.js";
+import { SIZE_UNITS } from "../format.js";
 import { t } from "../i18n.js";
 
-const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+const UNITS = [{ unit: "B", factor: 1 }, ...SIZE_UNITS.filter(({ unit }) => !unit.startsWith("P")).reverse()];
 const ENTERED_DIGITS = 3;
 
 /** The largest unit in which the figure is short and exact. */
 function inUnits(bytes) {
   for (let power = UNITS.length - 1; power > 0; power -= 1) {
-    const value = bytes / 1024 ** power;
+    const value = bytes / UNITS[power].factor;
     if (value >= 1 && Number(value.toFixed(ENTERED_DIGITS)) === value) return { value, power };
   }
   return { value: bytes, power: 0 };
@@ -18,14 +19,14 @@ function inUnits(bytes) {
 /** Fields for a number of bytes, or for none yet where `current` is null: {input, unit, read()}; what is no number is read as
  * NaN. `described` is the id of what tells so. */
 export function spaceFields(id, current, described) {
-  const { value, power } = current === null ? { value: "", power: UNITS.indexOf("GiB") } : inUnits(current);
+  const { value, power } = current === null ? { value: "", power: UNITS.findIndex(({ unit }) => unit === "GiB") } : inUnits(current);
   const label = current === null ? null : t("user.quota");
   const input = element("input", { type: "text", inputmode: "decimal", id, value, "aria-label": label, "aria-describedby": described, autocomplete: "off" });
-  const units = UNITS.map((unit, number) => element("option", { value: number, selected: number === power }, unit));
+  const units = UNITS.map(({ unit }, number) => element("option", { value: number, selected: number === power }, unit));
   const unit = element("select", { id: `${id}-unit`, "aria-label": t("user.unit") }, ...units);
   const read = () => {
     const text = input.value.trim().replace(",", ".");
-    const bytes = /^\d+(\.\d+)?$/.test(text) ? Math.round(Number(text) * 1024 ** Number(unit.value)) : NaN;
+    const bytes = /^\d+(\.\d+)?$/.test(text) ? Math.round(Number(text) * UNITS[unit.value].factor) : NaN;
     return Number.isSafeInteger(bytes) ? bytes : NaN;
   };
   return { input, unit, read };
