@@ -23,6 +23,7 @@ from tests.support.servers import accepts, free_port
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
 from uploader.bootstrap.processes import ServerProcesses, _ServerProcess, begin_no_connection
 from uploader.bootstrap.systemd import watchdog_seconds, watched_loop
+from uploader.http.app import STOP_STATE
 
 CLIENTS = 8
 # Half of it is the interval.
@@ -191,6 +192,9 @@ def test_a_server_process_does_not_answer_for_an_event_loop_that_hangs() -> None
 
     async def app(_scope: object, _receive: object, _send: object) -> None: ...
 
+    async def stop() -> None:
+        """Do nothing: there are no requests."""
+
     server = process.server
     server.config = uvicorn.Config(app, log_config=None, lifespan="off")
     serving = threading.Thread(target=server.run, args=([],))
@@ -198,6 +202,7 @@ def test_a_server_process_does_not_answer_for_an_event_loop_that_hangs() -> None
     wait_for(lambda: server._loop is not None)
     loop = server._loop
     assert loop is not None
+    server.lifespan.state[STOP_STATE] = stop
     threading.Thread(target=process.always_pong, daemon=True).start()
     try:
         assert process.ping(PATIENCE_SECONDS)
