@@ -172,15 +172,15 @@ async def test_a_server_that_loads_its_files_is_named(
     make_stack: MakeStack, own_redis: PrivateRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Redis(port=own_redis.port) as redis, redis.pipeline(transaction=False) as pipeline:
-        for number in range(20_000):
+        for number in range(150_000):
             pipeline.set(f"key {number}", number)
         pipeline.execute()
     async with make_stack(redis_url=own_redis.url) as stack:
         await stack.open(CONTENT)
         assert (await stack.put(CONTENT, 0)).status_code == 200
         own_redis.kill()
-        # It answers after each thousand of its 20,000 keys.
-        starting = asyncio.create_task(asyncio.to_thread(own_redis.start, "--key-load-delay", "1500"))
+        # It answers after each thousand of its 150,000 keys.
+        starting = asyncio.create_task(asyncio.to_thread(own_redis.start, "--key-load-delay", "200"))
         await eventually(lambda: _loads(own_redis))
         await check_that_it_is_told(stack, refusal("LOADING"), caplog)
         own_redis.kill()
