@@ -13,7 +13,6 @@ COMMANDS: dict[str, Action | None] = {
     "work": None,
     "config": None,
     "doctor": None,
-    "drill": None,
     "db upgrade": None,
     "redis reset": Action.REDIS_RESET,
     "installation": None,

@@ -34,7 +34,6 @@ from tests.support.rows import NOW, file_row, upload_row
 from uploader import observability
 from uploader.database import models
 from uploader.domain import events
-from uploader.domain.advisories import ADVISORIES
 from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Subject
 from uploader.domain.events import EventType, Message, News
@@ -157,15 +156,6 @@ def _oldest() -> dict[str, str]:
 def test_the_page_on_contributing_says_of_each_library_why_not_an_older_one() -> None:
     rows = table(ROOT / "docs" / "contributing.md", "## The oldest libraries")
     assert {name.strip("`"): version for name, version, why in rows if why} == _oldest()
-
-
-def test_no_library_may_be_so_old_that_the_doctor_warns_of_it() -> None:
-    oldest = _oldest()
-    known = [each for each in ADVISORIES if each.package in oldest]
-    assert len(known) > 4
-    assert [
-        (each.package, each.fixed_in(oldest[each.package])) for each in known if each.fixed_in(oldest[each.package])
-    ] == []
 
 
 def test_the_index_of_decisions_has_each_once() -> None:

@@ -1,14 +1,12 @@
 """The rules of `uploader doctor` that look at nothing but what they are given: settings, versions, mounts, rules."""
 
 import re
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.consumer import SECRETS
-from uploader.domain.advisories import ADVISORIES, diagnoses_of, parse_version
 from uploader.domain.diagnosis import Subject, diagnoses_of_skew, error, note, warning, worst_first
 from uploader.service import exposure
 from uploader.service.doctor import diagnoses_of_mounts
@@ -104,28 +102,6 @@ def test_who_can_read_the_events(tmp_path: Path, sink: str, told: int) -> None:
     assert events.files == ((tmp_path / "s",) if "secret_file" in sink else ())
     file.write_text('[pre_create]\nurl = "http://app/ask"\nsecret_file = "s"\n')
     assert [each.subject for each in exposure.diagnoses_of(Settings(), load_events(file))] == [Subject.EVENTS]
-
-
-@pytest.mark.parametrize("advisory", ADVISORIES, ids=lambda each: f"{each.package} {each.about[:14]}")
-def test_a_version_is_faulty_up_to_the_one_that_is_mended(advisory: Any) -> None:
-    assert advisory.reference.startswith("https://")
-    for begin, end in advisory.faulty:
-        assert parse_version(begin) < parse_version(end)
-        assert advisory.fixed_in(begin) == end
-        assert advisory.fixed_in(end) is None
-    assert advisory.fixed_in("999") is None
-
-
-def test_versions_are_compared_by_numbers_and_notes_are_of_distributions() -> None:
-    assert parse_version("0.2.12.post1") == (0, 2, 12) > parse_version("0.2.9")
-    assert parse_version("8.0.0") == (8,)
-    today = date(2026, 11, 1)
-    [told] = diagnoses_of({"asyncmy": "0.2.11"}, today)
-    assert str(told).startswith("warning  libraries: asyncmy 0.2.11 has a known fault, CVE-2025-65896: ")
-    assert told.do == "install 0.2.12 or newer (https://github.com/advisories/GHSA-qhqw-rrw9-25rm)"
-    assert [each.level for each in diagnoses_of({"SQLite": "3.40.1", "Python": "3.11.2"}, today)] == ["note"]
-    assert [each.level for each in diagnoses_of({"Python": "3.11.2"}, date(2028, 1, 1))] == ["note"]
-    assert list(diagnoses_of({"SQLite": "3.51.3", "asyncmy": "0.2.18"}, today)) == []
 
 
 def test_the_worst_comes_first_and_each_once() -> None:

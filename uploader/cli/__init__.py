@@ -85,7 +85,7 @@ def is_of_server(command: click.Command) -> bool:
 # How many more objects than at the last look for cycles there have to be before the next; how many looks make a longer one.
 _COLLECTED = (10_000, 20, 50)
 # These wait as long as it takes, need nothing, or tell what is away.
-_NEVER_WAITING = ("serve", "work", "config", "doctor", "restore-backup", "drill")
+_NEVER_WAITING = ("serve", "work", "config", "doctor", "restore-backup")
 _COMMANDS = (
     Later("serve", "server.serve", "Run the server, and the background jobs with it."),
     Later("work", "server.serve", "Run the background jobs only."),
@@ -108,7 +108,6 @@ _COMMANDS = (
         "server.backup",
         "Restore an installation from a backup in DIRECTORY, or its database from the last copy.",
     ),
-    Later("drill", "server.drill", "Cause faults in a scratch installation, and print how it came back."),
     Later("store-trash", "server.maintenance", "List, restore or remove deleted contents."),
     Later("events", "server.events", "Show, replay and test events."),
     Later("token", "server.accounts", "Make, list and revoke tokens."),

@@ -37,7 +37,6 @@ class Subject(StrEnum):
     REDIS = "redis"
     BUCKET = "bucket"
     CLOCK = "clock"
-    LIBRARIES = "libraries"
     CONTENT = "content"
     RECONCILE = "reconcile"
     SNAPSHOT = "snapshot"

@@ -5,14 +5,10 @@ are told all the same.
 """
 
 import asyncio
-import platform
-import sqlite3
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from uploader.accounting.pending import Pending
@@ -21,7 +17,7 @@ from uploader.accounting.redis import look_at_server as look_at_redis
 from uploader.clock import Clock
 from uploader.database import meta, migrate
 from uploader.database.engine import Database
-from uploader.domain import advisories, reasons
+from uploader.domain import reasons
 from uploader.domain.diagnosis import (
     Diagnosis,
     Subject,
@@ -157,7 +153,6 @@ class Doctor:
         found += self._certificate()
         found += await asyncio.to_thread(self._secrets)
         found += _umask()
-        found += advisories.diagnoses_of(_versions(), self.clock.now().date())
         try:
             found += await asyncio.to_thread(self._files, files_seconds)
             found += await asyncio.to_thread(self._disk)
@@ -296,8 +291,6 @@ class Doctor:
         server = await look_at_redis(self.pending.redis)
         if server.now is not None:
             found += self._skew("Redis", server.now, before)
-        if server.version is not None:
-            found += advisories.diagnoses_of({server.product: server.version}, self.clock.now().date())
         found += diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
         found += await self.probe.diagnoses()
         return found + await self._redis_of_others()
@@ -361,13 +354,3 @@ def _holds_secrets(key_set: Path) -> bool:
     with suppress(OSError), key_set.open("rb") as file:
         return b'"oct"' in file.read(_MAX_KEY_SET_BYTES)
     return False
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of what this process stands on, as far as it is installed."""
-    found = {"Python": platform.python_version(), "SQLite": sqlite3.sqlite_version}
-    found["OpenSSL"] = ".".join(map(str, ssl.OPENSSL_VERSION_INFO[:3]))
-    for package in {advisory.package for advisory in advisories.ADVISORIES if not advisory.is_backported}:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found

@@ -1,4 +1,5 @@
-"""`drill`: does to a scratch installation what disks, crashes and people do to real ones, and tells how it came back.
+"""Does to a scratch installation what disks, crashes and people do to real ones, and tells how it came back:
+`.venv/bin/python -m tests.soak.drill DIRECTORY`, by hand.
 
 Knows the server by its processes, its files and its HTTP contract.
 """
@@ -36,7 +37,7 @@ _SCRATCH_DISK = "128m"
 _REQUEST_SECONDS, _HEALED_SECONDS, _POLL_SECONDS = 60.0, 180.0, 0.2
 _LOCKED_SECONDS = 2.0
 _MAIN = "from uploader.cli import main; main(prog_name='uploader')"
-_BEGIN = "from uploader.cli.server.drill import begin_scratch; begin_scratch({!r}); "
+_BEGIN = "from tests.soak.drill import begin_scratch; begin_scratch({!r}); "
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Scratch:
     def run(self, *arguments: str) -> str:
         """Run a command on the installation. Its output. Raises subprocess.CalledProcessError."""
         command = [sys.executable, "-c", _MAIN, *arguments]
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=True)  # noqa: S603
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     def begin(self) -> None:
@@ -112,7 +113,7 @@ class Scratch:
         self._client.base_url = httpx2.URL(f"http://127.0.0.1:{port}")
         command = [sys.executable, "-c", _BEGIN.format(str(self.unreadable)) + _MAIN, "serve", "--port", str(port)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603
+            self._process = subprocess.Popen(
                 command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         if not _until(lambda: _told(lambda: self.ask("GET", "/livez")) == "200"):
@@ -496,10 +497,10 @@ def _on_small_disk(directory: Path) -> Outcome:
     small.mkdir()
     rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     mounted = f'mount -t tmpfs -o size={_SCRATCH_DISK} drill "$0" && exec "$@"'
-    again = [sys.executable, "-c", _MAIN, "drill", "--fault", "full-disk", "--json", str(small)]
+    again = [sys.executable, "-m", "tests.soak.drill", "--fault", "full-disk", "--json", str(small)]
     command = ["unshare", "--mount", *rights, "sh", "-c", mounted, str(small), *again]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         (told,) = json.loads(done.stdout)
     except (OSError, ValueError):
         why = "no small filesystem can be mounted here: give DIRECTORY on one of less than 1 GiB"
@@ -536,3 +537,7 @@ def _until(condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
+
+
+if __name__ == "__main__":
+    drill()

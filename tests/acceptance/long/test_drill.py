@@ -1,17 +1,25 @@
-"""`uploader drill`: each fault, caused in real processes and files, comes back by itself, and nothing is lost."""
+"""The drill: each fault, caused in real processes and files, comes back by itself, and nothing is lost."""
 
 import json
 import re
+import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
-from tests.support.process import Server, can_mount, client_of_owner, ended, run_cli
-from uploader.cli.server.drill import FAULTS
+from tests.soak.drill import FAULTS
+from tests.support.process import Server, Settings, can_mount, client_of_owner, ended, environment, run_cli, run_program
+from tests.support.waiting import SERVER_SECONDS
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_drill(settings: Settings, *arguments: str) -> "CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.soak.drill", *arguments]
+    return run_program(command, env=environment(settings), cwd=ROOT, check=False, timeout=SERVER_SECONDS)
 
 
 def test_what_each_fault_takes_away_comes_back_by_itself(tmp_path: Path) -> None:
-    drilled = run_cli(
-        {"DATABASE_URL": "mysql+asyncmy://nobody@127.0.0.1:1/none"}, "drill", str(tmp_path / "d"), "--json"
-    )
+    drilled = run_drill({"DATABASE_URL": "mysql+asyncmy://nobody@127.0.0.1:1/none"}, str(tmp_path / "d"), "--json")
     outcomes = {outcome["fault"]: outcome for outcome in json.loads(drilled.stdout)}
     assert (drilled.returncode, drilled.stderr) == (0, ""), outcomes
     assert outcomes.keys() == FAULTS.keys()
@@ -33,7 +41,7 @@ def test_what_each_fault_takes_away_comes_back_by_itself(tmp_path: Path) -> None
 
 def test_a_drill_wants_a_directory_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    refused = run_cli({}, "drill", str(tmp_path))
+    refused = run_drill({}, str(tmp_path))
     assert refused.returncode == 2
     assert "is not empty: a drill is for a scratch installation" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -45,9 +53,9 @@ def test_a_backup_is_tried_by_restoring_it_into_a_drill(tmp_path: Path) -> None:
     with ended(server), client_of_owner(server.url, data) as client:
         assert client.post("/me/files?name=photo.jpg", content=b"photo").status_code == 201
         assert run_cli({"DATA": str(data)}, "backup", backups).returncode == 0
-    drilled = run_cli({}, "drill", str(tmp_path / "d"), "--backup", backups, "--fault", "kill")
+    drilled = run_drill({}, str(tmp_path / "d"), "--backup", backups, "--fault", "kill")
     assert drilled.returncode == 0, drilled.stderr
     told = r"kill: kill everything\n  meanwhile: nobody answers\n  came back after \S+ s, nothing lost\nIn the end all .*\n"
     assert re.fullmatch(told, drilled.stdout)
-    drilled = run_cli({}, "drill", str(tmp_path / "e"), "--backup", str(data), "--fault", "kill")
+    drilled = run_drill({}, str(tmp_path / "e"), "--backup", str(data), "--fault", "kill")
     assert (drilled.returncode, drilled.stderr.startswith("uploader: restore-backup ")) == (1, True)
