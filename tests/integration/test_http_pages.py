@@ -85,8 +85,14 @@ async def test_a_part_is_packed_for_who_takes_that(stack: Stack) -> None:
     assert len({etag for _, etag, _ in taken.values()}) == 2
     assert {text for _, _, text in taken.values()} == {taken["identity"][2]}
     code = [line.strip() for line in (STATIC / "pages/client/transfers.js").read_text().splitlines()]
-    kept = [line for line in code if line and not line.startswith(("//", "/*", "* "))]
+    kept = [without_comment(line) for line in code if line and not line.startswith(("//", "/*", "* "))]
     assert [line for line in taken["identity"][2].splitlines() if line] == kept
+
+
+def without_comment(line: str) -> str:
+    """A comment with a quote might be a part of a text."""
+    code, _, comment = line.partition(" // ")
+    return line if set("\"'`") & set(comment) else code
 
 
 def test_no_text_of_a_module_goes_over_lines() -> None:

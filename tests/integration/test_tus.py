@@ -219,7 +219,9 @@ async def break_off(stack: Stack, tus: Tus, ending: str) -> None:
     held = (await stack.usage("alice"))["reserved"] - before
     if ending in ("too long", "gone", "cancelled"):
         assert held == 0
-        assert [message["status"] for message in answers[:1]] == {"too long": [413], "gone": [400]}.get(ending, [])
+        assert [message["status"] for message in answers[:1]] == {"too long": [413], "gone": [400], "cancelled": [423]}[
+            ending
+        ]
         return
     told = {name.decode(): value.decode() for name, value in answers[0]["headers"]}
     offset = 66 * KIB if ending == "time-out" else 0

@@ -36,6 +36,8 @@ _ASK_SECONDS = 10.0
 _DRAIN = b"drain"
 _STOPS = "the process stops"
 _LETS_END = "STATUS=lets requests end"
+# How long a service manager may take to read what it was told before.
+_NOTIFY_SECONDS = 5.0
 
 # A program that drops segments with SYN (https://docs.kernel.org/networking/filter.html). It sees their TCP headers.
 _NO_SYN = (
@@ -148,7 +150,7 @@ class SingleServer(SleepingServer):
     async def main_loop(self) -> None:
         await super().main_loop()
         self.tell_unready(_STOPS)
-        notify(STOPPING, _LETS_END)
+        await asyncio.to_thread(notify, STOPPING, _LETS_END, timeout_seconds=_NOTIFY_SECONDS)
         self._ends.clear()  # another signal ends the wait
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ends.wait(), self._drain_seconds)
@@ -261,7 +263,7 @@ class ServerProcesses(Multiprocess):
 
     def _drain(self, signals: socket.socket) -> None:
         """Let the processes finish the connections that have begun; each closes the port only for itself."""
-        notify(STOPPING, _LETS_END)
+        notify(STOPPING, _LETS_END, timeout_seconds=_NOTIFY_SECONDS)
         if self.has_failed or not any(process.process.is_alive() for process in self.processes):
             return
         for process in self.processes:

@@ -211,7 +211,9 @@ def work(listen: str | None) -> None:
                 async with bootstrap.closing_services(services), probes() as tell_unready, start:
                     await stop.wait()
                     tell_unready("the worker stops")
-                    notify(STOPPING, "STATUS=lets the jobs end")
+                    await asyncio.to_thread(
+                        notify, STOPPING, "STATUS=lets the jobs end", timeout_seconds=_PATIENCE_SECONDS
+                    )
             if services.start.failure is not None:
                 raise ConfigurationError(services.start.failure)
 

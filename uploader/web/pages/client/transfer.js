@@ -1,4 +1,4 @@
-// One file on its way, as the page shows it: how far it is, and what a person may do with it.
+// One file on its way, as the page shows it.
 
 import { Problem } from "./api.js";
 import { candidates } from "./plan.js";
@@ -17,9 +17,9 @@ function isTaken({ code, fields }) {
 
 let lastId = 0;
 
-/** Phases: `waiting` → `hashing` → `uploading` → `merging` → `complete`; or `failed`; or `cancelled`. `asked`: other content is
- * there under its name, and the person is to say what becomes of it; `skipped`: they left it at that. Open on the server
- * without a file of this tab: `elsewhere` while it moves, else `unfinished`. */
+/** Phases: `waiting` → `hashing` → `uploading` → `merging` → `complete`; or `failed`; or `cancelled`. `asked`: its name is taken,
+ * the person decides; `skipped`: the name stays taken. Open on the server without a file of this tab: `elsewhere` while it
+ * moves, else `unfinished`. */
 export class Transfer {
   id = (lastId += 1);
   phase = "waiting";
@@ -41,10 +41,9 @@ export class Transfer {
   #controller = null;
   #gate = new Gate(true);
 
-  /** `file`: null while it has none; `problem`: why it can have none; `into`: the folder on the server that it was brought to, empty or with a slash at its end; `addition`: what was added with
-   * it; `ifExists`: what becomes of files of its name: `keep`, `replace`, `fail`, or `ask` while the person was not asked;
-   * `changed()` is called whenever something is to be drawn; `moved(bytes)` as bytes leave, `read(bytes)` as they are hashed;
-   * `taken()` when the server has said which upload this is. */
+  /** `problem`: why there is no `file`; `into`: a folder on the server, empty or with a slash at its end; `addition`: all that was
+   * added together; `ifExists`: `keep`, `replace`, `fail`, or `ask`. Calls `changed()` to be drawn, `moved(bytes)` as bytes
+   * leave, `read(bytes)` as they are hashed, `taken()` once the server names the upload. */
   constructor(facts) {
     const { file = null, name, size, into = "", expected = null, addition = null, ifExists = "keep", problem = null } = facts;
     const { changed, moved, read = () => {}, taken } = facts;
@@ -68,7 +67,7 @@ export class Transfer {
     return OVER.has(this.phase);
   }
 
-  /** Whether it failed in a way that only another file, or the same one chosen again, can mend. */
+  /** Whether only a file that is chosen again can mend it. */
   get needsFile() {
     return this.phase === "failed" && NEEDS_FILE.has(this.problem.code);
   }
@@ -77,7 +76,7 @@ export class Transfer {
     return this.phase === "failed" && this.file !== null;
   }
 
-  /** What it need not be sent for: the server's files of this name and size. */
+  /** The server's files of this name and size. */
   get there() {
     return candidates(this.namesakes, this);
   }
@@ -87,18 +86,18 @@ export class Transfer {
     return this.ifExists === "ask" ? "fail" : this.ifExists;
   }
 
-  /** Whether it has to be hashed to know whether the person is to be asked. */
+  /** Whether only its hash tells if the person is asked. */
   get isInDoubt() {
     return this.ifExists === "ask" && this.there.length > 0 && !this.namesakes.some((file) => file.damaged);
   }
 
-  /** Whether it is known, unread, that the person is to be asked. */
+  /** Whether the person is asked in any case. */
   get isOther() {
     const isOther = !this.namesakes.some((file) => file.size === this.size);
     return this.ifExists === "ask" && this.namesakes.length > 0 && isOther;
   }
 
-  /** Whether it is done without its bytes having been sent. */
+  /** Whether it is complete without a byte sent. */
   get wasThere() {
     return this.phase === "complete" && (this.unchanged || this.made.instant);
   }
@@ -122,13 +121,13 @@ export class Transfer {
     return perSecond > 0 ? (this.size - this.doneBytes) / perSecond : null;
   }
 
-  /** Until this device has read the file for both digests; null while nobody can tell. */
+  /** Until both digests are computed; null: unknown. */
   get hashSecondsLeft() {
     const perSecond = this.hashRate.perSecond;
     return perSecond > 0 ? (this.size - this.hashedBytes) / perSecond : null;
   }
 
-  /** Bring the file to the server; resolves when it is over, however it ends. */
+  /** Upload it; resolves at its end. */
   async run(shared) {
     this.#controller = new AbortController();
     const { file, name, expected, modifiedAt, there, told: ifExists, isInDoubt } = this;
@@ -181,7 +180,7 @@ export class Transfer {
     this.succeed(file);
   }
 
-  /** Other content is there under its name: the person is to say what becomes of it. */
+  /** Its name is taken: ask the person. */
   ask() {
     this.phase = "asked";
     this.retry = null;
@@ -263,14 +262,14 @@ export class Transfer {
     this.changed();
   }
 
-  /** The server seems to have these bytes: nothing more is sent until the digests tell. */
+  /** The server seems to have these bytes: wait for the digests. */
   comparing() {
     this.phase = "hashing";
     this.rate.clear();
     this.changed();
   }
 
-  /** It is sent whole, without an upload that could be gone on with. */
+  /** It is sent whole, without an upload. */
   sending() {
     this.phase = "uploading";
     this.changed();
@@ -286,7 +285,7 @@ export class Transfer {
     this.changed();
   }
 
-  /** A chunk that leaves: `progress` is told how much of it has left, `landed` that it is no longer on its way. */
+  /** A chunk leaves: `progress` gets its bytes, `landed` its end. */
   moving() {
     let sent = 0;
     const advance = (bytes) => {

@@ -1,4 +1,4 @@
-// All files on their way: what is added, what a person says to it, and what the server knows of besides.
+// All files on their way, and the open uploads of the server.
 
 import { Addition } from "./addition.js";
 import { Elsewhere } from "./elsewhere.js";
@@ -19,7 +19,7 @@ const TOLD = ["complete", "failed", "asked"];
 
 const nowSeconds = () => performance.now() / 1000;
 
-/** What all uploads to one server share: connections, workers, and which contents are on their way. */
+/** What all uploads to one server share: connections, workers, contents on their way. */
 export function sharedBy(api) {
   return { api, hasher: new Hasher(), slots: new Slots(CONNECTIONS), locks: new Locks(), offers: null };
 }
@@ -98,8 +98,7 @@ export class Transfers extends EventTarget {
     if (this.asks && this.#shared.offers.times) transfer.ifExists = "ask";
   }
 
-  /** Those that are there unchanged are done; the others wait for their turn, or for an answer: these are returned, to be asked
-   * for together. */
+  /** Complete unchanged files, queue the others, and return those that the person is asked about. */
   async #sort(transfers) {
     await this.#askForOffers(transfers[0]);
     const breath = new Breath();
@@ -122,7 +121,7 @@ export class Transfers extends EventTarget {
     return asked;
   }
 
-  /** Those for which there is room wait for their turn; the others fail before a byte of them is read. */
+  /** Queue those that fit into the quota; fail the others unread. */
   async #admit(transfers, addition) {
     if (!transfers.length) return;
     const freeSpace = this.asks ? (addition?.freeSpace ?? (await this.#freeSpace(transfers[0]))) : null;
@@ -154,7 +153,7 @@ export class Transfers extends EventTarget {
 
   // What is open on the server
 
-  /** The server's list of open uploads: those that nothing here works on are shown, too. */
+  /** Show the server's open uploads that nothing here works on. */
   setUnfinished(uploads) {
     this.#elsewhere.look(uploads, nowSeconds());
     const own = new Set(this.all.filter(({ phase }) => !ON_THE_SERVER.has(phase)).map(({ uploadId }) => uploadId));
@@ -196,7 +195,7 @@ export class Transfers extends EventTarget {
     return Object.assign(transfer, facts, { phase: isRunning ? "elsewhere" : "unfinished", mergedBytes: upload.merged_bytes ?? 0 });
   }
 
-  /** It is on the server's list no more: `isOurs`, because this tab has it now; else it is a file, or was cancelled. */
+  /** It left the server's list: `isOurs`: this tab has it now; else it is a file, or was cancelled. */
   async #left(transfer, isOurs) {
     if (transfer.phase === "elsewhere" && !isOurs) {
       transfer.phase = "merging";
@@ -226,7 +225,7 @@ export class Transfers extends EventTarget {
     this.all = this.all.filter((other) => other !== transfer);
   }
 
-  /** They are over for now. What was answered for all that came with them holds for those that turn out to be others late. */
+  /** They are over. An answer for all that came with them holds for late ones, too. */
   #ended(transfers) {
     for (const answer of ANSWERS) {
       const such = transfers.filter(({ phase, addition }) => phase === "asked" && addition?.answer === answer);
@@ -238,7 +237,7 @@ export class Transfers extends EventTarget {
     }
   }
 
-  /** Two rows for one upload: it was on the server's list, and the person brought the file. */
+  /** Join two rows of one upload. */
   #taken(transfer) {
     const twin = this.all.find((other) => ON_THE_SERVER.has(other.phase) && other.uploadId === transfer.uploadId);
     if (twin) this.remove(twin);
@@ -265,7 +264,7 @@ export class Transfers extends EventTarget {
     this.#lanes.schedule();
   }
 
-  /** `answer`: `replace`, `keep` (both) or `skip`; with `forAll` it holds for whatever was added with them, too. */
+  /** `answer`: `replace`, `keep` (both) or `skip`; `forAll`: for all that was added together. */
   async answer(transfers, answer, { forAll = false } = {}) {
     const open = [];
     for (const transfer of transfers) {
@@ -287,7 +286,7 @@ export class Transfers extends EventTarget {
     transfer.ifExists = answer;
   }
 
-  /** End it, here and on the server. Throws Problem if the server can't be told: then it is there still. */
+  /** End it, here and on the server. Throws Problem: then it is there still. */
   async cancel(transfer) {
     this.#lanes.drop(transfer);
     const cancelled = transfer.cancel(this.#shared.api);

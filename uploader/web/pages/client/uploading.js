@@ -1,6 +1,5 @@
-// How one file of this device becomes a file on the server: hashed first if it is small, and sent whole where one chunk would
-// do; opened first if it is large. Knows nothing of rows and buttons (transfer.js), nor of files so small that they share a
-// request (batch.js); how bytes get there is in sending.js.
+// How one file of this device becomes a file on the server: a small one is hashed first, and sent whole if it is one chunk; a
+// large one is opened first. Rows and buttons: transfer.js; many small files: batch.js; bytes: sending.js.
 
 import { Problem, Retrying } from "./api.js";
 import { HASH_FIRST_BYTES, fileOf } from "./plan.js";
@@ -94,7 +93,7 @@ export class Uploading {
     return this.locks.hold(digests.md5, this.signal, () => this.#whole(digests));
   }
 
-  /** In one request, so that nothing stays open; unless the server has these bytes, or some of them. */
+  /** Send it in one request, unless the server has some of its bytes. */
   async #whole(digests) {
     const { md5, sha256 } = digests;
     const query = new URLSearchParams({ name: this.name, sha256, ...this.#wishes });
@@ -170,7 +169,7 @@ export class Uploading {
     }
   }
 
-  /** A content that the caller has is known by its MD5, which is there long before the SHA-256 that has to confirm it. */
+  /** The MD5 finds a content of the caller long before the SHA-256 confirms it. */
   async #endIfThere(sending) {
     const md5 = await this.#hashing.md5;
     const states = await this.#sending.call("POST", "/files/status", { md5s: [md5] });
@@ -179,7 +178,7 @@ export class Uploading {
     await sending.end();
   }
 
-  /** The upload under this file's key, begun now or before, here or elsewhere; null if only the digests can help. */
+  /** The upload under this file's key; null if only the digests can help. */
   async #openByKey() {
     const key = await this.hasher.resumeKey(this.file, this.name, { signal: this.signal });
     for (let attempt = 0; attempt < KEY_ATTEMPTS; attempt += 1) {
@@ -225,7 +224,7 @@ export class Uploading {
     return told.file.name === this.name ? fileOf(told) : this.#byDigestsAlone(digests);
   }
 
-  /** The caller has another open upload of this content, perhaps from another device: go on with the fuller one. */
+  /** Go on with the fuller of two open uploads of this content. */
   async #meet(otherId, upload, digests, sending) {
     const [own, other] = await Promise.all([this.#sending.standing(upload.id), this.#sending.standing(otherId)]);
     const received = (standing) => standing.upload?.received_bytes ?? 0;
