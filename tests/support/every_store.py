@@ -6,6 +6,7 @@ MODULES = frozenset({"test_concatenation", "test_http_chunks", "test_http_delta"
 # whoever came last where nothing is locked.
 OF_THE_DISK = frozenset(
     {
+        "test_full_disk_is_told_where_a_whole_is_filled",
         "test_while_the_merge_takes_longer_the_answer_is_to_come_back",
         "test_bytes_lost_on_disk_make_chunks_missing_again",
         "test_a_disk_that_is_full_in_a_write_is_told_and_nothing_counts",
