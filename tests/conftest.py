@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -158,6 +159,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without MariaDB, MySQL, Chromium, tmux, proxies, mounts or a second core their tests are left out; in CI they fail."""
     needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
+    if sys.version_info[:2] != (3, 11):  # the old Redis has wheels for no other Python
+        needs.append(partial(_takes, "old_redis"))
     if STORE_ON in os.environ:
         needs.append(_not_for_every_store)
     needs.append(_not_chosen(items))
