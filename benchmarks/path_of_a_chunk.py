@@ -31,6 +31,7 @@ from unittest.mock import patch
 import uploader
 from uploader.bootstrap import application
 from uploader.jobs.runner import Runner
+from uploader.service.revocations import Revocations
 
 CHUNK_BYTES = 8 << 20
 _ROUNDS = 3
@@ -110,13 +111,20 @@ class Trace:
         return files
 
 
+async def _rest(_revocations: Revocations) -> None:
+    """Look for no revocation: the look once a second is as far apart as the requests."""
+
+
 def trace() -> dict[str, Trace]:
     """Run a server as it is by default, but without jobs, and send it the requests."""
     with tempfile.TemporaryDirectory(prefix="path-") as directory:
         os.environ |= {"UPLOADER_DATA": directory, "UPLOADER_JOBS": "false", "UPLOADER_LOG_LEVEL": "info"}
         recorder = Recorder()
         # What every process looks at now and then is on the path of no request.
-        with patch.object(application, "_create_watch", lambda *_: Runner([])):
+        with (
+            patch.object(application, "_create_watch", lambda *_: Runner([])),
+            patch.object(Revocations, "_watch", _rest),
+        ):
             return asyncio.run(_serve_and_send(Path(directory), recorder))
 
 

@@ -118,7 +118,7 @@ def test_what_a_command_does_not_need_is_not_imported(arguments: list[str], spar
     assert spared not in {line.rpartition("|")[2].strip() for line in started.stderr.splitlines()}
 
 
-def test_what_is_taken_or_away_is_a_clear_error(tmp_path: Path) -> None:
+def test_clear_error_for_a_port_in_use_and_a_store_away(tmp_path: Path) -> None:
     data = {"DATA": str(tmp_path / "data")}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -173,7 +173,7 @@ WAITS = "the start waits"
 async def test_a_start_waits_for_its_database_and_not_for_what_no_waiting_mends(
     tmp_path: Path, served_url: str
 ) -> None:
-    """It is away until a relay leads to it."""
+    """The database is away until a relay leads to its port."""
     url, port, database_port = make_url(served_url), free_port(), free_port()
     if url.host not in ("127.0.0.1", "localhost"):
         pytest.skip("a relay leads to this machine alone")
@@ -213,7 +213,7 @@ def check_what_a_start_answers(url: str) -> None:
         assert refused.headers["Retry-After"]
 
 
-async def test_a_start_waits_for_a_password_and_a_migration(tmp_path: Path, blank_served_url: str) -> None:
+async def test_refused_password_and_older_schema_delay_a_start(tmp_path: Path, blank_served_url: str) -> None:
     url = make_url(blank_served_url)
     settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "SECRET": "0123456789abcdef" * 4}
     settings["DATABASE_URL"] = blank_served_url
@@ -237,10 +237,10 @@ async def test_a_start_waits_for_a_password_and_a_migration(tmp_path: Path, blan
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_a_start_that_waited_in_vain_ends_with_an_error(
+async def test_newer_schema_ends_a_waiting_start_with_an_error(
     tmp_path: Path, blank_served_url: str, workers: str
 ) -> None:
-    """The schema that it waits for is a newer one."""
+    """The database gets the schema of a newer version meanwhile."""
     settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_served_url, "SECRET": "0123456789abcdef" * 4}
     serving = Process(tmp_path / "log", settings, "serve", "--port", "0", "--workers", workers)
     with ended(serving):

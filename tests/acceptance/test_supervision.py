@@ -90,9 +90,7 @@ def knock(port: int, ended: threading.Event) -> list[str]:
 
 
 @pytest.mark.parametrize(("manager", "workers"), [("path", 1), ("abstract", 2)], indirect=["manager"])
-def test_a_server_tells_of_its_start_its_event_loop_and_its_stop(
-    manager: ServiceManager, workers: int, tmp_path: Path
-) -> None:
+def test_messages_of_a_server_to_its_service_manager(manager: ServiceManager, workers: int, tmp_path: Path) -> None:
     settings = {"DATA": str(tmp_path / "data"), "DRAIN_TIME": "1h", "TRUSTED_PROXIES": "127.0.0.1"}
     server = Server(tmp_path / "log", settings, "--workers", str(workers))
     with ended(server):
@@ -121,7 +119,7 @@ def test_a_server_tells_of_its_start_its_event_loop_and_its_stop(
 
 
 @pytest.mark.parametrize("manager", ["abstract"], indirect=True)
-def test_a_worker_answers_probes_on_a_port_of_its_own(manager: ServiceManager, tmp_path: Path) -> None:
+def test_probes_on_the_port_of_a_worker(manager: ServiceManager, tmp_path: Path) -> None:
     settings = {"DATA": str(tmp_path / "data")}
     port = free_port()
     worker = Process(tmp_path / "log", settings, "work", "--listen", f"127.0.0.1:{port}")

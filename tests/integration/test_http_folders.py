@@ -150,7 +150,7 @@ def read(kind: str, content: bytes) -> dict[str, bytes]:
 async def test_file_that_is_replaced_or_moved_meanwhile_is_in_an_archive_once(
     filled: Stack, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The first one stays, under its name of that moment."""
+    """The archive keeps the file that it met first, under the name of that moment."""
     monkeypatch.setattr(files, "_FILES_AT_ONCE", 2)
     monkeypatch.setattr(archives, "_GROUP_FILES", 1)
     read_contents, client = filled.services.files.read_contents, filled.client

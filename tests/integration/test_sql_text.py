@@ -133,7 +133,12 @@ def test_every_column_of_text_is_tried() -> None:
 
 
 async def test_every_column_keeps_its_text(database: Database) -> None:
-    async with connected(database, SETTINGS[2]) as connection:
+    """`tests/acceptance/long/test_sql_modes.py` tries the other modes."""
+    await check_every_column(database, SETTINGS[2])
+
+
+async def check_every_column(database: Database, setting: str) -> None:
+    async with connected(database, setting) as connection:
         for table in TABLES:
             rows = rows_of(table)
             await connection.execute(table.insert(), rows)  # many in one statement

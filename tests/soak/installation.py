@@ -114,7 +114,7 @@ class Member:
 
     @property
     def processes(self) -> list[int]:
-        """The server processes of one that has several."""
+        """The processes of a server with several; of another one none."""
         return [] if self.process is None else workers_of(self.process)
 
     def start(self) -> None:

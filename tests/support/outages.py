@@ -44,7 +44,6 @@ class Installation:
     commands: Sequence[tuple[str, ...]]
     outages: dict[str, Outage]
     program: Sequence[str | Path] | None = None
-    recovers_seconds: float = RECOVERS_SECONDS
     processes: list[Process] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
     _sent: int = 0

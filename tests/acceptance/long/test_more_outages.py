@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_outages import installed
-from tests.support.outages import survive
+from tests.acceptance.test_outages import recovery_seconds
 
 CELLS = [
     ("worker", "database away", "running"),
@@ -16,9 +15,6 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "outage", "phase"), CELLS)
-def test_everything_works_again(
-    tmp_path: Path, request: pytest.FixtureRequest, name: str, outage: str, phase: str
-) -> None:
-    with installed(name, tmp_path, request) as installation:
-        survive(installation, outage, phase)
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+def test_everything_works_again(tmp_path: Path, request: pytest.FixtureRequest, cell: tuple[str, str, str]) -> None:
+    recovery_seconds(cell, tmp_path, request)

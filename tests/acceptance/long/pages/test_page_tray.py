@@ -237,7 +237,7 @@ async def test_each_entry_that_cannot_be_read_is_named_and_the_rest_is_sent(
     assert await site.sizes("alice") == [("one/lost.txt", 5), *READ]
 
 
-async def test_a_collecting_page_names_each_entry_that_cannot_be_read(
+async def test_unreadable_entries_are_named_on_a_collecting_page(
     site: Site, browser: Browser, dropped: list[Path]
 ) -> None:
     link = await site.stack.client.post("/me/links", json={"kind": "upload", "name": "inbox/"})
