@@ -107,7 +107,7 @@ async def by_program(somebody: Somebody, _browser: Browser) -> None:
 
 async def by_the_page(somebody: Somebody, browser: Browser) -> None:
     async with visiting(browser, somebody.server.url, token=somebody.token) as visitor:
-        await expect(visitor.row(NAME, "unfinished")).to_contain_text("9 MiB of 20 MiB")
+        await expect(visitor.row(NAME, "unfinished")).to_contain_text("9 MiB of 20.0 MiB")
         async with visitor.page.expect_file_chooser() as chooser:
             await visitor.press(f"Choose the file {NAME} again")
         await (await chooser.value).set_files(somebody.path)
