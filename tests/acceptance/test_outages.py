@@ -1,7 +1,7 @@
 """Processes that die, start or stop while something they need is out of order: they wait, and come back by themselves."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,9 +10,10 @@ import pytest
 from tests.conftest import emptied_on
 from tests.support import outages
 from tests.support.content import MIB
+from tests.support.failing_disk import FailingDisk
 from tests.support.gateways import JuiceGateway
 from tests.support.mounted import small_disk
-from tests.support.outages import Installation, survive
+from tests.support.outages import Installation, Outage, survive
 from tests.support.servers import PrivateDatabase, PrivateRedis
 
 COMMON = {"FREE_SPACE_FLOOR": "0", "QUIET_INTERVAL": "0.2s", "SECRET": "0123456789abcdef" * 4}
@@ -26,32 +27,33 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 CELLS = [
     ("two processes", "database away", "running"),
     ("worker", "database away", "start"),
-    ("embedded", "disk read-only", "start"),
+    ("small disk", "small disk read-only", "start"),
 ]
 
 
 @contextmanager
 def installed(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Installation]:
-    if name.startswith("embedded"):
+    commands = COMMANDS["two processes" if name.endswith("two processes") else "one process"]
+    if name.startswith("small"):
         request.getfixturevalue("mounts")
-        with small_disk(tmp_path / "disk", 96 * MIB) as disk:
-            settings = COMMON | {"DATA": str(disk.inside / "data")}
-            yield Installation(
-                tmp_path,
-                disk.here / "data",
-                settings,
-                COMMANDS["two processes" if "two" in name else "one process"],
-                {each.name: each for each in outages.of_disk(disk)},
-                disk.program,
-            )
+        with small_disk(tmp_path / "disk", 96 * MIB) as small:
+            settings = COMMON | {"DATA": str(small.inside / "data")}
+            faults = outages.of_small_disk(small)
+            yield Installation(tmp_path, small.here / "data", settings, commands, named(faults), small.program)
+        return
+    disk, data = FailingDisk(tmp_path), tmp_path / "data"
+    settings = COMMON | disk.settings | {"DATA": str(data)}
+    faults = outages.of_disk(disk, data)
+    if name.startswith("embedded"):
+        yield Installation(tmp_path, data, settings, commands, named(faults))
         return
     database: PrivateDatabase = request.getfixturevalue("mortal_mariadb")
     redis: PrivateRedis = request.getfixturevalue("own_redis")
-    faults = [*outages.of_database(database), *outages.of_redis(redis)]
-    settings = COMMON | {
-        "DATABASE_URL": asyncio.run(emptied_on(database)),
+    asyncio.run(emptied_on(database))
+    faults += [*outages.of_database(database), *outages.of_redis(redis)]
+    settings |= {
+        "DATABASE_URL": outages.url_of_user(database),
         "REDIS_URL": redis.url,
-        "DATA": str(tmp_path / "data"),
         "DATABASE_TIMEOUT": "5s",
         "REDIS_TIMEOUT": "5s",
     }
@@ -59,7 +61,11 @@ def installed(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
         gateway: JuiceGateway = request.getfixturevalue("own_gateway")
         faults += outages.of_bucket(gateway)
         settings |= gateway.gateway.environment(f"tests/{tmp_path.name}") | {"MIN_CHUNK_SIZE": "64KiB"}
-    yield Installation(tmp_path, tmp_path / "data", settings, COMMANDS[name], {each.name: each for each in faults})
+    yield Installation(tmp_path, data, settings, COMMANDS[name], named(faults))
+
+
+def named(faults: Iterable[Outage]) -> dict[str, Outage]:
+    return {fault.name: fault for fault in faults}
 
 
 def recovery_seconds(cell: tuple[str, str, str], tmp_path: Path, request: pytest.FixtureRequest) -> float:

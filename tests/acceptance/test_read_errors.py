@@ -81,7 +81,7 @@ def opened_and_failing(*arguments):
     faults.unlink(missing_ok=True)
     connection = opened(*arguments)
     connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    faults.write_text(f"5 {path}")
+    faults.write_text(f"r 5 {path}")
     return connection
 
 def say():

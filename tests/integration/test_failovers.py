@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tests.conftest import MakeStack
 from tests.support.background import stopped, succeeds
 from tests.support.content import KIB, Content
+from tests.support.outages import FILL, MAKE_ROOM, execute
 from tests.support.problems import problem
 from tests.support.servers import (
     PRIVATE_DATABASES,
@@ -31,6 +32,8 @@ from uploader import breaker
 from uploader.accounting.redis import PipelinedCluster, PipelinedRedis
 from uploader.database.engine import Connection, Database
 from uploader.database.mysql import Mysql
+from uploader.domain import reasons
+from uploader.domain.reasons import spell
 from uploader.errors import Unavailable
 
 CONTENT = Content(4 * 64 * KIB)
@@ -50,11 +53,11 @@ def own_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @asynccontextmanager
 async def read_only(server: PrivateDatabase) -> AsyncIterator[None]:
-    await _executed(server.url("mysql"), "SET GLOBAL read_only = 1")
+    await execute(server.url("mysql"), "SET GLOBAL read_only = 1")
     try:
         yield
     finally:
-        await _executed(server.url("mysql"), "SET GLOBAL read_only = 0")
+        await execute(server.url("mysql"), "SET GLOBAL read_only = 0")
 
 
 def url_of_her(port: int) -> str:
@@ -65,7 +68,7 @@ def url_of_her(port: int) -> str:
 async def her_server(own_server: PrivateDatabase, own_server_url: str) -> PrivateDatabase:
     """One of whose users `hers` is held to what is read-only."""
     create = "CREATE USER IF NOT EXISTS hers IDENTIFIED BY 'opensesame'"
-    await _executed(own_server_url, create, f"GRANT ALL ON {WITH_TABLES}.* TO hers")
+    await execute(own_server_url, create, f"GRANT ALL ON {WITH_TABLES}.* TO hers")
     return own_server
 
 
@@ -279,6 +282,22 @@ async def test_a_database_that_was_demoted_is_left_for_the_one_that_took_its_pla
         assert not before & await _connections(her_server)
 
 
+async def test_database_without_room_is_named_and_takes_writes_again(
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    async with make_stack(database_url=own_server_url) as stack:
+        await execute(own_server_url, *FILL)
+        try:
+            refused = problem(await stack.open(CONTENT), 503, "unavailable")
+            ready = await stack.anonymous().get("/readyz")
+        finally:
+            await execute(own_server_url, *MAKE_ROOM)
+        assert refused["detail"].startswith("The disk of the database is full; nothing was acknowledged.")
+        said = spell([reasons.DATABASE_FULL(how="The table is full")])
+        assert (ready.status_code, ready.json()["checks"]["database"]["reason"]) == (200, said)
+        assert (await stack.open(CONTENT)).status_code == 201
+
+
 async def test_a_database_that_is_gone_is_given_up_once_its_address_leads_to_one_that_answers(mariadb_url: str) -> None:
     """The connections from before stay open and silent, as those to a machine without power."""
     port = make_url(mariadb_url).port
@@ -327,7 +346,7 @@ async def test_transactions_that_wait_for_one_another_do_not_hold_up_a_failover(
     await has_it.wait()
     second = asyncio.create_task(database.transact(lambda connection: _write(connection, "one")))
     await eventually(lambda: _is_anybody(her_server, "command = 'Query' AND info LIKE 'UPDATE%'"))
-    demoting = asyncio.create_task(_executed(maker, "SET GLOBAL read_only = 1"))
+    demoting = asyncio.create_task(execute(maker, "SET GLOBAL read_only = 1"))
     await eventually(lambda: _is_anybody(her_server, "info LIKE 'SET GLOBAL read_only%'"))
     goes_on.set()
     async with asyncio.timeout(45):  # of the 50 s that a row is waited for without being told otherwise
@@ -335,7 +354,7 @@ async def test_transactions_that_wait_for_one_another_do_not_hold_up_a_failover(
     *refused, demoted = results
     assert [isinstance(result, Unavailable) for result in refused] == [True, True], results
     assert demoted is None
-    await _executed(maker, "SET GLOBAL read_only = 0")
+    await execute(maker, "SET GLOBAL read_only = 0")
     await database.close()
 
 
@@ -379,14 +398,6 @@ async def _is_anybody(server: PrivateDatabase, condition: str) -> bool:
 
 async def _connection(connection: AsyncConnection) -> int:
     return int((await connection.execute(text("SELECT CONNECTION_ID()"))).scalar_one())
-
-
-async def _executed(url: str, *statements: str) -> None:
-    maker = Database(url)
-    async with maker.engine.connect() as connection:
-        for statement in statements:
-            await connection.exec_driver_sql(statement)
-    await maker.close()
 
 
 async def _connections(server: PrivateDatabase) -> set[int]:

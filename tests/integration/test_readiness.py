@@ -165,6 +165,7 @@ CAUSES: dict[Reason, Callable[[Stack, ManualClock], Awaitable[None]]] = {
 ELSEWHERE = {
     reasons.DATABASE_FAILS: ("integration/test_installation.py", "removed or replaced"),
     reasons.DATABASE_BUSY: ("integration/test_connection_pools.py", "reasons.DATABASE_BUSY("),
+    reasons.DATABASE_FULL: ("integration/test_failovers.py", "reasons.DATABASE_FULL("),
     reasons.NOT_DURABLE: ("integration/test_http_operations.py", "innodb_flush_log_at_trx_commit is 2, not 1"),
     reasons.SQL_MODE_CHANGED: ("integration/test_sql_text.py", "with NO_BACKSLASH_ESCAPES"),
     reasons.REDIS_FAILS: ("integration/test_readiness.py", "is_of(reasons.REDIS_FAILS"),

@@ -1,42 +1,78 @@
-/* Preloaded (LD_PRELOAD): a disk that fails for a while, until the file UPLOADER_TEST_DISK is gone. Each of its lines is the
-   number of an error and a part of paths: `5 /blobs/`: what reads such an open file is told EIO; `28 /data/`: what writes to
-   one is told ENOSPC; `1005 /redis/`: what syncs one is told EIO. */
+/* Preloaded (LD_PRELOAD): a disk that fails for a while, until the file UPLOADER_TEST_DISK is gone. Each of its lines is a kind of
+   call, the number of an error, and a part of paths: `r 5 /blobs/`: reads of such an open file are told EIO; `w 28 /data/`: writes
+   are told ENOSPC; `s 5 /redis/`: syncs are told EIO; `n 30 /data/`: what opens a file for writing, makes, renames or removes one
+   is told EROFS. The error 0 is no error: the call waits until the line is gone. */
 
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
-#define SYNCS 1000 /* is added to the errors of syncs */
-
-static int fails(int error, int descriptor)
+/* The error that the faults have for such a call on this path; -1: none. */
+static int error_of(char kind, const char *path)
 {
-    char text[4096], link[64], path[4096];
+    char text[4096];
     const char *place = getenv("UPLOADER_TEST_DISK");
-    int kept = errno;
     int list = place ? (int)syscall(SYS_openat, AT_FDCWD, place, O_RDONLY | O_CLOEXEC) : -1;
     ssize_t length = list < 0 ? 0 : syscall(SYS_read, list, text, sizeof text - 1);
     if (list >= 0)
         syscall(SYS_close, list);
+    if (length <= 0)
+        return -1;
+    text[length] = 0;
+    char *rest = text, *line, *part;
+    while ((line = strsep(&rest, "\n")))
+        if (line[0] == kind) {
+            int error = (int)strtol(line + 1, &part, 10);
+            if (strstr(path, part + 1))
+                return error;
+        }
+    return -1;
+}
+
+static int fails_at(char kind, const char *path)
+{
+    int kept = errno, error;
+    const struct timespec moment = {0, 20000000};
+    while ((error = error_of(kind, path)) == 0)
+        nanosleep(&moment, NULL);
+    errno = error > 0 ? error : kept;
+    return error > 0;
+}
+
+static int fails(char kind, int descriptor)
+{
+    char link[64], path[4096];
+    int kept = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-    ssize_t found = length > 0 ? readlink(link, path, sizeof path - 1) : -1;
+    ssize_t found = readlink(link, path, sizeof path - 1);
     errno = kept;
     if (found < 0)
         return 0;
-    text[length] = path[found] = 0;
-    char *rest = text, *line, *part;
-    while ((line = strsep(&rest, "\n")))
-        if (strtol(line, &part, 10) == error && strstr(path, part + 1)) {
-            errno = error % SYNCS;
-            return 1;
-        }
-    return 0;
+    path[found] = 0;
+    return fails_at(kind, path);
+}
+
+static int fails_named(int directory, const char *name)
+{
+    char link[64], path[8192];
+    if (name[0] == '/' || directory == AT_FDCWD)
+        return fails_at('n', name);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", directory);
+    ssize_t found = readlink(link, path, 4095);
+    if (found < 0)
+        return 0;
+    snprintf(path + found, sizeof path - (size_t)found, "/%s", name);
+    return fails_at('n', path);
 }
 
 #define CALL(is_failing, name, number, parameters, ...)                                                                 \
@@ -44,9 +80,9 @@ static int fails(int error, int descriptor)
     {                                                                                                                   \
         return is_failing ? -1 : syscall(number, __VA_ARGS__);                                                          \
     }
-#define READS(...) CALL(fails(EIO, from), __VA_ARGS__)
-#define WRITES(...) CALL(fails(ENOSPC, to), __VA_ARGS__)
-#define SENDS(...) CALL(fails(EIO, from) || fails(ENOSPC, to), __VA_ARGS__)
+#define READS(...) CALL(fails('r', from), __VA_ARGS__)
+#define WRITES(...) CALL(fails('w', to), __VA_ARGS__)
+#define SENDS(...) CALL(fails('r', from) || fails('w', to), __VA_ARGS__)
 
 #define AT(offset) (long)(offset), 0L /* the kernel takes the upper half of an offset apart, which is 0 of 64 bits */
 #define INTO(more) (int from, void *to, size_t count more)
@@ -79,8 +115,41 @@ SENDS(copy_file_range, SYS_copy_file_range,
 #define SYNC(name, number)                                                                                              \
     int name(int descriptor)                                                                                            \
     {                                                                                                                   \
-        return fails(SYNCS + EIO, descriptor) ? -1 : (int)syscall(number, descriptor);                                  \
+        return fails('s', descriptor) ? -1 : (int)syscall(number, descriptor);                                          \
     }
 
 SYNC(fsync, SYS_fsync)
 SYNC(fdatasync, SYS_fdatasync)
+
+#define WRITING (O_WRONLY | O_RDWR | O_CREAT | O_TRUNC)
+#define OPENS(name, parameters, directory)                                                                              \
+    int name parameters                                                                                                 \
+    {                                                                                                                   \
+        va_list more;                                                                                                   \
+        va_start(more, flags);                                                                                          \
+        mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(more, mode_t) : 0;                                       \
+        va_end(more);                                                                                                   \
+        if (flags & WRITING && fails_named(directory, path))                                                            \
+            return -1;                                                                                                  \
+        return (int)syscall(SYS_openat, directory, path, flags, mode);                                                  \
+    }
+
+OPENS(open, (const char *path, int flags, ...), AT_FDCWD)
+OPENS(open64, (const char *path, int flags, ...), AT_FDCWD)
+OPENS(openat, (int from, const char *path, int flags, ...), from)
+OPENS(openat64, (int from, const char *path, int flags, ...), from)
+
+#define NAMES(name, directory, number, parameters, ...)                                                                 \
+    int name parameters                                                                                                 \
+    {                                                                                                                   \
+        return fails_named(directory, path) ? -1 : (int)syscall(number, __VA_ARGS__);                                   \
+    }
+NAMES(mkdir, AT_FDCWD, SYS_mkdirat, (const char *path, mode_t mode), AT_FDCWD, path, mode)
+NAMES(mkdirat, from, SYS_mkdirat, (int from, const char *path, mode_t mode), from, path, mode)
+NAMES(unlink, AT_FDCWD, SYS_unlinkat, (const char *path), AT_FDCWD, path, 0)
+NAMES(unlinkat, from, SYS_unlinkat, (int from, const char *path, int flags), from, path, flags)
+NAMES(rmdir, AT_FDCWD, SYS_unlinkat, (const char *path), AT_FDCWD, path, AT_REMOVEDIR)
+NAMES(rename, AT_FDCWD, SYS_renameat2, (const char *path, const char *other), AT_FDCWD, path, AT_FDCWD, other, 0)
+NAMES(renameat, from, SYS_renameat2, (int from, const char *path, int to, const char *other), from, path, to, other, 0)
+NAMES(link, AT_FDCWD, SYS_linkat, (const char *path, const char *other), AT_FDCWD, path, AT_FDCWD, other, 0)
+NAMES(linkat, from, SYS_linkat, (int from, const char *path, int to, const char *other, int flags), from, path, to, other, flags)

@@ -180,8 +180,8 @@ class JuiceGateway(PrivateGateway):
         assert self._process is not None
         return self._process.pid
 
-    def start_again(self) -> None:
-        self._start_gateway()
+    def start_again(self, *arguments: str) -> None:
+        self._start_gateway(*arguments)
 
     def kill(self) -> None:
         assert self._process is not None
@@ -202,7 +202,7 @@ class JuiceGateway(PrivateGateway):
             self.start_again()
 
     def limit_files(self, count: int) -> None:
-        """Let it be full as soon as it has so many files and directories; it hears of that within seconds."""
+        """Let it be full as soon as it has so many files and directories, 0: never; it hears of that within seconds."""
         command = [_juicefs(), "config", self._redis.url, "--inodes", str(count), "--yes"]
         subprocess.run(command, env=self._environment(), check=True, capture_output=True)
 
@@ -225,13 +225,13 @@ class JuiceGateway(PrivateGateway):
         shutil.copy(issued.certificate, place / "public.crt")
         shutil.copy(issued.key, place / "private.key")
 
-    def _start_gateway(self) -> None:
+    def _start_gateway(self, *arguments: str) -> None:
         command = [_juicefs(), "gateway", "--multi-buckets", "--keep-etag", "--no-banner", "--no-usage-report"]
         # What another gateway of the same files has written is seen at once.
         command += ["--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0", "--cache-size", "0"]
         command += ["--backup-meta", "0", "--cache-dir", str(self._directory / "cache")]
         command += ["--log", str(self._directory / "log"), "--metrics", f"127.0.0.1:{free_port()}"]
-        command += [self._redis.url, f"127.0.0.1:{self.port}"]
+        command += [*arguments, self._redis.url, f"127.0.0.1:{self.port}"]
         self._thread = threading.current_thread()
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(

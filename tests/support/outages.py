@@ -1,5 +1,6 @@
 """Processes that die, start or stop while a database, a Redis, a bucket or a disk is out of order."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -9,14 +10,18 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
 import httpx2
+from sqlalchemy import text
 
 from tests.support.content import KIB, Content
+from tests.support.failing_disk import FailingDisk
 from tests.support.gateways import JuiceGateway
 from tests.support.mounted import SmallDisk
 from tests.support.process import Process, owner_token, wait_for, workers_of
 from tests.support.sending import client_with, put, send
-from tests.support.servers import PrivateDatabase, PrivateRedis, free_port
+from tests.support.servers import WITH_TABLES, PrivateDatabase, PrivateRedis, free_port
 from tests.support.waiting import SERVER_SECONDS
+from uploader.database import models
+from uploader.database.engine import Database
 
 # As promised: after the end of an outage, and where an embedded engine starts again.
 RECOVERS_SECONDS, ENGINE_RECOVERS_SECONDS = 30.0, 60.0
@@ -30,6 +35,8 @@ class Outage:
     name: str
     begin: Callable[[], object]
     end: Callable[[], object]
+    # A process that waits for a hung disk can neither start nor end before the outage does.
+    is_hung: bool = False
 
 
 @dataclass
@@ -109,6 +116,16 @@ class Installation:
         else:
             self.processes[-1].kill()
 
+    def stop(self) -> None:
+        for process in self.processes:
+            process.process.send_signal(SIGTERM)
+
+    def start_again(self) -> None:
+        """After `stop`: every process ends with code 0."""
+        codes = [process.process.wait(timeout=SERVER_SECONDS) for process in self.processes]
+        assert codes == [0] * len(codes), [process.output() for process in self.processes]
+        self.start()
+
     def end(self) -> None:
         for process in self.processes:
             with suppress(ProcessLookupError):
@@ -147,19 +164,22 @@ def survive(installation: Installation, outage: str, phase: str) -> float:
                 case "running":
                     installation.kill_one()
                 case "stopping":
-                    for process in installation.processes:
-                        process.process.send_signal(SIGTERM)
-                    codes = [process.process.wait(timeout=SERVER_SECONDS) for process in installation.processes]
-                    assert codes == [0] * len(codes), [process.output() for process in installation.processes]
-                    installation.start()
+                    installation.stop()
+                    if not fault.is_hung:
+                        installation.start_again()
             until = time.monotonic() + _LASTS_SECONDS
             while time.monotonic() < until:
-                installation.supervise()
+                if phase != "stopping" or not fault.is_hung:
+                    installation.supervise()
                 time.sleep(0.1)
-            wait_for(installation.is_live, SERVER_SECONDS, "/livez during the outage")
+            if not fault.is_hung:
+                wait_for(installation.is_live, SERVER_SECONDS, "/livez during the outage")
+                assert not installation.works(), f"{outage} hinders nothing"
         finally:
             fault.end()
         ended = time.monotonic()
+        if phase == "stopping" and fault.is_hung:
+            installation.start_again()
         wait_for(installation.works, SERVER_SECONDS, "everything")
         return time.monotonic() - ended
     finally:
@@ -169,11 +189,41 @@ def survive(installation: Installation, outage: str, phase: str) -> float:
 # Outages
 
 
+_TRIGGERS = [(event, table.name) for table in models.metadata.sorted_tables for event in ("INSERT", "UPDATE")]
+# Each new row and each change of a row is refused as by a server whose disk is full (ER_RECORD_FILE_FULL).
+FILL = [
+    f"CREATE TRIGGER full_{event}_{table} BEFORE {event} ON `{table}` FOR EACH ROW"
+    " SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table is full'"
+    for event, table in _TRIGGERS
+]
+MAKE_ROOM = [f"DROP TRIGGER IF EXISTS full_{event}_{table}" for event, table in _TRIGGERS]
+
+
 def of_database(server: PrivateDatabase) -> list[Outage]:
+    def statements(*each: str) -> Callable[[], None]:
+        return lambda: asyncio.run(execute(server.url(WITH_TABLES), *each))
+
     return [
         Outage("database away", server.kill, server.revive),
         Outage("database slow", lambda: server.send_signal(SIGSTOP), lambda: server.send_signal(SIGCONT)),
+        Outage("database full", statements(*FILL), statements(*MAKE_ROOM)),
+        Outage("database read-only", statements("SET GLOBAL read_only = 1"), statements("SET GLOBAL read_only = 0")),
     ]
+
+
+def url_of_user(server: PrivateDatabase) -> str:
+    """The database of the tests for a user that a read-only server refuses: its administrators may write."""
+    grant = f"GRANT ALL ON {WITH_TABLES}.* TO limited IDENTIFIED BY 'password'"
+    asyncio.run(execute(server.url(WITH_TABLES), grant))
+    return server.url(WITH_TABLES).replace("//root@", "//limited:password@")
+
+
+async def execute(url: str, *statements: str) -> None:
+    database = Database(url)
+    async with database.engine.connect() as connection:
+        for statement in statements:
+            await connection.execute(text(statement))
+    await database.close()
 
 
 def of_redis(server: PrivateRedis) -> list[Outage]:
@@ -189,19 +239,36 @@ def of_redis(server: PrivateRedis) -> list[Outage]:
 
 
 def of_bucket(gateway: JuiceGateway) -> list[Outage]:
+    def restart(*arguments: str) -> Callable[[], None]:
+        def restarted() -> None:
+            gateway.kill()
+            gateway.start_again(*arguments)
+
+        return restarted
+
     return [
         Outage("bucket away", gateway.kill, gateway.start_again),
         Outage("bucket slow", lambda: gateway.send_signal(SIGSTOP), lambda: gateway.send_signal(SIGCONT)),
+        Outage("bucket full", lambda: gateway.limit_files(1), lambda: gateway.limit_files(0)),
+        Outage("bucket read-only", restart("--read-only"), restart()),
     ]
 
 
-def of_disk(disk: SmallDisk) -> list[Outage]:
+def of_disk(disk: FailingDisk, data: Path) -> list[Outage]:
+    def become(state: str) -> Callable[[], None]:
+        return lambda: disk.become(state, f"{data}/")
+
+    states = ("away", "full", "read-only", "slow")
+    return [Outage(f"disk {state}", become(state), disk.heal, is_hung=state == "slow") for state in states]
+
+
+def of_small_disk(disk: SmallDisk) -> list[Outage]:
     fillers: list[Path] = []
 
     def mount(how: str) -> Callable[[], None]:
         return lambda: disk.remount(how)
 
     return [
-        Outage("disk full", lambda: fillers.append(disk.fill()), lambda: fillers.pop().unlink()),
-        Outage("disk read-only", mount("ro"), mount("rw")),
+        Outage("small disk full", lambda: fillers.append(disk.fill()), lambda: fillers.pop().unlink()),
+        Outage("small disk read-only", mount("ro"), mount("rw")),
     ]

@@ -4,8 +4,10 @@ Every transaction is a function of a connection, so that it can be run again who
 """
 
 import asyncio
+import errno
 import logging
 import random
+import re
 import sqlite3
 import ssl
 import time
@@ -55,6 +57,9 @@ _MYSQL_RETRIED = frozenset({_MYSQL_LOCK_WAIT_TIMEOUT, 1213, 3572})
 _MYSQL_DUPLICATE = 1062
 # What one that takes no writes says to them.
 _MYSQL_READ_ONLY = frozenset({1290, 1836})
+# ER_DISK_FULL, ER_RECORD_FILE_FULL; and ER_GET_ERRNO with one of the operating system (ENOSPC, EDQUOT).
+_MYSQL_FULL = frozenset({1021, 1114})
+_MYSQL_ENGINE_ERROR, _NO_ROOM = 1030, re.compile(rf"error ({errno.ENOSPC}|{errno.EDQUOT})\b")
 # A value out of range, and a failed CHECK of MySQL and of MariaDB: the driver calls them operational, but waiting helps
 # none of them.
 _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
@@ -84,6 +89,7 @@ class Database:
     damage: str | None = None
     _rechecking: asyncio.Task[None] | None = None
     _is_closed = False
+    _full: str | None = None
 
     def __init__(
         self,
@@ -294,6 +300,11 @@ class Database:
         """Return what would help, if callers were refused lately because there are too many; else None."""
         return self._crowded if self._crowd.is_open else None
 
+    @property
+    def lacks_room(self) -> str | None:
+        """Return the words of a MySQL that has refused writes lately because it has no room; else None."""
+        return self._full if self._write_trouble.is_open else None
+
     def _busy(self, how: str, kind: object) -> ServerBusy:
         """Return the error of a database that is there, and has too much to do."""
         inside = f"{self._place} is busy: {how}"
@@ -314,6 +325,8 @@ class Database:
             is_damaged = isinstance(meant, DatabaseDamaged)
             message, level = ("the database is damaged", logging.ERROR) if is_damaged else (_FAILS, logging.WARNING)
             reason = self.damage if is_damaged else meant.reason
+            if _is_full(error):
+                self._full = _said(error)
             meant.is_told = trouble.note(message, kind=kind, level=level, reason=reason)
         return meant
 
@@ -335,7 +348,7 @@ class Database:
             if is_page and (self._rechecking is None or self._rechecking.done()):
                 self._rechecking = asyncio.create_task(self._recheck())
             return DatabaseDamaged()
-        if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_FULL:
+        if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_FULL or _is_full(error):
             return DatabaseFull(inside=f"{self._place} has no room: {_said(error)}")
         if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_NOTADB:
             self.damage = _said(error)  # its header; of a file that never was one the start tells
@@ -384,6 +397,11 @@ async def _write_something(connection: AsyncConnection) -> None:
 def _code(error: BaseException | None) -> object:
     original = getattr(error, "orig", None)
     return original.args[0] if original is not None and original.args else None
+
+
+def _is_full(error: BaseException | None) -> bool:
+    code = _code(error)
+    return code in _MYSQL_FULL or (code == _MYSQL_ENGINE_ERROR and _NO_ROOM.search(str(error)) is not None)
 
 
 def is_retried(error: Exception) -> bool:

@@ -66,6 +66,13 @@ SQL_MODE_CHANGED = Reason(
     "the database has another SQL mode than this server sets: {how}",
     "let nothing between the two change `sql_mode`: a proxy has to pass it on",
 )
+DATABASE_FULL = Reason(
+    Check.DATABASE,
+    _ERROR,
+    Subject.DATABASE,
+    "the database has no room, and refuses writes: {how}",
+    "free disk on its machine; writes work again by themselves",
+)
 DATABASE_BUSY = Reason(
     Check.DATABASE,
     _WARNING,

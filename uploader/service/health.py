@@ -172,6 +172,8 @@ class Health:
             return [reasons.DATABASE_DAMAGED(how=self.database.damage)]
         if check is Check.DATABASE and self.database.odd_modes:
             return [reasons.SQL_MODE_CHANGED(how=self.database.odd_modes)]
+        if check is Check.DATABASE and self.database.lacks_room is not None:
+            return [reasons.DATABASE_FULL(how=self.database.lacks_room)]
         if check is Check.DATABASE and self.database.crowd is not None:
             return [reasons.DATABASE_BUSY(how=self.database.crowd)]
         if check is Check.REDIS and self.probe.refusals.diagnosis is not None:

@@ -11,7 +11,14 @@ CELLS = [
     ("one process", "database slow", "stopping"),
     ("two processes", "Redis away", "start"),
     ("nodes", "bucket away", "start"),
-    ("embedded", "disk full", "start"),
+    ("small disk", "small disk full", "start"),
+    ("two processes", "database read-only", "running"),
+    ("one process", "database full", "stopping"),
+    ("nodes", "bucket full", "running"),
+    ("nodes", "bucket read-only", "start"),
+    ("embedded", "disk away", "start"),
+    ("embedded", "disk slow", "running"),
+    ("worker", "disk away", "running"),
 ]
 
 
