@@ -2,7 +2,7 @@
 
 import { element, setText } from "../dom.js";
 import { formatBytes } from "../format.js";
-import { locale, onLanguage, t } from "../i18n.js";
+import { format, onLanguage, t } from "../i18n.js";
 import { attempt, showAsOf, tile } from "./card.js";
 import { LineChart } from "./chart.js";
 import { table } from "./tables.js";
@@ -79,20 +79,23 @@ export class Growth {
     $("growth-details").querySelector(".table").replaceChildren(table(t("growth.title"), columns(), [...rows].reverse()));
     if (few || empty) return;
     const [first, last] = [rows[0], rows.at(-1)];
-    const lines = () => [
-      { label: t("growth.physical"), colour: "accent", filled: true, values: rows.map((row) => row.physical_bytes) },
-      { label: t("growth.logical"), colour: "good", dashed: true, values: rows.map((row) => row.logical_bytes) },
-      { label: t("growth.unfinished"), colour: "hash", values: rows.map((row) => row.use_space_unfinished) },
-    ];
-    const label = () => t("growth.picture", {
-      from: formatDay(first.day), to: formatDay(last.day), before: formatBytes(first.physical_bytes), after: formatBytes(last.physical_bytes),
-    });
-    this.chart.showLines(rows.map(({ day }) => day), lines, label);
+    const values = (field) => rows.map((row) => row[field]);
+    this.chart.show(() => ({
+      label: t("growth.picture", {
+        from: formatDay(first.day), to: formatDay(last.day), before: formatBytes(first.physical_bytes), after: formatBytes(last.physical_bytes),
+      }),
+      days: values("day"),
+      lines: [
+        { label: t("growth.physical"), colour: "accent", filled: true, values: values("physical_bytes") },
+        { label: t("growth.logical"), colour: "good", dashed: true, values: values("logical_bytes") },
+        { label: t("growth.unfinished"), colour: "hash", values: values("use_space_unfinished") },
+      ],
+    }));
   }
 }
 
 function formatDay(day) {
-  return new Intl.DateTimeFormat(locale(), { dateStyle: "medium", timeZone: "UTC" }).format(new Date(day));
+  return format("DateTimeFormat", { dateStyle: "medium", timeZone: "UTC" }).format(new Date(day));
 }
 
 function inWords({ days, physical_bytes: bytes, physical_bytes_per_day: perDay, days_until_full: left }) {
