@@ -119,7 +119,6 @@ ALLOWED = {
     (TERMINAL, "sys.stdout.buffer.write(block)"): "the output of a command where nobody looks",
     (TERMINAL, "sys.stdout.flush()"): "likewise",
     (TERMINAL, "console.print(*parts, sep='\\n')"): "into a string, which is printed styled",
-    ("cli/client/events.py", "print(schema(), end='')"): "a script of ours writes a page of the documents by it",
     ("observability.py", "handler = LineHandler(sys.stderr)"): "logs, whose formatters escape",
 }
 

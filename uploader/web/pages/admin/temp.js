@@ -2,28 +2,12 @@
 
 import { element } from "../dom.js";
 import { formatBytes, formatCount } from "../format.js";
-import { format, onLanguage, t } from "../i18n.js";
-import { bar, showAsOf } from "./card.js";
+import { format, t } from "../i18n.js";
+import { bar, SummaryCard } from "./card.js";
 import { table } from "./tables.js";
 
-export class Temp {
-  #summary = null;
-
-  constructor(card) {
-    this.card = card;
-    onLanguage(() => this.#draw());
-  }
-
-  /** The answer of `GET /admin/usage/summary`. */
-  set summary(summary) {
-    this.#summary = summary;
-    this.#draw();
-  }
-
-  #draw() {
-    if (!this.#summary) return;
-    const { as_of: asOf, temp } = this.#summary;
-    showAsOf(this.card, asOf);
+export class Temp extends SummaryCard {
+  draw({ temp }) {
     const largest = Math.max(0, ...temp.map((row) => row.disk_bytes));
     const months = temp.length > 0 ? table(t("temp.title"), columns(largest), temp) : element("p", { class: "muted" }, t("temp.none"));
     this.card.querySelector(".table").replaceChildren(months);
