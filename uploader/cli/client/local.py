@@ -240,8 +240,10 @@ class _Finding(Struct):
         tree = read_tree(directory, self.filters, name.removeprefix(self.prefix), follows=self.follows)
         for path, why in sorted((tree.unreadable | tree.others).items()):
             self.found.skipped.append(Skipped(shown_path(directory / path), why))
+        root = "" if directory == Path() else directory
         for path, status in sorted(tree.files.items()):
-            self.add(LocalFile(directory / path, name + path, status.st_size, status.st_mtime_ns), folder)
+            here = os.path.join(root, path)  # noqa: PTH118 (text, for thousands a second)
+            self.add(LocalFile(here, name + path, status.st_size, status.st_mtime_ns), folder)
         for path in sorted(tree.empty_folders()):
             self.add_empty(directory / path, name + path)
         if not tree.folders and tree.is_empty:
