@@ -37,8 +37,8 @@ STDOUT = "-"
 _MOST_BARS = 12
 # The lines beside those of files: an empty one, how many more, the total, what it waits for, the last of the screen.
 _OTHER_LINES = 5
-# Of each cell beside the name, so that nothing jumps: of a bar, of `1000 MiB of 9.77 GiB`, `9.77 MiB/s`, `59 min 59 s left`.
-_CELL_COLUMNS = (10, 20, 10, 16)
+# Of each cell beside the name, so that nothing jumps: of a bar, of `1000 MiB of 9.8 GiB`, `1023.9 KiB/s`, `59 min 9 s left`.
+_CELL_COLUMNS = (8, 20, 12, 16)
 # Where there is no place for all of them, how much and how long.
 _NARROW_COLUMNS = 70
 _NARROW_CELLS = (1, 3)
@@ -303,7 +303,7 @@ def short_name(name: str, columns: int) -> str:
 
 def _pace_words(rate: float | None, seconds: float | None) -> tuple[str, str]:
     left = "" if seconds is None else f"{human_seconds(seconds)} left"
-    return "" if rate is None else f"{human_bytes(round(rate))}/s", left
+    return f"{human_bytes(round(rate))}/s" if rate else "", left
 
 
 def _bar(there: int, size: int) -> ProgressBar:
