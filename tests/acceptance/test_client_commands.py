@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeStack
-from tests.support.commands import SCHEMA, Commands, write_tree
+from tests.support.commands import Commands, write_tree
 from tests.support.content import MIB, Content
-from tests.support.process import UPLOADER, Server, run_elsewhere, run_program
+from tests.support.process import UPLOADER, Server, run_elsewhere
 from tests.support.sockets import serving_stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import levels
@@ -218,12 +218,6 @@ def test_json_is_one_event_a_line_and_as_its_schema_says(commands: Commands) -> 
     assert commands.events("uploads") == []
     failed = commands.events("get", "moved", code=6)
     assert [(event["event"], event["code"]) for event in failed] == [("failed", "file-not-found")]
-
-
-def test_the_schema_is_that_of_the_events() -> None:
-    """`python -m uploader.cli.client.events` prints it."""
-    printed = run_program([UPLOADER.with_name("python"), "-m", "uploader.cli.client.events"])
-    assert printed.stdout == SCHEMA.read_text()
 
 
 def test_quiet_says_only_what_went_wrong(commands: Commands) -> None:

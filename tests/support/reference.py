@@ -1,16 +1,22 @@
 """The pages that are made from the code: `python -m tests.support.reference` writes docs/commands.md and
-docs/configuration.md anew, between their marks."""
+docs/configuration.md anew, between their marks, and docs/events.schema.json."""
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import reduce
+from operator import or_
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from uploader import cli
+from uploader.cli.client.events import Event
 from uploader.settings import Settings, variable_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,7 +31,23 @@ def pages() -> dict[Path, str]:
             "client": "\n".join(_commands(of_server=False)),
         },
     }
-    return {path: _filled(path.read_text(), parts) for path, parts in made.items()}
+    filled = {path: _filled(path.read_text(), parts) for path, parts in made.items()}
+    return {**filled, DOCS / "events.schema.json": _schema()}
+
+
+def _schema() -> str:
+    """The JSON Schema of one event."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "An event of a client command"}
+    return json.dumps(head | _cleaned(msgspec.json.schema(reduce(or_, Event.__subclasses__()))), indent=2) + "\n"
+
+
+def _cleaned(part: Any) -> Any:
+    """Return it with docstrings indented as Python 3.13 has them, on every Python."""
+    if isinstance(part, dict):
+        return {
+            name: inspect.cleandoc(each) if name == "description" else _cleaned(each) for name, each in part.items()
+        }
+    return [_cleaned(each) for each in part] if isinstance(part, list) else part
 
 
 def _filled(text: str, parts: dict[str, str]) -> str:

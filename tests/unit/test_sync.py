@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from uploader.cli.client.filters import Filters
-from uploader.cli.client.sync import Tree, delete_file, delete_folder, read_tree
+from uploader.cli.client.local import Tree, read_tree
+from uploader.cli.client.sync import delete_file, delete_folder
 from uploader.client import FileChanged, LeadsOutside, Unwritable
 
 

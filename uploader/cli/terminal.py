@@ -51,6 +51,10 @@ _HIDDEN = re.compile(
 _SUSPECT = re.compile(f"[{_ALWAYS}\u200c\u200d\ufe00-\ufe0f]")
 # The one kind of sequence that our own output has inside a line: colours.
 _COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
+# Of lines below all others, the first of which stays: tmux takes it for a wish to keep what there is if all of the screen is
+# wiped. No line is wrapped while they are drawn, so they are as many on the screen as here.
+_WIPE = "\r\x1b[K\n\x1b[J\x1b[A"
+_NO_WRAP, _WRAP, _UP = "\x1b[?7l", "\x1b[?7h", "\x1b[A"
 # The width of a terminal that tells none.
 _USUAL_COLUMNS = 80
 # The length at which a line of a command that does not end is printed.
@@ -97,6 +101,18 @@ def say(line: str, *, err: bool = False, is_prose: bool = False) -> None:
 def say_over(line: str) -> None:
     """Replace the last line of standard error, which is a terminal."""
     click.echo(f"\r\x1b[K{shown(line)}", err=True, nl=False)
+
+
+def say_below(lines: list[str], *, over: bool) -> None:
+    """Draw lines on standard error, which is a terminal, `over` those before. The cursor rests at the begin of the first,
+    an empty one: from there they are wiped by one sequence, whatever a terminal made of them when it got another size, and
+    what is typed or echoed there (`^C`) spoils nothing."""
+    wipe, drawing = _WIPE if over else "", "\r\n".join(map(styled, lines))
+    click.echo(f"{wipe}{_NO_WRAP}{drawing}{_WRAP}\r{_UP * (len(lines) - 1)}", err=True, nl=False)
+
+
+def wipe_below() -> None:
+    click.echo(_WIPE, err=True, nl=False)
 
 
 def say_csv(lines: str) -> None:

@@ -1,7 +1,7 @@
 """The HTTP contract as typed calls, one for each that a client needs. Decides nothing."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uploader.client.transport import Transport
 
 T = TypeVar("T")
+P = TypeVar("P", model.FilePage, model.DeletedPage, model.EmptyFolders)
 
 # So long a server may need for all files of a folder, or to read a large one.
 _MANY_FILES_SECONDS = 600.0
@@ -53,6 +54,8 @@ _STATES = Decoder(dict[str, model.State])
 class Api:
     # Whether the caller has a quota that they may ask for.
     has_account = True
+    # The path of the caller's files.
+    files_path = "/me/files"
 
     def __init__(self, transport: "Transport") -> None:
         self._transport = transport
@@ -188,69 +191,34 @@ class Api:
         self, after: str | None, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
     ) -> model.FilePage:
         """Return a page of a list. An older server gives all levels, and whatever part of a name is asked for."""
-        return await self.page_at("/me/files", after, prefix, limit, part=part, one_level=one_level)
-
-    async def page_at(
-        self,
-        path: str,
-        after: str | None,
-        prefix: str | None,
-        limit: int,
-        *,
-        part: str | None = None,
-        one_level: bool = False,
-    ) -> model.FilePage:
         delimiter = "/" if one_level else None
         params = _without_none(limit=str(limit), after=after, prefix=prefix, q=part, delimiter=delimiter)
-        return await self._call("GET", path, _PAGE, params=params)
+        return await self._call("GET", self.files_path, _PAGE, params=params)
 
-    async def pages(
+    def pages(
         self, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
     ) -> AsyncIterator[model.FilePage]:
         """Page after page. Raises BadAnswer for those that lead in a circle, or to nothing."""
-        after: str | None = None
-        seen = set()
-        while True:
-            page = await self.page(after, prefix, limit, part=part, one_level=one_level)
-            yield page
-            after = page.next
-            if after is None:
-                return
-            if after in seen or not (page.files or page.folders):
-                raise BadAnswer(
-                    "the server's list of files has no end: it leads to what was there before, or to nothing"
-                )
-            seen.add(after)
+        return _all_pages(lambda after: self.page(after, prefix, limit, part=part, one_level=one_level))
 
     async def make_folder(self, name: str) -> bool:
         """Return False if it was there. Raises ServerTooOld."""
-        try:
+        with _needing("keep empty folders"):
             response = await self._transport.request("POST", "/me/folders", body={"name": name})
-        except (ServerProblem, BadAnswer) as error:
-            if lacks(error):
-                raise ServerTooOld("the server is too old to keep empty folders") from error
-            raise
         _decode(response, _EMPTY_FOLDER)
         return response.status_code == 201
 
     async def empty_folders(self, prefix: str | None, limit: int) -> AsyncIterator[str]:
-        """Yield the names of empty folders, by name. Raises BadAnswer for pages that lead back; ServerTooOld."""
-        params = _without_none(limit=str(limit), prefix=prefix)
-        after = ""
-        while True:
-            try:
-                page = await self._call("GET", "/me/folders", _EMPTY_FOLDERS, params=params)
-            except (ServerProblem, BadAnswer) as error:
-                if lacks(error):
-                    raise ServerTooOld("the server is too old to keep empty folders") from error
-                raise
+        """Yield the names of empty folders, by name. Raises as `pages`; ServerTooOld."""
+
+        async def ask(after: str | None) -> model.EmptyFolders:
+            params = _without_none(limit=str(limit), prefix=prefix, after=after)
+            with _needing("keep empty folders"):
+                return await self._call("GET", "/me/folders", _EMPTY_FOLDERS, params=params)
+
+        async for page in _all_pages(ask):
             for folder in page.folders:
                 yield folder.name
-            if page.next is None:
-                return
-            if page.next <= after:
-                raise BadAnswer("the server's list of folders has no end: it leads to what was there before")
-            after = params["after"] = page.next
 
     async def delete_below(self, prefix: str) -> int:
         """Delete files; return how many there were. Raises ServerTooOld."""
@@ -276,10 +244,14 @@ class Api:
     async def delete(self, file_id: str) -> None:
         await self._delete(f"/me/files/{_segment(file_id)}")
 
-    async def deleted_page(self, after: str | None, name: str | None, limit: int) -> model.DeletedPage:
-        """Return a page of the trash. Raises ServerTooOld."""
-        params = _without_none(limit=str(limit), after=after, name=name)
-        return _decode(await self._of_trash("GET", "", params=params), _DELETED_PAGE)
+    def deleted_pages(self, name: str | None, limit: int) -> AsyncIterator[model.DeletedPage]:
+        """Page after page of the trash. Raises as `pages`; ServerTooOld."""
+
+        async def ask(after: str | None) -> model.DeletedPage:
+            params = _without_none(limit=str(limit), after=after, name=name)
+            return _decode(await self._of_trash("GET", "", params=params), _DELETED_PAGE)
+
+        return _all_pages(ask)
 
     async def restore(self, file_id: str, name: str | None, if_exists: model.IfExists) -> model.File | None:
         """Restore a deleted file; None: the server needs more time, and goes on. Raises ServerTooOld."""
@@ -313,12 +285,7 @@ class Api:
         return await self._call("GET", "/me/usage", _USAGE)
 
     def content_once(self, file_id: str, headers: dict[str, str]) -> "AbstractAsyncContextManager[httpx2.Response]":
-        return self.content_at("/me/files", file_id, headers)
-
-    def content_at(
-        self, path: str, file_id: str, headers: dict[str, str]
-    ) -> "AbstractAsyncContextManager[httpx2.Response]":
-        return self._transport.stream(f"{path}/{_segment(file_id)}/content", headers)
+        return self._transport.stream(f"{self.files_path}/{_segment(file_id)}/content", headers)
 
     def archive_once(self, file_ids: Sequence[str]) -> "AbstractAsyncContextManager[httpx2.Response]":
         """Try once to get a tar of files, in this order."""
@@ -331,17 +298,13 @@ class Api:
 
     async def make_link(self, facts: Mapping[str, Any]) -> model.Link:
         """Raises ServerTooOld."""
-        try:
+        with _having_links():
             return self._reachable(await self._call("POST", "/me/links", _LINK, body=dict(facts)))
-        except (ServerProblem, BadAnswer) as error:
-            raise _without_links(error) from error
 
     async def links(self) -> list[model.Link]:
         """Raises ServerTooOld."""
-        try:
+        with _having_links():
             return list(map(self._reachable, (await self._call("GET", "/me/links", _LINKS)).links))
-        except (ServerProblem, BadAnswer) as error:
-            raise _without_links(error) from error
 
     async def change_link(self, link_id: str, facts: Mapping[str, Any]) -> model.Link:
         return self._reachable(await self._call("PATCH", f"/me/links/{_segment(link_id)}", _LINK, body=dict(facts)))
@@ -369,15 +332,9 @@ class Api:
 
     async def _change(self, verb: str, method: str, params: dict[str, str], **more: Any) -> int:
         """Change all files of a folder, which takes a while for many."""
-        try:
-            changed = await self._call(
-                method, "/me/files", _CHANGED, params=params, timeout_seconds=_MANY_FILES_SECONDS, **more
-            )
-        except (ServerProblem, BadAnswer) as error:
-            if lacks(error):
-                raise ServerTooOld(f"the server is too old to {verb} folders") from error
-            raise
-        return changed.files
+        more |= {"params": params, "timeout_seconds": _MANY_FILES_SECONDS}
+        with _needing(f"{verb} folders"):
+            return (await self._call(method, "/me/files", _CHANGED, **more)).files
 
     async def _delete(self, path: str) -> None:
         try:
@@ -391,10 +348,40 @@ def lacks(error: ServerProblem | BadAnswer) -> bool:
     return isinstance(error, BadAnswer) or error.status in (404, 405, 501)
 
 
-def _without_links(error: ServerProblem | BadAnswer) -> ServerProblem | BadAnswer | ServerTooOld:
-    """Return why there are no links: the path is not there, which says nothing of a file."""
-    is_path = isinstance(error, BadAnswer) or error.code in ("not-found", "method-not-allowed")
-    return ServerTooOld("the server has no links: it is too old, or they are switched off") if is_path else error
+@contextmanager
+def _needing(what: str) -> Iterator[None]:
+    """Raises ServerTooOld, where a server lacks what is asked for."""
+    try:
+        yield
+    except (ServerProblem, BadAnswer) as error:
+        if lacks(error):
+            raise ServerTooOld(f"the server is too old to {what}") from error
+        raise
+
+
+@contextmanager
+def _having_links() -> Iterator[None]:
+    """Raises ServerTooOld, where the path is not there, which says nothing of a file."""
+    try:
+        yield
+    except (ServerProblem, BadAnswer) as error:
+        if isinstance(error, BadAnswer) or error.code in ("not-found", "method-not-allowed"):
+            raise ServerTooOld("the server has no links: it is too old, or they are switched off") from error
+        raise
+
+
+async def _all_pages(ask: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
+    after: str | None = None
+    seen = set[str]()
+    while True:
+        page = await ask(after)
+        yield page
+        after = page.next
+        if after is None:
+            return
+        if after in seen or not any((getattr(page, "files", None), getattr(page, "folders", None))):
+            raise BadAnswer("the server's list has no end: it leads to what was there before, or to nothing")
+        seen.add(after)
 
 
 def _unless_taken(if_exists: model.IfExists) -> dict[str, str]:

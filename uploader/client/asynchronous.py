@@ -453,18 +453,9 @@ class AsyncClient:
         """Yield deleted and replaced files, the latest first; those of one name are its earlier versions. Raises
         ServerTooOld."""
         name = None if name is None else unicodedata.normalize("NFC", name)
-        after: str | None = None
-        seen = set()
-        while True:
-            page = await self._api.deleted_page(after, name, _PAGE)
+        async for page in self._api.deleted_pages(name, _PAGE):
             for file in page.files:
                 yield file
-            after = page.next
-            if after is None:
-                return
-            if after in seen or not page.files:
-                raise BadAnswer("the server's list of deleted files has no end")
-            seen.add(after)
 
     async def restore(self, file_id: str, *, name: str | None = None, if_exists: IfExists = "fail") -> File:
         """Restore a deleted file, under another name if one is given; wait for as long as the server examines its content.

@@ -58,7 +58,7 @@ class LinkApi(Api):
 
     def __init__(self, transport: "Transport", address: LinkAddress, facts: model.LinkFacts) -> None:
         super().__init__(transport)
-        self._path = address.path
+        self.files_path = f"{address.path}/files"
         self.facts = facts
 
     async def link(self) -> model.LinkFacts:
@@ -69,7 +69,7 @@ class LinkApi(Api):
     ) -> model.FilePage:
         if self.facts.kind == "upload":
             return model.FilePage([], None, [] if one_level else None)
-        return await self.page_at(f"{self._path}/files", after, prefix, limit, one_level=one_level)
+        return await super().page(after, prefix, limit, one_level=one_level)
 
     async def file(self, file_id: str) -> model.File:
         async for page in self.pages(None, 1000):
@@ -83,9 +83,6 @@ class LinkApi(Api):
         none: Sequence[str] = ()
         for name in none:
             yield name
-
-    def content_once(self, file_id: str, headers: dict[str, str]) -> "AbstractAsyncContextManager[httpx2.Response]":
-        return self.content_at(f"{self._path}/files", file_id, headers)
 
     def archive_once(self, file_ids: Sequence[str]) -> "AbstractAsyncContextManager[httpx2.Response]":
         """Raises NotFound: a link gives no archive of some of its files."""

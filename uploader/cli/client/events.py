@@ -1,20 +1,15 @@
 """Events of a client command, which `--json` prints one a line; in words; and as an exit code.
 
 In words, results go to standard output, what went wrong and what is only said by the way to standard error. The JSON
-Schema is `docs/events.schema.json`, as `python -m uploader.cli.client.events` prints it.
+Schema is `docs/events.schema.json`, which `python -m tests.support.reference` writes.
 """
 
-import inspect
-import json
 import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import reduce
-from operator import or_
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, human_seconds, percent, shown_path
@@ -478,21 +473,6 @@ class LoggedIn(Event, tag="logged-in"):
         return [f"logged in at {self.url}; kept in {self.path}"]
 
 
-def schema() -> str:
-    """Return the JSON Schema of one event, for a file."""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "An event of a client command"}
-    return json.dumps(head | _cleaned(msgspec.json.schema(reduce(or_, Event.__subclasses__()))), indent=2) + "\n"
-
-
-def _cleaned(part: Any) -> Any:
-    """Return it with docstrings indented as Python 3.13 has them, on every Python."""
-    if isinstance(part, dict):
-        return {
-            name: inspect.cleandoc(each) if name == "description" else _cleaned(each) for name, each in part.items()
-        }
-    return [_cleaned(each) for each in part] if isinstance(part, list) else part
-
-
 def exit_code_of(error: ClientError) -> int:
     if isinstance(error, BadProxy):
         return EXIT_CONFIGURATION
@@ -584,7 +564,3 @@ def _spared(length_bytes: int) -> str:
 
 def count_of_files(count: int) -> str:
     return f"{count} file" if count == 1 else f"{count} files"
-
-
-if __name__ == "__main__":
-    print(schema(), end="")

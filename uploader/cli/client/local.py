@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ from uploader.cli.client.events import RefusedName, Skipped
 from uploader.cli.client.filters import Filters
 from uploader.cli.terminal import shown_path
 from uploader.client import LocalFile, Unreadable
+from uploader.client.plan import folders_of
 from uploader.client.system import is_link, leads_elsewhere
 from uploader.domain.names import CONTROL, normalise_name
 
@@ -93,6 +94,75 @@ def look_at(entry: "os.DirEntry[str]", above: Above, *, follows: bool) -> os.sta
     return status if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode) else "no regular file"
 
 
+@dataclass(slots=True)
+class Tree:
+    """All by relative paths with slashes, as the disk has them."""
+
+    root: Path
+    files: dict[str, os.stat_result] = field(default_factory=dict)
+    # What is neither a file nor a folder, or is not followed, and what it is.
+    others: dict[str, str] = field(default_factory=dict)
+    # Each before those in it.
+    folders: list[str] = field(default_factory=list)
+    # Of them, those in which the filters leave something out: nobody knows that they are empty.
+    veiled: set[str] = field(default_factory=set)
+    # What could not be read, and why.
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.files or self.veiled or self.unreadable)
+
+    def empty_folders(self) -> list[str]:
+        """Return those in which there is nothing to move."""
+        filled = {*self.unreadable, *self.veiled, *(folder for path in self.files for folder in folders_of(path))}
+        filled |= {folder for path in self.folders for folder in folders_of(path)}
+        return [folder for folder in self.folders if folder not in filled]
+
+
+def read_tree(root: Path, filters: Filters, prefix: str = "", *, follows: bool = False) -> Tree:
+    """Blocking. The filters take paths behind `prefix`. Follows no symbolic link but the root itself, unless told, and never
+    one that leads in a circle; a root that is not there has nothing in it."""
+    tree = Tree(root)
+    waiting = [("", Above())]
+    while waiting:
+        folder, above = waiting.pop()
+        here = root / folder
+        try:
+            above = above.below(here, here.stat())
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if _read_entry(tree, path, entry, filters, prefix, above, follows=follows):
+                        waiting.append((path, above))
+        except FileNotFoundError:
+            pass  # or not any more
+        except OSError as error:
+            tree.unreadable[folder] = error.strerror or "can't be read"
+    return tree
+
+
+def _read_entry(
+    tree: Tree, path: str, entry: os.DirEntry[str], filters: Filters, prefix: str, above: Above, *, follows: bool
+) -> bool:
+    """Return True for a folder that is to be read, too."""
+    try:
+        found = look_at(entry, above, follows=follows)
+    except FileNotFoundError:
+        return False
+    is_folder = not isinstance(found, str) and stat.S_ISDIR(found.st_mode)
+    if filters.leave_out(f"{prefix}{path}/" if is_folder else prefix + path):
+        tree.veiled.add(path.rpartition("/")[0])
+    elif isinstance(found, str):
+        tree.others[path] = found
+    elif is_folder:
+        tree.folders.append(path)
+        return True
+    else:
+        tree.files[path] = found
+    return False
+
+
 def find(
     paths: tuple[Path, ...],
     listed: Iterable[str],
@@ -166,30 +236,15 @@ class _Finding(Struct):
             except Unreadable:
                 self.add(LocalFile(path, name, 0, _NO_TIME_NS))
 
-    def walk(self, directory: Path, name: str, folder: str = "", above: Above | None = None) -> None:
-        try:
-            above = (above or Above()).below(directory, directory.stat())
-            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-        except OSError as error:
-            self.found.skipped.append(Skipped(shown_path(directory), error.strerror or "can't be read"))
-            return
-        is_empty = True
-        for entry in entries:
-            path, own_name = directory / entry.name, name + entry.name
-            try:
-                found = look_at(entry, above, follows=self.follows)
-            except OSError as error:
-                found = error.strerror or "can't be read"
-            is_folder = not isinstance(found, str) and stat.S_ISDIR(found.st_mode)
-            if self.leaves_out(own_name + ("/" if is_folder else "")):
-                is_empty = False
-            elif isinstance(found, str):
-                self.found.skipped.append(Skipped(shown_path(path), found))
-            elif is_folder:
-                is_empty = False
-                self.walk(path, f"{own_name}/", folder, above)
-            else:
-                is_empty = False
-                self.add(LocalFile(path, own_name, found.st_size, found.st_mtime_ns), folder)
-        if is_empty:
+    def walk(self, directory: Path, name: str, folder: str = "") -> None:
+        tree = read_tree(directory, self.filters, name.removeprefix(self.prefix), follows=self.follows)
+        for path, why in sorted((tree.unreadable | tree.others).items()):
+            self.found.skipped.append(Skipped(shown_path(directory / path), why))
+        root = "" if directory == Path() else directory
+        for path, status in sorted(tree.files.items()):
+            here = os.path.join(root, path)  # noqa: PTH118 (text, for thousands a second)
+            self.add(LocalFile(here, name + path, status.st_size, status.st_mtime_ns), folder)
+        for path in sorted(tree.empty_folders()):
+            self.add_empty(directory / path, name + path)
+        if not tree.folders and tree.is_empty:
             self.add_empty(directory, name.rstrip("/"))

@@ -7,12 +7,11 @@ and for a source that has nothing at all.
 import asyncio
 import errno
 import os
-import stat
 import unicodedata
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -22,7 +21,7 @@ from uploader.cli.client import events, options
 from uploader.cli.client.connection import run_client
 from uploader.cli.client.filters import Filters
 from uploader.cli.client.folders import make_here, make_there
-from uploader.cli.client.local import Above, look_at
+from uploader.cli.client.local import Tree, read_tree
 from uploader.cli.client.names import InTheWay, NoSuchFile
 from uploader.cli.client.reporters import FileTelling, Reporter
 from uploader.cli.terminal import EXIT_USAGE, fail, shown_path
@@ -103,75 +102,6 @@ def sync(
         return await Downwards(client, told, prefix, filters, **ways).run(path)
 
     run_client(work, **of_client)
-
-
-@dataclass(slots=True)
-class Tree:
-    """All by relative paths with slashes, as the disk has them."""
-
-    root: Path
-    files: dict[str, os.stat_result] = field(default_factory=dict)
-    # What is neither a file nor a folder, or is not followed, and what it is.
-    others: dict[str, str] = field(default_factory=dict)
-    # Each before those in it.
-    folders: list[str] = field(default_factory=list)
-    # Of them, those in which the filters leave something out: nobody knows that they are empty.
-    veiled: set[str] = field(default_factory=set)
-    # What could not be read, and why.
-    unreadable: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.files or self.veiled or self.unreadable)
-
-    def empty_folders(self, filters: Filters) -> list[str]:
-        """Return those in which there is nothing to move, as far as the filters take them."""
-        filled = {*self.unreadable, *self.veiled, *(folder for path in self.files for folder in folders_of(path))}
-        filled |= {folder for path in self.folders for folder in folders_of(path)}
-        return [folder for folder in self.folders if folder not in filled and filters.take(folder)]
-
-
-def read_tree(root: Path, filters: Filters, *, follows: bool = False) -> Tree:
-    """Blocking. Follows no symbolic link but the root itself, unless told, and never one that leads in a circle; a root that
-    is not there has nothing in it."""
-    tree = Tree(root)
-    waiting = [("", Above())]
-    while waiting:
-        folder, above = waiting.pop()
-        here = root / folder
-        try:
-            above = above.below(here, here.stat())
-            with os.scandir(here) as entries:
-                for entry in entries:
-                    path = f"{folder}/{entry.name}" if folder else entry.name
-                    if _read_entry(tree, path, entry, filters, above, follows=follows):
-                        waiting.append((path, above))
-        except FileNotFoundError:
-            pass  # or not any more
-        except OSError as error:
-            tree.unreadable[folder] = error.strerror or "can't be read"
-    return tree
-
-
-def _read_entry(
-    tree: Tree, path: str, entry: os.DirEntry[str], filters: Filters, above: Above, *, follows: bool
-) -> bool:
-    """Return True for a folder that is to be read, too."""
-    try:
-        found = look_at(entry, above, follows=follows)
-    except FileNotFoundError:
-        return False
-    is_folder = not isinstance(found, str) and stat.S_ISDIR(found.st_mode)
-    if filters.leave_out(f"{path}/" if is_folder else path):
-        tree.veiled.add(path.rpartition("/")[0])
-    elif isinstance(found, str):
-        tree.others[path] = found
-    elif is_folder:
-        tree.folders.append(path)
-        return True
-    else:
-        tree.files[path] = found
-    return False
 
 
 def has_content(path: str | os.PathLike[str], sha256: str) -> bool:
@@ -477,8 +407,8 @@ class Upwards(Sync):
     async def _make_folders(self, tree: Tree, empty: set[str]) -> None:
         names = [
             self.prefix + path
-            for path in tree.empty_folders(self.filters)
-            if unicodedata.normalize("NFC", path) not in empty
+            for path in tree.empty_folders()
+            if self.filters.take(path) and unicodedata.normalize("NFC", path) not in empty
         ]
         if self.told.dry_run:
             for name in names:

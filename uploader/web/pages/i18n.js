@@ -13,7 +13,7 @@ export function language() {
 }
 
 /** How figures and times are written: as the browser is set, where that is the language of the page. */
-export function locale() {
+function locale() {
   return navigator.languages.find((name) => name.startsWith(language())) ?? document.documentElement.lang;
 }
 

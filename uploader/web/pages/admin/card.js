@@ -3,11 +3,12 @@
 import { Problem } from "../client/api.js";
 import { element, setText } from "../dom.js";
 import { formatCount, formatTime } from "../format.js";
-import { t } from "../i18n.js";
+import { onLanguage, t } from "../i18n.js";
 import { messageOf } from "../problems.js";
 
 // Of what events and tasks leave behind, the server counts no further.
 const MOST_COUNTED = 10_000;
+const TYPING_MS = 300;
 
 /** Do `work` for a card; what goes wrong is told in it. Whether nothing did. */
 export async function attempt(card, work) {
@@ -24,6 +25,42 @@ export async function attempt(card, work) {
   } finally {
     card.removeAttribute("aria-busy");
   }
+}
+
+/** Do `work` as soon as somebody types no more. */
+export function whenTyped(input, work) {
+  let timer;
+  input.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(work, TYPING_MS);
+  });
+}
+
+/** A card that shows the answer of `GET /admin/usage/summary`, in the language of the page. */
+export class SummaryCard {
+  #summary = null;
+
+  constructor(card) {
+    this.card = card;
+    onLanguage(() => this.#show());
+  }
+
+  set summary(summary) {
+    this.#summary = summary;
+    this.#show();
+  }
+
+  #show() {
+    if (!this.#summary) return;
+    showAsOf(this.card, this.#summary.as_of);
+    this.draw(this.#summary);
+  }
+}
+
+/** A button that shows one user. */
+export function userButton(userId, open) {
+  const attributes = { type: "button", class: "link", "aria-haspopup": "dialog", "data-user": userId, onclick: () => open(userId) };
+  return element("button", attributes, userId);
 }
 
 export function showAsOf(card, time) {

@@ -2,8 +2,8 @@
 
 import { element, setText } from "../dom.js";
 import { formatBytes } from "../format.js";
-import { locale, onLanguage, t } from "../i18n.js";
-import { attempt, showAsOf, tile } from "./card.js";
+import { format, t } from "../i18n.js";
+import { attempt, showAsOf, SummaryCard, tile } from "./card.js";
 import { LineChart } from "./chart.js";
 import { table } from "./tables.js";
 
@@ -12,22 +12,16 @@ const FAR_DAYS = 3650;
 
 const $ = (id) => document.getElementById(id);
 
-export class Growth {
-  #growth = null;
+export class Growth extends SummaryCard {
   #history = null;
   #days = 30;
+  #isYoung = false; // there is no day yet to compare this one with
 
   constructor(card, api) {
-    Object.assign(this, { card, api });
+    super(card);
+    this.api = api;
     this.chart = new LineChart($("growth-chart"));
-    onLanguage(() => this.#draw());
     this.#drawChoice();
-  }
-
-  /** The `growth` of `GET /admin/usage/summary`. */
-  set growth(growth) {
-    this.#growth = growth;
-    this.#draw();
   }
 
   reload() {
@@ -36,7 +30,7 @@ export class Growth {
       const history = await this.api.request("GET", `/admin/usage/history?days=${days}`);
       if (days !== this.#days) return;
       this.#history = history;
-      this.#draw();
+      this.#drawHistory();
     });
   }
 
@@ -50,24 +44,20 @@ export class Growth {
     }
   }
 
-  #draw() {
+  draw({ growth }) {
     for (const span of $("growth-days").querySelectorAll("[data-days]")) {
       setText(span, t("growth.choice", { days: Number(span.dataset.days) }));
     }
-    if (this.#growth) {
-      // Until there is something to compare with, none of them would say anything.
-      const tiles = this.#growth.map((period) => tile(inWords(period)));
-      this.card.querySelector(".content").replaceChildren(this.#young ? "" : element("dl", { class: "tiles" }, ...tiles));
-    }
-    if (this.#history) this.#drawHistory(this.#history);
+    this.#isYoung = growth.every(({ physical_bytes: bytes }) => bytes === null);
+    // Until there is something to compare with, none of them would say anything.
+    const tiles = this.#isYoung ? "" : element("dl", { class: "tiles" }, ...growth.map((period) => tile(inWords(period))));
+    this.card.querySelector(".content").replaceChildren(tiles);
+    this.#drawHistory();
   }
 
-  /** Whether there is no day yet to compare this one with. */
-  get #young() {
-    return this.#growth?.every(({ physical_bytes: bytes }) => bytes === null) ?? false;
-  }
-
-  #drawHistory({ as_of: asOf, days: rows }) {
+  #drawHistory() {
+    if (!this.#history) return;
+    const { as_of: asOf, days: rows } = this.#history;
     showAsOf(this.card, asOf);
     const few = rows.length < 2;
     const empty = rows.every((row) => !row.physical_bytes && !row.logical_bytes && !row.use_space_unfinished);
@@ -75,24 +65,27 @@ export class Growth {
     $("growth-none").hidden = !$("growth-chart").hidden;
     setText($("growth-none"), t(few ? "growth.none" : "growth.empty"));
     $("growth-details").hidden = few || empty;
-    $("growth-days").hidden = few && this.#young;
+    $("growth-days").hidden = few && this.#isYoung;
     $("growth-details").querySelector(".table").replaceChildren(table(t("growth.title"), columns(), [...rows].reverse()));
     if (few || empty) return;
     const [first, last] = [rows[0], rows.at(-1)];
-    const lines = () => [
-      { label: t("growth.physical"), colour: "accent", filled: true, values: rows.map((row) => row.physical_bytes) },
-      { label: t("growth.logical"), colour: "good", dashed: true, values: rows.map((row) => row.logical_bytes) },
-      { label: t("growth.unfinished"), colour: "hash", values: rows.map((row) => row.use_space_unfinished) },
-    ];
-    const label = () => t("growth.picture", {
-      from: formatDay(first.day), to: formatDay(last.day), before: formatBytes(first.physical_bytes), after: formatBytes(last.physical_bytes),
-    });
-    this.chart.showLines(rows.map(({ day }) => day), lines, label);
+    const values = (field) => rows.map((row) => row[field]);
+    this.chart.show(() => ({
+      label: t("growth.picture", {
+        from: formatDay(first.day), to: formatDay(last.day), before: formatBytes(first.physical_bytes), after: formatBytes(last.physical_bytes),
+      }),
+      days: values("day"),
+      lines: [
+        { label: t("growth.physical"), colour: "accent", filled: true, values: values("physical_bytes") },
+        { label: t("growth.logical"), colour: "good", dashed: true, values: values("logical_bytes") },
+        { label: t("growth.unfinished"), colour: "hash", values: values("use_space_unfinished") },
+      ],
+    }));
   }
 }
 
 function formatDay(day) {
-  return new Intl.DateTimeFormat(locale(), { dateStyle: "medium", timeZone: "UTC" }).format(new Date(day));
+  return format("DateTimeFormat", { dateStyle: "medium", timeZone: "UTC" }).format(new Date(day));
 }
 
 function inWords({ days, physical_bytes: bytes, physical_bytes_per_day: perDay, days_until_full: left }) {

@@ -70,7 +70,7 @@ function summarise() {
   return attempt($("totals"), async () => {
     const summary = await api.request("GET", "/admin/usage/summary");
     totals.summary = summary;
-    growth.growth = summary.growth;
+    growth.summary = summary;
     temp.summary = summary;
   });
 }

@@ -5,8 +5,8 @@ import { confirmed } from "../dialogs.js";
 import { element, setText } from "../dom.js";
 import { formatBytes, formatTime } from "../format.js";
 import { onLanguage, t } from "../i18n.js";
-import { attempt, saveCsv, showAsOf } from "./card.js";
-import { PagedTable } from "./tables.js";
+import { attempt, saveCsv, userButton } from "./card.js";
+import { pageOf, PagedTable } from "./tables.js";
 
 const HOUR = 3600;
 const IDLE_SECONDS = [0, HOUR, 24 * HOUR, 72 * HOUR, 168 * HOUR];
@@ -22,11 +22,10 @@ export class Stale {
   /** `changed()` is called when uploads were expired; `open(userId)` shows one user. */
   constructor(card, api, { changed, open }) {
     Object.assign(this, { card, api, changed, open });
-    this.table = new PagedTable(card.querySelector(".table"), {
+    this.table = new PagedTable(card, card.querySelector(".table"), {
       sort: "updated_at", order: "asc", load: (asked) => this.#load(asked), describe: () => this.#describe(),
     });
-    this.table.changed = () => this.reload();
-    $("stale-idle").addEventListener("change", () => attempt(card, () => this.table.restart()));
+    $("stale-idle").addEventListener("change", () => this.table.restart());
     $("stale-expire").addEventListener("click", () => this.#expireAll());
     const csv = () => saveCsv(api, `/admin/uploads?idle_for=${this.#idleFor}`, "uploads.csv");
     $("stale-csv").addEventListener("click", () => attempt(card, csv));
@@ -36,7 +35,7 @@ export class Stale {
   }
 
   reload() {
-    return attempt(this.card, () => this.table.reload());
+    return this.table.changed();
   }
 
   get #idleFor() {
@@ -49,12 +48,12 @@ export class Stale {
     $("stale-idle").value = chosen;
   }
 
-  async #load({ sort, order, after, limit }) {
-    const query = new URLSearchParams({ idle_for: this.#idleFor, sort, order, limit });
-    if (after) query.set("after", after);
-    this.#answer = await this.api.request("GET", `/admin/uploads?${query}`);
+  async #load(asked) {
+    const query = new URLSearchParams({ idle_for: this.#idleFor, sort: asked.sort, order: asked.order });
+    this.#answer = await pageOf(this.api, "/admin/uploads", query, asked);
     this.#drawSum();
-    return { items: this.#answer.uploads, next: this.#answer.next };
+    const { uploads: items, next, as_of: asOf } = this.#answer;
+    return { items, next, asOf };
   }
 
   #draw() {
@@ -64,8 +63,7 @@ export class Stale {
   }
 
   #drawSum() {
-    const { as_of: asOf, total } = this.#answer;
-    showAsOf(this.card, asOf);
+    const { total } = this.#answer;
     const any = total.open_uploads > 0;
     this.card.querySelector(".sum").hidden = !any;
     setText($("stale-total"), t("stale.total", giving(total, total.open_uploads)));
@@ -75,7 +73,7 @@ export class Stale {
   #describe() {
     const columns = [
       { key: "name", label: t("stale.name"), header: true, cell: (upload) => this.#named(upload) },
-      { key: "user_id", label: t("users.user_id"), wide: true, cell: (upload) => this.#link(upload.user_id) },
+      { key: "user_id", label: t("users.user_id"), wide: true, cell: (upload) => userButton(upload.user_id, this.open) },
       { key: "updated_at", label: t("stale.since"), sort: "asc", wide: true, className: "moment", cell: (upload) => formatTime(upload.updated_at) },
       { key: "disk_bytes", label: t("stale.disk"), number: true, sort: "desc", cell: (upload) => formatBytes(upload.disk_bytes) },
       { key: "quota_bytes", label: t("stale.quota"), number: true, sort: "desc", className: "widest-only", cell: (upload) => formatBytes(upload.quota_bytes) },
@@ -87,11 +85,7 @@ export class Stale {
 
   /** The name, and where there is no room for another column, the user below it. */
   #named({ name, user_id: userId }) {
-    return element("div", {}, name, element("div", { class: "narrow-only" }, this.#link(userId)));
-  }
-
-  #link(userId) {
-    return element("button", { type: "button", class: "link", "aria-haspopup": "dialog", onclick: () => this.open(userId) }, userId);
+    return element("div", {}, name, element("div", { class: "narrow-only" }, userButton(userId, this.open)));
   }
 
   async #expireOne(upload) {
@@ -128,9 +122,8 @@ export class Stale {
   async *#all(idleFor) {
     let after = null;
     do {
-      const query = new URLSearchParams({ idle_for: idleFor, limit: ALL_PAGE });
-      if (after) query.set("after", after);
-      const { uploads, next } = await this.api.request("GET", `/admin/uploads?${query}`);
+      const query = new URLSearchParams({ idle_for: idleFor });
+      const { uploads, next } = await pageOf(this.api, "/admin/uploads", query, { after, limit: ALL_PAGE });
       yield* uploads;
       after = next;
     } while (after);

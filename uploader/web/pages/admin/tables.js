@@ -2,6 +2,7 @@
 
 import { element } from "../dom.js";
 import { t } from "../i18n.js";
+import { attempt, showAsOf } from "./card.js";
 
 const PAGE = 20;
 
@@ -36,22 +37,35 @@ function cell(column, item) {
     : element("td", { class: classOf(column) }, content);
 }
 
+/** A page of a list of the server. */
+export async function pageOf(api, path, query, { after, limit }) {
+  query.set("limit", limit);
+  if (after) query.set("after", after);
+  return api.request("GET", `${path}?${query}`);
+}
+
+/** A page of items that the server tells all at once. */
+export function pageOfAll(items, { after, limit }) {
+  const end = (after ?? 0) + limit;
+  return { items: items.slice(after ?? 0, end), next: end < items.length ? end : null };
+}
+
 /** A table in `container` that holds one page of what `load` gives: `load({sort, order, after, limit})` →
- * {items, next}; `describe()` → {caption, columns, none}. */
+ * {items, next, asOf}; `describe()` → {caption, columns, none}. `card` tells `asOf`, and what goes wrong with other pages. */
 export class PagedTable {
   #pages = [null]; // the cursor of each page up to the one that is shown
   #shown = null;
   #asked = 0;
 
-  constructor(container, { load, describe, sort = null, order = null, limit = PAGE }) {
-    Object.assign(this, { container, load, describe, sort, order, limit });
+  constructor(card, container, { load, describe, sort = null, order = null, limit = PAGE }) {
+    Object.assign(this, { card, container, load, describe, sort, order, limit });
     container.tabIndex = -1; // where the focus goes when what had it is gone
   }
 
   /** The first page again. */
   restart() {
     this.#pages = [null];
-    return this.reload();
+    return this.changed();
   }
 
   /** The page that is shown, as it is now. */
@@ -71,7 +85,8 @@ export class PagedTable {
 
   draw() {
     if (!this.#shown) return;
-    const { items } = this.#shown;
+    const { items, asOf } = this.#shown;
+    if (asOf) showAsOf(this.card, asOf);
     const { caption, columns, none } = this.describe(items);
     const focused = this.#focused();
     const { sort, order } = this;
@@ -110,12 +125,11 @@ export class PagedTable {
   #sortBy({ key, sort }) {
     if (this.sort === key) this.order = this.order === "asc" ? "desc" : "asc";
     else Object.assign(this, { sort: key, order: sort });
-    this.#pages = [null];
-    this.changed();
+    this.restart();
   }
 
-  /** Called after each turn of a page and each change of the order; whoever shows errors overrides it. */
+  /** The page that is shown, as it is now, or in the card why not. */
   changed() {
-    return this.reload();
+    return attempt(this.card, () => this.reload());
   }
 }

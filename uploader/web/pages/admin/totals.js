@@ -2,27 +2,11 @@
 
 import { element } from "../dom.js";
 import { formatBytes, formatCount, formatPercent } from "../format.js";
-import { onLanguage, t } from "../i18n.js";
-import { bar, showAsOf, tile } from "./card.js";
+import { t } from "../i18n.js";
+import { bar, SummaryCard, tile } from "./card.js";
 
-export class Totals {
-  #summary = null;
-
-  constructor(card) {
-    this.card = card;
-    onLanguage(() => this.#draw());
-  }
-
-  /** The answer of `GET /admin/usage/summary`. */
-  set summary(summary) {
-    this.#summary = summary;
-    this.#draw();
-  }
-
-  #draw() {
-    const summary = this.#summary;
-    if (!summary) return;
-    showAsOf(this.card, summary.as_of);
+export class Totals extends SummaryCard {
+  draw(summary) {
     const damaged = summary.damaged_blobs ? [warning(summary.damaged_blobs)] : [];
     const tiles = element("dl", { class: "tiles" }, ...figures(summary));
     this.card.querySelector(".content").replaceChildren(...damaged, tiles, disk(summary.disk));

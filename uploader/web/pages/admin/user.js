@@ -4,16 +4,13 @@ import { confirmed } from "../dialogs.js";
 import { element, iconButton, setText } from "../dom.js";
 import { formatBytes, formatTime } from "../format.js";
 import { t } from "../i18n.js";
-import { attempt, bar, showAsOf, tile } from "./card.js";
+import { attempt, bar, showAsOf, tile, whenTyped } from "./card.js";
 import { LinksOfUser } from "./links.js";
 import { quotaForm } from "./quota-form.js";
 import { differences, verdict } from "./recount/recount.js";
 import { expire, expireButton, outcome } from "./stale.js";
-import { PagedTable } from "./tables.js";
+import { pageOf, PagedTable } from "./tables.js";
 import { Tokens } from "./tokens.js";
-
-const PAGE = 20;
-const TYPING_MS = 300;
 
 /** Show a user until the dialog is closed; `changed()` is called when something about them was changed. `hasTokens`: whether
  * tokens of this server let people in; `made` is one that was just made for them; `hasLinks`: whether there are any. */
@@ -36,17 +33,15 @@ export class UserDialog {
   }
 
   #make() {
+    const dialog = element("dialog", { class: "wide", "aria-labelledby": "user-title" });
     const close = iconButton("cancel", t("user.close"), () => this.dialog.close());
     const recount = element("button", { type: "button", onclick: () => this.#recount() }, t("recount.button"));
-    this.uploads = this.#tableOf({ load: (asked) => this.#loadUploads(asked), describe: () => this.#describeUploads() });
-    this.files = this.#tableOf({ load: (asked) => this.#loadFiles(asked), describe: describeFiles });
+    const tableOf = (how) => new PagedTable(dialog, element("div", { class: "table" }), how);
+    this.uploads = tableOf({ load: (asked) => this.#loadUploads(asked), describe: () => this.#describeUploads() });
+    this.files = tableOf({ load: (asked) => this.#loadFiles(asked), describe: describeFiles });
     this.prefix = element("input", { type: "search", "aria-label": t("user.prefix"), placeholder: t("user.prefix") });
-    let timer;
-    this.prefix.addEventListener("input", () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => attempt(this.dialog, () => this.files.restart()), TYPING_MS);
-    });
-    return element("dialog", { class: "wide", "aria-labelledby": "user-title" },
+    whenTyped(this.prefix, () => this.files.restart());
+    dialog.append(
       element("div", { class: "dialog-head" }, element("div", {}, element("h2", { id: "user-title" }, this.userId), element("p", { class: "as-of" })), element("div", { class: "buttons" }, recount, close)),
       element("p", { class: "error", role: "alert" }),
       this.outcome,
@@ -54,19 +49,14 @@ export class UserDialog {
       this.content,
       element("h3", {}, t("user.quota")),
       this.quota,
-      this.tokens?.container,
-      this.links?.container,
+      this.tokens?.container ?? "",
+      this.links?.container ?? "",
       element("h3", {}, t("user.uploads")),
       this.uploads.container,
       element("div", { class: "sum" }, element("h3", {}, t("user.files")), this.prefix),
       this.files.container,
     );
-  }
-
-  #tableOf(how) {
-    const made = new PagedTable(element("div", { class: "table" }), { limit: PAGE, ...how });
-    made.changed = () => attempt(this.dialog, () => made.reload());
-    return made;
+    return dialog;
   }
 
   reload() {
@@ -107,11 +97,10 @@ export class UserDialog {
     });
   }
 
-  async #loadUploads({ after, limit }) {
-    const query = new URLSearchParams({ user_id: this.userId, limit });
-    if (after) query.set("after", after);
-    const page = await this.api.request("GET", `/admin/uploads?${query}`);
-    return { items: page.uploads, next: page.next };
+  async #loadUploads(asked) {
+    const query = new URLSearchParams({ user_id: this.userId });
+    const { uploads: items, next } = await pageOf(this.api, "/admin/uploads", query, asked);
+    return { items, next };
   }
 
   #describeUploads() {
@@ -134,13 +123,11 @@ export class UserDialog {
     this.changed();
   }
 
-  async #loadFiles({ after, limit }) {
-    const query = new URLSearchParams({ limit });
-    if (after) query.set("after", after);
+  async #loadFiles(asked) {
     const prefix = this.prefix.value.normalize("NFC");
-    if (prefix) query.set("prefix", prefix);
-    const page = await this.api.request("GET", `${this.path}/files?${query}`);
-    return { items: page.files, next: page.next };
+    const query = new URLSearchParams(prefix ? { prefix } : {});
+    const { files: items, next } = await pageOf(this.api, `${this.path}/files`, query, asked);
+    return { items, next };
   }
 }
 

@@ -1,40 +1,30 @@
 // Users by size: sorted, searched, page by page, and as CSV.
 
-import { element } from "../dom.js";
 import { formatBytes, formatCount } from "../format.js";
 import { onLanguage, t } from "../i18n.js";
-import { attempt, bar, saveCsv, showAsOf } from "./card.js";
-import { PagedTable } from "./tables.js";
-
-const TYPING_MS = 300;
+import { attempt, bar, saveCsv, userButton, whenTyped } from "./card.js";
+import { pageOf, PagedTable } from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
 
 export class Users {
-  #asOf = null;
-
   /** `open(userId)` shows one user; `tell(text)` reads a text out. */
   constructor(card, api, { open, tell }) {
     Object.assign(this, { card, api, open, tell });
-    this.table = new PagedTable(card.querySelector(".table"), {
+    this.table = new PagedTable(card, card.querySelector(".table"), {
       sort: "use_space_finished", order: "desc", load: (asked) => this.#load(asked), describe: (users) => this.#describe(users),
     });
-    this.table.changed = () => this.reload();
-    let timer;
-    $("users-search").addEventListener("input", () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => this.#search(), TYPING_MS);
-    });
+    whenTyped($("users-search"), () => this.#search());
     $("users-csv").addEventListener("click", () => attempt(card, () => saveCsv(api, `/admin/usage?${this.#query()}`, "usage.csv")));
-    onLanguage(() => this.#draw());
+    onLanguage(() => this.table.draw());
   }
 
   reload() {
-    return attempt(this.card, () => this.table.reload());
+    return this.table.changed();
   }
 
   async #search() {
-    await attempt(this.card, () => this.table.restart());
+    await this.table.restart();
     this.tell(t("users.count", { count: this.card.querySelectorAll("tbody tr").length }));
   }
 
@@ -45,21 +35,12 @@ export class Users {
     return query;
   }
 
-  async #load({ after, limit }) {
+  async #load(asked) {
     const query = this.#query();
-    query.set("limit", limit);
-    if (after) query.set("after", after);
-    const page = await this.api.request("GET", `/admin/usage?${query}`);
-    this.#asOf = page.as_of;
-    showAsOf(this.card, this.#asOf);
-    const alone = page.users.length === 1 && !page.next && !after && !query.has("q");
+    const { users: items, next, as_of: asOf } = await pageOf(this.api, "/admin/usage", query, asked);
+    const alone = items.length === 1 && !next && !asked.after && !query.has("q");
     $("users-alone").hidden = !alone || $("new-user").hidden;
-    return { items: page.users, next: page.next };
-  }
-
-  #draw() {
-    if (this.#asOf) showAsOf(this.card, this.#asOf);
-    this.table.draw();
+    return { items, next, asOf };
   }
 
   #describe(users) {
@@ -71,7 +52,7 @@ export class Users {
       { kind: "unfinished", bytes: user.use_space_unfinished },
     ];
     const columns = [
-      { key: "user_id", label: t("users.user_id"), header: true, sort: "asc", cell: (user) => this.#link(user.user_id) },
+      { key: "user_id", label: t("users.user_id"), header: true, sort: "asc", cell: (user) => userButton(user.user_id, this.open) },
       { label: t("users.share"), className: "bar-column", wide: true, cell: (user) => bar(parts(user), largest) },
       bytes("use_space_finished"),
       bytes("use_space_unfinished"),
@@ -81,10 +62,5 @@ export class Users {
       count("open_uploads"),
     ];
     return { caption: t("users.caption"), columns, none: t("users.none") };
-  }
-
-  #link(userId) {
-    const attributes = { type: "button", class: "link", "aria-haspopup": "dialog", "data-user": userId, onclick: () => this.open(userId) };
-    return element("button", attributes, userId);
   }
 }

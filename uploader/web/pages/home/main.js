@@ -13,7 +13,7 @@ import { t, translate } from "../i18n.js";
 import { Held, tellOf } from "./held.js";
 import { openMenu } from "./menu.js";
 import { News } from "./news.js";
-import { carriesFiles, fromInput, fromTransfer, into } from "../client/picking.js";
+import { fromTransfer, into } from "../client/picking.js";
 import { glyph, picture } from "./files/pictures.js";
 import { lastSegment, LINKS, segmentsOf, TRASH } from "./files/place.js";
 import { LinksView } from "./links/links-view.js";
@@ -21,7 +21,7 @@ import { Quota } from "./quota.js";
 import { Session } from "../session.js";
 import { Transfers } from "../client/transfers.js";
 import { Question } from "./tray/question.js";
-import { TransfersView } from "./tray/transfers-view.js";
+import { listenForFiles, TransfersView } from "./tray/transfers-view.js";
 
 const LOOK_EVERY_MS = 2000;
 const LOOK_WHEN_IDLE_MS = 30_000;
@@ -41,7 +41,7 @@ mountHeader(header, { links: admin ? PAGES : [], signOut: session.hasToken ? () 
 const news = new News($("news"));
 const tell = (text) => news.tell(text);
 const transfers = new Transfers(api);
-new TransfersView(transfers, { choose, tell, question: new Question(transfers, hasTrash) });
+new TransfersView(transfers, { tell, question: new Question(transfers, hasTrash) });
 const toasts = new Toasts($("toasts"));
 const held = new Held(api, { hasTrash, changed: () => files.showHeld(), judged });
 const files = new FilesView(api, { toasts, changed, tell, hasTrash, hasLinks, held });
@@ -110,16 +110,6 @@ transfers.addEventListener("cancelled", lookSoon);
 
 // How files get here
 
-function choose(transfer) {
-  const input = $("again-input");
-  input.onchange = () => {
-    const [file] = input.files;
-    input.value = "";
-    if (file) transfers.goOn(transfer, file);
-  };
-  input.click();
-}
-
 /** What is brought goes into the folder that is shown. */
 function take(batches) {
   transfers.take(into(files.prefix, batches));
@@ -132,13 +122,14 @@ function makeFolder(name) {
   return making;
 }
 
-for (const [button, input] of [["choose-files", "files-input"], ["choose-folder", "folder-input"]]) {
-  $(button).addEventListener("click", () => $(input).click());
-  $(input).addEventListener("change", () => {
-    take(fromInput($(input)));
-    $(input).value = "";
-  });
-}
+listenForFiles(transfers, {
+  take,
+  takeFrom: (dataTransfer) => {
+    const { prefix } = files;
+    take(fromTransfer(dataTransfer, { onEmpty: (name) => makeFolder(prefix + name) }));
+  },
+  words: () => (files.prefix ? t("drop.into", { folder: lastSegment(files.prefix) }) : t("drop.now")),
+});
 $("new-folder").addEventListener("click", newFolder);
 $("upload").prepend(glyph("upload"));
 $("upload").append(glyph("down"));
@@ -157,40 +148,6 @@ async function newFolder() {
   const name = files.prefix + segmentsOf(input.value).join("/");
   if (answer && name !== files.prefix && (await makeFolder(name))) files.go({ prefix: `${name}/` });
 }
-
-function takeFrom(event, dataTransfer) {
-  if (!carriesFiles(dataTransfer)) return;
-  event.preventDefault();
-  const { prefix } = files;
-  take(fromTransfer(dataTransfer, { onEmpty: (name) => makeFolder(prefix + name) }));
-}
-
-// What the drag is above: an element is left after the next one is entered, or without a word when it goes from the page.
-let below = [];
-const curtain = (shown) => {
-  if (shown) $("curtain-words").textContent = files.prefix ? t("drop.into", { folder: lastSegment(files.prefix) }) : t("drop.now");
-  $("curtain").hidden = !shown;
-};
-const above = (elements) => {
-  below = elements.filter((each) => each.isConnected);
-  curtain(below.length > 0);
-};
-addEventListener("dragenter", (event) => {
-  if (!carriesFiles(event.dataTransfer)) return;
-  event.preventDefault(); // or what is dropped at once, before it moved above the element, would not come
-  above([...below, event.target]);
-});
-addEventListener("dragleave", (event) => carriesFiles(event.dataTransfer) && above(below.filter((each) => each !== event.target)));
-addEventListener("dragover", (event) => carriesFiles(event.dataTransfer) && event.preventDefault());
-addEventListener("drop", (event) => {
-  above([]);
-  takeFrom(event, event.dataTransfer);
-});
-addEventListener("paste", (event) => takeFrom(event, event.clipboardData));
-
-addEventListener("beforeunload", (event) => {
-  if (transfers.totals().going) event.preventDefault();
-});
 
 // Files, the trash, or links.
 $("to-trash").append(glyph("remove"));

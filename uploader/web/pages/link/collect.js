@@ -5,9 +5,9 @@ import "./collect-words.js";
 import { icon, setText } from "../dom.js";
 import { formatBytes } from "../format.js";
 import { News } from "../home/news.js";
-import { TransfersView } from "../home/tray/transfers-view.js";
+import { listenForFiles, TransfersView } from "../home/tray/transfers-view.js";
 import { onLanguage, t, translate } from "../i18n.js";
-import { carriesFiles, fromInput, fromTransfer } from "../client/picking.js";
+import { fromTransfer } from "../client/picking.js";
 import { Transfers } from "../client/transfers.js";
 
 const $ = (id) => document.getElementById(id);
@@ -16,7 +16,7 @@ export async function show(visit, { end }) {
   const news = new News($("news"));
   const transfers = new Transfers(visit.api);
   transfers.lists = false; // nothing of what is there is for who sends
-  new TransfersView(transfers, { choose: (transfer) => choose(transfers, transfer), tell: (text) => news.tell(text) });
+  new TransfersView(transfers, { tell: (text) => news.tell(text) });
   const tally = new Tally(visit);
   const draw = () => drawState(transfers, visit);
   translate($("collect"));
@@ -36,7 +36,12 @@ export async function show(visit, { end }) {
     }
   });
   onLanguage(draw);
-  listen(transfers);
+  const isOpen = () => !$("drop").hidden;
+  listenForFiles(transfers, {
+    take: (batches) => transfers.take(batches),
+    takeFrom: (dataTransfer) => isOpen() && transfers.take(fromTransfer(dataTransfer)),
+    words: () => (isOpen() ? t("collect.drop") : null),
+  });
   $("collect").hidden = false;
   draw();
   if (visit.isReturn) await transfers.look();
@@ -77,50 +82,4 @@ class Tally {
     }
     this.visit.sent = sent;
   }
-}
-
-function choose(transfers, transfer) {
-  const input = $("again-input");
-  input.onchange = () => {
-    const [file] = input.files;
-    input.value = "";
-    if (file) transfers.goOn(transfer, file);
-  };
-  input.click();
-}
-
-/** How files get here: chosen, dropped, pasted. */
-function listen(transfers) {
-  for (const [button, input] of [["choose-files", "files-input"], ["choose-folder", "folder-input"]]) {
-    $(button).addEventListener("click", () => $(input).click());
-    $(input).addEventListener("change", () => {
-      transfers.take(fromInput($(input)));
-      $(input).value = "";
-    });
-  }
-  const isOpen = () => !$("drop").hidden;
-  const take = (event, dataTransfer) => {
-    if (!carriesFiles(dataTransfer)) return;
-    event.preventDefault();
-    if (isOpen()) transfers.take(fromTransfer(dataTransfer));
-  };
-  const curtain = (shown) => {
-    setText($("curtain-words"), t("collect.drop"));
-    $("curtain").hidden = !(shown && isOpen());
-  };
-  addEventListener("dragenter", (event) => {
-    if (!carriesFiles(event.dataTransfer)) return;
-    event.preventDefault();
-    curtain(true);
-  });
-  addEventListener("dragover", (event) => carriesFiles(event.dataTransfer) && event.preventDefault());
-  addEventListener("dragleave", (event) => event.relatedTarget === null && curtain(false));
-  addEventListener("drop", (event) => {
-    curtain(false);
-    take(event, event.dataTransfer);
-  });
-  addEventListener("paste", (event) => take(event, event.clipboardData));
-  addEventListener("beforeunload", (event) => {
-    if (transfers.totals().going) event.preventDefault();
-  });
 }

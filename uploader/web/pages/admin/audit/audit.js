@@ -4,34 +4,26 @@ import "./words.js";
 import { element } from "../../dom.js";
 import { formatBytes, formatCount, formatTime } from "../../format.js";
 import { has, onLanguage, t } from "../../i18n.js";
-import { attempt, saveCsv, showAsOf } from "../card.js";
+import { attempt, saveCsv, whenTyped } from "../card.js";
 import { isCount } from "../recount/recount.js";
-import { PagedTable } from "../tables.js";
+import { pageOf, PagedTable } from "../tables.js";
 
-const TYPING_MS = 300;
 const BYTES = /^(total_space|size|reserved|use_space_\w+|(\w+_)?bytes)$/;
 
 export class Audit {
-  #asOf = null;
-
   constructor(card, api) {
     Object.assign(this, { card, api });
     this.search = card.querySelector("input");
-    this.table = new PagedTable(card.querySelector(".table"), {
+    this.table = new PagedTable(card, card.querySelector(".table"), {
       load: (asked) => this.#load(asked), describe: () => ({ caption: t("audit.caption"), columns: columns(), none: t("audit.none") }),
     });
-    this.table.changed = () => this.reload();
-    let timer;
-    this.search.addEventListener("input", () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => attempt(card, () => this.table.restart()), TYPING_MS);
-    });
+    whenTyped(this.search, () => this.table.restart());
     card.querySelector("button").addEventListener("click", () => attempt(card, () => saveCsv(api, `/admin/audit?${this.#query()}`, "audit.csv")));
-    onLanguage(() => this.#draw());
+    onLanguage(() => this.table.draw());
   }
 
   reload() {
-    return attempt(this.card, () => this.table.reload());
+    return this.table.changed();
   }
 
   #query() {
@@ -39,19 +31,9 @@ export class Audit {
     return new URLSearchParams(user ? { user_id: user } : {});
   }
 
-  async #load({ after, limit }) {
-    const query = this.#query();
-    query.set("limit", limit);
-    if (after) query.set("after", after);
-    const page = await this.api.request("GET", `/admin/audit?${query}`);
-    this.#asOf = page.as_of;
-    showAsOf(this.card, this.#asOf);
-    return { items: page.acts, next: page.next };
-  }
-
-  #draw() {
-    if (this.#asOf) showAsOf(this.card, this.#asOf);
-    this.table.draw();
+  async #load(asked) {
+    const { acts: items, next, as_of: asOf } = await pageOf(this.api, "/admin/audit", this.#query(), asked);
+    return { items, next, asOf };
   }
 }
 

@@ -4,12 +4,11 @@ import "./words.js";
 import { element } from "../../dom.js";
 import { formatBytes, formatCount, formatDuration, formatTime } from "../../format.js";
 import { onLanguage, t } from "../../i18n.js";
-import { attempt, showAsOf, tile } from "../card.js";
-import { PagedTable } from "../tables.js";
+import { attempt, showAsOf, tile, whenTyped } from "../card.js";
+import { pageOfAll, PagedTable } from "../tables.js";
 
 // Who works the queues looks each second: less is not late.
 const IN_TIME_SECONDS = 2;
-const TYPING_MS = 300;
 const UPLOAD_ID = /^[0-9a-f]{32}$/;
 
 export class Waiting {
@@ -19,15 +18,10 @@ export class Waiting {
   constructor(card, api) {
     Object.assign(this, { card, api });
     this.search = card.querySelector("input");
-    this.table = new PagedTable(card.querySelector(".table"), {
-      load: (asked) => this.#page(asked), describe: () => ({ caption: t("queue.caption"), columns: columns(), none: t("queue.none") }),
+    this.table = new PagedTable(card, card.querySelector(".table"), {
+      load: (asked) => pageOfAll(this.#answer.buckets, asked), describe: () => ({ caption: t("queue.caption"), columns: columns(), none: t("queue.none") }),
     });
-    this.table.changed = () => attempt(card, () => this.table.reload());
-    let timer;
-    this.search.addEventListener("input", () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => this.reload(), TYPING_MS);
-    });
+    whenTyped(this.search, () => this.reload());
     onLanguage(() => this.#draw());
   }
 
@@ -61,13 +55,6 @@ export class Waiting {
     this.#answer = null;
     this.card.querySelector(".content").replaceChildren();
     this.table.container.replaceChildren();
-  }
-
-  /** The server tells all minutes at once. */
-  #page({ after, limit }) {
-    const { buckets } = this.#answer;
-    const end = (after ?? 0) + limit;
-    return { items: buckets.slice(after ?? 0, end), next: end < buckets.length ? end : null };
   }
 
   #draw() {

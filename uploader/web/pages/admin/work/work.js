@@ -5,7 +5,7 @@ import { element, setText } from "../../dom.js";
 import { formatCount, formatDuration, formatTime } from "../../format.js";
 import { onLanguage, t } from "../../i18n.js";
 import { attempt, counted, showAsOf } from "../card.js";
-import { PagedTable, table } from "../tables.js";
+import { pageOfAll, PagedTable, table } from "../tables.js";
 
 export class Work {
   #answer = null;
@@ -15,10 +15,9 @@ export class Work {
     Object.assign(this, { card, api });
     this.queues = card.querySelector(".queues");
     this.queues.tabIndex = -1; // where the focus goes when its button is gone
-    this.tasks = new PagedTable(card.querySelector(".tasks"), {
+    this.tasks = new PagedTable(card, card.querySelector(".tasks"), {
       load: (asked) => this.#page(asked), describe: () => ({ caption: t("work.tasks"), columns: taskColumns(), none: t("work.none") }),
     });
-    this.tasks.changed = () => attempt(card, () => this.tasks.reload());
     onLanguage(() => this.#draw());
   }
 
@@ -33,11 +32,9 @@ export class Work {
     await this.tasks.reload();
   }
 
-  /** The server tells of all tasks at once. */
-  #page({ after, limit }) {
+  #page(asked) {
     const tasks = this.#answer.queues.flatMap(({ queue, holders, given_up: dead }) => [...holders, ...dead].map((task) => ({ queue, ...task })));
-    const end = (after ?? 0) + limit;
-    return { items: tasks.slice(after ?? 0, end), next: end < tasks.length ? end : null };
+    return pageOfAll(tasks, asked);
   }
 
   #draw() {

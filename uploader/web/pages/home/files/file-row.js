@@ -4,7 +4,7 @@ import { element, setAttribute, setText } from "../../dom.js";
 import { formatBytes, formatTime } from "../../format.js";
 import { t } from "../../i18n.js";
 import { pictureOf } from "./kinds.js";
-import { glyph, picture } from "./pictures.js";
+import { glyphButton, picture } from "./pictures.js";
 import { folderOf, hashOf } from "./place.js";
 
 let made = 0;
@@ -54,11 +54,7 @@ export function fileRow(entry, view) {
 
 /** A file that is held can be deleted; a folder of such can't. */
 function actionsOf(name, isFolder, isHeld, hasLinks) {
-  const button = (action, drawn) => {
-    const label = t(`file.${action}`, { name });
-    const attributes = { type: "button", class: "icon-button", "aria-label": label, title: label, tabindex: -1, "data-act": action };
-    return element("button", attributes, glyph(drawn));
-  };
+  const button = (action, drawn) => glyphButton(drawn, t(`file.${action}`, { name }), { tabindex: -1, "data-act": action });
   if (isHeld) return isFolder ? [] : [button("delete", "remove")];
   const more = button("more", "more");
   more.setAttribute("aria-haspopup", "menu");

@@ -1,5 +1,7 @@
 // The pictures of the list of files: one for each kind of file, and those of its buttons.
 
+import { element } from "../../dom.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 const PAGE = "M6 2.5h8.5L19 7v12.5a2 2 0 0 1-2 2H6a2 2 0 0 1-2-2v-15a2 2 0 0 1 2-2z";
@@ -67,4 +69,9 @@ export function picture(kind) {
 
 export function glyph(name) {
   return drawn("icon", ["", BUTTONS[name]]);
+}
+
+/** A button that shows a picture and is called by a label. */
+export function glyphButton(name, label, attributes) {
+  return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, ...attributes }, glyph(name));
 }

@@ -7,7 +7,7 @@ import { onLanguage, t } from "../../i18n.js";
 import { messageOf } from "../../problems.js";
 import { VirtualList } from "../../virtual-list.js";
 import { drawPath } from "../files/path-view.js";
-import { glyph, picture } from "../files/pictures.js";
+import { glyphButton, picture } from "../files/pictures.js";
 import { folderOf, hashOf } from "../files/place.js";
 import { saidOf } from "./sentences.js";
 import { change, showLink } from "./share.js";
@@ -49,10 +49,7 @@ export class LinksView {
 
   #row(link) {
     const { name, label } = link;
-    const button = (key, drawn, run) => {
-      const text = t(key, { name: label || name });
-      return element("button", { type: "button", class: "icon-button", "aria-label": text, title: text, onclick: run }, glyph(drawn));
-    };
+    const button = (key, drawn, run) => glyphButton(drawn, t(key, { name: label || name }), { onclick: run });
     const prefix = name.endsWith("/") ? name : folderOf(name);
     const root = element("div", { class: "row" },
       element("span", { class: "kind" }, picture(name.endsWith("/") ? "folder" : "file")),

@@ -8,7 +8,8 @@ import { t } from "../../i18n.js";
 import { messageOf } from "../../problems.js";
 import { showModal } from "../files/modal.js";
 import { glyph } from "../files/pictures.js";
-import { qrPicture } from "./qr.js";
+import { toSvg } from "../../../vendor/lean-qr/extras/svg.mjs";
+import { correction, generate } from "../../../vendor/lean-qr/index.mjs";
 
 const DAY = 86_400;
 // The last is as long as the server allows.
@@ -132,7 +133,7 @@ export async function showLink({ url, kind, name, expires_at: expiresAt }) {
     content: [
       element("label", { for: "share-address" }, t("share.address")),
       element("div", { class: "copied" }, address, copy),
-      qrPicture(href, t("share.qr")) ?? "",
+      qrPicture(href, t("share.qr")),
       element("p", { class: "muted" }, t("share.until", { time: formatTime(expiresAt) })),
       element("div", { class: "actions" }, element("button", { type: "button", onclick: () => close() }, t("action.close"))),
     ],
@@ -141,6 +142,14 @@ export async function showLink({ url, kind, name, expires_at: expiresAt }) {
       copy.focus();
     },
   });
+}
+
+/** A QR code, with the quiet zone that readers need. */
+export function qrPicture(text, label) {
+  const picture = toSvg(generate(text, { minCorrectionLevel: correction.M }), document, { on: "#000000", off: "#ffffff" });
+  const attributes = { class: "qr", role: "img", "aria-label": label };
+  for (const [name, value] of Object.entries(attributes)) picture.setAttribute(name, value);
+  return picture;
 }
 
 function choices(name, title, offered, chosen) {

@@ -4,7 +4,7 @@ import { element, setAttribute, setText } from "../../dom.js";
 import { formatBytes, formatDay, formatTime } from "../../format.js";
 import { t } from "../../i18n.js";
 import { pictureOf } from "../files/kinds.js";
-import { glyph, picture } from "../files/pictures.js";
+import { glyphButton, picture } from "../files/pictures.js";
 import { folderOf, lastSegment } from "../files/place.js";
 
 let made = 0;
@@ -27,10 +27,7 @@ export function causeOf({ reason, detail, deleted_at: time }) {
 export function trashRow(entry, view) {
   const { name, size, file } = entry;
   const check = element("input", { type: "checkbox", tabindex: -1, class: "check", "aria-label": t("file.select", { name }) });
-  const button = (key, drawn, action) => {
-    const label = t(key, { name });
-    return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, tabindex: -1, "data-act": action }, glyph(drawn));
-  };
+  const button = (key, drawn, action) => glyphButton(drawn, t(key, { name }), { tabindex: -1, "data-act": action });
   const more = button("file.more", "more", "more");
   more.setAttribute("aria-haspopup", "menu");
   const said = element("span", { class: "said", "data-kind": "where" });

@@ -5,7 +5,7 @@ import { formatBytes, formatTime } from "../../format.js";
 import { t } from "../../i18n.js";
 import { messageOf } from "../../problems.js";
 import { showModal } from "../files/modal.js";
-import { glyph } from "../files/pictures.js";
+import { glyphButton } from "../files/pictures.js";
 import { saveTrashed } from "./saving.js";
 import { Restores } from "./restores.js";
 import { causeOf, isUsable } from "./trash-row.js";
@@ -41,10 +41,7 @@ export async function showVersions(api, { path, name }) {
 
   function row(file) {
     const time = formatTime(file.modified_at ?? file.created_at);
-    const button = (key, picture, run) => {
-      const label = t(key, { time });
-      return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick: run }, glyph(picture));
-    };
+    const button = (key, drawn, run) => glyphButton(drawn, t(key, { time }), { onclick: run });
     const facts = [formatBytes(file.size), causeOf(file)].join(" · ");
     return element("li", {},
       element("span", { class: "what" }, element("span", { class: "name" }, time), element("span", { class: "muted" }, facts)),

@@ -2,6 +2,7 @@
 // folded to its head, and goes when there is nothing left to tell.
 
 import "./words.js";
+import { carriesFiles, fromInput } from "../../client/picking.js";
 import { confirmed } from "../../dialogs.js";
 import { setAttribute, setText } from "../../dom.js";
 import { onLanguage, t } from "../../i18n.js";
@@ -27,12 +28,11 @@ export class TransfersView {
   #unfolded = new Set(); // names of folders
   #totals;
 
-  /** `choose(transfer)` asks the person for the file of an upload; `tell(text)` reads a text out; `question` asks what becomes
-   * of names that are taken, where that is theirs to say. */
-  constructor(transfers, { choose, tell, question = null }) {
+  /** `tell(text)` reads a text out; `question` asks what becomes of names that are taken, where that is the person's to say. */
+  constructor(transfers, { tell, question = null }) {
     Object.assign(this, { transfers, tell, question });
     this.#totals = transfers.totals();
-    const actions = this.#actions(choose);
+    const actions = this.#actions();
     this.list = new VirtualList($("transfer-list"), {
       make: (item) => (item.folder ? folderRow(item, actions, (name) => this.#unfold(name)) : transferRow(item, actions)),
       key: ({ key }) => key,
@@ -49,17 +49,28 @@ export class TransfersView {
   }
 
   /** What the buttons of rows do, each with the transfers of its row. */
-  #actions(choose) {
+  #actions() {
     const { transfers } = this;
     return {
       answer: (some) => this.question?.open(some),
-      choose: ([transfer]) => choose(transfer),
+      choose: ([transfer]) => this.#choose(transfer),
       pause: (some) => transfers.setPaused(some, true),
       resume: (some) => transfers.setPaused(some, false),
       retry: (some) => transfers.retry(some),
       remove: (some) => transfers.remove(...some),
       cancel: (some) => (some.length === 1 ? this.#cancel(some[0]) : this.#cancelAll(some)),
     };
+  }
+
+  /** Ask the person for the file of an upload. */
+  #choose(transfer) {
+    const input = $("again-input");
+    input.onchange = () => {
+      const [file] = input.files;
+      input.value = "";
+      if (file) this.transfers.goOn(transfer, file);
+    };
+    input.click();
   }
 
   #listen() {
@@ -196,4 +207,44 @@ function stateOf({ going, failed, asked, isOffline, complete, elsewhere }) {
   if (asked || failed) return "needed";
   if (elsewhere) return "going";
   return complete ? "done" : "waiting";
+}
+
+/** How files get to a page: `take(batches)` gets what is chosen, `takeFrom(dataTransfer)` what is dropped or pasted; `words()`
+ * says what becomes of files that are dragged above the page, null where they are not taken. */
+export function listenForFiles(transfers, { take, takeFrom, words }) {
+  for (const [button, input] of [["choose-files", "files-input"], ["choose-folder", "folder-input"]]) {
+    $(button).addEventListener("click", () => $(input).click());
+    $(input).addEventListener("change", () => {
+      take(fromInput($(input)));
+      $(input).value = "";
+    });
+  }
+  // What the drag is above: an element is left after the next one is entered, or without a word when it goes from the page.
+  let below = [];
+  const above = (elements) => {
+    below = elements.filter((each) => each.isConnected);
+    const said = below.length > 0 && words();
+    if (said) setText($("curtain-words"), said);
+    $("curtain").hidden = !said;
+  };
+  const listen = (type, act) => addEventListener(type, (event) => {
+    const data = event.dataTransfer ?? event.clipboardData;
+    if (carriesFiles(data)) act(event, data);
+  });
+  listen("dragleave", ({ target }) => above(below.filter((each) => each !== target)));
+  listen("dragover", (event) => event.preventDefault());
+  listen("dragenter", (event) => {
+    event.preventDefault(); // or what is dropped at once, before it moved above the element, would not come
+    above([...below, event.target]);
+  });
+  const arrive = (event, data) => {
+    event.preventDefault();
+    above([]);
+    takeFrom(data);
+  };
+  listen("drop", arrive);
+  listen("paste", arrive);
+  addEventListener("beforeunload", (event) => {
+    if (transfers.totals().going) event.preventDefault();
+  });
 }
