@@ -246,10 +246,15 @@ def of_bucket(gateway: JuiceGateway) -> list[Outage]:
 
         return restarted
 
+    def limit(files: int) -> None:
+        """The gateway would hear of the limit by and by."""
+        gateway.limit_files(files)
+        restart()()
+
     return [
         Outage("bucket away", gateway.kill, gateway.start_again),
         Outage("bucket slow", lambda: gateway.send_signal(SIGSTOP), lambda: gateway.send_signal(SIGCONT)),
-        Outage("bucket full", lambda: gateway.limit_files(1), lambda: gateway.limit_files(0)),
+        Outage("bucket full", lambda: limit(1), lambda: limit(0)),
         Outage("bucket read-only", restart("--read-only"), restart()),
     ]
 
