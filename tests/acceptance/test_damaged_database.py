@@ -1,5 +1,6 @@
 """A SQLite that went bad under a stopped server: the start says what, and a command brings the last copy back."""
 
+import asyncio
 from pathlib import Path
 
 from tests.support.content import KIB, Content
@@ -19,7 +20,7 @@ def test_the_last_copy_comes_back_by_one_command(tmp_path: Path) -> None:
     server = Server(tmp_path / "log", settings)
     with ended(server), client_of_owner(server.url, data) as client:
         send(client, OLD)
-        assert Copies(database).make(Clock().now())
+        assert asyncio.run(Copies(database, Clock()).make())
         send(client, NEW)
         send(client, OPEN, (0,))
         running = run_cli(settings, "restore-backup", "--last", "--yes")

@@ -11,10 +11,10 @@ from uploader.errors import UploaderError
 from uploader.jobs.runner import Job, Pause
 from uploader.observability import level_of
 from uploader.service.audit_log import AuditLog
+from uploader.service.backup import RollingCopies
 from uploader.service.ballast import BallastKeeping
 from uploader.service.cleanup import Cleanup, LastCleanup
 from uploader.service.close import Closers
-from uploader.service.copies import CopyKeeping
 from uploader.service.deleted import DeletedFiles
 from uploader.service.files import Files
 from uploader.service.installation import Installation
@@ -222,11 +222,11 @@ _COPY_SECONDS, _COPY_AGAIN_SECONDS = 60.0, 600.0
 class CopyKeeper:
     """Keeps the copies of the database young. Several at once are safe: one makes a copy."""
 
-    keeping: CopyKeeping
+    copies: RollingCopies
 
     async def run_once(self) -> float:
         try:
-            if (made := await self.keeping.keep()) is not None:
+            if (made := await self.copies.keep()) is not None:
                 logger.info("the database is copied", extra={"path": str(made.path)})
         except Stopping:
             pass
