@@ -22,7 +22,7 @@ from tests.support.stack import Stack
 from uploader.bootstrap import Services, prepare_database
 from uploader.clock import Clock
 from uploader.database import copies, damage, meta, migrate
-from uploader.database.copies import Copies
+from uploader.database.copies import RollingCopies
 from uploader.database.engine import Database
 from uploader.errors import ConfigurationError, DatabaseDamaged, StorageFailed
 from uploader.jobs.maintenance import CopyKeeper
@@ -45,8 +45,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(path: Path) -> Copies:
-    return Copies(path, Clock())
+def kept(path: Path) -> RollingCopies:
+    return RollingCopies(path, Clock())
 
 
 def files_in(path: Path) -> list[bytes]:
@@ -54,8 +54,10 @@ def files_in(path: Path) -> list[bytes]:
         return [name for (name,) in opened.execute("SELECT name FROM file ORDER BY name")]
 
 
-async def test_a_copy_an_hour_and_two_are_kept(stack: Stack, clock: ManualClock, path: Path, kept: Copies) -> None:
-    job, seen = CopyKeeper(stack.services.copies), []
+async def test_a_copy_an_hour_and_two_are_kept(
+    stack: Stack, clock: ManualClock, path: Path, kept: RollingCopies
+) -> None:
+    job, seen = CopyKeeper(stack.services.copies.keep), []
     for hour in range(4):
         await stack.upload(Content(10 * KIB, seed=hour, name=f"{hour}"))
         for _ in range(2):
@@ -72,7 +74,7 @@ async def test_a_copy_an_hour_and_two_are_kept(stack: Stack, clock: ManualClock,
 
 
 async def test_an_interrupted_copy_is_none_and_the_next_goes_on(
-    stack: Stack, clock: ManualClock, path: Path, kept: Copies
+    stack: Stack, clock: ManualClock, path: Path, kept: RollingCopies
 ) -> None:
     keeping = stack.services.copies
     first = await keeping.make()
@@ -93,7 +95,7 @@ async def test_an_interrupted_copy_is_none_and_the_next_goes_on(
 
 
 async def test_a_damaged_database_takes_no_good_copy_away(
-    stack: Stack, clock: ManualClock, path: Path, kept: Copies
+    stack: Stack, clock: ManualClock, path: Path, kept: RollingCopies
 ) -> None:
     await stack.upload(CONTENT)
     good = await stack.services.copies.make()
@@ -107,11 +109,11 @@ async def test_a_damaged_database_takes_no_good_copy_away(
     assert kept.listed() == [good]
     with pytest.raises(ConfigurationError, match=r"table file: .*`uploader restore-backup --last`"):
         kept.refuse_damaged()
-    assert await CopyKeeper(stack.services.copies).run_once() == 600.0, "not every moment"
+    assert await CopyKeeper(stack.services.copies.keep).run_once() == 600.0, "not every moment"
 
 
 async def test_damage_that_was_found_stays_so_if_there_is_no_time_to_look_again(
-    stack: Stack, path: Path, kept: Copies, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, path: Path, kept: RollingCopies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stack.upload(CONTENT)
     with closing(damage.opened(path, "rw")) as opened:
@@ -129,7 +131,9 @@ async def test_damage_that_was_found_stays_so_if_there_is_no_time_to_look_again(
     assert damage.damage_of(path, gives_up=is_late.is_set) == [], "it gives up before it has found anything"
 
 
-async def test_without_room_there_is_no_copy(stack: Stack, kept: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_room_there_is_no_copy(
+    stack: Stack, kept: RollingCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = os.statvfs_result((4096, 4096, 1000, 2, 2, 9, 9, 9, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     with pytest.raises(StorageFailed) as raised:
@@ -143,12 +147,12 @@ async def test_a_migration_is_copied_before(tmp_path: Path, sqlite_template: Pat
     path = tmp_path / "uploader.db"
     path.write_bytes(sqlite_template.read_bytes())
     await prepare_database(settings)
-    assert Copies(path, Clock()).listed() == [], "nothing was to migrate"
+    assert RollingCopies(path, Clock()).listed() == [], "nothing was to migrate"
     database = Database(f"sqlite:///{path}")
     await migrate.downgrade(database, "0013")
     await database.close()
     await prepare_database(settings)
-    (copy,) = Copies(path, Clock()).listed()
+    (copy,) = RollingCopies(path, Clock()).listed()
     with closing(sqlite3.connect(copy.path)) as opened:
         assert opened.execute("SELECT version_num FROM alembic_version").fetchall() == [("0013",)]
 
@@ -158,7 +162,7 @@ async def test_a_migration_is_copied_before(tmp_path: Path, sqlite_template: Pat
 
 @pytest.mark.parametrize("at", [None, 1, 2, 3, 4])
 async def test_the_newest_good_copy_comes_back(
-    make_stack: MakeStack, sqlite_url: str, clock: ManualClock, path: Path, kept: Copies, at: int | None
+    make_stack: MakeStack, sqlite_url: str, clock: ManualClock, path: Path, kept: RollingCopies, at: int | None
 ) -> None:
     make = partial(make_stack, database_url=sqlite_url, clock=clock)
     new = Content(90 * KIB, seed=1, name="new")
@@ -199,7 +203,7 @@ async def test_the_newest_good_copy_comes_back(
         assert (await stack.upload(new)).status_code == 201
 
 
-async def test_without_a_good_copy_nothing_changes(stack: Stack, kept: Copies) -> None:
+async def test_without_a_good_copy_nothing_changes(stack: Stack, kept: RollingCopies) -> None:
     services = Services(stack.services.settings)
     await stack.services.database.close()
     with pytest.raises(BackupRefused, match="there is no good copy"):

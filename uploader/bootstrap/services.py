@@ -13,7 +13,7 @@ from uploader.accounting.queue import ShardedQueue
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.bell import Bell
 from uploader.clock import Clock
-from uploader.database.copies import Copies
+from uploader.database.copies import RollingCopies
 from uploader.database.engine import Database
 from uploader.database.outbox import Outbox, Told
 from uploader.database.trash import TrashPolicy
@@ -78,9 +78,9 @@ def secret_of(settings: Settings, database: Database, clock: Clock) -> Installat
     return InstallationSecret(database, data, clock, given=settings.installation_secret, former=former)
 
 
-def copies_of(settings: Settings, clock: Clock, check_stopping: Callable[[], None] = lambda: None) -> Copies:
+def copies_of(settings: Settings, clock: Clock, check_stopping: Callable[[], None] = lambda: None) -> RollingCopies:
     path = settings.sqlite_path
-    return Copies(path and path.resolve(), clock, check_stopping=check_stopping)
+    return RollingCopies(path and path.resolve(), clock, check_stopping=check_stopping)
 
 
 def redis_directory(settings: Settings) -> Path:

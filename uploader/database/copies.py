@@ -141,13 +141,13 @@ class _Damaged(Exception):
     """The copy is not good, and so its original is not, either; how, in words."""
 
 
-class Copy(NamedTuple):
+class RollingCopy(NamedTuple):
     path: Path
     made_at: datetime
 
 
 @dataclass(eq=False, repr=False)
-class Copies:
+class RollingCopies:
     """The rolling copies of a SQLite; none of a database that is another server's to keep."""
 
     database: Path | None
@@ -160,26 +160,27 @@ class Copies:
     def __post_init__(self) -> None:
         self._since = self.clock.now()
 
-    def listed(self) -> list[Copy]:
+    def listed(self) -> list[RollingCopy]:
         """Return those that are there, the newest first."""
         found = []
         for path in self.database.parent.glob(f"{self.database.name}.copy-*") if self.database else ():
             with suppress(ValueError):
                 made_at = datetime.strptime(path.name.rpartition("-")[2], _STAMP).replace(tzinfo=UTC)
-                found.append(Copy(path, made_at))
+                found.append(RollingCopy(path, made_at))
         return sorted(found, key=lambda copy: copy.made_at, reverse=True)
 
-    async def keep(self) -> Copy | None:
+    async def keep(self) -> Path | None:
         """Make a copy if the newest is an hour old. Raises as `make`."""
         newest = await self._newest()
         if newest is not None and timedelta(0) <= self.clock.now() - newest.made_at < _EVERY:
             return None
-        return await self.make()
+        made = await self.make()
+        return made and made.path
 
-    async def _newest(self) -> Copy | None:
+    async def _newest(self) -> RollingCopy | None:
         return next(iter(await asyncio.to_thread(self.listed)), None)
 
-    async def make(self) -> Copy | None:
+    async def make(self) -> RollingCopy | None:
         """Make a copy; None if another process makes one, or there is nothing to copy. Raises DatabaseDamaged,
         StorageFailed, Unavailable, Stopping."""
         path = self.database
@@ -197,7 +198,7 @@ class Copies:
         self._damage = None
         return made
 
-    def _make(self, database: Path) -> Copy | None:
+    def _make(self, database: Path) -> RollingCopy | None:
         _check_room(database)
         draft = database.with_name(f"{database.name}.copy")
         with _locked(draft) as descriptor:
@@ -216,7 +217,7 @@ class Copies:
                 if told := damage_of(draft, quick=True):
                     raise _Damaged("; ".join(told))
                 now = self.clock.now().replace(microsecond=0)
-                made = Copy(draft.with_name(f"{draft.name}-{now.strftime(_STAMP)}"), now)
+                made = RollingCopy(draft.with_name(f"{draft.name}-{now.strftime(_STAMP)}"), now)
                 draft.rename(made.path)
             except BaseException:
                 draft.unlink(missing_ok=True)

@@ -102,7 +102,7 @@ LINKS = KeptFigures(
 
 
 @dataclass(frozen=True, slots=True)
-class Recounted:
+class RecountedRow:
     """KeptFigures as they are stored, None if there is no row, and as they are counted."""
 
     id: str
@@ -116,7 +116,7 @@ class Slice:
 
     until: str | None
     count: int
-    rows: list[Recounted]
+    rows: list[RecountedRow]
 
 
 async def after(connection: AsyncConnection, figures: KeptFigures, after: str, count: int) -> Slice:
@@ -142,7 +142,7 @@ async def _wrong(
     connection: AsyncConnection,
     figures: KeptFigures,
     within: Callable[[sa.ColumnElement[str], sa.Table], _Conditions],
-) -> list[Recounted]:
+) -> list[RecountedRow]:
     """Put what is kept, and what is counted, in rows of their own, and add them up: so each table is walked once, and nobody
     is missed who is only in one of them."""
     stored = (*figures.bounds, *figures.names)
@@ -169,7 +169,7 @@ async def _wrong(
     is_wrong = sa.or_(sum_of.there == 0, *wrong) if figures.needs_row else sa.and_(sum_of.there == 1, sa.or_(*wrong))
     found = (await connection.execute(sa.select(*sum_of).where(is_wrong).order_by(sum_of.id))).mappings()
     return [
-        Recounted(
+        RecountedRow(
             each["id"],
             {name: int(each[name]) for name in stored} if each["there"] else None,
             {name: int(each[f"counted_{name}"]) for name in figures.names},

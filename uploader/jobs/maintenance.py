@@ -2,16 +2,17 @@
 day."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import date, timedelta
+from pathlib import Path
 
 from uploader.clock import Clock
 from uploader.errors import UploaderError
 from uploader.jobs.runner import Job, Pause
 from uploader.observability import level_of
 from uploader.service.audit_log import AuditLog
-from uploader.service.backup import RollingCopies
 from uploader.service.ballast import BallastKeeping
 from uploader.service.cleanup import Cleanup, LastCleanup
 from uploader.service.close import Closers
@@ -222,12 +223,12 @@ _COPY_SECONDS, _COPY_AGAIN_SECONDS = 60.0, 600.0
 class CopyKeeper:
     """Keeps the copies of the database young. Several at once are safe: one makes a copy."""
 
-    copies: RollingCopies
+    keep: Callable[[], Awaitable[Path | None]]
 
     async def run_once(self) -> float:
         try:
-            if (made := await self.copies.keep()) is not None:
-                logger.info("the database is copied", extra={"path": str(made.path)})
+            if (made := await self.keep()) is not None:
+                logger.info("the database is copied", extra={"path": str(made)})
         except Stopping:
             pass
         except UploaderError as error:  # it takes long, and would fail again

@@ -28,7 +28,7 @@ from uploader.accounting.redis import RedisMark
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import audit_log, copies, damage, meta, migrate, queries
-from uploader.database.copies import LISTING, Copies, Copy, Dumped, dump, kind_of, read_listing
+from uploader.database.copies import LISTING, Dumped, RollingCopies, RollingCopy, dump, kind_of, read_listing
 from uploader.database.engine import Connection, Database
 from uploader.errors import ConfigurationError, StorageFailed
 from uploader.service.audit_log import Action, AuditLog, act
@@ -41,8 +41,6 @@ from uploader.storage.disk import Root
 from uploader.storage.store import Store
 from uploader.tasks import all_or_none
 
-# The name under which the jobs know them.
-RollingCopies = Copies
 _BATCH = 200
 
 # Hears what is being copied, how much of it is done, and of how much.
@@ -251,7 +249,7 @@ class Plan:
 class LastCopy:
     """The newest good copy; with those that are newer, and damaged: how, by their names."""
 
-    copy: Copy
+    copy: RollingCopy
     installation: str
     damaged: dict[str, str]
 
@@ -265,7 +263,7 @@ class Restoring:
     pending: Pending
     redis: RedisMark
     secret: InstallationSecret
-    copies: Copies
+    copies: RollingCopies
     data: Path
     clock: Clock
 
@@ -416,7 +414,7 @@ class Restoring:
             await database.close()
 
 
-def _newest_good(kept: Copies) -> LastCopy:
+def _newest_good(kept: RollingCopies) -> LastCopy:
     damaged: dict[str, str] = {}
     for copy in kept.listed():
         try:
