@@ -54,11 +54,7 @@ class Cleaner:
         return Job("cleanup", self.run_once, first_delay_seconds=_CLEANUP_GRACE_SECONDS)
 
     async def run_once(self) -> float:
-        if await self._is_due():
-            async with self.lease.held() as is_ours:
-                if is_ours and await self._is_due():  # nobody has done it meanwhile
-                    with suppress(Stopping):
-                        await self._clean()
+        await self.lease.do_once(self._is_due, self._clean)
         return _CLEANUP_INTERVAL_SECONDS
 
     async def _is_due(self) -> bool:
@@ -285,11 +281,7 @@ class Reconciler:
         return Job("reconciler", self.run_once, first_delay_seconds=_RECONCILE_EVERY.total_seconds())
 
     async def run_once(self) -> float:
-        if await self._is_due():
-            async with self.lease.held() as is_ours:
-                if is_ours and await self._is_due():  # nobody has done it meanwhile
-                    with suppress(Stopping):
-                        await self._reconcile()
+        await self.lease.do_once(self._is_due, self._reconcile)
         return _RECONCILE_INTERVAL_SECONDS
 
     async def _is_due(self) -> bool:

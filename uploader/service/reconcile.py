@@ -147,16 +147,9 @@ class Reconciled(msgspec.Struct, frozen=True):
     repaired: int
 
 
-async def _remember(connection: Connection, done: Reconciled) -> None:
-    await meta.replace_fact(connection, _FACT, msgspec.json.encode(done).decode())
-
-
 async def last_reconciled(connection: Connection) -> Reconciled | None:
     """Return None if nobody has looked yet."""
-    with suppress(msgspec.MsgspecError):  # a damaged row
-        stored = await meta.fact(connection, _FACT)
-        return None if stored is None else msgspec.json.decode(stored, type=Reconciled)
-    return None
+    return await meta.kept(connection, _FACT, Reconciled)
 
 
 _WALK = "reconciling blobs"
@@ -343,7 +336,8 @@ class Reconciling:
             for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
                 found.repaired += await uninterrupted(self._repair(drift, repair_drift))
         with suppress(Unavailable):  # what was found is told all the same
-            await self.database.transact(_remember, Reconciled(self.clock.now(), found.count, found.repaired))
+            done = Reconciled(self.clock.now(), found.count, found.repaired)
+            await self.database.transact(meta.keep, _FACT, done)
         return found
 
     async def _repair(self, drift: Drift, repair: Repair) -> bool:
@@ -389,17 +383,14 @@ class Reconciling:
 
     async def _interrupted_walk(self) -> BlobWalk:
         """One that is old has seen another bucket."""
-        stored, walk = await self.database.read(meta.fact, _WALK), None
-        with suppress(msgspec.MsgspecError):  # a damaged row
-            walk = None if stored is None else msgspec.json.decode(stored, type=BlobWalk)
-        now = self.clock.now()
+        walk, now = await self.database.read(meta.kept, _WALK, BlobWalk), self.clock.now()
         return walk if walk is not None and now - _MAX_WALK < walk.at <= now else BlobWalk(now)
 
     async def _pace(self, walk: BlobWalk, began: float, count: int) -> float:
         """Remember how far the walk has come, now and then, and wait, so that it keeps to its rate; returns the time."""
         now = self.clock.monotonic()
         if now - self._remembered_at > _REMEMBER_INTERVAL_SECONDS:
-            await self.database.transact(meta.replace_fact, _WALK, msgspec.json.encode(walk).decode())
+            await self.database.transact(meta.keep, _WALK, walk)
             self._remembered_at = now
         await asyncio.sleep(max(0.0, began + count / _BLOBS_PER_SECOND - now))
         return self.clock.monotonic()
