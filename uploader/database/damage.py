@@ -1,4 +1,4 @@
-"""What is wrong with the file of a SQLite, by SQLite's own check: SQLite keeps no checksums. Blocks: in threads."""
+"""Tells what is wrong with the file of a SQLite, by SQLite's own check: SQLite keeps no checksums. Blocks: in threads."""
 
 import fcntl
 import os

@@ -25,7 +25,7 @@ _Conditions = Iterable[sa.ColumnElement[bool]]
 
 
 class _Part(NamedTuple):
-    """What the rows of a table add to figures, by their names."""
+    """Adds up the rows of a table to figures, by their names."""
 
     table: sa.Table
     figures: dict[str, sa.ColumnElement[Any]]
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KeptFigures:
-    """What is kept of each row of a table, and what makes it."""
+    """Figures that are kept in each row of a table, and the rows of other tables that make them."""
 
     key: sa.Column[str]
     names: tuple[str, ...]
