@@ -1,5 +1,6 @@
 """A SQLite that went bad under a stopped server: the start says what, and a command brings the last copy back."""
 
+import asyncio
 from pathlib import Path
 
 from tests.support.content import KIB, Content
@@ -7,7 +8,7 @@ from tests.support.process import Server, client_of_owner, ended, run_cli
 from tests.support.rot import change_without_an_index, ruin_a_table
 from tests.support.sending import put, send
 from uploader.clock import Clock
-from uploader.database.copies import Copies
+from uploader.database.copies import RollingCopies
 
 OLD, NEW, OPEN = (Content(3 * 64 * KIB - seed, seed=seed, name=f"{seed}.bin") for seed in range(1, 4))
 
@@ -19,7 +20,7 @@ def test_the_last_copy_comes_back_by_one_command(tmp_path: Path) -> None:
     server = Server(tmp_path / "log", settings)
     with ended(server), client_of_owner(server.url, data) as client:
         send(client, OLD)
-        assert Copies(database).make(Clock().now())
+        assert asyncio.run(RollingCopies(database, Clock()).make())
         send(client, NEW)
         send(client, OPEN, (0,))
         running = run_cli(settings, "restore-backup", "--last", "--yes")

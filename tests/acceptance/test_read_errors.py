@@ -73,9 +73,9 @@ def test_a_sqlite_that_can_not_be_read_for_a_while_is_damaged_no_longer_than_tha
 _CHECK = """
 import os, re, sqlite3, sys
 from pathlib import Path
-from uploader.database import copies
+from uploader.database import damage
 
-path, faults, opened = Path(sys.argv[1]), Path(os.environ["UPLOADER_TEST_DISK"]), copies.opened
+path, faults, opened = Path(sys.argv[1]), Path(os.environ["UPLOADER_TEST_DISK"]), damage.opened
 
 def opened_and_failing(*arguments):
     faults.unlink(missing_ok=True)
@@ -86,16 +86,16 @@ def opened_and_failing(*arguments):
 
 def say():
     try:
-        print(copies.damage_of(path))
+        print(damage.damage_of(path))
     except sqlite3.Error as error:
         print(error)
 
-copies.opened = opened_and_failing
+damage.opened = opened_and_failing
 say()
-copies._CODE = re.compile("no code ([0-9])")  # as of a page whose error SQLite does not tell
+damage._CODE = re.compile("no code ([0-9])")  # as of a page whose error SQLite does not tell
 say()
 faults.unlink()
-copies.opened = opened
+damage.opened = opened
 say()
 """
 

@@ -23,8 +23,8 @@ from tests.support.layout import blob_path
 from tests.support.rot import flip_bit
 from tests.support.stack import Stack, running_stack
 from uploader.bootstrap import Services, prepare_database
-from uploader.database import copies, dump, migrate, models
-from uploader.database.dump import Dumped, check_empty, load_dump, write_dump
+from uploader.database import copies, migrate, models
+from uploader.database.copies import Dumped, check_empty, dump, load
 from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Act
 from uploader.errors import ConfigurationError
@@ -149,12 +149,12 @@ async def test_a_file_that_is_deleted_while_it_is_backed_up_comes_from_the_trash
         (file_id,) = await bytes_of_files(stack)
 
         async def dump_and_delete(*arguments: Any) -> Dumped:
-            dumped = await write_dump(*arguments)
+            dumped = await dump(*arguments)
             await stack.client.delete(f"/me/files/{file_id}")
             await stack.services.files.collect_all()
             return dumped
 
-        monkeypatch.setattr(backup, "write_dump", dump_and_delete)
+        monkeypatch.setattr(backup, "dump", dump_and_delete)
         assert (await back_up(stack, tmp_path / "backups")).copied.lacking == {}
         assert await bytes_of_files(stack) == {}
     await restore(tmp_path / "restored", blank_sqlite_url, redis_url, tmp_path / "backups")
@@ -347,7 +347,7 @@ async def test_a_dump_of_an_older_version_is_migrated(blank_mariadb_url: str, tm
             text("INSERT INTO outbox VALUES ('1', 'a', 'b', 'c', '2026-11-22 21:05:00.25', x'00ff')")
         )
         await connection.execute(text("INSERT INTO usage_daily (day, taken_at) VALUES ('2026-11-22', '2026-11-22')"))
-        await dump.dump_tables(connection, tmp_path, "0008", lambda *_: None)
+        await copies.dump_tables(connection, tmp_path, "0008", lambda *_: None)
 
     async def rows(connection: Connection) -> list[Any]:
         # Without the columns that the version had not.
@@ -358,7 +358,7 @@ async def test_a_dump_of_an_older_version_is_migrated(blank_mariadb_url: str, tm
     await database.transact(fill_and_dump)
     before = await database.read(rows)
     await _make_blank(database)
-    await load_dump(database, tmp_path, "0008")
+    await load(database, tmp_path, "0008")
     assert await migrate.current_revision(database) == migrate.head_revision()
     assert await database.read(rows) == before
     with pytest.raises(ConfigurationError, match="has rows in"):

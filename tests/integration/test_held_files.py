@@ -538,9 +538,8 @@ async def test_a_visitor_sends_and_the_owner_sees_it_when_it_has_passed(stack: S
 async def test_what_is_held_is_no_drift_and_a_repair_leaves_it(stack: Stack) -> None:
     await post(stack, "a", b"a")
     assert (await stack.services.reconciling.reconcile(repair=True)).drifts == []
-    for repaired in (recount.repair_refs, recount.repair_user):
-        subject = hashlib.sha256(b"a").hexdigest() if repaired is recount.repair_refs else "alice"
-        assert await stack.services.database.transact(repaired, subject)
+    for figures, subject in ((recount.CONTENTS, hashlib.sha256(b"a").hexdigest()), (recount.USERS, "alice")):
+        assert await stack.services.database.transact(recount.repair, figures, subject)
     await checked_accounts(stack.services.database)
     assert len(await judge(stack)) == 1
 

@@ -36,7 +36,7 @@ from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.waiting import SERVER_SECONDS
 from uploader.bootstrap import upgrade_database
 from uploader.database import migrate, models, queries
-from uploader.database.dump import write_dump
+from uploader.database.copies import dump
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.secret import Secret
 from uploader.errors import ConfigurationError, Unavailable
@@ -448,10 +448,10 @@ async def test_a_newer_database_is_served_if_all_that_is_new_is_compatible(empty
                     await look(empty)
         assert await migrate.current_revision(empty) == newest
         if is_sqlite:
-            assert (await write_dump(empty, made, lambda *_: None)).revision == newest
+            assert (await dump(empty, made, lambda *_: None)).revision == newest
         else:
             with pytest.raises(ConfigurationError, match="back it up with the newer version"):
-                await write_dump(empty, made, lambda *_: None)
+                await dump(empty, made, lambda *_: None)
         with newer_version(tmp_path / f"{number} again", marks):
             await migrate.downgrade(empty, head)
         await migrate.check(empty)

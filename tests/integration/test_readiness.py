@@ -74,7 +74,7 @@ async def migrate_as_a_newer_version(stack: Stack, _clock: ManualClock) -> None:
 
 
 async def copy_no_more(stack: Stack, clock: ManualClock) -> None:
-    await stack.services.copy_keeping.make()
+    await stack.services.copies.make()
     clock.advance(3 * 3600.0)
 
 

@@ -36,7 +36,7 @@ from tests.support.rows import file_row, upload_row
 from tests.support.stack import Stack, go_on
 from uploader.accounting.keys import upload_keys
 from uploader.accounting.pending import AuditedUpload
-from uploader.database import models, queries, transactions
+from uploader.database import models, queries, recount, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import IfExists, Upload, to_bitmap
 from uploader.service import reconcile
@@ -571,7 +571,9 @@ async def test_a_recount_waits_for_a_change_that_is_not_committed(scene_on: Scen
     await ROWS["finished"](scene_on)
     async with scene_on.stack.services.database.engine.begin() as connection:
         await transactions.files.add_file(connection, copy, IfExists.KEEP, replaced_upload_id=None, max_files=99)
-        repairing = asyncio.gather(recounting._repair_refs(DONE.sha256), recounting._repair_user("alice"))
+        repairing = asyncio.gather(
+            recounting._repair(recount.CONTENTS, DONE.sha256), recounting._repair(recount.USERS, "alice")
+        )
         assert await still_waits(asyncio.ensure_future(repairing))
     assert list(await repairing) == [True, True]
     assert await account_of(scene_on.stack) == Account(2 * DONE.size, STORED, OPEN.size + WHOLE.size)

@@ -13,9 +13,10 @@ from tests.support.gateways import JuiceGateway, settings_of
 from tests.support.stack import Stack, running_stack
 from uploader.addresses import BucketAddress
 from uploader.bootstrap import Services
-from uploader.database.dump import load_dump
+from uploader.database import copies
+from uploader.database.copies import load
 from uploader.errors import ConfigurationError
-from uploader.service import backup, reconcile
+from uploader.service import reconcile
 from uploader.service.backup import BackedUp, Copied
 from uploader.settings import Settings
 from uploader.storage.backups import BackupRefused
@@ -142,10 +143,10 @@ async def test_a_bucket_that_is_away_then_is_told_and_the_database_is_there(
         await back_up(stack, tmp_path)
 
     async def load_and_kill(*arguments: Any) -> None:
-        await load_dump(*arguments)
+        await load(*arguments)
         own_gateway.kill()
 
-    monkeypatch.setattr(backup, "load_dump", load_and_kill)
+    monkeypatch.setattr(copies, "load", load_and_kill)
     with pytest.raises(BackupRefused, match=r"^the database is restored; whether the bucket .* `uploader scrub`"):
         await restore(tmp_path, redis_url, **in_bucket)
     own_gateway.start_again()

@@ -233,7 +233,7 @@ def _create_runner(services: Services, announced: Mapping[str, Bell]) -> Runner:
         Job("link keeper", LinkKeeper(services.link_keeping, clock).run_once),
         Cleaner(services.cleanup, lease("cleanup"), clock).as_job(),
         Job("scrubber", Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).run_once),
-        Job("copies", CopyKeeper(services.copy_keeping).run_once, first_delay_seconds=COPY_GRACE_SECONDS),
+        Job("copies", CopyKeeper(services.copies.keep).run_once, first_delay_seconds=COPY_GRACE_SECONDS),
         Job(
             "trash",
             TrashKeeper(services.trash, services.deleted_files, services.admission, lease("trash"), clock).run_once,

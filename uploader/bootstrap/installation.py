@@ -16,7 +16,8 @@ from uploader.bootstrap.services import Services, copies_of, database_url, redis
 from uploader.bootstrap.services import list_aside as aside_of
 from uploader.clock import Clock
 from uploader.database import migrate
-from uploader.database.copies import files_beside, parts_of
+from uploader.database.copies import files_beside
+from uploader.database.damage import parts_of
 from uploader.database.engine import Database, damage_of_file
 from uploader.database.meta import Mishap, note_mishap
 from uploader.domain.diagnosis import Diagnosis, Level, Subject, error, to_act_on, worst_first
@@ -24,7 +25,6 @@ from uploader.embedded import list_aside
 from uploader.errors import ConfigurationError, Unavailable, UploaderError
 from uploader.http.server.tls import read_certificate
 from uploader.service.access import OWNER_TOKEN_FILE, owner_token
-from uploader.service.copies import CopyKeeping, offer_of, refuse_damaged
 from uploader.service.doctor import Doctor, Kept
 from uploader.service.exposure import outside_hosts
 from uploader.service.health import Integrity
@@ -89,8 +89,7 @@ async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
     path = settings.sqlite_path
     # Nothing new is made where the file was: it may come back, and its log lies there still.
     if not adopts and path is not None and not path.exists() and (settings.data / MARK).exists():
-        copies = copies_of(settings)
-        offer = "or by `uploader restore-backup --last`; " if copies is not None and copies.listed() else ""
+        offer = "or by `uploader restore-backup --last`; " if copies_of(settings, Clock()).listed() else ""
         raise ConfigurationError(
             f"{path}, the database of this data directory, is not there: put it back from where it is, or from a backup; "
             f"{offer}or, to begin anew without its files and users, stop all servers and run `uploader adopt --yes`"
@@ -104,11 +103,11 @@ async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
 
 async def _migrate(settings: Settings, database: Database) -> None:
     """Migrate a database; a SQLite that holds something is copied before. Raises ConfigurationError, Unavailable."""
-    copies, schema = copies_of(settings), await migrate.schema_of(database)
+    schema = await migrate.schema_of(database)
     schema.refuse_newer()
-    if copies is not None and schema.revision is not None and schema.is_behind:
+    if schema.revision is not None and schema.is_behind:
         try:
-            await CopyKeeping(copies, Clock()).make()
+            await copies_of(settings, Clock()).make()
         except UploaderError as error:
             raise ConfigurationError(f"a migration needs a copy of the database before: {error.reason}") from error
     secret = await secret_of(settings, database, Clock()).obtain() if schema.is_behind else None
@@ -131,8 +130,8 @@ async def _opened(settings: Settings) -> AsyncIterator[Database]:
         reason = damage_of_file(error.__cause__)
         if reason is None:
             raise
-        copies = copies_of(settings)
-        offer = f". {offer_of(copies)}" if copies is not None and copies.listed() else ""
+        copies = copies_of(settings, Clock())
+        offer = f". {copies.offer()}" if copies.listed() else ""
         raise ConfigurationError(f"the database {settings.sqlite_path} can't be used: {reason}{offer}") from error
     finally:
         await database.close()
@@ -147,10 +146,7 @@ async def _begin(services: Services, *, quick: bool = False) -> None:
     await services.spool.prepare()
     # Before SQLite opens its file: what it makes beside it gets the same mode.
     was_open = await asyncio.to_thread(_close_to_others, services.settings)
-
-    if (copies := copies_of(services.settings)) is not None:
-        await asyncio.to_thread(partial(refuse_damaged, copies, quick=quick))
-
+    await asyncio.to_thread(services.copies.refuse_damaged, quick=quick)
     await prepare_database(services.settings)
     await services.installation.begin()
     await check_shards(services)  # here, too: a server process that finds it out ends with a trace
@@ -260,10 +256,9 @@ def look_again(settings: Settings, gives_up: Callable[[], bool]) -> None:
     Blocks. Raises ConfigurationError if it is damaged."""
     with suppress(UploaderError):  # who serves finds out
         asyncio.run(tell_worst(settings))
-    if (copies := copies_of(settings)) is not None:
-        give_way_to_all()
-        until = time.monotonic() + _FULL_LOOK_SECONDS
-        refuse_damaged(copies, gives_up=lambda: gives_up() or time.monotonic() > until)
+    give_way_to_all()
+    until = time.monotonic() + _FULL_LOOK_SECONDS
+    copies_of(settings, Clock()).refuse_damaged(gives_up=lambda: gives_up() or time.monotonic() > until)
 
 
 async def check_redis(settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """Settings → stores and sinks → services: everything that a server, a worker or a command needs, made once a process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from uploader.accounting.queue import ShardedQueue
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.bell import Bell
 from uploader.clock import Clock
-from uploader.database.copies import Copies
+from uploader.database.copies import RollingCopies
 from uploader.database.engine import Database
 from uploader.database.outbox import Outbox, Told
 from uploader.database.trash import TrashPolicy
@@ -29,7 +29,6 @@ from uploader.service.chunk import ConcurrentBodies, Receiving
 from uploader.service.cleanup import Cleanup, Expiry
 from uploader.service.close import Closers
 from uploader.service.concatenate import Concatenations, Filling, Joining
-from uploader.service.copies import CopyKeeping, RestoringLast
 from uploader.service.costs import Costs
 from uploader.service.deleted import DeletedFiles
 from uploader.service.delta import DeltaBases
@@ -79,9 +78,9 @@ def secret_of(settings: Settings, database: Database, clock: Clock) -> Installat
     return InstallationSecret(database, data, clock, given=settings.installation_secret, former=former)
 
 
-def copies_of(settings: Settings) -> Copies | None:
-    """Return the copies of the database; None where it is no SQLite in a file."""
-    return None if settings.sqlite_path is None else Copies(settings.sqlite_path.resolve())
+def copies_of(settings: Settings, clock: Clock, check_stopping: Callable[[], None] = lambda: None) -> RollingCopies:
+    path = settings.sqlite_path
+    return RollingCopies(path and path.resolve(), clock, check_stopping=check_stopping)
 
 
 def redis_directory(settings: Settings) -> Path:
@@ -301,16 +300,16 @@ class Services:
         self.reviewing = Reviewing({relay.name: relay for relay in relays}, tuple(queues), database, clock)
         embedded_redis = redis if settings.redis_url is None else None
         self.ballast_keeping = BallastKeeping(ballast, storage, trash, embedded_redis)
-        copies = copies_of(settings)
-        self.copy_keeping = CopyKeeping(copies, clock, check_stopping=storage.check_stopping)
+        self.copies = copies_of(settings, clock, storage.check_stopping)
         maintenance = Maintenance(database, clock, since=clock.now())
-        asks = {Check.DATABASE: [self.copy_keeping.diagnoses], Check.MAINTENANCE: [maintenance.diagnoses]}
+        asks = {Check.DATABASE: [self.copies.diagnoses], Check.MAINTENANCE: [maintenance.diagnoses]}
         self.health = Health(
             database, storage, pending, probe, integrity, installation, secret, watching, aside, clock, self.start, asks
         )
-        self.restoring_last = RestoringLast(copies, storage, pending, RedisMark(redis), secret, clock)
         self.backups = Backups(database, storage, installation, secret, audit_log, settings.data, clock)
-        self.restoring = Restoring(database, storage, pending, RedisMark(redis), secret, settings.data)
+        self.restoring = Restoring(
+            database, storage, pending, RedisMark(redis), secret, self.copies, settings.data, clock
+        )
         self.audit_log_reports = AuditLogReports(database)
 
     async def _tell(self, told: Sequence[Told]) -> None:

@@ -1,113 +1,272 @@
-"""The rolling copies of a SQLite, beside it: `uploader.db.copy-20261127T020000Z`; `uploader.db.copy` is being made.
+"""Copies of the database: what a copy is of each kind of database, and the rolling ones that lie beside a SQLite.
 
-A copy is made by the backup API while everything goes on, made durable, and checked; only then does it get its name, and an
-older one goes. So there are two good ones at any moment after the second hour, of which a crash takes none. SQLite keeps no
-checksums: a damaged page would be copied as it is, so one that does not pass SQLite's own check is none. Blocks: in threads.
+A copy of a SQLite is another such file. That of a MySQL or MariaDB is the rows of all tables as JSON, one a line,
+compressed; no program of theirs is needed:
+
+{"revision": "0009"} {"table": "file", "columns": ["id", "user_id", …]} ["5f…", "alice", …]
+
+A text is bytes in UTF-8; what is none, a moment and a day are objects: {"hex": …}, {"at": …}, {"day": …}. No column is
+known here: a copy of an older revision is loaded into the tables of that revision, and migrated from there.
+
+The rolling copies are called `uploader.db.copy-20261127T020000Z`; `uploader.db.copy` is being made. A copy is made while
+everything goes on, made durable, and checked; only then does it get its name, and an older one goes. So there are two good
+ones at any moment after the second hour, of which a crash takes none. A damaged page would be copied as it is, so one that
+does not pass SQLite's own check is none.
 """
 
+import asyncio
 import errno
 import fcntl
+import gzip
+import json
 import os
 import re
 import shutil
 import sqlite3
-import struct
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any, NamedTuple
 
+from sqlalchemy import Table, text
+
+from uploader.clock import Clock
 from uploader.crashpoints import crash_point
+from uploader.database import migrate, models
+from uploader.database.connection import AsyncConnection
+from uploader.database.damage import GivesUp, damage_of, opened, parts_of
+from uploader.database.engine import Database
+from uploader.domain import reasons
+from uploader.domain.diagnosis import Diagnosis
+from uploader.domain.secret import Secret
+from uploader.errors import ConfigurationError, DatabaseDamaged, StorageFailed, Unavailable
+from uploader.units import format_ago
+
+# Hears how much is done, and of how much.
+Tell = Callable[[int, int], None]
+_PAGES_AT_ONCE = 2000
+_PAUSE_SECONDS = 0.05
+
+# Files of SQLite
+
+
+def copy_sqlite(source: Path, target: Path, tell: Tell) -> None:
+    """Copy a database that is in use, by SQLite's own backup API (https://sqlite.org/backup.html). `tell` hears of
+    pages. Raises sqlite3.Error.
+
+    In WAL mode readers hold up no writer. So the copy is made within one transaction that reads: it is of one moment,
+    and does not begin anew with every commit of others.
+    """
+    with closing(opened(source, "rw")) as live, closing(sqlite3.connect(target, isolation_level=None)) as copied:
+        live.execute("BEGIN")
+        live.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it is of one moment
+        live.backup(
+            copied,
+            pages=_PAGES_AT_ONCE,
+            progress=lambda _status, left, pages: tell(pages - left, pages),
+            sleep=_PAUSE_SECONDS,
+        )
+        copied.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
+
+
+def draft_of(source: Path, path: Path) -> Path:
+    """Copy a database that nobody uses, durably, closed to other accounts, to where it may take the place of `path`."""
+    draft = path.with_name(f"{path.name}.new")
+    _remove_logs(draft)
+    try:
+        shutil.copyfile(source, draft)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    draft.chmod(0o600)
+    sync_path(draft)
+    return draft
+
+
+def replace(path: Path, draft: Path, now: datetime) -> Path | None:
+    """Put another database in the place of one, durably, and keep that one under another name, which is returned; None if
+    there is none. Its log goes first: the other database would take it for its own. Raises OSError."""
+    with closing(opened(draft, "rw")) as settled:
+        settled.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
+    sync_path(draft)
+    name, aside = f"{path.name}.damaged-{now.strftime(_STAMP)}", None
+    for part in reversed(parts_of(path)):
+        with suppress(FileNotFoundError):
+            part.rename(path.with_name(name + part.name.removeprefix(path.name)))
+            aside = path.with_name(name) if part == path else aside
+            crash_point("restore.after_part")
+    sync_path(path.parent)
+    draft.rename(path)
+    sync_path(path.parent)
+    return aside
+
+
+def _remove_logs(draft: Path) -> None:
+    """Remove the logs of a draft that a crash left: they would be taken for the next one's."""
+    for log in parts_of(draft)[1:]:
+        log.unlink(missing_ok=True)
+
+
+def sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fact_in(path: Path, name: str) -> str | None:
+    """Return a fact of `meta` in a database that nobody uses. Raises sqlite3.Error."""
+    with closing(opened(path, "ro")) as read:
+        row = read.execute("SELECT value FROM meta WHERE CAST(name AS TEXT) = ?", (name,)).fetchone()
+    return None if row is None else bytes(row[0]).decode(errors="replace")
+
+
+# Rolling copies
 
 _KEPT = 2
 _STAMP = "%Y%m%dT%H%M%SZ"
-_PAGES_AT_ONCE = 2000
-_PAUSE_SECONDS = 0.05
-_MAX_TOLD = 5
-# How often SQLite asks whether to go on, in steps of its virtual machine.
-_STEPS = 10_000
-# The files that are a database, together; the first alone is none while the second is there.
-PARTS = ("", "-wal", "-shm", "-journal")
-# In the shared memory each connection holds this byte as long as it is open (https://sqlite.org/walformat.html, 2.3.1).
-_OPEN_BYTE = 128
-_FLOCK = struct.Struct("hhqqi4x")
-_TREE = re.compile(r"\b(?:[Tt]ree|Page) (\d+)")
-_CODE = re.compile(r"\berror code=(\d+)")
-_UNREADABLE = "the disk can't read it"
-_READ = """
-import sys
-for path in sys.argv[1:]:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while file.read(1 << 20):
-                pass
-    except FileNotFoundError:
-        pass
-"""
+_EVERY = timedelta(hours=1)
+_LATE = timedelta(hours=3)
+# Until a start says nothing of damage that it has not found by then.
+_START_SECONDS = 5.0
 
 
-class CopyDamaged(Exception):
+class _Damaged(Exception):
     """The copy is not good, and so its original is not, either; how, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class RollingCopy(NamedTuple):
     path: Path
     made_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """The copies of one database."""
+@dataclass(eq=False, repr=False)
+class RollingCopies:
+    """The rolling copies of a SQLite; none of a database that is another server's to keep."""
 
-    database: Path
+    database: Path | None
+    clock: Clock
+    _: KW_ONLY
+    check_stopping: Callable[[], None] = lambda: None
+    # Why the last attempt failed: the database is damaged.
+    _damage: str | None = field(default=None, init=False)
 
-    def listed(self) -> list[Copy]:
+    def __post_init__(self) -> None:
+        self._since = self.clock.now()
+
+    def listed(self) -> list[RollingCopy]:
         """Return those that are there, the newest first."""
         found = []
-        for path in self.database.parent.glob(f"{self.database.name}.copy-*"):
+        for path in self.database.parent.glob(f"{self.database.name}.copy-*") if self.database else ():
             with suppress(ValueError):
                 made_at = datetime.strptime(path.name.rpartition("-")[2], _STAMP).replace(tzinfo=UTC)
-                found.append(Copy(path, made_at))
+                found.append(RollingCopy(path, made_at))
         return sorted(found, key=lambda copy: copy.made_at, reverse=True)
 
-    def size_bytes(self) -> int:
-        """Return how much room one more takes. Raises OSError."""
-        return sum(path.stat().st_size for path in parts_of(self.database)[:2] if path.exists())
+    async def keep(self) -> Path | None:
+        """Make a copy if the newest is an hour old. Raises as `make`."""
+        newest = await self._newest()
+        if newest is not None and timedelta(0) <= self.clock.now() - newest.made_at < _EVERY:
+            return None
+        made = await self.make()
+        return made and made.path
 
-    def make(self, now: datetime, go_on: Callable[[], None] = lambda: None) -> Copy | None:
-        """Make one; None if another process makes one now. `go_on` is called now and then, and may raise. Raises
-        CopyDamaged, OSError, sqlite3.Error."""
-        draft = self.database.with_name(f"{self.database.name}.copy")
+    async def _newest(self) -> RollingCopy | None:
+        return next(iter(await asyncio.to_thread(self.listed)), None)
+
+    async def make(self) -> RollingCopy | None:
+        """Make a copy; None if another process makes one, or there is nothing to copy. Raises DatabaseDamaged,
+        StorageFailed, Unavailable, Stopping."""
+        path = self.database
+        if path is None:
+            return None
+        try:
+            made = await asyncio.to_thread(self._make, path)
+        except _Damaged as error:
+            self._damage = str(error)
+            raise DatabaseDamaged(inside=f"{path} is damaged: {error}") from error
+        except OSError as error:
+            raise StorageFailed(inside=f"{error.filename or path} can't be written: {error.strerror}") from error
+        except sqlite3.Error as error:
+            raise _can_not_be_copied(path, error) from error
+        self._damage = None
+        return made
+
+    def _make(self, database: Path) -> RollingCopy | None:
+        _check_room(database)
+        draft = database.with_name(f"{database.name}.copy")
         with _locked(draft) as descriptor:
             if descriptor is None:
                 return None
 
             def sync(_done: int, _pages: int) -> None:
                 os.fdatasync(descriptor)  # a little at a time: others wait for what they sync
-                go_on()
+                self.check_stopping()
 
             try:
                 _remove_logs(draft)
-                copy_sqlite(self.database, draft, sync)
+                copy_sqlite(database, draft, sync)
                 os.fsync(descriptor)
                 crash_point("copy.after_draft")
                 if told := damage_of(draft, quick=True):
-                    raise CopyDamaged("; ".join(told))
-                made = Copy(self.database.with_name(f"{draft.name}-{now.strftime(_STAMP)}"), now.replace(microsecond=0))
+                    raise _Damaged("; ".join(told))
+                now = self.clock.now().replace(microsecond=0)
+                made = RollingCopy(draft.with_name(f"{draft.name}-{now.strftime(_STAMP)}"), now)
                 draft.rename(made.path)
             except BaseException:
                 draft.unlink(missing_ok=True)
                 raise
-            sync_directory(draft.parent)
+            sync_path(draft.parent)
             crash_point("copy.after_name")
         for old in [copy for copy in self.listed() if copy.path != made.path][_KEPT - 1 :]:
             old.path.unlink(missing_ok=True)
         return made
+
+    async def diagnoses(self) -> list[Diagnosis]:
+        if self._damage is not None:
+            return [reasons.DATABASE_DAMAGED(how=self._damage)]
+        newest = await self._newest()
+        since = max(self._since, newest.made_at) if newest else self._since
+        if self.database is None or self.clock.now() - since < _LATE:
+            return []
+        return [reasons.COPY_OLD(ago=format_ago(self.clock.now() - newest.made_at) if newest else "never")]
+
+    def refuse_damaged(self, *, quick: bool = False, gives_up: GivesUp | None = None) -> None:
+        """Look at a database that is to be used, by default for a few seconds, otherwise until `gives_up` does. `quick`:
+        without comparing indexes with rows, which takes a dozen times as long. Blocks. Raises ConfigurationError if it is
+        damaged."""
+        path, until = self.database, time.monotonic() + _START_SECONDS
+        gives_up = gives_up or (lambda: time.monotonic() > until)
+        try:
+            told = damage_of(path, quick=quick, gives_up=gives_up) if path is not None and path.exists() else []
+        except sqlite3.Error:
+            return  # who opens it says why
+        if told:
+            raise ConfigurationError(f"the database {path} can't be used: {'; '.join(told)}. {self.offer()}")
+
+    def offer(self) -> str:
+        """Say what can be done about a damaged database."""
+        found = self.listed()
+        if not found:
+            return "There is no copy of it: restore a backup, or save what can be read"
+        return (
+            f"Its newest copy is of {found[0].made_at:%Y-%m-%d %H:%M:%S} UTC: `uploader restore-backup --last` brings that "
+            "back, and says what is lost"
+        )
+
+
+def _check_room(database: Path) -> None:
+    """A copy is not to fill the disk: it is made while twice as much is free. Raises OSError."""
+    found = os.statvfs(database.parent)
+    needed = 2 * sum(path.stat().st_size for path in parts_of(database)[:2] if path.exists())
+    if found.f_bavail * found.f_frsize < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(database))
 
 
 @contextmanager
@@ -127,124 +286,8 @@ def _locked(draft: Path) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def copy_sqlite(source: Path, target: Path, tell: Callable[[int, int], None]) -> None:
-    """Copy a database that is in use, by SQLite's own backup API (https://sqlite.org/backup.html). `tell` hears of
-    pages. Raises sqlite3.Error.
-
-    In WAL mode readers hold up no writer. So the copy is made within one transaction that reads: it is of one moment,
-    and does not begin anew with every commit of others.
-    """
-    with closing(opened(source, "rw")) as live, closing(sqlite3.connect(target, isolation_level=None)) as copied:
-        live.execute("BEGIN")
-        live.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it is of one moment
-        live.backup(
-            copied,
-            pages=_PAGES_AT_ONCE,
-            progress=lambda _status, left, pages: tell(pages - left, pages),
-            sleep=_PAUSE_SECONDS,
-        )
-        copied.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
-
-
-GivesUp = Callable[[], bool]
-
-
-def damage_of(path: Path, *, quick: bool = False, gives_up: GivesUp | None = None) -> list[str]:
-    """Tell what is wrong with a database, by SQLite's own check: the first few things, with the names of tables; nothing if
-    all is right. `quick`: without comparing indexes with rows. `gives_up` is asked now and then; nothing, too, if it does.
-    Raises sqlite3.Error if it can't be told, such as of one that the disk can't read."""
-    told = _told_by_check(path, quick, gives_up)
-    if not told:
-        return []
-    # SQLite says the same of a page that the disk can't read for now (https://sqlite.org/rescode.html#ioerr_corruptfs).
-    if not _can_be_read(path):
-        raise sqlite3.OperationalError(_UNREADABLE)
-    again = _told_by_check(path, quick, gives_up)
-    return told if again is None else again
-
-
-def _can_be_read(path: Path) -> bool:
-    """Read all of a database, in a process of its own: to close a file takes the locks of its whole process away
-    (https://sqlite.org/howtocorrupt.html, 2.2)."""
-    command = [sys.executable, "-ISc", _READ, *map(str, parts_of(path))]
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 (the file is this server's)
-
-
-def _told_by_check(path: Path, quick: bool, gives_up: GivesUp | None) -> list[str] | None:
-    """Return None if it gave up."""
-    try:
-        with closing(opened(path, "rw")) as checked:
-            checked.set_progress_handler(gives_up, _STEPS)
-            trees = {str(root): f"{kind} {name}" for kind, name, root in checked.execute(_TREES)}
-            pragma = "quick_check" if quick else "integrity_check"
-            rows = checked.execute(f"PRAGMA {pragma}({_MAX_TOLD})").fetchall()
-    except sqlite3.DatabaseError as error:
-        if _code_of(error) == sqlite3.SQLITE_INTERRUPT:
-            return None
-        if _code_of(error) in _DAMAGED:
-            return _unreadable_rows(path, gives_up) or [str(error)]
-        raise
-    lines = [line for (text,) in rows for line in str(text).splitlines() if line.strip() and text != "ok"]
-    if sqlite3.SQLITE_IOERR in {int(code) & 0xFF for line in lines for code in _CODE.findall(line)}:
-        raise sqlite3.OperationalError(_UNREADABLE)
-    told = [line for line in lines if not (line.startswith("***") or line.endswith("is never used"))] or lines
-    named = [_TREE.sub(lambda found: trees.get(found[1], found[0]), line) for line in told]
-    return [*(_unreadable_rows(path, gives_up) if named else []), *named][:_MAX_TOLD]
-
-
-def _code_of(error: sqlite3.Error) -> int:
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
-
-
-def _unreadable_rows(path: Path, gives_up: GivesUp | None) -> list[str]:
-    """Tell which rows of which tables can't be read, from the first that can't to the last."""
-    found = []
-    with suppress(sqlite3.DatabaseError), closing(opened(path, "rw")) as read:
-        read.set_progress_handler(gives_up, _STEPS)
-        for (table,) in read.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            ends = [_last_read(read, table, order) for order in ("ASC", "DESC")]
-            if all(damaged for _, damaged in ends):
-                (before, _), (after, _) = ends
-                found.append(
-                    f"table {table}: rows after {before or 'the first'} and before {after or 'the last'} can't be read"
-                )
-    return found[:_MAX_TOLD]
-
-
-def _last_read(read: sqlite3.Connection, table: str, order: str) -> tuple[int | None, bool]:
-    """Return the last row that can be read in this order, and whether one can't."""
-    last: int | None = None
-    try:
-        for row in read.execute(f'SELECT rowid FROM "{table}" NOT INDEXED ORDER BY rowid {order}'):  # noqa: S608 (its own)
-            last = row[0]
-    except sqlite3.DatabaseError as error:
-        return last, _code_of(error) in _DAMAGED
-    return last, False
-
-
-_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_TREES = "SELECT type, name, rootpage FROM sqlite_master WHERE rootpage > 0"
-
-
-def opened(path: Path, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode={mode}", uri=True, isolation_level=None)
-
-
-def is_in_use(path: Path) -> bool:
-    """Return whether somebody has this database open. It is asked by a look that takes no lock."""
-    try:
-        descriptor = os.open(path.with_name(f"{path.name}-shm"), os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _OPEN_BYTE, 1, 0)
-        return bool(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
-    finally:
-        os.close(descriptor)
-
-
-def parts_of(path: Path) -> list[Path]:
-    return [path.with_name(f"{path.name}{suffix}") for suffix in PARTS]
+def _can_not_be_copied(path: Path, error: sqlite3.Error) -> Unavailable:
+    return Unavailable("The database can't be copied.", inside=f"{path} can't be copied: {error}")
 
 
 def files_beside(path: Path) -> list[Path]:
@@ -252,62 +295,213 @@ def files_beside(path: Path) -> list[Path]:
     return [*path.parent.glob(f"{path.name}.copy*"), *path.parent.glob(f"{path.name}.damaged-*")]
 
 
-def replace(path: Path, draft: Path, now: datetime) -> Path | None:
-    """Put another database in the place of one, durably, and keep that one under another name, which is returned; None if
-    there is none. Its log goes first: the other database would take it for its own. Raises OSError."""
-    with closing(opened(draft, "rw")) as settled:
-        settled.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
-    with draft.open("rb") as written:
-        os.fsync(written.fileno())
-    name, aside = f"{path.name}.damaged-{now.strftime(_STAMP)}", None
-    for part in reversed(parts_of(path)):
-        with suppress(FileNotFoundError):
-            part.rename(path.with_name(name + part.name.removeprefix(path.name)))
-            aside = path.with_name(name) if part == path else aside
-            crash_point("restore.after_part")
-    sync_directory(path.parent)
-    draft.rename(path)
-    sync_directory(path.parent)
-    return aside
+# Rows of MySQL and MariaDB
+
+_TABLES_FILE = "tables.jsonl.gz"
+_ROWS_AT_ONCE = 1000
+_NAME = re.compile(r"[a-z_0-9]+")
 
 
-def fact_in(path: Path, name: str) -> str | None:
-    """Return a fact of `meta` in a database that nobody uses. Raises sqlite3.Error."""
-    with closing(opened(path, "ro")) as read:
-        row = read.execute("SELECT value FROM meta WHERE CAST(name AS TEXT) = ?", (name,)).fetchone()
-    return None if row is None else bytes(row[0]).decode(errors="replace")
+async def dump_tables(connection: AsyncConnection, directory: Path, revision: str, tell: Tell) -> None:
+    """Write all rows, as this transaction sees them: it has to see one moment. `tell` hears of tables."""
+    dumped = await _tables(connection)
+    with gzip.open(directory / _TABLES_FILE, "wt", compresslevel=1) as file:
+        await asyncio.to_thread(_write, file, [{"revision": revision}])
+        for number, table in enumerate(dumped):
+            tell(number, len(dumped))
+            key = ", ".join(f"`{column.name}`" for column in table.primary_key)
+            query = text(f"SELECT * FROM `{table.name}` ORDER BY {key}")  # noqa: S608 (names of our own)
+            async with connection.stream(query) as found:
+                await asyncio.to_thread(_write, file, [{"table": table.name, "columns": list(found.keys())}])
+                async for rows in found.partitions(_ROWS_AT_ONCE):
+                    await asyncio.to_thread(_write, file, map(tuple, rows))
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a database that nobody uses, durably, closed to other accounts."""
-    _remove_logs(target)
+def _write(file: Any, lines: Iterable[object]) -> None:
+    for line in lines:
+        file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_encoded) + "\n")
+
+
+async def _load_tables(connection: AsyncConnection, directory: Path) -> None:
+    """Insert into the tables of the copy's revision, which are empty but for the facts of its migrations."""
+    await connection.execute(models.meta.delete())
+    found = _rows(directory)
+    while some := await asyncio.to_thread(lambda: list(islice(found, _ROWS_AT_ONCE))):
+        for table, group in groupby(some, itemgetter(0)):
+            rows = [row for _, row in group]
+            names, values = ", ".join(f"`{name}`" for name in rows[0]), ", ".join(f":{name}" for name in rows[0])
+            statement = f"INSERT INTO `{table}` ({names}) VALUES ({values})"  # noqa: S608 (they were looked at)
+            await connection.execute(text(statement), rows)
+
+
+def _rows(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield all rows, each with the name of its table. Raises ValueError: names become a part of statements."""
+    with gzip.open(directory / _TABLES_FILE, "rt") as file:
+        next(file)
+        for line in file:
+            facts = json.loads(line)
+            if isinstance(facts, dict):
+                table, columns = facts["table"], facts["columns"]
+                if not all(map(_NAME.fullmatch, (table, *columns))):
+                    raise ValueError(line)
+            else:
+                yield table, dict(zip(columns, map(_decoded, facts), strict=True))
+
+
+async def _first_with_rows(connection: AsyncConnection) -> str | None:
+    for table in await _tables(connection):
+        if (await connection.execute(table.select().limit(1))).first() is not None:
+            return table.name
+    return None
+
+
+async def _tables(connection: AsyncConnection) -> list[Table]:
+    """Return the tables that are there: an older revision lacks some."""
+    found = await connection.execute(text("SHOW TABLES"))
+    names = {name.decode() if isinstance(name, bytes) else name for (name,) in found}
+    return [table for table in models.metadata.sorted_tables if table.name in names]
+
+
+def _encoded(value: Any) -> Any:
+    match value:
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return {"hex": value.hex()}
+        case datetime():
+            return {"at": value.isoformat()}
+        case date():
+            return {"day": value.isoformat()}
+    raise TypeError(f"no copy has a {type(value).__name__}")
+
+
+def _decoded(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode()
+        case {"hex": digits}:
+            return bytes.fromhex(digits)
+        case {"at": moment}:
+            return datetime.fromisoformat(moment)
+        case {"day": day}:
+            return date.fromisoformat(day)
+    return value
+
+
+# The copy in a backup: a directory with a file of one kind, and the list of the blobs that it has files of
+
+LISTING = "blobs.gz"
+SQLITE, TABLES = "sqlite", "tables"
+_SQLITE_FILE = "uploader.db"
+_IN_USE = "SELECT sha256, size FROM blob WHERE refs > 0 ORDER BY sha256"
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    # Of SQLite, or of tables of MySQL and MariaDB.
+    kind: str
+    revision: str
+    # Of its blobs.
+    blobs: int
+    bytes: int
+    # What the database says of itself that is wrong.
+    doubt: str | None = None
+
+
+def kind_of(database: Database) -> str:
+    return SQLITE if database.engine.dialect.name == "sqlite" else TABLES
+
+
+async def dump(database: Database, directory: Path, tell: Tell) -> Dumped:
+    """Write the whole database, as of one moment, and the list of its blobs. Raises ConfigurationError, Unavailable,
+    OSError."""
+    schema = await migrate.schema_of(database)
+    revision = schema.revision or ""
+    if kind_of(database) == SQLITE:
+        return await asyncio.to_thread(_dump_sqlite, _path_of(database), directory, revision, tell)
+    if schema.is_ahead:
+        raise ConfigurationError(
+            f"the database is at revision {revision}, which may have tables that this version does not know: back it up "
+            "with the newer version"
+        )
+    await database.read(lambda connection: dump_tables(connection, directory, revision, tell), snapshot=True)
+    return Dumped(TABLES, revision, *await asyncio.to_thread(_list_blobs, directory, _blobs_of_tables(directory)))
+
+
+def _dump_sqlite(path: Path, directory: Path, revision: str, tell: Tell) -> Dumped:
+    copied = directory / _SQLITE_FILE
     try:
-        shutil.copyfile(source, target)
-    except OSError:
-        target.unlink(missing_ok=True)
-        raise
-    target.chmod(0o600)
-    with target.open("rb") as copied:
-        os.fsync(copied.fileno())
+        copy_sqlite(path, copied, tell)
+        told = damage_of(copied)
+        with closing(opened(copied, "ro")) as read:
+            blobs = ((bytes(sha256).decode(errors="replace"), int(size)) for sha256, size in read.execute(_IN_USE))
+            return Dumped(SQLITE, revision, *_list_blobs(directory, blobs), doubt=told[0] if told else None)
+    except sqlite3.Error as error:
+        raise _can_not_be_copied(path, error) from error
 
 
-def _remove_logs(draft: Path) -> None:
-    """Remove the logs of a draft that a crash left: they would be taken for the next one's."""
-    for log in parts_of(draft)[1:]:
-        log.unlink(missing_ok=True)
+def _blobs_of_tables(directory: Path) -> Iterator[tuple[str, int]]:
+    for table, row in _rows(directory):
+        if table == models.blob.name and row["refs"] > 0:
+            yield row["sha256"].decode(), row["size"]
 
 
-def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _list_blobs(directory: Path, blobs: Iterable[tuple[str, int]]) -> tuple[int, int]:
+    """List blobs in order: SHA-256, size in bytes. Return how many there are, and of how many bytes."""
+    count = total_bytes = 0
+    with gzip.open(directory / LISTING, "wt", compresslevel=1) as file:
+        for sha256, size in blobs:
+            file.write(f"{sha256} {size}\n")
+            count, total_bytes = count + 1, total_bytes + size
+    return count, total_bytes
 
 
-def lacks_room(path: Path, size_bytes: int) -> OSError | None:
-    """Return the error of a disk that has less than twice as much free: a copy is not to fill it."""
-    found = os.statvfs(path.parent)
-    if found.f_bavail * found.f_frsize >= 2 * size_bytes:
-        return None
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+def read_listing(directory: Path) -> Iterator[tuple[str, int]]:
+    with gzip.open(directory / LISTING, "rt") as file:
+        for line in file:
+            sha256, _, size = line.partition(" ")
+            yield sha256, int(size)
+
+
+async def check_empty(database: Database, revision: str) -> None:
+    """Raises ConfigurationError if a copy of this revision can't be loaded, Unavailable."""
+    if kind_of(database) == SQLITE:
+        for there in parts_of(_path_of(database)):
+            if there.exists():  # also a log alone: it would be taken for that of the new one
+                raise ConfigurationError(f"{there} is there: move it away, a restore makes a new database")
+        return
+    at = await migrate.current_revision(database)
+    if at not in (None, revision):
+        raise ConfigurationError(
+            f"the database is at revision {at}, the backup at {revision}: give it one without tables"
+        )
+    table = await database.read(_first_with_rows)
+    if table is not None:
+        raise ConfigurationError(f"the database is not empty, it has rows in {table}: a restore needs one of its own")
+
+
+async def load(database: Database, directory: Path, revision: str, secret: Secret | None = None) -> None:
+    """Make the empty database what was copied, all of it or nothing, and migrate it, for which `secret` is as in
+    `migrate.upgrade`. Raises ConfigurationError, Unavailable, OSError."""
+    if kind_of(database) == SQLITE:
+        await asyncio.to_thread(_place_sqlite, directory, _path_of(database))
+    else:
+        await migrate.upgrade(database, revision)
+        await database.transact(_load_tables, directory)
+    await migrate.upgrade(database, secret=secret)
+
+
+def _place_sqlite(directory: Path, target: Path) -> None:
+    """Put the database in place all at once and durably."""
+    # Where contents are in a bucket nobody else has made it.
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft_of(directory / _SQLITE_FILE, target).rename(target)
+    sync_path(target.parent)
+
+
+def _path_of(database: Database) -> Path:
+    path = database.engine.url.database
+    if path in (None, "", ":memory:"):
+        raise ConfigurationError("a database in memory can't be backed up")
+    return Path(path)

@@ -24,7 +24,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection, AsyncEngine
-from uploader.database.copies import damage_of
+from uploader.database.damage import damage_of
 from uploader.database.mysql import (
     CONNECTIONS,
     READ_TIMEOUT_SECONDS,

@@ -14,7 +14,6 @@ from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.domain.links import Caller, Link, LinkEnd, LinkKind, Visit, end_of
 from uploader.domain.names import begin_of_numbered
-from uploader.domain.upload import State
 from uploader.errors import LinkGone
 
 LINKS, SESSIONS = models.link.c, models.link_session.c
@@ -123,23 +122,6 @@ async def ended_with_uploads(connection: AsyncConnection, now: datetime | None, 
         has_ended = sa.or_(has_ended, LINKS.expires_at <= now)
     query = _LINK.where(has_ended, LINKS.reserved_files > 0).limit(limit)
     return await queries.all_of(connection, link_of, query)
-
-
-async def figures_of(connection: AsyncConnection, user_id: str, link_id: str) -> dict[str, int]:
-    """Count what came by a link and is there, and what the link has open, and add up the sizes."""
-    figures = dict.fromkeys(FIGURES, 0)
-    open_ones = _UPLOADS.state == State.OPEN.value
-    for table, kind, condition in (
-        (models.file, "", sa.true()),
-        (models.held_file, "", sa.true()),
-        (models.upload, "reserved_", open_ones),
-    ):
-        sums = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.size), 0))
-        query = sums.where(*of_link(table, user_id, link_id), condition)
-        number, size = (await connection.execute(query)).one()
-        figures[f"{kind}files"] += int(number)
-        figures[f"{kind}bytes"] += int(size)
-    return figures
 
 
 async def may_have_sent(connection: AsyncConnection, caller: Caller, name: str, size: int, md5: str | None) -> bool:

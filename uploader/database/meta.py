@@ -1,11 +1,13 @@
 """Facts about this installation that outlive its settings, and about the server that keeps them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from sqlalchemy import Insert, bindparam, delete, insert, select, text, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -14,6 +16,7 @@ from uploader.database import models
 from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Database, Duplicate
 
+Kept = TypeVar("Kept", bound=msgspec.Struct)
 _GIVEN: dict[str, Any] = {"name": bindparam("of_name"), "value": bindparam("new_value")}
 _NEW: dict[str, Any] = {"value": bindparam("new_value")}
 _REPLACE: dict[str, Insert] = {
@@ -93,6 +96,18 @@ async def forget_fact(connection: AsyncConnection, name: str) -> None:
 async def fact(connection: AsyncConnection, name: str) -> str | None:
     stored: str | None = (await connection.execute(_VALUE, {"of_name": name})).scalar()
     return stored
+
+
+async def keep(connection: AsyncConnection, name: str, struct: msgspec.Struct) -> None:
+    await replace_fact(connection, name, msgspec.json.encode(struct).decode())
+
+
+async def kept(connection: AsyncConnection, name: str, kind: type[Kept]) -> Kept | None:
+    """Return a struct that somebody has kept; None if nobody has, or where its row is damaged."""
+    with suppress(msgspec.MsgspecError):
+        stored = await fact(connection, name)
+        return None if stored is None else msgspec.json.decode(stored, type=kind)
+    return None
 
 
 # Of clocks, and of what was on its way while the copy was made.

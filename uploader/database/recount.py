@@ -1,250 +1,210 @@
-"""Recounts what the database keeps of users and contents by their definitions, a range of ids at a time; sets figures
+"""Recounts what the database keeps of users, links and contents by their definitions, a range of ids at a time; sets figures
 to that; and looks for rows of SQLite that a byte flipped in.
 
 SQLite keeps no checksums, as InnoDB does of its pages. What can be told is what is kept twice (a column that an index
 repeats), and what can't be a value of its column.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from uploader.database import links, models, queries
 from uploader.database.audit_log import note
 from uploader.database.connection import AsyncConnection
-from uploader.database.models import Bytewise, Integer64, Octets, UtcDateTime, metadata, upload
+from uploader.database.models import Bytewise, Integer64, Octets, UtcDateTime, UtcDay, metadata, upload
 from uploader.database.transactions.rows import lock_open, set_upload
 from uploader.domain.audit_log import Act
 from uploader.domain.links import LINK_ID_LENGTH
-from uploader.domain.upload import State, Usage
+from uploader.domain.upload import State
 
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """The figures of a user as their definitions make them."""
-
-    use_space_finished: int
-    use_space_unfinished: int
-    reserved: int
-    files: int
+_Conditions = Iterable[sa.ColumnElement[bool]]
 
 
-class RecountedUser(NamedTuple):
-    """`stored` is None if there is no row."""
+class _Part(NamedTuple):
+    """Adds up the rows of a table to figures, by their names."""
 
-    user_id: str
-    stored: Usage | None
-    counted: Sums
-
-
-class RecountedLink(NamedTuple):
-    """The figures of a link, as they are stored, and as its files and uploads make them."""
-
-    link_id: str
-    user_id: str
-    stored: tuple[int, ...]
-    counted: tuple[int, ...]
+    table: sa.Table
+    figures: dict[str, sa.ColumnElement[Any]]
+    conditions: _Conditions = ()
 
 
-class RecountedRefs(NamedTuple):
-    """`stored` is None if there is no row of the blob; counted are its files."""
+@dataclass(frozen=True, eq=False)
+class KeptFigures:
+    """Figures that are kept in each row of a table, and the rows of other tables that make them."""
 
-    sha256: str
-    stored: int | None
-    counted: int
+    key: sa.Column[str]
+    names: tuple[str, ...]
+    parts: tuple[_Part, ...]
+    # To whose row a row of a part belongs.
+    key_in: Callable[[sa.Table], sa.ColumnElement[str]]
+    # Those that are kept, and not counted.
+    bounds: tuple[str, ...] = ()
+    # Whether ids without a row are wrong.
+    needs_row: bool = True
 
-
-@dataclass(frozen=True, slots=True)
-class Slice(Generic[Row]):
-    """A range of ids with its wrong rows; `until` is None if no more follow."""
-
-    until: str | None
-    count: int
-    rows: list[Row]
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """The ids after `after`, up to and with `until`; None: to the end."""
-
-    after: str
-    until: str | None
-
-    def holds(self, identifier: sa.ColumnElement[str]) -> list[sa.ColumnElement[bool]]:
-        return [identifier > self.after, *([] if self.until is None else [identifier <= self.until])]
+    @property
+    def kept(self) -> sa.Table:
+        return self.key.table
 
 
-async def users_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedUser]:
-    """Recount the next users; wrong is a figure that differs from its definition, or breaks a bound."""
-    return await _slice(connection, models.user_info.c.user_id, after, count, _recounted_users)
-
-
-async def refs_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedRefs]:
-    """Recount the refs of the next contents; wrong are those that differ from the number of files."""
-    return await _slice(connection, models.blob.c.sha256, after, count, _recounted_refs)
-
-
-async def links_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedLink]:
-    """Recount the next links; wrong is a figure that differs from the sum of files or of open uploads."""
-    return await _slice(connection, models.link.c.id, after, count, _recounted_links)
-
-
-async def recounted_user(connection: AsyncConnection, user_id: str) -> RecountedUser:
-    return RecountedUser(user_id, await queries.usage(connection, user_id), await sums_of(connection, user_id))
-
-
-async def _slice(
-    connection: AsyncConnection,
-    identifier: sa.Column[str],
-    after: str,
-    count: int,
-    recounted: Callable[[AsyncConnection, _Range], Awaitable[list[Row]]],
-) -> Slice[Row]:
-    """The last slice holds whatever follows."""
-    last = sa.select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
-    within = _Range(after, (await connection.execute(last)).scalar())
-    found = await queries.count(connection, *within.holds(identifier))
-    return Slice(within.until, found, await recounted(connection, within))
-
-
+_COUNT = sa.func.count()
+_IS_OPEN = (models.upload.c.state == State.OPEN.value,)
 # Whose rows count among the files of a user, with their bytes, and each as a ref of its content.
 _FILES = (models.file, models.held_file)
 # Whose rows count among the files of a user, and have no bytes in the account.
 _COUNTED_ALONE = (models.folder, models.trashed_file)
-_KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved", "files")
-
-
-# What is kept of a user or a content, and what is counted, lie in rows of their own, which are then added up: so each table
-# is walked once, and nobody is missed who is only in one of them.
-class _Part(NamedTuple):
-    identifier: sa.ColumnElement[str]
-    figures: Mapping[str, sa.ColumnElement[Any]]
-    conditions: tuple[sa.ColumnElement[bool], ...] = ()
-    is_counted: bool = True
-
-
-def _added_up(within: _Range, identifier: str, names: tuple[str, ...], *parts: _Part) -> sa.Subquery:
-    queries = []
-    for part in parts:
-        figures = [part.figures.get(name, sa.literal(0)).label(name) for name in names]
-        query = sa.select(part.identifier.label(identifier), *figures)
-        query = query.where(*part.conditions, *within.holds(part.identifier))
-        queries.append(query.group_by(part.identifier) if part.is_counted else query)
-    rows = sa.union_all(*queries).subquery()
-    sums = [sa.func.sum(rows.c[name]).label(name) for name in names]
-    return sa.select(rows.c[identifier], *sums).group_by(rows.c[identifier]).subquery()
-
-
-async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[RecountedUser]:
-    users, uploads = models.user_info.c, models.upload.c
-    kept = {"there": sa.literal(1), **{name: users[name] for name in _KEPT}}
-    unfinished, reserved = sa.func.sum(uploads.flushed_bytes), sa.func.sum(uploads.size)
-    held = {"counted_use_space_unfinished": unfinished, "counted_reserved": reserved, "counted_files": sa.func.count()}
-    finished = [
+USERS = KeptFigures(
+    models.user_info.c.user_id,
+    ("use_space_finished", "use_space_unfinished", "reserved", "files"),
+    (
+        *(_Part(table, {"use_space_finished": sa.func.sum(table.c.size), "files": _COUNT}) for table in _FILES),
+        *(_Part(table, {"files": _COUNT}) for table in _COUNTED_ALONE),
         _Part(
-            table.c.user_id, {"counted_use_space_finished": sa.func.sum(table.c.size), "counted_files": sa.func.count()}
+            upload,
+            {
+                "use_space_unfinished": sa.func.sum(upload.c.flushed_bytes),
+                "reserved": sa.func.sum(upload.c.size),
+                "files": _COUNT,
+            },
+            _IS_OPEN,
+        ),
+    ),
+    lambda table: table.c.user_id,
+    bounds=("total_space",),
+)
+CONTENTS = KeptFigures(
+    models.blob.c.sha256,
+    ("refs",),
+    tuple(_Part(table, {"refs": _COUNT}) for table in _FILES),
+    lambda table: table.c.sha256,
+)
+LINKS = KeptFigures(
+    models.link.c.id,
+    links.FIGURES,
+    tuple(
+        _Part(
+            table,
+            dict(zip(names, (_COUNT, sa.func.sum(table.c.size)), strict=True)),
+            (table.c.session > "", *conditions),
         )
-        for table in _FILES
-    ]
-    table = _added_up(
-        within,
-        "user_id",
-        ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:])),
-        _Part(users.user_id, kept, is_counted=False),
-        *finished,
-        *(_Part(table.c.user_id, {"counted_files": sa.func.count()}) for table in _COUNTED_ALONE),
-        _Part(uploads.user_id, held, (uploads.state == State.OPEN.value,)),
-    ).c
-    wrong = [table[name] != table[f"counted_{name}"] for name in _KEPT[1:]]
-    beyond = [
-        table.use_space_unfinished > table.reserved,
-        table.use_space_finished + table.reserved > table.total_space,
-    ]
-    query = sa.select(*table).where(sa.or_(table.there == 0, *wrong, *beyond)).order_by(table.user_id)
-    found = []
-    for user_id, there, *figures in await connection.execute(query):
-        stored, counted = map(int, figures[: len(_KEPT)]), map(int, figures[len(_KEPT) :])
-        usage = Usage(user_id=user_id, **dict(zip(_KEPT, stored, strict=True))) if there else None
-        found.append(RecountedUser(user_id, usage, Sums(*counted)))
-    return found
+        for table, names, conditions in (
+            *((table, links.FIGURES[:2], ()) for table in _FILES),
+            (upload, links.FIGURES[2:], _IS_OPEN),
+        )
+    ),
+    lambda table: sa.func.substr(table.c.session, 1, LINK_ID_LENGTH, type_=models.link.c.id.type),
+    needs_row=False,
+)
 
 
-async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
-    uploads = models.upload.c
-    flushed, sizes = (sa.func.coalesce(sa.func.sum(column), 0) for column in (uploads.flushed_bytes, uploads.size))
-    open_sums = sa.select(flushed, sizes, sa.func.count()).where(
-        uploads.user_id == user_id, uploads.state == State.OPEN.value
-    )
-    unfinished, reserved, opened = (await connection.execute(open_sums)).one()
-    finished = made = 0
-    for table in _FILES:
-        size = sa.func.coalesce(sa.func.sum(table.c.size), 0)
-        sums = sa.select(size, sa.func.count()).where(table.c.user_id == user_id)
-        more_bytes, more_files = (await connection.execute(sums)).one()
-        finished, made = finished + int(more_bytes), made + more_files
-    others = [await queries.count(connection, table.c.user_id == user_id) for table in _COUNTED_ALONE]
-    return Sums(finished, int(unfinished), int(reserved), opened + made + sum(others))
+@dataclass(frozen=True, slots=True)
+class RecountedRow:
+    """KeptFigures as they are stored, None if there is no row, and as they are counted."""
+
+    id: str
+    stored: dict[str, int] | None
+    counted: dict[str, int]
 
 
-async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[RecountedRefs]:
-    blobs = models.blob.c
-    table = _added_up(
-        within,
-        "sha256",
-        ("there", "refs", "files"),
-        _Part(blobs.sha256, {"there": sa.literal(1), "refs": blobs.refs}, is_counted=False),
-        *(_Part(table.c.sha256, {"files": sa.func.count()}) for table in _FILES),
-    ).c
-    query = sa.select(*table).where(sa.or_(table.there == 0, table.refs != table.files)).order_by(table.sha256)
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A range of ids with its wrong rows; `until` is None if no more follow."""
+
+    until: str | None
+    count: int
+    rows: list[RecountedRow]
+
+
+async def after(connection: AsyncConnection, figures: KeptFigures, after: str, count: int) -> Slice:
+    """Recount the next rows; wrong is a figure that differs from its definition, or breaks a bound. The last slice holds
+    whatever follows."""
+    last = sa.select(figures.key).where(figures.key > after).order_by(figures.key).offset(count - 1).limit(1)
+    until = (await connection.execute(last)).scalar()
+    found = await queries.count(connection, *_between(figures.key, after, until))
+    rows = await _wrong(connection, figures, lambda key, _table: _between(key, after, until))
+    return Slice(until, found, rows)
+
+
+async def user(connection: AsyncConnection, user_id: str) -> Slice:
+    found = await queries.count(connection, USERS.key == user_id)
+    return Slice(None, found, await _wrong(connection, USERS, lambda key, _table: [key == user_id]))
+
+
+def _between(key: sa.ColumnElement[str], after: str, until: str | None) -> _Conditions:
+    return [key > after, *([] if until is None else [key <= until])]
+
+
+async def _wrong(
+    connection: AsyncConnection,
+    figures: KeptFigures,
+    within: Callable[[sa.ColumnElement[str], sa.Table], _Conditions],
+) -> list[RecountedRow]:
+    """Put what is kept, and what is counted, in rows of their own, and add them up: so each table is walked once, and nobody
+    is missed who is only in one of them."""
+    stored = (*figures.bounds, *figures.names)
+    names = ("there", *stored, *(f"counted_{name}" for name in figures.names))
+
+    def row(key: sa.ColumnElement[str], found: dict[str, Any]) -> "sa.Select[Any]":
+        return sa.select(key.label("id"), *(found.get(name, sa.literal(0)).label(name) for name in names))
+
+    kept = {"there": sa.literal(1), **{name: figures.kept.c[name] for name in stored}}
+    parts = [row(figures.key, kept).where(*within(figures.key, figures.kept))]
+    for table, made, conditions in figures.parts:
+        key = figures.key_in(table)
+        counted = row(key, {f"counted_{name}": figure for name, figure in made.items()})
+        parts.append(counted.where(*conditions, *within(key, table)).group_by(key))
+    rows = sa.union_all(*parts).subquery()
+    sums = [sa.func.sum(rows.c[name]).label(name) for name in names]
+    sum_of = sa.select(rows.c.id, *sums).group_by(rows.c.id).subquery().c
+    wrong = [sum_of[name] != sum_of[f"counted_{name}"] for name in figures.names]
+    if figures is USERS:
+        wrong += [
+            sum_of.use_space_unfinished > sum_of.reserved,
+            sum_of.use_space_finished + sum_of.reserved > sum_of.total_space,
+        ]
+    is_wrong = sa.or_(sum_of.there == 0, *wrong) if figures.needs_row else sa.and_(sum_of.there == 1, sa.or_(*wrong))
+    found = (await connection.execute(sa.select(*sum_of).where(is_wrong).order_by(sum_of.id))).mappings()
     return [
-        RecountedRefs(sha256, int(refs) if there else None, int(count))
-        for sha256, there, refs, count in await connection.execute(query)
+        RecountedRow(
+            each["id"],
+            {name: int(each[name]) for name in stored} if each["there"] else None,
+            {name: int(each[f"counted_{name}"]) for name in figures.names},
+        )
+        for each in found
     ]
 
 
-async def _recounted_links(connection: AsyncConnection, within: _Range) -> list[RecountedLink]:
-    rows, uploads = models.link.c, models.upload.c
-    counted = [f"counted_{name}" for name in links.FIGURES]
+async def repair(connection: AsyncConnection, figures: KeptFigures, id_: str, act: Act | None = None) -> bool:
+    """Set figures to what their definitions make them; False if there is no row.
 
-    def part(table: sa.Table, names: Sequence[str], *conditions: sa.ColumnElement[bool]) -> _Part:
-        link_id = sa.func.substr(table.c.session, 1, LINK_ID_LENGTH, type_=rows.id.type)
-        figures = dict(zip(names, (sa.func.count(), sa.func.sum(table.c.size)), strict=True))
-        return _Part(link_id, figures, (table.c.session > "", *conditions))
-
-    table = _added_up(
-        within,
-        "id",
-        ("there", *links.FIGURES, *counted),
-        _Part(rows.id, {"there": sa.literal(1), **{name: rows[name] for name in links.FIGURES}}, is_counted=False),
-        *(part(table, counted[:2]) for table in _FILES),
-        part(models.upload, counted[2:], uploads.state == State.OPEN.value),
-    ).c
-    is_wrong = sa.or_(*(table[name] != table[f"counted_{name}"] for name in links.FIGURES))
-    query = sa.select(table.id, rows.user_id, *(table[name] for name in (*links.FIGURES, *counted)))
-    query = query.join_from(table.id.table, models.link, rows.id == table.id).where(table.there == 1, is_wrong)
-    found = []
-    for link_id, user_id, *figures in await connection.execute(query.order_by(table.id)):
-        numbers = tuple(map(int, figures))
-        found.append(RecountedLink(link_id, user_id, numbers[: len(counted)], numbers[len(counted) :]))
-    return found
-
-
-async def repair_link(connection: AsyncConnection, link_id: str, act: Act | None = None) -> bool:
-    """Set the figures of a link to what its files and uploads make them, which lock its row when they come and go; False
-    without a link."""
-    link = await links.locked(connection, link_id)
-    if link is None:
+    Every change of an upload, a file or a folder locks the user's row before the commit, that of a file its content's, and
+    what comes and goes by a link that link's. So while a row is held here, every change that is in its figures can be seen,
+    and every other one can't and will still be added.
+    """
+    is_it = figures.key == id_
+    owner = figures.kept.c.get("user_id", sa.null())
+    locked = (await connection.execute(sa.select(owner).where(is_it).with_for_update())).first()
+    if locked is None:
         return False
-    figures = await links.figures_of(connection, link.user_id, link_id)
-    await connection.execute(sa.update(models.link).where(models.link.c.id == link_id).values(**figures))
-    differing = {name: _change(getattr(link, name), figure) for name, figure in figures.items()}
-    if any(differing.values()):
-        await note(connection, act, **{name: change for name, change in differing.items() if change})
+
+    def within(key: sa.ColumnElement[str], table: sa.Table) -> _Conditions:
+        # Along an index.
+        return links.of_link(table, locked[0], id_) if figures is LINKS and table is not models.link else [key == id_]
+
+    for row in await _wrong(connection, figures, within):
+        stored = row.stored or {}
+        changes = {
+            name: {"from": stored[name], "to": counted}
+            for name, counted in row.counted.items()
+            if stored[name] != counted
+        }
+        await connection.execute(sa.update(figures.kept).where(is_it).values(**row.counted))
+        if changes:
+            await note(connection, act and replace(act, user_id=locked[0]), **changes)
     return True
 
 
@@ -256,42 +216,8 @@ async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str
     )
     known = files.md5.is_(None) != blobs.md5.is_(None)
     unlike = sa.or_(files.size != blobs.size, files.md5 != blobs.md5, known)
-    rows = await connection.execute(query.where(unlike, *_Range(after, until).holds(blobs.sha256)).order_by(files.id))
+    rows = await connection.execute(query.where(unlike, *_between(blobs.sha256, after, until)).order_by(files.id))
     return [(file_id, f"{size} {md5}", f"{own_size} {own_md5}") for file_id, size, md5, own_size, own_md5 in rows]
-
-
-async def repair_user(connection: AsyncConnection, user_id: str, act: Act | None = None) -> bool:
-    """Set a user's figures to what their definitions make them; False if the user has no row.
-
-    Every change of an upload, a file or a folder locks the user's row before the commit. So while it is held here, every
-    change that is in the figures can be seen, and every other one can't and will still be added.
-    """
-    users = models.user_info.c
-    before = await queries.usage(connection, user_id, lock=True)
-    if before is None:
-        return False
-    sums = asdict(await sums_of(connection, user_id))
-    await connection.execute(sa.update(models.user_info).where(users.user_id == user_id).values(**sums))
-    differing = {name: _change(getattr(before, name), figure) for name, figure in sums.items()}
-    if any(differing.values()):
-        await note(connection, act, **{name: change for name, change in differing.items() if change})
-    return True
-
-
-def _change(before: int, after: int) -> dict[str, int] | None:
-    return None if before == after else {"from": before, "to": after}
-
-
-async def repair_refs(connection: AsyncConnection, sha256: str, act: Act | None = None) -> bool:
-    """Set the refs of a blob to the number of its files, which only change under its lock; False without a blob."""
-    blob = await queries.blob_by_sha256(connection, sha256, lock=True)
-    if blob is None:
-        return False
-    refs = sum([await queries.count(connection, table.c.sha256 == sha256) for table in _FILES])
-    await connection.execute(sa.update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
-    if refs != blob.refs:
-        await note(connection, act, refs=_change(blob.refs, refs))
-    return True
 
 
 async def repair_flushed(
@@ -312,34 +238,30 @@ async def repair_flushed(
     generation = upload.generation + renew_generation
     values = {"flushed_bytes": received, "flushed_generation": generation, "generation": generation}
     await set_upload(connection, upload_id, **values, updated_at=now)
-    await repair_user(connection, upload.user_id)
+    await repair(connection, USERS, upload.user_id)
     await note(connection, act, flushed_bytes={"from": upload.flushed_bytes, "to": received})
 
 
 # So many of a kind are told.
 _MAX_TOLD = 100
 _MAX_SHOWN = 100
-_HEX_DIGITS = {
-    **dict.fromkeys(("id", "md5", "file_id", "upload_id", "link_id", "event_id", "digest_md5"), 32),
-    **dict.fromkeys(("sha256", "token_sha256", "digest_sha256", "slug_sha256"), 64),
+_SECOND = "substr({0}, 1, 19)"
+_STATES = ", ".join(f"'{state.value}'" for state in State)
+_NUMBER = "typeof({0}) = 'integer' AND {0} >= 0"
+# What a value of each type is, by SQL; whether bytes are text, Python says of those that are not plain.
+_RULES: dict[type, str] = {
+    Octets: "typeof({0}) = 'blob'",
+    sa.LargeBinary: "json_valid(CAST({0} AS TEXT))",
+    Integer64: _NUMBER,
+    sa.SmallInteger: _NUMBER,
+    sa.Boolean: "{0} IN (0, 1)",
+    UtcDateTime: f"length({{0}}) = 26 AND datetime({_SECOND}) = {_SECOND} AND julianday({{0}}) > julianday('0001-01-01')",
+    UtcDay: "length({0}) = 10 AND date({0}) = {0} AND {0} > '0001'",
 }
-# Those texts that neither an index repeats nor a pattern tells.
-_TEXTS = [
-    *(("upload", "name"), ("upload", "temp_path"), ("meta", "value"), ("token", "scope"), ("token", "made_by")),
-    *(("concatenation", "name"), ("concatenation", "ordered")),
-    *(
-        ("trashed_file", "reason"),
-        ("trashed_file", "detail"),
-        ("held_file", "name"),
-        ("blob", "passed"),
-        ("link", "label"),
-        ("link", "name"),
-        ("link", "password"),
-    ),
-    *(("multipart", "multipart_id"), ("multipart", "appender"), ("chunk", "etag")),
-]
-_SECOND = "substr({column}, 1, 19)"
-_CLOSED = "(closed_at IS NULL) = (open_flag IS 1) AND (CAST(state AS TEXT) = 'OPEN') = (open_flag IS 1)"
+_PLAIN = "typeof({0}) = 'blob' AND CAST({0} AS TEXT) NOT GLOB '*[^ -~]*' AND NOT instr({0}, X'00')"
+# Of somebody else, who may have put anything into it.
+_ANY_TEXT = "last_error"
+_STATE = f"CAST({{0}} AS TEXT) IN ({_STATES}) AND ({{0}} = CAST('OPEN' AS BLOB)) = (open_flag IS 1)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,72 +283,37 @@ async def contradictions(connection: AsyncConnection) -> list[str]:
 
 
 async def malformed(connection: AsyncConnection) -> list[Malformed]:
-    """Find values that their columns can't have, one of a row; docs/repair.md lists those that nothing repeats."""
-    if connection.dialect.name != "sqlite":
-        return []
+    """Find values that their columns can't have. Of a column that an index repeats SQLite's own check tells; docs/repair.md
+    lists those of which nothing does."""
     found: list[Malformed] = []
-    for table in metadata.sorted_tables:
-        found += await _malformed_rows(connection, table)
-    for table_name, column_name in _TEXTS:
-        found += await _broken_texts(connection, table_name, column_name)
+    for table in metadata.sorted_tables if connection.dialect.name == "sqlite" else ():
+        keys = [each for each in table.constraints if isinstance(each, (sa.PrimaryKeyConstraint, sa.UniqueConstraint))]
+        repeated = {column for key in (*keys, *table.indexes) for column in key.columns}
+        alone = [column for column in table.columns if column not in repeated and column.name != _ANY_TEXT]
+        suspects = [f"CASE WHEN {_rule(column)} THEN NULL ELSE {column.name} END AS {column.name}" for column in alone]
+        names = ", ".join(column.name for column in alone)
+        query = f"SELECT * FROM (SELECT {', '.join(['rowid', *suspects])} FROM {table.name})"  # noqa: S608 (names of our own)
+        rows = await connection.execute(
+            sa.text(f"{query} WHERE coalesce(NULL, NULL{names and f', {names}'}) IS NOT NULL")
+        )
+        wrong = [
+            Malformed(table.name, rowid, column.name, repr(value)[:_MAX_SHOWN])
+            for rowid, *values in rows
+            for column, value in zip(alone, values, strict=True)
+            if value is not None and not _is_text(column, value)
+        ]
+        found += wrong[:_MAX_TOLD]
     return found
 
 
-async def _malformed_rows(connection: AsyncConnection, table: sa.Table) -> list[Malformed]:
-    wrong = " ".join(f"WHEN ({_rule(column)}) IS NOT TRUE THEN '{column.name}'" for column in table.columns)
-    if table is upload:
-        wrong += f" WHEN ({_CLOSED}) IS NOT TRUE THEN 'state'"
-    query = f"SELECT rowid, CASE {wrong} END AS wrong FROM {table.name} WHERE wrong IS NOT NULL LIMIT {_MAX_TOLD}"  # noqa: S608
-    rows = (await connection.execute(sa.text(query))).all()
-    return [
-        Malformed(table.name, rowid, name, await _shown(connection, table.name, rowid, name)) for rowid, name in rows
-    ]
-
-
-async def _shown(connection: AsyncConnection, table_name: str, rowid: int, column_name: str) -> str:
-    query = sa.text(f"SELECT {column_name} FROM {table_name} WHERE rowid = :rowid")  # noqa: S608
-    return repr((await connection.execute(query, {"rowid": rowid})).scalar())[:_MAX_SHOWN]
-
-
 def _rule(column: sa.Column[Any]) -> str:
-    rule = _rule_of_value(column).format(column=column.name)
-    return f"{column.name} IS NULL OR ({rule})" if column.nullable else rule
+    return (_STATE if column is upload.c.state else _RULES.get(type(column.type), _PLAIN)).format(column.name)
 
 
-def _rule_of_value(column: sa.Column[Any]) -> str:
-    if column is upload.c.state:
-        words = ", ".join(f"'{state.value}'" for state in State)
-        return f"typeof({{column}}) = 'blob' AND CAST({{column}} AS TEXT) IN ({words})"
-    if column.name in _HEX_DIGITS:
-        length = f"typeof({{column}}) = 'blob' AND length({{column}}) = {_HEX_DIGITS[column.name]}"
-        return f"{length} AND CAST({{column}} AS TEXT) NOT GLOB '*[^0-9a-f]*'"
-    match column.type:
-        case Bytewise() | Octets():
-            return "typeof({column}) = 'blob'"
-        case sa.LargeBinary():
-            return "typeof({column}) = 'blob' AND json_valid(CAST({column} AS TEXT))"
-        case Integer64():
-            return "typeof({column}) = 'integer' AND {column} >= 0"
-        case sa.Boolean():
-            return "typeof({column}) = 'integer' AND {column} IN (0, 1)"
-        case sa.SmallInteger():
-            return "{column} = 1"
-        case UtcDateTime():
-            second = f"strftime('%Y-%m-%d %H:%M:%S', {_SECOND}) = {_SECOND} AND {{column}} > '0001'"
-            return f"length({{column}}) = 26 AND {{column}} GLOB '*.[0-9][0-9][0-9][0-9][0-9][0-9]' AND {second}"
-        case _:
-            return "length({column}) = 10 AND date({column}) = {column} AND {column} > '0001'"
-
-
-async def _broken_texts(connection: AsyncConnection, table: str, column: str) -> list[Malformed]:
-    suspect = f"CAST({column} AS TEXT) GLOB '*[^ -~]*' OR instr({column}, X'00') > 0"
-    query = f"SELECT rowid, {column} FROM {table} WHERE {suspect}"  # noqa: S608
-    rows = (await connection.execute(sa.text(query))).all()
-    return [Malformed(table, rowid, column, repr(value)[:_MAX_SHOWN]) for rowid, value in rows if not _is_text(value)]
-
-
-def _is_text(value: Any) -> bool:
+def _is_text(column: sa.Column[Any], value: Any) -> bool:
     """Return whether it is UTF-8 without control characters, which no name has."""
+    if not isinstance(column.type, Bytewise) or column is upload.c.state:
+        return False
     try:
         return not any(character < " " for character in bytes(value).decode())
     except (TypeError, UnicodeDecodeError):

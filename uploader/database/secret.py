@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
-from uploader.database.copies import opened
+from uploader.database.damage import opened
 from uploader.database.meta import fact, forget_fact, replace_fact
 from uploader.domain.links import LinkEnd
 from uploader.domain.secret import SEALED, Secret, Use

@@ -2,9 +2,11 @@
 day."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import date, timedelta
+from pathlib import Path
 
 from uploader.clock import Clock
 from uploader.errors import UploaderError
@@ -14,7 +16,6 @@ from uploader.service.audit_log import AuditLog
 from uploader.service.ballast import BallastKeeping
 from uploader.service.cleanup import Cleanup, LastCleanup
 from uploader.service.close import Closers
-from uploader.service.copies import CopyKeeping
 from uploader.service.deleted import DeletedFiles
 from uploader.service.files import Files
 from uploader.service.installation import Installation
@@ -53,11 +54,7 @@ class Cleaner:
         return Job("cleanup", self.run_once, first_delay_seconds=_CLEANUP_GRACE_SECONDS)
 
     async def run_once(self) -> float:
-        if await self._is_due():
-            async with self.lease.held() as is_ours:
-                if is_ours and await self._is_due():  # nobody has done it meanwhile
-                    with suppress(Stopping):
-                        await self._clean()
+        await self.lease.do_once(self._is_due, self._clean)
         return _CLEANUP_INTERVAL_SECONDS
 
     async def _is_due(self) -> bool:
@@ -222,12 +219,12 @@ _COPY_SECONDS, _COPY_AGAIN_SECONDS = 60.0, 600.0
 class CopyKeeper:
     """Keeps the copies of the database young. Several at once are safe: one makes a copy."""
 
-    keeping: CopyKeeping
+    keep: Callable[[], Awaitable[Path | None]]
 
     async def run_once(self) -> float:
         try:
-            if (made := await self.keeping.keep()) is not None:
-                logger.info("the database is copied", extra={"path": str(made.path)})
+            if (made := await self.keep()) is not None:
+                logger.info("the database is copied", extra={"path": str(made)})
         except Stopping:
             pass
         except UploaderError as error:  # it takes long, and would fail again
@@ -284,11 +281,7 @@ class Reconciler:
         return Job("reconciler", self.run_once, first_delay_seconds=_RECONCILE_EVERY.total_seconds())
 
     async def run_once(self) -> float:
-        if await self._is_due():
-            async with self.lease.held() as is_ours:
-                if is_ours and await self._is_due():  # nobody has done it meanwhile
-                    with suppress(Stopping):
-                        await self._reconcile()
+        await self.lease.do_once(self._is_due, self._reconcile)
         return _RECONCILE_INTERVAL_SECONDS
 
     async def _is_due(self) -> bool:

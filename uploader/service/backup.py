@@ -1,19 +1,23 @@
-"""Makes a backup while everything runs, and an installation of a backup.
+"""Makes a backup of everything while all runs, and an installation of a backup; brings back the last copy of a SQLite.
 
 First comes the database, as it is at one moment, then the blobs that it names, unless they are in a bucket, which keeps
-them. No blob changes, and none goes at once: one whose last file went since the dump lies in the trash. So every file
-of the dump has its content, as long as the trash keeps it.
+them. No blob changes, and none goes at once: one whose last file went since the copy lies in the trash. So every file
+of the copy has its content, as long as the trash keeps it.
 
 It is restored on an empty machine or beside the blobs that are left, in an order that may be broken off anywhere and
 begun again: whose the data directory is, the blobs, and the database last, all at once. Without it no server starts.
+
+What was done since the last copy of a SQLite was made is lost: names of files, uploads, tokens, quotas. The contents are
+there still, and nothing removes those that the copy does not name until somebody says so (`meta.held_contents`).
 """
 
 import asyncio
 import heapq
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, closing, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,15 +27,15 @@ from uploader.accounting.pending import Pending
 from uploader.accounting.redis import RedisMark
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import migrate, queries
-from uploader.database.dump import LISTING, Dumped, check_empty, kind_of, load_dump, read_listing, write_dump
+from uploader.database import audit_log, copies, damage, meta, migrate, queries
+from uploader.database.copies import LISTING, Dumped, RollingCopies, RollingCopy, dump, kind_of, read_listing
 from uploader.database.engine import Connection, Database
 from uploader.errors import ConfigurationError, StorageFailed
-from uploader.service.audit_log import Action, AuditLog
-from uploader.service.installation import Installation
+from uploader.service.audit_log import Action, AuditLog, act
+from uploader.service.installation import FACT, Installation, difference
 from uploader.service.secret import SECRET_FILE, InstallationSecret, write_secret
 from uploader.storage import disk
-from uploader.storage.backups import BackupDirectory, BackupRefused, BlobDamaged, BlobTree, check
+from uploader.storage.backups import BackupDirectory, BackupRefused, BlobDamaged, BlobTree
 from uploader.storage.base import FileBlob, Gone, OpenBlob
 from uploader.storage.disk import Root
 from uploader.storage.store import Store
@@ -42,13 +46,15 @@ _BATCH = 200
 # Hears what is being copied, how much of it is done, and of how much.
 Tell = Callable[[str, int, int], None]
 # Descriptors of files that may be a blob, by its SHA-256 and size.
-Sources = Callable[[str, int], AsyncIterator[int]]
+_Sources = Callable[[str, int], AsyncIterator[int]]
 
 
 @dataclass(slots=True)
 class Copied:
-    blobs: int = 0
-    bytes: int = 0
+    """The blobs that a copy of the database names, and what became of them."""
+
+    blobs: int
+    bytes: int
     # Of these, what was not there before; of which those that take no room of their own.
     new_blobs: int = 0
     new_bytes: int = 0
@@ -59,96 +65,45 @@ class Copied:
     links_ended: int | None = None
 
 
-@dataclass(eq=False, repr=False)
-class Copying:
-    """Copies the blobs that a dump names, as far as they are not there: into a directory of backups, or out of one."""
+async def _copy_blobs(
+    listing: Path, copied: Copied, tree: BlobTree, sources: _Sources, tell: Tell, *, rereads: bool = False
+) -> None:
+    """Copy what is not there, into a directory of backups or out of one; the blobs are durable then. Raises OSError of the
+    target."""
+    done_bytes = 0
 
-    # `rereads`: what is there is believed only once it was read, not by its size.
-    tree: BlobTree
-    sources: Sources
-    tell: Tell
-    _: KW_ONLY
-    rereads: bool = False
-    _done_bytes: int = field(default=0, init=False)
-    _copied: Copied = field(default_factory=Copied, init=False)
-
-    async def run(self, dump: Path) -> Copied:
-        """Copy what is lacking; the blobs are durable then. Raises OSError of the target."""
-        copied = self._copied
-        copied.blobs, copied.bytes = await asyncio.to_thread(_totals, dump)
-        async for batch in _batches(dump):
-            absent = await asyncio.to_thread(self._absent, batch)
-            self._count(sum(size for _, size in batch) - sum(size for _, size in absent))
-            await all_or_none(self._copy(sha256, size) for sha256, size in absent)
-        await asyncio.to_thread(self.tree.sync)
-        return copied
-
-    def _absent(self, batch: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        return [(sha256, size) for sha256, size in batch if not self._is_there(sha256, size)]
-
-    def _is_there(self, sha256: str, size: int) -> bool:
-        if self.tree.size(sha256) != size:
-            return False
-        if not self.rereads:
-            return True
-        try:
-            with disk.opened(self.tree.open(sha256)) as descriptor:
-                check(sha256, descriptor)
-        except BlobDamaged:
-            return False
-        return True
-
-    async def _copy(self, sha256: str, size: int) -> None:
-        why = "missing"
-        async with aclosing(self.sources(sha256, size)) as sources:  # type: ignore[type-var]
-            async for source in sources:
-                try:
-                    linked = await asyncio.to_thread(self.tree.place, sha256, source)
-                except BlobDamaged:
-                    why = "damaged"
-                    continue
-                self._copied.new_blobs += 1
-                self._copied.new_bytes += size
-                self._copied.linked_blobs += linked
-                break
-            else:
-                self._copied.lacking[sha256] = why
-        self._count(size)
-
-    def _count(self, size_bytes: int) -> None:
-        self._done_bytes += size_bytes
-        self.tell("blobs", self._done_bytes, self._copied.bytes)
-
-
-async def left_there(dump: Path) -> Copied:
-    """None of the blobs is copied."""
-    return Copied(*await asyncio.to_thread(_totals, dump))
-
-
-async def found_there(dump: Path, sizes: Callable[[list[str]], Awaitable[list[int | None]]], tell: Tell) -> Copied:
-    """Ask `sizes` for the blobs where they are: what is not there, or of another size, is lacking."""
-    copied, done_bytes = await left_there(dump), 0
-    async for batch in _batches(dump):
-        found = await sizes([sha256 for sha256, _ in batch])
-        for (sha256, size), found_size in zip(batch, found, strict=True):
-            if found_size != size:
-                copied.lacking[sha256] = "missing" if found_size is None else "damaged"
-        done_bytes += sum(size for _, size in batch)
+    def count(size_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += size_bytes
         tell("blobs", done_bytes, copied.bytes)
-    return copied
+
+    async def copy(sha256: str, size: int) -> None:
+        copied.lacking[sha256] = "missing"
+        async with aclosing(sources(sha256, size)) as found:  # type: ignore[type-var]
+            async for source in found:
+                try:
+                    linked = await asyncio.to_thread(tree.place, sha256, source)
+                except BlobDamaged:
+                    copied.lacking[sha256] = "damaged"
+                    continue
+                del copied.lacking[sha256]
+                copied.new_blobs += 1
+                copied.new_bytes += size
+                copied.linked_blobs += linked
+                break
+        count(size)
+
+    async for batch in _batches(listing):
+        absent = await asyncio.to_thread(lambda: [each for each in batch if not tree.has(*each, rereads=rereads)])  # noqa: B023
+        count(sum(size for _, size in batch) - sum(size for _, size in absent))
+        await all_or_none(copy(*each) for each in absent)
+    await asyncio.to_thread(tree.sync)
 
 
-async def _batches(dump: Path) -> AsyncIterator[list[tuple[str, int]]]:
-    listing = read_listing(dump)
-    while batch := await asyncio.to_thread(lambda: list(islice(listing, _BATCH))):
+async def _batches(listing: Path) -> AsyncIterator[list[tuple[str, int]]]:
+    blobs = read_listing(listing)
+    while batch := await asyncio.to_thread(lambda: list(islice(blobs, _BATCH))):
         yield batch
-
-
-def _totals(dump: Path) -> tuple[int, int]:
-    blobs = total_bytes = 0
-    for _, size in read_listing(dump):
-        blobs, total_bytes = blobs + 1, total_bytes + size
-    return blobs, total_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +148,12 @@ class Backups:
         stamp, begun = await asyncio.to_thread(directory.begin, self.clock.now())
         if secret is not None:
             await asyncio.to_thread(write_secret, begun / SECRET_FILE, f"{secret}\n")
-        dumped = await write_dump(self.database, begun, partial(tell, "database"))
+        dumped = await dump(self.database, begun, partial(tell, "database"))
         crash_point("backup.after_dump")
         bucket = None if self.storage.keeps_files else self.storage.marks.store.name
+        copied = Copied(dumped.blobs, dumped.bytes)
         if bucket is None:
-            copied = await Copying(directory.blobs, self._sources, tell, rereads=rereads).run(begun)
-        else:
-            copied = await left_there(begun)
+            await _copy_blobs(begun, copied, directory.blobs, self._sources, tell, rereads=rereads)
         crash_point("backup.after_blobs")
         facts = {
             "version": __version__,
@@ -278,14 +232,26 @@ _NOTHING = frozenset({"lost+found", SECRET_FILE})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """The backup to restore."""
+
     directory: BackupDirectory
     stamp: str
     installation: str
     revision: str
+    copied: Copied
 
     @property
     def dump(self) -> Path:
         return self.directory.path / self.stamp
+
+
+@dataclass(frozen=True, slots=True)
+class LastCopy:
+    """The newest good copy; with those that are newer, and damaged: how, by their names."""
+
+    copy: RollingCopy
+    installation: str
+    damaged: dict[str, str]
 
 
 @dataclass(eq=False, repr=False)
@@ -297,7 +263,9 @@ class Restoring:
     pending: Pending
     redis: RedisMark
     secret: InstallationSecret
+    copies: RollingCopies
     data: Path
+    clock: Clock
 
     async def look(self, path: Path, stamp: str | None = None) -> Plan:
         """Plan to restore the newest backup of a directory, or that of a stamp; changes nothing but that the data
@@ -314,7 +282,7 @@ class Restoring:
         if facts["database"] != kind_of(self.database):
             raise BackupRefused(
                 "the backup is of a SQLite: unset UPLOADER_DATABASE_URL"
-                if facts["database"] == "sqlite"
+                if facts["database"] == copies.SQLITE
                 else "the backup is of a MySQL or MariaDB: set UPLOADER_DATABASE_URL to one"
             )
         if facts["revision"] > migrate.head_revision():
@@ -325,8 +293,8 @@ class Restoring:
         if bucket is None and not self.storage.keeps_files:
             raise BackupRefused(f"the backup has its contents with it, which go to a disk: unset {store.setting}")
         await self._check_store(owner)
-        await check_empty(self.database, facts["revision"])
-        return Plan(directory, stamp or stamps[-1], owner, facts["revision"])
+        await copies.check_empty(self.database, facts["revision"])
+        return Plan(directory, stamp or stamps[-1], owner, facts["revision"], Copied(facts["blobs"], facts["bytes"]))
 
     async def _check_store(self, owner: str) -> None:
         """Contents of the same installation may be there, with or without rows: none is replaced, none is removed."""
@@ -350,41 +318,45 @@ class Restoring:
 
     async def restore(self, plan: Plan, tell: Tell) -> Copied:
         """Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
-        in_redis = await self.redis.read()
-        if in_redis not in (None, plan.installation):
-            raise ConfigurationError(
-                f"Redis belongs to installation {in_redis}, the backup to {plan.installation}: correct UPLOADER_REDIS_URL"
-            )
+        await self._check_redis(plan.installation, "backup")
         await self.storage.marks.settle(plan.installation)
         await self.pending.reset()  # it may know more chunks than the disk has now
         crash_point("restore.after_mark")
-        if not self.storage.keeps_files:
-            ended = await self._load(plan)
-            copied = await self._look_for_contents(plan, tell)
-        else:
-            copied = await self._copy(plan, tell)
+        if self.storage.keeps_files:
+            await self._copy(plan, tell)
             crash_point("restore.after_blobs")
-            ended = await self._load(plan)
-        copied.links_ended = ended
-        return copied
-
-    async def _load(self, plan: Plan) -> int | None:
-        """Return how many links have ended, if the secret is another one than that of the backup."""
         secret = await self.secret.obtain_anew(plan.dump / SECRET_FILE)
-        await load_dump(self.database, plan.dump, plan.revision, secret)
-        return await self.secret.settle(secret)
+        await copies.load(self.database, plan.dump, plan.revision, secret)
+        plan.copied.links_ended = await self.secret.settle(secret)
+        if not self.storage.keeps_files:
+            await self._look_for_contents(plan, tell)
+        return plan.copied
 
-    async def _look_for_contents(self, plan: Plan, tell: Tell) -> Copied:
-        """It takes a while, and the database is there: an interrupted restore need not begin again, and could not."""
-        try:
-            return await found_there(plan.dump, self.storage.blob_sizes, tell)
-        except StorageFailed as error:
-            raise BackupRefused(
-                f"the database is restored; whether the {self.storage.marks.store.name} has its contents could not be "
-                f"asked ({error.reason}): `uploader scrub` names what is missing"
-            ) from error
+    async def _check_redis(self, installation: str, what: str) -> None:
+        if (in_redis := await self.redis.read()) not in (None, installation):
+            raise ConfigurationError(
+                f"Redis belongs to installation {in_redis}, the {what} to {installation}: correct UPLOADER_REDIS_URL"
+            )
 
-    async def _copy(self, plan: Plan, tell: Tell) -> Copied:
+    async def _look_for_contents(self, plan: Plan, tell: Tell) -> None:
+        """Ask the bucket for the blobs: what is not there, or of another size, is lacking. It takes a while, and the
+        database is there: an interrupted restore need not begin again, and could not."""
+        done_bytes = 0
+        async for batch in _batches(plan.dump):
+            try:
+                sizes = await self.storage.blob_sizes([sha256 for sha256, _ in batch])
+            except StorageFailed as error:
+                raise BackupRefused(
+                    f"the database is restored; whether the {self.storage.marks.store.name} has its contents could not be "
+                    f"asked ({error.reason}): `uploader scrub` names what is missing"
+                ) from error
+            for (sha256, size), found in zip(batch, sizes, strict=True):
+                if found != size:
+                    plan.copied.lacking[sha256] = "missing" if found is None else "damaged"
+            done_bytes += sum(size for _, size in batch)
+            tell("blobs", done_bytes, plan.copied.bytes)
+
+    async def _copy(self, plan: Plan, tell: Tell) -> None:
         root = Root(self.data.absolute())
         await asyncio.to_thread(root.open)
 
@@ -393,4 +365,64 @@ class Restoring:
             with suppress(FileNotFoundError), disk.opened(await opening) as descriptor:
                 yield descriptor
 
-        return await Copying(BlobTree(root, is_store=True), sources, tell).run(plan.dump)
+        await _copy_blobs(plan.dump, plan.copied, BlobTree(root, is_store=True), sources, tell)
+
+    # The last copy of a SQLite
+
+    async def look_for_last(self) -> LastCopy:
+        """Find the copy to bring back; changes nothing. Raises BackupRefused, ConfigurationError, Unavailable."""
+        path = self.copies.database
+        if path is None:
+            raise BackupRefused("only a SQLite in a file has copies: restore a backup")
+        if await asyncio.to_thread(damage.is_in_use, path):
+            raise BackupRefused(f"{path} is in use: stop all servers and workers first")
+        last = await asyncio.to_thread(_newest_good, self.copies)
+        marks = await self.storage.marks.read(last.installation)
+        if marks.installation != last.installation:
+            raise ConfigurationError(difference(self.storage.marks.store, marks.installation, last.installation))
+        return last
+
+    async def restore_last(self, last: LastCopy) -> Path | None:
+        """Put the copy in the place of the database, all at once; return what the database is called from now on. May be
+        begun again after a crash. Raises ConfigurationError, Unavailable, OSError."""
+        path = self.copies.database
+        assert path is not None
+        await self._check_redis(last.installation, "copy")
+        await self.pending.reset()  # it knows more than the copy
+        draft = await asyncio.to_thread(copies.draft_of, last.copy.path, path)
+        await self._mark(draft, last)
+        crash_point("restore.after_draft")
+        return await asyncio.to_thread(copies.replace, path, draft, self.clock.now())
+
+    async def _mark(self, draft: Path, last: LastCopy) -> None:
+        """Bring it to the schema of this version, and let it say from when on contents stay."""
+        details = {"copy": last.copy.path.name, "made_at": last.copy.made_at.isoformat()}
+        told = act(Action.INSTALLATION_RESTORED, self.clock.now(), subject=last.installation, details=details)
+        held = meta.Held(last.copy.made_at, self.clock.now())
+
+        async def mark(connection: Connection) -> None:
+            await meta.hold_contents(connection, held)
+            await audit_log.note(connection, told)
+
+        database = Database(f"sqlite:///{draft}")
+        try:
+            secret = await self.secret.obtain_anew()
+            await migrate.upgrade(database, secret=secret)
+            await self.secret.settle(secret, database)
+            await database.transact(mark)
+        finally:
+            await database.close()
+
+
+def _newest_good(kept: RollingCopies) -> LastCopy:
+    damaged: dict[str, str] = {}
+    for copy in kept.listed():
+        try:
+            told = damage.damage_of(copy.path)
+            if not told:
+                return LastCopy(copy, copies.fact_in(copy.path, FACT) or "none", damaged)
+        except sqlite3.Error as error:
+            told = [str(error)]
+        damaged[copy.path.name] = told[0]
+    found = "".join(f"; {name}: {told}" for name, told in damaged.items())
+    raise BackupRefused(f"there is no good copy of {kept.database}{found}: restore a backup (docs/repair.md)")

@@ -7,7 +7,6 @@ again before each removal, and leaves alone what changed lately.
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, astuple, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -198,14 +197,11 @@ class Cleanup:
 
     async def last(self) -> LastCleanup | None:
         """Return None if no job has cleaned up yet. Raises Unavailable."""
-        with suppress(msgspec.MsgspecError):  # a damaged row
-            stored = await self.database.read(meta.fact, _LAST_CLEANUP)
-            return None if stored is None else msgspec.json.decode(stored, type=LastCleanup)
-        return None
+        return await self.database.read(meta.kept, _LAST_CLEANUP, LastCleanup)
 
     async def remember(self, last: LastCleanup) -> None:
         """Tell all jobs of the installation of a cleanup. Raises Unavailable."""
-        await self.database.transact(meta.replace_fact, _LAST_CLEANUP, msgspec.json.encode(last).decode())
+        await self.database.transact(meta.keep, _LAST_CLEANUP, last)
 
     async def ask_again(self) -> None:
         """Let the next job that looks clean up: somebody has found what may go. Raises Unavailable."""

@@ -143,45 +143,11 @@ def _said_of(sink: SinkFigures) -> Iterator[Diagnosis]:
         yield reasons.EVENTS_DEAD(sink=sink.sink, dead=sink.dead)
 
 
-# So many failures in a row open it.
-_PATIENCE = 5
-_FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 60.0
-
-
-class Breaker:
-    """Keeps off a sink that does not take what it is told, whose events wait in their rows. Closed, all goes through.
-    Open, nothing does for a while, and then one attempt, whose outcome decides."""
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._failures = 0
-        self._pause_seconds = _FIRST_PAUSE_SECONDS
-        self._opens_at = 0.0
-
-    @property
-    def is_closed(self) -> bool:
-        return self._failures < _PATIENCE
-
-    def pause_seconds(self) -> float:
-        return 0.0 if self.is_closed else max(0.0, self._opens_at - self._monotonic())
-
-    def note(self, *, answered: int, failed: int) -> None:
-        """Note the outcome of a batch. One event that is taken, or refused for its content, shows that the sink is there."""
-        if answered:
-            self._failures, self._pause_seconds = 0, _FIRST_PAUSE_SECONDS
-            return
-        was_closed = self.is_closed
-        self._failures += failed
-        if self.is_closed:
-            return
-        if not was_closed:
-            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
-        self._opens_at = self._monotonic() + self._pause_seconds
-
-
 logger = logging.getLogger(__name__)
 
+# After so many failures in a row a sink is kept off.
+_PATIENCE = 5
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 # How long after each failure the next attempt is; after the last of them there is none.
 RETRY_SECONDS = (5.0, 300.0, 1800.0, 2 * 3600.0, 5 * 3600.0, 10 * 3600.0, 14 * 3600.0)
 # Longer than a sink is waited for: a batch is told at once.
@@ -205,18 +171,18 @@ class Relay:
     source: Callable[[], str]
 
     def __post_init__(self) -> None:
-        self._breaker = Breaker(self.clock.monotonic)
+        self._failures, self._pause_seconds, self._goes_on_at = 0, 0.0, 0.0
         self._trouble = Trouble(f"sink {self.name}")
 
     async def relay_due(self) -> float:
         """Tell of at most one batch; how long to sleep then, in seconds. Raises Unavailable."""
-        pause = self._breaker.pause_seconds()
-        if pause:
+        pause = self._goes_on_at - self.clock.monotonic()
+        if pause > 0:
             return min(pause, POLL_SECONDS)
         wait = await self._wait_seconds()
         if wait > 0:
             return min(wait, POLL_SECONDS)
-        limit = self.sink.batch if self._breaker.is_closed else 1
+        limit = 1 if self._pause_seconds else self.sink.batch
         told = await self._relay(limit)
         if told < limit:
             await asyncio.sleep(_REST_SECONDS)
@@ -264,7 +230,7 @@ class Relay:
         failures = [self._failure(each, outcome) for each, outcome in pairs if outcome is not None]
         gone = any(outcome is not None and outcome.gone for outcome in outcomes)
         unanswered = [outcome for outcome in outcomes if outcome is not None and not outcome.answered]
-        self._breaker.note(answered=len(due) - len(unanswered), failed=len(unanswered))
+        self._keep_off(answered=len(due) - len(unanswered), failed=len(unanswered))
         if unanswered:
             self._trouble.note("a sink does not answer", kind="silence", reason=unanswered[0].error)
         if taken and self._trouble.is_open:
@@ -279,6 +245,17 @@ class Relay:
         await self.database.transact(settle)
         if gone:
             logger.error("a sink wants no more events", extra={"sink": self.name})
+
+    def _keep_off(self, *, answered: int, failed: int) -> None:
+        """Keep off a sink that does not answer, whose events wait in their rows, for a while that doubles, and then for all
+        but one attempt, whose outcome decides. One event that is taken, or refused for its content, shows that the sink is
+        there."""
+        self._failures = 0 if answered else self._failures + failed
+        if self._failures < _PATIENCE:
+            self._pause_seconds = 0.0
+            return
+        self._pause_seconds = min(2 * self._pause_seconds or _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        self._goes_on_at = self.clock.monotonic() + self._pause_seconds
 
     async def _deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
         """Deliver a batch. Any error of a sink is a failure, or the events would be due again for ever."""

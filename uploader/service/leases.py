@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +18,7 @@ from uploader.database import meta
 from uploader.database.engine import Database, Duplicate
 from uploader.errors import Unavailable
 from uploader.service.ids import new_id
+from uploader.storage.base import Stopping
 from uploader.storage.disk import boot_id
 from uploader.tasks import ended, in_thread
 
@@ -61,6 +62,14 @@ class Lease:
             yield True
         finally:
             await ended(renewing)
+
+    async def do_once(self, is_due: Callable[[], Awaitable[bool]], work: Callable[[], Awaitable[None]]) -> None:
+        """Do what is due, if nobody else does it, or has done it meanwhile. Raises Unavailable."""
+        if await is_due():
+            async with self.held() as is_ours:
+                if is_ours and await is_due():
+                    with suppress(Stopping):
+                        await work()
 
     async def _renew(self) -> None:
         while True:

@@ -22,10 +22,10 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import meta, queries, recount
 from uploader.database.engine import Connection, Database
-from uploader.database.recount import RecountedUser, Sums
+from uploader.database.recount import KeptFigures, Slice
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.audit_log import Action
-from uploader.domain.upload import State, Tail, Upload, Usage, from_bitmap, received_bytes, to_bitmap
+from uploader.domain.upload import State, Tail, Upload, from_bitmap, received_bytes, to_bitmap
 from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
 from uploader.observability import level_of
 from uploader.service.audit_log import AuditLog, act
@@ -77,8 +77,19 @@ class Kind(StrEnum):
 
 
 _SUMS = (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED, Kind.FILES)
-# In the order of `links.FIGURES`.
-_OF_LINK = (Kind.LINK_RECEIVED_FILES, Kind.LINK_RECEIVED_BYTES, Kind.LINK_FILES, Kind.LINK_BYTES)
+_OF_LINK = {
+    "files": Kind.LINK_RECEIVED_FILES,
+    "bytes": Kind.LINK_RECEIVED_BYTES,
+    "reserved_files": Kind.LINK_FILES,
+    "reserved_bytes": Kind.LINK_BYTES,
+}
+# In the order in which they are checked.
+_ACTIONS = {
+    recount.USERS: Action.USER_REPAIRED,
+    recount.LINKS: Action.LINK_REPAIRED,
+    recount.CONTENTS: Action.CONTENT_REPAIRED,
+}
+_WHAT = {"user_info": "users", "link": "links", "blob": "blobs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +147,9 @@ class Reconciled(msgspec.Struct, frozen=True):
     repaired: int
 
 
-async def _remember(connection: Connection, done: Reconciled) -> None:
-    await meta.replace_fact(connection, _FACT, msgspec.json.encode(done).decode())
-
-
 async def last_reconciled(connection: Connection) -> Reconciled | None:
     """Return None if nobody has looked yet."""
-    with suppress(msgspec.MsgspecError):  # a damaged row
-        stored = await meta.fact(connection, _FACT)
-        return None if stored is None else msgspec.json.decode(stored, type=Reconciled)
-    return None
+    return await meta.kept(connection, _FACT, Reconciled)
 
 
 _WALK = "reconciling blobs"
@@ -239,80 +243,50 @@ class Recounting:
         if user_id is None:
             await self.check(found)
         else:
-            user = await self.database.read(recount.recounted_user, user_id, snapshot=True)
-            found.checked["users"] = 0 if user.stored is None else 1
-            self._add(found, user)
+            user = await self.database.read(recount.user, user_id, snapshot=True)
+            self._add(found, recount.USERS, user)
         return found
 
     async def check(self, found: Findings) -> None:
         """Recount all users, what links have open, then the refs of all contents, whose files have their sizes and MD5s."""
-        found.checked |= {"users": 0, "links": 0, "blobs": 0}
-        for check_slice in (self._check_users, self._check_links, self._check_refs):
+        for figures in _ACTIONS:
             after: str | None = ""
             while after is not None:
-                after = await check_slice(found, after)
+                part = await self.database.read(recount.after, figures, after, _SLICE, snapshot=True)
+                self._add(found, figures, part)
+                if figures is recount.CONTENTS:
+                    unlike = await self.database.read(recount.files_unlike_blobs, after, part.until)
+                    found.add(Drift(Kind.FILE, *file) for file in unlike)
+                after = part.until
 
-    async def _check_users(self, found: Findings, after: str) -> str | None:
-        """Recount the users after `after`; returns the last one, or None where no more follow."""
-        users = await self.database.read(recount.users_after, after, _SLICE, snapshot=True)
-        found.checked["users"] += users.count
-        for user in users.rows:
-            self._add(found, user)
-        return users.until
+    def _add(self, found: Findings, figures: KeptFigures, part: Slice) -> None:
+        what = _WHAT[figures.kept.name]
+        found.checked[what] = found.checked.get(what, 0) + part.count
+        for row in part.rows:
+            drifts = []
+            for name, expected in row.counted.items():
+                actual = None if row.stored is None else row.stored[name]
+                if actual != expected and (expected or row.stored is not None):
+                    drifts.append(
+                        Drift(_OF_LINK[name] if figures is recount.LINKS else Kind(name), row.id, expected, actual)
+                    )
+            if figures is recount.USERS and row.stored is not None:
+                drifts += _beyond(found, row.id, row.stored, drifts)
+            found.add(drifts, partial(self._repair, figures, row.id))
 
-    def _add(self, found: Findings, user: RecountedUser) -> None:
-        found.add(_drifts_of_user(*user), partial(self._repair_user, user.user_id))
-        stored = user.stored
-        # A user may hold more than the total space, where an administrator lowered it.
-        if stored is not None and (held := stored.use_space_finished + stored.reserved) > stored.total_space:
-            found.notes.append(Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held))
-
-    async def _repair_user(self, user_id: str) -> bool:
-        told = act(Action.USER_REPAIRED, self.clock.now(), subject=user_id, user_id=user_id)
-        return await self.database.transact(recount.repair_user, user_id, told)
-
-    async def _check_links(self, found: Findings, after: str) -> str | None:
-        """Recount the links after `after`; returns the last one, or None where no more follow."""
-        links = await self.database.read(recount.links_after, after, _SLICE, snapshot=True)
-        found.checked["links"] += links.count
-        for link in links.rows:
-            figures = zip(_OF_LINK, link.counted, link.stored, strict=True)
-            drifts = [
-                Drift(kind, link.link_id, counted, stored) for kind, counted, stored in figures if counted != stored
-            ]
-            found.add(drifts, partial(self._repair_link, link.link_id, link.user_id))
-        return links.until
-
-    async def _repair_link(self, link_id: str, user_id: str) -> bool:
-        told = act(Action.LINK_REPAIRED, self.clock.now(), subject=link_id, user_id=user_id)
-        return await self.database.transact(recount.repair_link, link_id, told)
-
-    async def _check_refs(self, found: Findings, after: str) -> str | None:
-        """Recount the contents after `after`, and their files; returns the last one, or None where no more follow."""
-        contents = await self.database.read(recount.refs_after, after, _SLICE, snapshot=True)
-        found.checked["blobs"] += contents.count
-        for sha256, refs, files in contents.rows:
-            found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._repair_refs, sha256))
-        unlike = await self.database.read(recount.files_unlike_blobs, after, contents.until)
-        found.add(Drift(Kind.FILE, *file) for file in unlike)
-        return contents.until
-
-    async def _repair_refs(self, sha256: str) -> bool:
-        told = act(Action.CONTENT_REPAIRED, self.clock.now(), subject=sha256)
-        return await self.database.transact(recount.repair_refs, sha256, told)
+    async def _repair(self, figures: KeptFigures, id_: str) -> bool:
+        told = act(_ACTIONS[figures], self.clock.now(), subject=id_)
+        return await self.database.transact(recount.repair, figures, id_, told)
 
 
-def _drifts_of_user(user_id: str, stored: Usage | None, counted: Sums) -> list[Drift]:
-    drifts = []
-    for kind in _SUMS:
-        expected = getattr(counted, kind.value)
-        actual = None if stored is None else getattr(stored, kind.value)
-        if actual != expected and (expected or stored is not None):
-            drifts.append(Drift(kind, user_id, expected, actual))
+def _beyond(found: Findings, user_id: str, stored: dict[str, int], drifts: list[Drift]) -> list[Drift]:
+    # A user may hold more than the total space, where an administrator lowered it.
+    if (held := stored["use_space_finished"] + stored["reserved"]) > stored["total_space"]:
+        found.notes.append(Drift(Kind.OVER_TOTAL_SPACE, user_id, stored["total_space"], held))
     # Where the figures themselves are wrong, that is all there is to say.
-    if stored is not None and not drifts and stored.use_space_unfinished > stored.reserved:
-        drifts.append(Drift(Kind.OVER_RESERVED, user_id, stored.reserved, stored.use_space_unfinished))
-    return drifts
+    if not drifts and stored["use_space_unfinished"] > stored["reserved"]:
+        return [Drift(Kind.OVER_RESERVED, user_id, stored["reserved"], stored["use_space_unfinished"])]
+    return []
 
 
 _BATCH = 200
@@ -321,7 +295,7 @@ _BATCH = 200
 _LOOKS = 10
 _PAUSE_SECONDS = 0.5
 # Whose repair is a transaction, which notes it.
-_OF_ROWS = frozenset({*_SUMS, Kind.OVER_RESERVED, *_OF_LINK, Kind.REFS, Kind.FLUSHED_BYTES})
+_OF_ROWS = frozenset({*_SUMS, Kind.OVER_RESERVED, *_OF_LINK.values(), Kind.REFS, Kind.FLUSHED_BYTES})
 _OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
 
 
@@ -362,7 +336,8 @@ class Reconciling:
             for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
                 found.repaired += await uninterrupted(self._repair(drift, repair_drift))
         with suppress(Unavailable):  # what was found is told all the same
-            await self.database.transact(_remember, Reconciled(self.clock.now(), found.count, found.repaired))
+            done = Reconciled(self.clock.now(), found.count, found.repaired)
+            await self.database.transact(meta.keep, _FACT, done)
         return found
 
     async def _repair(self, drift: Drift, repair: Repair) -> bool:
@@ -408,17 +383,14 @@ class Reconciling:
 
     async def _interrupted_walk(self) -> BlobWalk:
         """One that is old has seen another bucket."""
-        stored, walk = await self.database.read(meta.fact, _WALK), None
-        with suppress(msgspec.MsgspecError):  # a damaged row
-            walk = None if stored is None else msgspec.json.decode(stored, type=BlobWalk)
-        now = self.clock.now()
+        walk, now = await self.database.read(meta.kept, _WALK, BlobWalk), self.clock.now()
         return walk if walk is not None and now - _MAX_WALK < walk.at <= now else BlobWalk(now)
 
     async def _pace(self, walk: BlobWalk, began: float, count: int) -> float:
         """Remember how far the walk has come, now and then, and wait, so that it keeps to its rate; returns the time."""
         now = self.clock.monotonic()
         if now - self._remembered_at > _REMEMBER_INTERVAL_SECONDS:
-            await self.database.transact(meta.replace_fact, _WALK, msgspec.json.encode(walk).decode())
+            await self.database.transact(meta.keep, _WALK, walk)
             self._remembered_at = now
         await asyncio.sleep(max(0.0, began + count / _BLOBS_PER_SECOND - now))
         return self.clock.monotonic()

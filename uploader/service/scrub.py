@@ -9,7 +9,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -146,11 +145,8 @@ class Scrubbing:
         """Yield what is damaged, from where the last run ended, or from the first blob on after a whole pass or with
         `restart`. `pace` is told the bytes of every read, in a thread, and may sleep there. Raises Unavailable,
         Stopping."""
-        self.progress = ScrubProgress()
-        stored = None if restart else await self.database.read(meta.fact, _POSITION)
-        if stored is not None:
-            with suppress(msgspec.MsgspecError):  # a damaged row
-                self.progress = msgspec.json.decode(stored, type=ScrubProgress)
+        interrupted = None if restart else await self.database.read(meta.kept, _POSITION, ScrubProgress)
+        self.progress = interrupted or ScrubProgress()
         remembered_at = self.clock.monotonic()
         while blobs := await self._blobs(self.progress.after):
             for blob in blobs:
@@ -170,5 +166,4 @@ class Scrubbing:
         return await self.database.read(queries.blobs_in_use, after, limit)
 
     async def _remember(self, progress: ScrubProgress) -> None:
-        value = msgspec.json.encode(progress).decode()
-        await self.database.transact(meta.replace_fact, _POSITION, value)
+        await self.database.transact(meta.keep, _POSITION, progress)

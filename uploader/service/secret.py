@@ -15,7 +15,7 @@ from pathlib import Path
 from uploader.clock import Clock
 from uploader.database import meta, migrate
 from uploader.database import secret as kept
-from uploader.database.copies import sync_directory
+from uploader.database.copies import sync_path
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.secret import Former
 from uploader.domain.diagnosis import Diagnosis, Subject, error, warning
@@ -202,4 +202,4 @@ def write_secret(path: Path, content: str) -> None:
             path.hardlink_to(draft)
     finally:
         draft.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    sync_path(path.parent)

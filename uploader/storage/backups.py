@@ -52,12 +52,18 @@ class BlobTree:
         self._root = root
         self._is_store = is_store
 
-    def size(self, sha256: str) -> int | None:
+    def has(self, sha256: str, size: int, *, rereads: bool) -> bool:
+        """Return whether a blob is there: by its size, or, if it `rereads`, by its bytes."""
         try:
             with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
-                return directory.size(sha256)
-        except FileNotFoundError:
-            return None
+                if directory.size(sha256) != size:
+                    return False
+            if rereads:
+                with disk.opened(self.open(sha256)) as descriptor:
+                    _check(sha256, descriptor)
+        except (FileNotFoundError, BlobDamaged):
+            return False
+        return True
 
     def open(self, sha256: str) -> int:
         """Raises FileNotFoundError."""
@@ -74,10 +80,10 @@ class BlobTree:
             try:
                 linked = _is_linked(directory, source, draft)
                 if linked:
-                    check(sha256, source, computing=computing)
+                    _check(sha256, source, computing=computing)
                 else:
                     with disk.opened(directory.create_to_write(draft)) as target:
-                        check(sha256, source, target, computing=computing)
+                        _check(sha256, source, target, computing=computing)
                         disk.sync_data(target)
                         disk.drop_cache(target)
                 directory.rename(draft, sha256)
@@ -228,7 +234,7 @@ def _is_linked(directory: Directory, source: int, name: str) -> bool:
     return True
 
 
-def check(sha256: str, source: int, target: int | None = None, *, computing: BlockChecksums | None = None) -> None:
+def _check(sha256: str, source: int, target: int | None = None, *, computing: BlockChecksums | None = None) -> None:
     """Read an open file to its end, and copy it if there is a target. Raises BlobDamaged."""
     digest, buffer, done = hashlib.sha256(), disk.room_for(_READ_BYTES), 0
     disk.drop_cache(source)  # what counts is what the disk has

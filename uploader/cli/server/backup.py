@@ -128,21 +128,18 @@ def restore_backup(directory: Path | None, stamp: str | None, last: bool, yes: b
         from uploader import bootstrap
 
         services = bootstrap.Services(settings)
-        with closing(progress):
-            try:
+        async with bootstrap.closing_services(services):
+            with closing(progress):
                 plan = await services.restoring.look(directory, stamp)
                 with embedded_redis(settings) as wait_for_redis:
                     wait_for_redis()
                     copied = await services.restoring.restore(plan, progress.tell)
-                await services.storage.prepare()
-                details = {"backup": plan.stamp, "directory": str(plan.directory), "lacking": len(copied.lacking)}
-                if copied.links_ended is not None:
-                    details["links_ended"] = copied.links_ended
-                await services.audit_log.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
-                return plan.stamp, copied, await services.cleanup.count_lost()
-            finally:
-                services.storage.stop()
-                await services.close()
+            await services.storage.prepare()
+            details = {"backup": plan.stamp, "directory": str(plan.directory), "lacking": len(copied.lacking)}
+            if copied.links_ended is not None:
+                details["links_ended"] = copied.links_ended
+            await services.audit_log.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
+            return plan.stamp, copied, await services.cleanup.count_lost()
 
     with _told():
         restored, copied, lost = run_to_end(run())
@@ -161,8 +158,8 @@ def _restore_last(settings: "Settings", yes: bool) -> None:
         from uploader import bootstrap
 
         services = bootstrap.Services(settings)
-        try:
-            last = await services.restoring_last.look()
+        async with bootstrap.closing_services(services):
+            last = await services.restoring.look_for_last()
             age = format_ago(services.clock.now() - last.copy.made_at)
             for name, how in last.damaged.items():
                 say(f"damaged, and passed over: {name}: {how}")
@@ -172,16 +169,13 @@ def _restore_last(settings: "Settings", yes: bool) -> None:
                 return False
             with embedded_redis(settings) as wait_for_redis:
                 wait_for_redis()
-                aside = await services.restoring_last.restore(last)
+                aside = await services.restoring.restore_last(last)
             say(f"restored {last.copy.path.name}" + (f"; what was damaged is {aside}" if aside else ""))
             await services.storage.prepare()
             unnamed = [each async for each in services.cleanup.unnamed()]
             say(f"kept, though the copy does not name them: {len(unnamed)} contents and uploads")
             say(f"open uploads whose chunks are missing: {await services.cleanup.count_lost()}")
             return True
-        finally:
-            services.storage.stop()
-            await services.close()
 
     with _told():
         done = run_to_end(run())
