@@ -206,6 +206,10 @@ class JuiceGateway(PrivateGateway):
         command = [_juicefs(), "config", self._redis.url, "--inodes", str(count), "--yes"]
         subprocess.run(command, env=self._environment(), check=True, capture_output=True)
 
+    def count_files(self) -> int:
+        """Count its files and directories."""
+        return int(self._redis.raw("GET", "totalInodes").split(b"\r\n")[1])
+
     def stop(self) -> None:
         if self._process is not None:
             self.kill()  # nothing of it is wanted any more

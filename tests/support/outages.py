@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,11 +11,12 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
 import httpx2
+from botocore.exceptions import ClientError
 from sqlalchemy import text
 
 from tests.support.content import KIB, Content
 from tests.support.failing_disk import FailingDisk
-from tests.support.gateways import JuiceGateway
+from tests.support.gateways import BUCKET, JuiceGateway
 from tests.support.mounted import SmallDisk
 from tests.support.process import Process, owner_token, wait_for, workers_of
 from tests.support.sending import client_with, put, send
@@ -22,6 +24,7 @@ from tests.support.servers import WITH_TABLES, PrivateDatabase, PrivateRedis, fr
 from tests.support.waiting import SERVER_SECONDS
 from uploader.database import models
 from uploader.database.engine import Database
+from uploader.storage.s3.bucket import make_client
 
 # As promised: after the end of an outage, and where an embedded engine starts again.
 RECOVERS_SECONDS, ENGINE_RECOVERS_SECONDS = 30.0, 60.0
@@ -246,15 +249,24 @@ def of_bucket(gateway: JuiceGateway) -> list[Outage]:
 
         return restarted
 
-    def limit(files: int) -> None:
-        """The gateway would hear of the limit by and by."""
-        gateway.limit_files(files)
+    def fill() -> None:
+        """The gateway would hear of the limit by and by, and needs some files to start."""
+        gateway.limit_files(gateway.count_files() + 50)
+        restart()()
+        client = make_client(gateway.gateway.address())
+        with suppress(ClientError):
+            while True:
+                client.put_object(Bucket=BUCKET, Key=f"filler/{secrets.token_hex(8)}", Body=b"")
+        client.close()
+
+    def make_room() -> None:
+        gateway.limit_files(0)
         restart()()
 
     return [
         Outage("bucket away", gateway.kill, gateway.start_again),
         Outage("bucket slow", lambda: gateway.send_signal(SIGSTOP), lambda: gateway.send_signal(SIGCONT)),
-        Outage("bucket full", lambda: limit(1), lambda: limit(0)),
+        Outage("bucket full", fill, make_room),
         Outage("bucket read-only", restart("--read-only"), restart()),
     ]
 

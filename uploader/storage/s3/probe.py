@@ -7,7 +7,6 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -65,16 +64,6 @@ _SETTINGS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """The abilities of a server beyond those that the store needs."""
-
-    # No part but the last one may be smaller.
-    min_part_bytes: int
-    # Whether a multipart upload may be completed once more; the others say that there is none any more.
-    completes_twice: bool
-
-
 class _Changing:
     """A body that is another one each time it is read: what is sent is not what the digest is of, at each try."""
 
@@ -90,14 +79,15 @@ class _Changing:
         """Do nothing, for the same reason."""
 
 
-def probe(bucket: Bucket) -> Abilities:
-    """Blocks for a dozen calls. Raises ConfigurationError if the server cannot be trusted with bytes, and StorageFailed,
-    which names the setting to look at. A full server is not probed, so that its content can be read and deleted."""
+def probe(bucket: Bucket) -> int | None:
+    """Return the least bytes of a part other than the last one; None if the server is full: it takes no probe, but its
+    content can be read and deleted. Blocks for a dozen calls. Raises ConfigurationError if the server cannot be trusted with
+    bytes, and StorageFailed, which names the setting to look at."""
     try:
-        return _Probing(bucket).abilities()
+        return _Probing(bucket).min_part_bytes()
     except StorageFull as error:
         logger.warning("the store could not be tried: %s", error.reason)
-        return Abilities(min_part_bytes=_USUAL_PART_BYTES, completes_twice=False)
+        return None
     except StorageFailed as error:
         setting, why = _REFUSALS.get(code_of(error), ("UPLOADER_STORAGE", "the server refuses"))
         reason = f"{setting}: {why} ({error.reason})"
@@ -115,15 +105,14 @@ class _Probing:
         self._whole, self._small = f"{_PLACE}{name}", f"{_PLACE}{name}-small"
         self._multiparts: dict[str, str] = {}
 
-    def abilities(self) -> Abilities:
+    def min_part_bytes(self) -> int:
         try:
             self._remove_leftovers()  # by a GET: a HEAD would not say what is wrong
             self._check_arriving()
-            completes_twice = self._check_parts()
+            self._check_parts()
             self._check_reading()
             small = [self._upload(self._small, number, _FIRST) for number in range(2)]
-            smallest = 1 if self._completed(self._small, small) else _USUAL_PART_BYTES
-            return Abilities(min_part_bytes=smallest, completes_twice=completes_twice)
+            return 1 if self._completed(self._small, small) else _USUAL_PART_BYTES
         finally:
             with suppress(StorageFailed, StorageFull):  # what is left is removed later
                 self._clean_up()
@@ -148,16 +137,14 @@ class _Probing:
                 return
         raise _unfit(self._bucket, "stores bytes that changed on their way")
 
-    def _check_parts(self) -> bool:
-        """A part that was overwritten may not pass for the one that was acknowledged. Whether what was completed may be
-        completed once more."""
+    def _check_parts(self) -> None:
+        """Check that a part that was overwritten does not pass for the acknowledged one."""
         first = self._upload(self._whole, 0, _FIRST)
         second = self._upload(self._whole, 0, _SECOND)
         if self._completed(self._whole, [first]):
             raise _unfit(self._bucket, "takes parts that were overwritten for those that were acknowledged")
         if not self._completed(self._whole, [second]):
             raise _unfit(self._bucket, "does not complete a multipart upload of one part")
-        return self._completed(self._whole, [second])
 
     def _check_reading(self) -> None:
         """Check that a stored object is listed, and read by ranges."""

@@ -113,11 +113,11 @@ class S3Store(S3Endings, S3Blobs):
     # Its life
 
     async def prepare(self) -> None:
-        abilities = await self._requests.run(probe, self._bucket)
-        if self._min_chunk_size_bytes < abilities.min_part_bytes:
+        min_part_bytes = await self._requests.run(probe, self._bucket)
+        if min_part_bytes is not None and self._min_chunk_size_bytes < min_part_bytes:
             raise ConfigurationError(
                 f"UPLOADER_MIN_CHUNK_SIZE: chunks are parts, and {self._bucket.place} takes none below "
-                f"{format_size(abilities.min_part_bytes)}"
+                f"{format_size(min_part_bytes)}"
             )
 
     async def diagnoses(self, *, upload_expiry_seconds: float) -> list[Diagnosis]:
