@@ -237,16 +237,18 @@ class Turns:
 class Cost:
     """The cost of one request so far, and its turn."""
 
-    __slots__ = ("_has_begun", "_line", "_meter", "_operation", "_party", "_turn", "spent_seconds")
+    __slots__ = ("_has_begun", "_line", "_meter", "_operation", "_party", "sent_bytes", "spent_seconds", "turn")
 
     def __init__(self, meter: "Meter", party: Party, operation: str, line: str) -> None:
         self.spent_seconds = 0.0
+        # Of the answer, those that were not charged yet.
+        self.sent_bytes = 0
         self._has_begun = False
         self._meter = meter
         self._party = party
         self._operation = operation
         self._line = line
-        self._turn: Turn | None = None
+        self.turn: Turn | None = None
 
     def _expect(self) -> float:
         return self._meter.expected_seconds.get(self._operation, _FIRST_CLAIM_SECONDS)
@@ -269,19 +271,20 @@ class Cost:
 
     async def go_on(self) -> None:
         """Wait for a turn of the next piece of a body or an answer."""
-        if self._has_begun and self._turn is None:
+        self._charge_sent()
+        if self._has_begun and self.turn is None:
             await self._take_turn(_expect_of_piece, None)
 
     async def _take_turn(self, expect: Callable[[], float], timeout_seconds: float | None) -> None:
         meter = self._meter
-        self._turn = turn = Turn(self._party, expect, _nothing, self._line)
+        self.turn = turn = Turn(self._party, expect, _nothing, self._line)
         now = meter.now()
         if not meter.turns.enter(turn, now):
             await meter.wait(turn, now, timeout_seconds)
 
     def pause(self) -> None:
         """End the turn: what comes next is its client's to wait for, not others'."""
-        turn, self._turn = self._turn, None
+        turn, self.turn = self.turn, None
         if turn is not None:
             self._meter.turns.leave(turn)
             if self._meter.turns.are_waited_for:
@@ -301,8 +304,15 @@ class Cost:
         cost._has_begun = True
         return cost
 
+    def _charge_sent(self) -> None:
+        if self.sent_bytes:
+            self.add(Kind.SENT, self.sent_bytes * BYTE_SECONDS)
+            self.sent_bytes = 0
+
     def end(self) -> None:
-        self.pause()
+        if self.turn is not None:
+            self.pause()
+        self._charge_sent()
         self._party.under_way -= 1
         self._meter.note_end()
 

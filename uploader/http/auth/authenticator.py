@@ -7,8 +7,8 @@ import ipaddress
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -236,22 +236,24 @@ class Authenticator:
         return Identity(visit.caller, admin=False, visit=visit)
 
     async def _by_token_of_visitor(self, visitors: Visitors, token: str, request: Request) -> Identity:
-        if not visitors.knows(token):
-            await self._wrong_tokens.slow_down(self._proxies.party(request))
         try:
-            visit = await visitors.authenticate(token)
+            visit = await visitors.authenticate(token, partial(self._slow_down, request))
         except Unauthenticated:
             self._wrong_tokens.count(self._proxies.party(request))
             raise
         return Identity(visit.caller, admin=False, visit=visit)
 
+    async def _slow_down(self, request: Request) -> None:
+        await self._wrong_tokens.slow_down(self._proxies.party(request))
+
     async def _identity(self, request: Request) -> Identity:
         # Before all else: it says that whoever shows it wants to be a visitor, also where callers need no token.
-        if self._visitors is not None and (shown := _token_of_visitor(request)) is not None:
-            return await self._by_token_of_visitor(self._visitors, shown, request)
+        token = _bearer_token(request)
+        if self._visitors is not None and token is not None and token.startswith(TOKEN_PREFIX):
+            return await self._by_token_of_visitor(self._visitors, token, request)
         if self._identify is not None:
             return await self._known_to_application(self._identify, request)
-        named = self._named_by_proxy(request)
+        named = None if self._trusted_header is None else self._named_by_proxy(self._trusted_header, request)
         if named is not None:
             self._refuse_foreign_pages(request)
             await self._accounts.admit(named)
@@ -262,21 +264,19 @@ class Authenticator:
             self._refuse_foreign_pages(request)
             is_admin = await self._accounts.admit(LOCAL_USER, claims_admin=True)
             return Identity(owner(LOCAL_USER), is_admin)
-        token = _bearer_token(request)
+        if token is None:
+            raise Unauthenticated()
         # One that was right here before is let in at once though its neighbours guess; any other one is a question to the
         # database. A JWT is checked without, and only its refusal waits.
-        if self._verifier is None and not self._accounts.knows(token):
-            await self._wrong_tokens.slow_down(self._proxies.party(request))
         try:
             if self._verifier is None:
-                return await self._accounts.authenticate(token)
+                return await self._accounts.authenticate(token, partial(self._slow_down, request))
             verified = await self._verifier.verify(token)
             return await self._admitted(verified.identity, verified.total_space)
         except Unauthenticated:
-            party = self._proxies.party(request)
             if self._verifier is not None:
-                await self._wrong_tokens.slow_down(party)
-            self._wrong_tokens.count(party)
+                await self._slow_down(request)
+            self._wrong_tokens.count(self._proxies.party(request))
             raise
 
     async def _known_to_application(self, identify: Identify, request: Request) -> Identity:
@@ -293,10 +293,8 @@ class Authenticator:
         is_admin = await self._accounts.admit(identity.user_id, total_space, claims_admin=claims)
         return identity if is_admin is claims else replace(identity, admin=is_admin)
 
-    def _named_by_proxy(self, request: Request) -> str | None:
-        if self._trusted_header is None or not self._proxies.sent(request):
-            return None
-        values = request.headers.getlist(self._trusted_header)
+    def _named_by_proxy(self, header: str, request: Request) -> str | None:
+        values = request.headers.getlist(header) if self._proxies.sent(request) else []
         if not values:
             return None
         try:
@@ -322,17 +320,7 @@ def _check_visit(identity: Identity, access: Access, request: Request) -> None:
         raise Forbidden("The link that you came by is not for this.")
 
 
-def _token_of_visitor(request: Request) -> str | None:
-    """Return None for whatever is no token of a visitor."""
-    with suppress(Unauthenticated):
-        token = _bearer_token(request)
-        return token if token.startswith(TOKEN_PREFIX) else None
-    return None
-
-
-def _bearer_token(request: Request) -> str:
+def _bearer_token(request: Request) -> str | None:
     values = request.headers.getlist("authorization")
     scheme, _, token = (values[0] if len(values) == 1 else "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthenticated()
-    return token.strip()
+    return token.strip() or None if scheme.lower() == "bearer" else None
