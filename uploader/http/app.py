@@ -188,7 +188,8 @@ class Application:
                 cost = self._charge(identity, operation, exchange)
                 if cost is not None and operation.takes is None:
                     await cost.begin(pauses=bool(operation.takes_bytes))
-                response = await operation.handler(Call(request, identity, self.intake, cost))
+                answer = await operation.handler(Call(request, identity, self.intake, cost))
+                response = Response(status_code=204) if answer is None else answer
                 exchange.running.check()
                 if cost is not None:
                     cost.answered(len(response.body) if isinstance(response, Json) else 0)

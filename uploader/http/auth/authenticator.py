@@ -49,6 +49,7 @@ _PREFLIGHT = {
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 _TOO_MANY_WRONG = "Too many wrong tokens came from your address: wait before you show one that is new here."
+_BAD_LINK = "The link is not valid."
 _MINUTE_SECONDS = 60.0
 # What each beyond waits for, and how many of a party may wait at once: 16 questions to the database in a second.
 _WAIT_SECONDS = 0.25
@@ -206,10 +207,7 @@ class Authenticator:
 
     async def _by_link(self, request: Request, *, of_deleted: bool) -> Identity:
         query = request.query_params
-        values = [query.getlist(name) for name in ("user", "expires", "signature")]
-        if any(len(given) != 1 for given in values):
-            raise Unauthenticated("The link is not valid.")
-        told, expires, signature = (given[0] for given in values)
+        told, expires, signature = _signed(request, "user")
         user_id = self._signed_urls.user_in(told)
         # The file of the path, or the selection whose digest the query tells: whether that is the digest of what is asked
         # for shows with the body.
@@ -225,10 +223,9 @@ class Authenticator:
     async def _by_link_of_visitor(self, request: Request) -> Identity:
         """Raises Unauthenticated, LinkGone."""
         query = request.query_params
-        values = [query.getlist(name) for name in ("visitor", "expires", "signature")]
-        if self._visitors is None or any(len(given) != 1 for given in values):
-            raise Unauthenticated("The link is not valid.")
-        session_id, expires, signature = (given[0] for given in values)
+        session_id, expires, signature = _signed(request, "visitor")
+        if self._visitors is None:
+            raise Unauthenticated(_BAD_LINK)
         visit = await self._visitors.by_id(session_id)
         file_id, kind, prefix = request.path_params.get("id"), query.get("format", "zip"), query.get("prefix", "")
         subject = visit_subject(session_id, file_id, kind, prefix)
@@ -318,6 +315,14 @@ def _check_visit(identity: Identity, access: Access, request: Request) -> None:
     is_theirs = access == "visitor" and kind is LinkKind.DOWNLOAD and is_slug_of(slug, visit.link)
     if not is_theirs and not (access == "uploader" and kind is LinkKind.UPLOAD):
         raise Forbidden("The link that you came by is not for this.")
+
+
+def _signed(request: Request, who: str) -> list[str]:
+    """Return what a signed URL tells: who may follow it, until when, and the signature. Raises Unauthenticated."""
+    values = [request.query_params.getlist(name) for name in (who, "expires", "signature")]
+    if any(len(given) != 1 for given in values):
+        raise Unauthenticated(_BAD_LINK)
+    return [given[0] for given in values]
 
 
 def _bearer_token(request: Request) -> str | None:
