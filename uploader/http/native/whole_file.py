@@ -33,12 +33,7 @@ _IF_EXISTS = Parameter(
 _NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES, **SEGMENTS}
 _TO = Parameter("to", "The folder that the names of the members are below.")
 _PARAMETERS = (
-    Parameter(
-        "name",
-        "The name of the file.",
-        {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES, **SEGMENTS},
-        required=True,
-    ),
+    Parameter("name", "The name of the file.", _NAME, required=True),
     Parameter("sha256", "SHA-256 of the file.", {"type": "string", "pattern": SHA256_PATTERN}),
     _IF_EXISTS,
     Parameter("modified_at", "When the person's own file was changed.", {"type": "string", "format": "date-time"}),
