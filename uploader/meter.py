@@ -314,7 +314,8 @@ class Cost:
             self.pause()
         self._charge_sent()
         self._party.under_way -= 1
-        self._meter.note_end()
+        self._meter.under_way -= 1
+        self._meter.ended_at = self._meter.now()
 
 
 @dataclass(eq=False, slots=True)
@@ -341,29 +342,25 @@ class Meter:
         self._taken = Taken()
         self._parties: dict[str, Party] = {}
         self._looking: asyncio.TimerHandle | None = None
-        self._under_way = 0
-        self._last_at = now()
+        self.under_way = 0
+        self.ended_at = now()
         # Rung by the first request after a quiet while.
         self.bell = Bell()
 
     @property
     def is_quiet(self) -> bool:
-        return not self._under_way and self.now() - self._last_at >= QUIET_SECONDS
+        return not self.under_way and self.now() - self.ended_at >= QUIET_SECONDS
 
     def open(self, user_id: str, operation: str, line: str = "") -> Cost:
         """Begin to charge a request; it is to `end`. `line`: in which of its party's it waits."""
-        if self.is_quiet:
+        if not self.under_way and self.is_quiet:
             self.bell.ring()
-        self._under_way += 1
+        self.under_way += 1
         party = self._parties.get(user_id)
         if party is None:
             party = self._parties[user_id] = Party(user_id, CREDIT_SECONDS, self.now())
         party.under_way += 1
         return Cost(self, party, operation, line)
-
-    def note_end(self) -> None:
-        self._under_way -= 1
-        self._last_at = self.now()
 
     def serve(self) -> None:
         self.turns.serve(self.now())

@@ -362,7 +362,8 @@ class _Gate:
             if not is_known:
                 self.breaker.unanswered(str(error))
             raise
-        self.breaker.answered()
+        if self.breaker.unanswered_calls:
+            self.breaker.answered()
         return reply
 
     async def check_answers(self) -> None:
