@@ -622,26 +622,12 @@ class _MasterBySentinel(PipelinedRedis):
         await self.asked.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class RedisServer:
-    """A server, as far as it tells of itself: its product, its version, the time of its clock."""
-
-    product: str
-    version: str | None
-    now: datetime | None
-
-
-async def look_at_server(redis: RedisConnection) -> RedisServer:
-    """Raises Unavailable."""
+async def time_of(redis: RedisConnection) -> datetime | None:
+    """Return the time of the server's clock, if it tells. Raises Unavailable."""
     with asking(redis):
         told: dict[str, Any] = await redis.info("server")
-    version = told.get("valkey_version")
     microseconds = told.get("server_time_usec")
-    return RedisServer(
-        "Redis" if version is None else "Valkey",
-        version or told.get("redis_version"),
-        None if microseconds is None else datetime.fromtimestamp(int(microseconds) / 1e6, UTC),
-    )
+    return None if microseconds is None else datetime.fromtimestamp(int(microseconds) / 1e6, UTC)
 
 
 async def can_write(redis: RedisConnection) -> bool:
