@@ -190,7 +190,7 @@ _MAX_BYTES_ON_LOOP = 256 << 10
 
 
 class SignedPost(Poster):
-    def __init__(self, to: Signed, clock: Clock, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    def __init__(self, to: Signed, clock: Clock, *, timeout_seconds: float) -> None:
         super().__init__(to.url, timeout_seconds=timeout_seconds)
         self._secrets = to.secrets
         self._clock = clock
@@ -206,7 +206,7 @@ class WebhookSink:
     batch = _AT_ONCE
 
     def __init__(self, to: Signed, clock: Clock) -> None:
-        self._post = SignedPost(to, clock)
+        self._post = SignedPost(to, clock, timeout_seconds=_TIMEOUT_SECONDS)
 
     async def deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
         outcomes = await asyncio.gather(*map(self._deliver, envelopes), return_exceptions=True)
