@@ -4,6 +4,7 @@ there, and tells whose the keys are."""
 import asyncio
 import hashlib
 import re
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -38,7 +39,7 @@ from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
 from uploader.errors import ConfigurationError, ServerBusy, Unavailable
 from uploader.observability import Trouble
 from uploader.tasks import ended
-from uploader.wait_budget import wait_budget, waiting
+from uploader.wait_budget import LEAST, wait_budget, waiting
 
 
 def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes:
@@ -62,12 +63,14 @@ class Pipeline:
     _connecting: "asyncio.Task[_Pipe] | None" = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
+    def send(self, command: bytes) -> "asyncio.Future[Any] | None":
+        """Return the reply to come; None without a connection."""
+        pipe = self._pipe
+        return None if pipe is None or pipe.lost else pipe.call(command)
+
     async def call(self, command: bytes) -> Any:
         """Return the reply. Raises as redis-py."""
-        pipe = self._pipe
-        if pipe is None or pipe.lost:
-            pipe = await self._connect()
-        return await pipe.call(command)
+        return await (self.send(command) or (await self._connect()).call(command))
 
     async def _connect(self) -> "_Pipe":
         """Make a connection: all calls that wait for it share one attempt."""
@@ -350,16 +353,30 @@ class _Gate:
     breaker: Breaker = field(default_factory=lambda: Breaker(_STORE), init=False)
     _trying: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Return what `call` returns, bounded as `answering`; the breaker hears of it. Raises as `check_answers`."""
+    async def ask(
+        self, call: Callable[[], Awaitable[Any]], send: Callable[[], "asyncio.Future[Any] | None"] | None = None
+    ) -> Any:
+        """Return what `call` returns, bounded as `answering`; or the reply that `send` tells of, if there is a connection.
+        The breaker hears of it. Raises as `check_answers`."""
         if self.breaker.is_open:
             await self.check_answers()
-        is_known = not wait_budget().left(_STORE, self.timeout_seconds)  # to be silent
+        own, seconds, began = wait_budget(), self.timeout_seconds, time.monotonic()
+        left = own.left(_STORE, seconds)
         try:
-            async with answering(self.timeout_seconds):
-                reply = await call()
+            try:
+                # It gives up in that time by itself: a timer for each call would cost half as much as all else of a call.
+                sent = send() if send is not None and left == seconds else None
+                reply = None if sent is None else await sent
+            except exceptions.ConnectionError:  # the server closed it meanwhile
+                sent = None
+            finally:
+                own.note(began, seconds * LEAST)
+            if sent is None:
+                async with answering(seconds):
+                    reply = await call()
         except exceptions.TimeoutError as error:
-            if not is_known:
+            if left:  # or it is known to be silent
+                own.give_up(_STORE)
                 self.breaker.unanswered(str(error))
             raise
         if self.breaker.unanswered_calls:
@@ -398,7 +415,9 @@ class PipelinedRedis(Redis):
         """Run a script as redis-py does, with its retries: for scripts that may be run twice."""
         command, retry = packed_script(sha, numkeys, keys_and_args), self.connection_pool.connection_kwargs["retry"]
         call = partial(self._pipeline.call, command)
-        return await self._gate.ask(lambda: retry.call_with_retry(call, _try_again))
+        return await self._gate.ask(
+            lambda: retry.call_with_retry(call, _try_again), partial(self._pipeline.send, command)
+        )
 
     async def check_answers(self, _key: str) -> None:
         """Raises TimeoutError of redis-py if the server is known to be silent."""
