@@ -375,8 +375,9 @@ class _Gate:
                 async with answering(seconds):
                     reply = await call()
         except exceptions.TimeoutError as error:
-            if left:  # or it is known to be silent
+            if sent is not None:
                 own.give_up(_STORE)
+            if left:  # or it is known to be silent
                 self.breaker.unanswered(str(error))
             raise
         if self.breaker.unanswered_calls:
