@@ -237,16 +237,18 @@ class Turns:
 class Cost:
     """The cost of one request so far, and its turn."""
 
-    __slots__ = ("_has_begun", "_line", "_meter", "_operation", "_party", "_turn", "spent_seconds")
+    __slots__ = ("_has_begun", "_line", "_meter", "_operation", "_party", "sent_bytes", "spent_seconds", "turn")
 
     def __init__(self, meter: "Meter", party: Party, operation: str, line: str) -> None:
         self.spent_seconds = 0.0
+        # Of the answer, those that were not charged yet.
+        self.sent_bytes = 0
         self._has_begun = False
         self._meter = meter
         self._party = party
         self._operation = operation
         self._line = line
-        self._turn: Turn | None = None
+        self.turn: Turn | None = None
 
     def _expect(self) -> float:
         return self._meter.expected_seconds.get(self._operation, _FIRST_CLAIM_SECONDS)
@@ -269,19 +271,20 @@ class Cost:
 
     async def go_on(self) -> None:
         """Wait for a turn of the next piece of a body or an answer."""
-        if self._has_begun and self._turn is None:
+        self._charge_sent()
+        if self._has_begun and self.turn is None:
             await self._take_turn(_expect_of_piece, None)
 
     async def _take_turn(self, expect: Callable[[], float], timeout_seconds: float | None) -> None:
         meter = self._meter
-        self._turn = turn = Turn(self._party, expect, _nothing, self._line)
+        self.turn = turn = Turn(self._party, expect, _nothing, self._line)
         now = meter.now()
         if not meter.turns.enter(turn, now):
             await meter.wait(turn, now, timeout_seconds)
 
     def pause(self) -> None:
         """End the turn: what comes next is its client's to wait for, not others'."""
-        turn, self._turn = self._turn, None
+        turn, self.turn = self.turn, None
         if turn is not None:
             self._meter.turns.leave(turn)
             if self._meter.turns.are_waited_for:
@@ -301,10 +304,18 @@ class Cost:
         cost._has_begun = True
         return cost
 
+    def _charge_sent(self) -> None:
+        if self.sent_bytes:
+            self.add(Kind.SENT, self.sent_bytes * BYTE_SECONDS)
+            self.sent_bytes = 0
+
     def end(self) -> None:
-        self.pause()
+        if self.turn is not None:
+            self.pause()
+        self._charge_sent()
         self._party.under_way -= 1
-        self._meter.note_end()
+        self._meter.under_way -= 1
+        self._meter.ended_at = self._meter.now()
 
 
 @dataclass(eq=False, slots=True)
@@ -331,29 +342,25 @@ class Meter:
         self._taken = Taken()
         self._parties: dict[str, Party] = {}
         self._looking: asyncio.TimerHandle | None = None
-        self._under_way = 0
-        self._last_at = now()
+        self.under_way = 0
+        self.ended_at = now()
         # Rung by the first request after a quiet while.
         self.bell = Bell()
 
     @property
     def is_quiet(self) -> bool:
-        return not self._under_way and self.now() - self._last_at >= QUIET_SECONDS
+        return not self.under_way and self.now() - self.ended_at >= QUIET_SECONDS
 
     def open(self, user_id: str, operation: str, line: str = "") -> Cost:
         """Begin to charge a request; it is to `end`. `line`: in which of its party's it waits."""
-        if self.is_quiet:
+        if not self.under_way and self.is_quiet:
             self.bell.ring()
-        self._under_way += 1
+        self.under_way += 1
         party = self._parties.get(user_id)
         if party is None:
             party = self._parties[user_id] = Party(user_id, CREDIT_SECONDS, self.now())
         party.under_way += 1
         return Cost(self, party, operation, line)
-
-    def note_end(self) -> None:
-        self._under_way -= 1
-        self._last_at = self.now()
 
     def serve(self) -> None:
         self.turns.serve(self.now())

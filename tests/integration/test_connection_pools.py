@@ -18,7 +18,7 @@ import uploader.accounting.redis
 from tests.conftest import MakeStack
 from tests.support.problems import problem
 from tests.support.servers import PrivateCluster, PrivateDatabase, PrivateRedis, PrivateSentinel
-from uploader.accounting.redis import connect, look_at_server
+from uploader.accounting.redis import connect, time_of
 from uploader.database import mysql, sqlite
 from uploader.database.engine import Database
 from uploader.database.mysql import SYNCING_CONNECTIONS, is_read_only
@@ -141,10 +141,10 @@ async def test_full_pool_of_redis_is_busy_and_names_the_setting(
         ]
         await asyncio.sleep(0.2)
         with pytest.raises(ServerBusy) as refused:
-            await look_at_server(redis)
+            await time_of(redis)
         assert "all 2 connections are in use: set UPLOADER_REDIS_CONNECTIONS to 4" in str(refused.value.inside)
         await asyncio.gather(*calls)
-        await look_at_server(redis)
+        await time_of(redis)
 
 
 async def is_there(connection: AsyncConnection) -> bool:

@@ -91,8 +91,8 @@ async def do_everything(stack: Stack, redis: PrivateRedis) -> None:
     for number in range(CONTENT.chunk_count):
         assert (await stack.put(CONTENT, number)).is_success
     await flush_due(stack)
-    queue = DelayQueue(services.redis, services.pending.shards, 0, "any")
-    await queue.schedule("task", 0)
+    queue = DelayQueue(services.redis, services.pending.shards, "any")
+    await queue.schedule({"task": 0})
     (task,) = await queue.claim(lease_seconds=60)
     assert await queue.ack(task)
     bob = await stack.client_of("bob")

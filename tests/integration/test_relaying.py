@@ -259,7 +259,7 @@ async def test_what_a_sink_raises_is_a_failure_as_any_other(hook: Hook, clock: M
     assert told == {("waiting", 1, "ZeroDivisionError: so")}
     assert await hook.relay.relay_due() > 0, "five failures in a row"
     clock.advance(10)
-    with patch.object(hook.relay.sink._post._poster, "_send", side_effect=ZeroDivisionError("so")):  # type: ignore[attr-defined]
+    with patch.object(hook.relay.sink._post, "_send", side_effect=ZeroDivisionError("so")):  # type: ignore[attr-defined]
         await hook.relay.relay_due()
     clock.advance(400)
     await hook.relay_all()

@@ -289,7 +289,7 @@ async def test_whatever_redis_forgot_or_believes_a_task_has_one_holder(
         assert held.id not in {each.id for each in rest}
         await queue.proposals.schedule({held.id: 0.0, "0" * 32: 0.0})
         assert await queue.claim("bob", 100) == [], "the row says that it is held, and that the other is none"
-        due = await DelayQueue(redis, Shards(1), 0, "work:scan").next_due()
+        due = await DelayQueue(redis, Shards(1), "work:scan").next_due()
         assert due is not None
         assert due <= 60, "Redis was told when the lease ends"
         own_redis.kill()

@@ -196,7 +196,7 @@ def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
         seen.update(segment.obj for segment in taken)
         assert MIB - segments.large_bytes < sum(map(len, seen)) <= MIB
         while taken:
-            segments.give_back(taken.pop())
+            segments.give_back([taken.pop()])
 
 
 async def test_a_body_cancelled_while_its_file_opens_leaves_no_descriptor(spool: Spool, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The slots of these tags lie so close together that many masters get none. So a n
 """
 
 from binascii import crc_hqx
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import count
@@ -81,19 +82,24 @@ def tag_of(shard: int, spread_over: int = 0) -> str:
 class Shards:
     def __init__(self, number: int) -> None:
         self.number = number
-        self._spread_over = 0
+        self._tag(0)
 
     def spread(self) -> None:
         """Note that the database says that this installation has tags that are spread; called before any key is
         used."""
-        self._spread_over = self.number
+        self._tag(self.number)
+
+    def _tag(self, spread_over: int) -> None:
+        self._spread_over = spread_over
+        # Each chunk asks for the keys of its upload.
+        self.upload: Callable[[str], UploadKeys] = lru_cache(_REMEMBERED_UPLOADS)(self._upload)
+
+    def _upload(self, upload_id: str) -> UploadKeys:
+        return upload_keys(self.of(upload_id), upload_id, self._spread_over)
 
     def of(self, identifier: str) -> int:
         """Return the shard of an upload, of a task, or of the challenges of a user."""
         return shard_of(identifier, self.number)
-
-    def upload(self, upload_id: str) -> UploadKeys:
-        return _keys_of_upload(upload_id, self.number, self._spread_over)
 
     def queue(self, shard: int, name: str) -> QueueKeys:
         return upload_queue_keys(shard, name, self._spread_over)
@@ -120,11 +126,6 @@ class Shards:
         return challenge_keys(self.of(user_id), user_id, challenge_id, self._spread_over)
 
 
-@lru_cache(_REMEMBERED_UPLOADS)
-def _keys_of_upload(upload_id: str, shards: int, spread_over: int) -> UploadKeys:
-    return upload_keys(shard_of(upload_id, shards), upload_id, spread_over)
-
-
 @cache
 def queue_keys(shard: int, queue: str, spread_over: int = 0) -> QueueKeys:
     tag = tag_of(shard, spread_over)
@@ -140,23 +141,13 @@ def upload_queue_keys(shard: int, queue: str, spread_over: int = 0) -> QueueKeys
 
 def upload_keys(shard: int, upload_id: str, spread_over: int = 0) -> UploadKeys:
     tag = tag_of(shard, spread_over)
-    flush, merge = (upload_queue_keys(shard, queue, spread_over) for queue in (FLUSH_QUEUE, MERGE_QUEUE))
-    return UploadKeys(
-        up=f"up:{tag}:{upload_id}",
-        chunks=f"chunks:{tag}:{upload_id}",
-        era=f"era:{tag}",
-        flush_due=flush.due,
-        flush_minutes=flush.minutes,
-        merge_due=merge.due,
-        merge_minutes=merge.minutes,
-    )
+    queues = (upload_queue_keys(shard, queue, spread_over) for queue in (FLUSH_QUEUE, MERGE_QUEUE))
+    places = [place for queue in queues for place in (queue.due, queue.minutes)]
+    return UploadKeys(f"up:{tag}:{upload_id}", f"chunks:{tag}:{upload_id}", f"era:{tag}", *places)
 
 
 def challenge_keys(shard: int, user_id: str, challenge_id: str, spread_over: int = 0) -> ChallengeKeys:
     """No user's key is another's: ids of users hold no `/`, those of challenges are made here or matched whole."""
     tag = tag_of(shard, spread_over)
-    return ChallengeKeys(
-        challenge=f"challenge:{tag}:{user_id}/{challenge_id}",
-        probes=f"probes:{tag}:{user_id}",
-        unproven=f"unproven:{tag}:{user_id}",
-    )
+    challenge = f"challenge:{tag}:{user_id}/{challenge_id}"
+    return ChallengeKeys(challenge, f"probes:{tag}:{user_id}", f"unproven:{tag}:{user_id}")

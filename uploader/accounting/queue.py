@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -101,141 +101,93 @@ class Task:
 
 
 class DelayQueue:
-    """One named queue in one shard. Every verb is one script, and raises Unavailable if Redis is away."""
+    """One named queue over all shards: a task is in that of its id. Every verb is one script for each shard that it
+    concerns, and raises Unavailable if Redis is away."""
 
-    def __init__(self, redis: RedisConnection, shards: Shards, shard: int, name: str) -> None:
+    def __init__(self, redis: RedisConnection, shards: Shards, name: str) -> None:
         self._redis = redis
         self._shards = shards
-        self._shard = shard
         self._name = name
+        self._first = 0
 
     @property
-    def _keys(self) -> QueueKeys:
-        return self._shards.tasks(self._shard, self._name)
+    def wake_channels(self) -> list[str]:
+        return [keys.wake for keys in self._all]
 
     @property
-    def wake_channel(self) -> str:
-        return self._keys.wake
+    def _all(self) -> list[QueueKeys]:
+        return [self._shards.tasks(shard, self._name) for shard in range(self._shards.number)]
 
     async def schedule(
-        self, task_id: str, delay_seconds: float, *, sooner: bool = False, now_ms: int | None = None
-    ) -> bool:
-        """Let a task become due after a delay, whatever was said before; with `sooner` unless that is as soon. Tell whether
-        it did."""
-        return bool(await self.schedule_all({task_id: delay_seconds}, sooner=sooner, now_ms=now_ms))
-
-    async def schedule_all(
         self, delays_seconds: Mapping[str, float], *, sooner: bool = False, now_ms: int | None = None
     ) -> int:
-        """Schedule at most `MAX_CLAIM` tasks; tell how many were."""
-        return await self._schedule(delays_seconds, "sooner" if sooner else "always", now_ms)
+        """Let each task become due after a delay of its own, whatever was said before; with `sooner` unless that is as
+        soon. Return how many were scheduled."""
+        of_shards: dict[int, list[tuple[str, float]]] = defaultdict(list)
+        for task_id, delay in delays_seconds.items():
+            of_shards[self._shards.of(task_id)].append((task_id, delay))
+        scheduled, mode = 0, "sooner" if sooner else "always"
+        for tasks in of_shards.values():
+            for first in range(0, len(tasks), MAX_CLAIM):
+                scheduled += await self._schedule(tasks[first : first + MAX_CLAIM], mode, now_ms)
+        return scheduled
 
     async def push_back(self, task_id: str, delay_seconds: float, *, now_ms: int | None = None) -> bool:
         """Let a waiting task become due later (or sooner), counted from now; False if the task does not wait."""
-        return bool(await self._schedule({task_id: delay_seconds}, "present", now_ms))
+        return bool(await self._schedule([(task_id, delay_seconds)], "present", now_ms))
 
     async def extend(self, task: Task, lease_seconds: float, *, now_ms: int | None = None) -> bool:
         """Let a claim end so much later than now; False if the task is not this claim's any more."""
-        return bool(await self._schedule({task.id: lease_seconds}, "present", now_ms, task.token))
+        return bool(await self._schedule([(task.id, lease_seconds)], "present", now_ms, task.token))
 
     async def _schedule(
-        self, delays_seconds: Mapping[str, float], mode: str, now_ms: int | None, token: str = ""
+        self, delays_seconds: Sequence[tuple[str, float]], mode: str, now_ms: int | None, token: str = ""
     ) -> int:
-        keys = self._keys
-        each = [(task_id, round(delay * 1000)) for task_id, delay in delays_seconds.items()]
+        """Schedule tasks of one shard."""
+        keys = self._keys_of(delays_seconds[0][0])
+        each = [(task_id, round(delay * 1000)) for task_id, delay in delays_seconds]
         tasks = [f"{keys.task_prefix}{task_id}" for task_id, _ in each]
         arguments = [time_argument(now_ms), mode, token, *chain.from_iterable(each)]
         return int(await _SCHEDULE.run(self._redis, [keys.due, keys.minutes, *tasks], arguments))
 
-    async def cancel(self, task_id: str) -> bool:
-        """Take a task out, claimed or not; False if it is not there."""
-        return bool(await _CANCEL.run(self._redis, self._task_keys(task_id), [task_id, ""]))
+    async def cancel(self, *task_ids: str) -> int:
+        """Take tasks out, claimed or not; return how many were there."""
+        return sum([await self.ack(Task(task_id, "")) for task_id in task_ids])
+
+    async def ack(self, task: Task) -> bool:
+        """Say that a claimed task is done. False, and nothing happens, if this worker has lost its claim: its lease ended
+        and another worker claimed the task, or the task was scheduled anew."""
+        keys = self._keys_of(task.id)
+        task_keys = [keys.due, keys.minutes, f"{keys.task_prefix}{task.id}"]
+        return bool(await _CANCEL.run(self._redis, task_keys, [task.id, task.token]))
 
     async def claim(
         self, limit: int = MAX_CLAIM, *, lease_seconds: float, token: str | None = None, now_ms: int | None = None
     ) -> list[Task]:
         """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends, unless it was
         acknowledged before."""
-        token = token or new_token()
-        keys = self._keys
-        arguments = [time_argument(now_ms), round(lease_seconds * 1000), limit, keys.task_prefix, token]
-        while True:
-            looked, ids = await _CLAIM.run(self._redis, [keys.due, keys.minutes], arguments)
-            if ids or looked < limit:
-                return [Task(_text(task_id), token) for task_id in ids]
-
-    async def ack(self, task: Task) -> bool:
-        """Say that a claimed task is done. False, and nothing happens, if this worker has lost its claim: its lease ended
-        and another worker claimed the task, or the task was scheduled anew."""
-        return bool(await _CANCEL.run(self._redis, self._task_keys(task.id), [task.id, task.token]))
+        token, claimed = token or secrets.token_hex(16), list[Task]()
+        self._first = (self._first + 1) % self._shards.number  # none of them is always the last
+        for keys in self._all[self._first :] + self._all[: self._first]:
+            looked = left = limit - len(claimed)
+            while left and looked >= left:
+                arguments = [time_argument(now_ms), round(lease_seconds * 1000), left, keys.task_prefix, token]
+                looked, ids = await _CLAIM.run(self._redis, [keys.due, keys.minutes], arguments)
+                if ids:
+                    claimed += [Task(_text(task_id), token) for task_id in ids]
+                    break
+        return claimed
 
     async def next_due(self, *, now_ms: int | None = None) -> float | None:
-        return await next_due(self._redis, self._keys, now_ms)
-
-    def _task_keys(self, task_id: str) -> list[str]:
-        keys = self._keys
-        return [keys.due, keys.minutes, f"{keys.task_prefix}{task_id}"]
-
-
-def new_token() -> str:
-    return secrets.token_hex(16)
-
-
-class ShardedQueue:
-    """One named queue over all shards: a task is in that of its id. Raises Unavailable if Redis is away."""
-
-    def __init__(self, redis: RedisConnection, shards: Shards, name: str) -> None:
-        self._redis = redis
-        self._shards = shards
-        self._queues = [DelayQueue(redis, shards, shard, name) for shard in range(shards.number)]
-        self._first = 0
-
-    @property
-    def wake_channels(self) -> list[str]:
-        return [queue.wake_channel for queue in self._queues]
-
-    async def schedule(self, delays_seconds: Mapping[str, float], *, sooner: bool = False) -> int:
-        """Schedule many tasks, each after a delay of its own; return how many were, `sooner` or not."""
-        of_shards: dict[int, list[tuple[str, float]]] = defaultdict(list)
-        for task_id, delay in delays_seconds.items():
-            of_shards[self._shards.of(task_id)].append((task_id, delay))
-        scheduled = 0
-        for shard, tasks in of_shards.items():
-            for first in range(0, len(tasks), MAX_CLAIM):
-                some = dict(tasks[first : first + MAX_CLAIM])
-                scheduled += await self._queues[shard].schedule_all(some, sooner=sooner)
-        return scheduled
-
-    async def claim(self, limit: int, lease_seconds: float, token: str) -> list[str]:
-        """Claim at most `limit` due tasks by this token; return their ids."""
-        found: list[str] = []
-        self._first = (self._first + 1) % len(self._queues)  # none of them is always the last
-        for queue in self._queues[self._first :] + self._queues[: self._first]:
-            if len(found) < limit:
-                tasks = await queue.claim(limit - len(found), lease_seconds=lease_seconds, token=token)
-                found += [task.id for task in tasks]
-        return found
-
-    async def extend(self, task: Task, lease_seconds: float) -> bool:
-        return await self._of(task.id).extend(task, lease_seconds)
-
-    async def push_back(self, task_id: str, delay_seconds: float) -> bool:
-        return await self._of(task_id).push_back(task_id, delay_seconds)
-
-    async def ack(self, task: Task) -> bool:
-        return await self._of(task.id).ack(task)
-
-    async def cancel(self, task_ids: Iterable[str]) -> None:
-        for task_id in task_ids:
-            await self._of(task_id).cancel(task_id)
+        due = [await next_due(self._redis, keys, now_ms) for keys in self._all]
+        return min((seconds for seconds in due if seconds is not None), default=None)
 
     async def pause_seconds(self) -> float:
         """Return how long somebody may sleep for whom nothing is due."""
-        due = [seconds for queue in self._queues if (seconds := await queue.next_due()) is not None]
-        return _pause_seconds(self._redis, min(due, default=None))
+        return _pause_seconds(self._redis, await self.next_due())
 
-    def _of(self, task_id: str) -> DelayQueue:
-        return self._queues[self._shards.of(task_id)]
+    def _keys_of(self, task_id: str) -> QueueKeys:
+        return self._shards.tasks(self._shards.of(task_id), self._name)
 
 
 async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:

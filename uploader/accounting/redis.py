@@ -6,11 +6,11 @@ import hashlib
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib.resources import files
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,9 +41,6 @@ from uploader.observability import Trouble
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, wait_budget, waiting
 
-# Calls whose replies are outstanding. A call beyond takes a connection of the pool, or waits for one.
-_MAX_OUTSTANDING = 1000
-
 
 def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes:
     """Return the command that runs a script, as it is sent."""
@@ -66,16 +63,14 @@ class Pipeline:
     _connecting: "asyncio.Task[_Pipe] | None" = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
-    @property
-    def is_connected(self) -> bool:
-        return self._pipe is not None and not self._pipe.lost
+    def send(self, command: bytes) -> "asyncio.Future[Any] | None":
+        """Return the reply to come; None without a connection."""
+        pipe = self._pipe
+        return None if pipe is None or pipe.lost else pipe.call(command)
 
     async def call(self, command: bytes) -> Any:
-        """Return the reply. Raises PipelineFull, and as redis-py."""
-        pipe = self._pipe
-        if pipe is None or pipe.lost:
-            pipe = await self._connect()
-        return await pipe.call(command)
+        """Return the reply. Raises as redis-py."""
+        return await (self.send(command) or (await self._connect()).call(command))
 
     async def _connect(self) -> "_Pipe":
         """Make a connection: all calls that wait for it share one attempt."""
@@ -117,10 +112,6 @@ class Pipeline:
             self._pipe.end(exceptions.ConnectionError("The client is closed."))
 
 
-class PipelineFull(Exception):
-    """So many replies are outstanding that the pipe sends no more commands."""
-
-
 class _Pipe(asyncio.Protocol):
     """A connection that was taken over from redis-py, logged in. The server replies in the order of the commands."""
 
@@ -135,15 +126,12 @@ class _Pipe(asyncio.Protocol):
         # One entry a command, sent or about to be, with its time. A cancelled call keeps its entry, because its reply comes.
         self._outstanding: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._watch: asyncio.TimerHandle | None = None
-        self._clogged = False
         self.lost = False
 
     def call(self, command: bytes) -> "asyncio.Future[Any]":
-        """Return the reply to come. Raises PipelineFull, and ConnectionError if the connection is lost."""
+        """Return the reply to come. Raises ConnectionError if the connection is lost."""
         if self.lost:
             raise exceptions.ConnectionError("The connection was lost.")
-        if self._clogged or len(self._outstanding) >= _MAX_OUTSTANDING:
-            raise PipelineFull
         if not self._unsent:
             self._loop.call_soon(self._send)
         self._unsent.append(command)
@@ -191,12 +179,6 @@ class _Pipe(asyncio.Protocol):
             self.end(exceptions.TimeoutError("The server does not answer."))
         else:
             self._watch = self._loop.call_at(due, self._look_for_late_replies)
-
-    def pause_writing(self) -> None:
-        self._clogged = True
-
-    def resume_writing(self) -> None:
-        self._clogged = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(exceptions.ConnectionError(f"The server closed the connection: {exc}"))
@@ -367,8 +349,40 @@ class _Gate:
 
     ping: Callable[[], Awaitable[Any]]
     ping_seconds: float
+    timeout_seconds: float
     breaker: Breaker = field(default_factory=lambda: Breaker(_STORE), init=False)
     _trying: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def ask(
+        self, call: Callable[[], Awaitable[Any]], send: Callable[[], "asyncio.Future[Any] | None"] | None = None
+    ) -> Any:
+        """Return what `call` returns, bounded as `answering`; or the reply that `send` tells of, if there is a connection.
+        The breaker hears of it. Raises as `check_answers`."""
+        if self.breaker.is_open:
+            await self.check_answers()
+        own, seconds, began = wait_budget(), self.timeout_seconds, time.monotonic()
+        left = own.left(_STORE, seconds)
+        try:
+            try:
+                # It gives up in that time by itself: a timer for each call would cost half as much as all else of a call.
+                sent = send() if send is not None and left == seconds else None
+                reply = None if sent is None else await sent
+            except exceptions.ConnectionError:  # the server closed it meanwhile
+                sent = None
+            finally:
+                own.note(began, seconds * LEAST)
+            if sent is None:
+                async with answering(seconds):
+                    reply = await call()
+        except exceptions.TimeoutError as error:
+            if sent is not None:
+                own.give_up(_STORE)
+            if left:  # or it is known to be silent
+                self.breaker.unanswered(str(error))
+            raise
+        if self.breaker.unanswered_calls:
+            self.breaker.answered()
+        return reply
 
     async def check_answers(self) -> None:
         """Raises TimeoutError of redis-py if the server is known to be silent, and does not answer the `ping` at once."""
@@ -389,23 +403,6 @@ class _Gate:
             async with asyncio.timeout(self.ping_seconds):
                 await self.ping()
 
-    @asynccontextmanager
-    async def answering(self, timeout_seconds: float) -> AsyncIterator[None]:
-        """As `answering`; and the breaker hears of it."""
-        is_known = not wait_budget().left(_STORE, timeout_seconds)  # to be silent
-        try:
-            async with answering(timeout_seconds):
-                yield
-        except exceptions.TimeoutError as error:
-            if not is_known:
-                self.breaker.unanswered(str(error))
-            raise
-        self.answered()
-
-    def answered(self) -> None:
-        if self.breaker.unanswered_calls:
-            self.breaker.answered()
-
     async def aclose(self) -> None:
         """End a try under way, unless it is that which calls this."""
         if self._trying is not None and self._trying is not asyncio.current_task():
@@ -415,76 +412,39 @@ class _Gate:
 class PipelinedRedis(Redis):
     """A client of one server whose scripts share a connection."""
 
-    _pipeline: Pipeline | None = None
-    _its_gate: _Gate | None = None
-
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """Run a script as redis-py does, with its retries: for scripts that may be run twice."""
-        command = packed_script(sha, numkeys, keys_and_args)
-        try:
-            return await self._call(command)
-        except PipelineFull:
-            return await super().evalsha(sha, numkeys, *keys_and_args)
-
-    async def _call(self, command: bytes) -> Any:
-        pipeline, timeout_seconds = self._shared(), self._timeout_seconds
-        await self._gate.check_answers()
-        own, began = wait_budget(), time.monotonic()
-        if pipeline.is_connected and own.left(_STORE, timeout_seconds) == timeout_seconds:
-            try:
-                # It gives up in that time by itself: a timer for each call would cost half as much as all else of a call.
-                reply = await pipeline.call(command)
-            except exceptions.ConnectionError:
-                pass  # the server closed it meanwhile
-            except exceptions.TimeoutError as error:
-                own.give_up(_STORE)
-                self._gate.breaker.unanswered(str(error))
-                raise
-            else:
-                self._gate.answered()
-                return reply
-            finally:
-                own.note(began, timeout_seconds * LEAST)
-        retry = self.connection_pool.connection_kwargs["retry"]
-        async with self._gate.answering(timeout_seconds):
-            return await retry.call_with_retry(lambda: pipeline.call(command), _try_again)
+        command, retry = packed_script(sha, numkeys, keys_and_args), self.connection_pool.connection_kwargs["retry"]
+        call = partial(self._pipeline.call, command)
+        return await self._gate.ask(
+            lambda: retry.call_with_retry(call, _try_again), partial(self._pipeline.send, command)
+        )
 
     async def check_answers(self, _key: str) -> None:
         """Raises TimeoutError of redis-py if the server is known to be silent."""
         await self._gate.check_answers()
 
-    @property
+    @cached_property
     def _gate(self) -> _Gate:
-        if self._its_gate is None:
-            ping = partial(super().execute_command, "PING")
-            self._its_gate = _Gate(ping, min(self._timeout_seconds, _CONNECT_SECONDS))
-        return self._its_gate
-
-    @property
-    def _timeout_seconds(self) -> float:
         seconds: float = self.connection_pool.connection_kwargs["socket_timeout"]
-        return seconds
+        return _Gate(partial(super().execute_command, "PING"), min(seconds, _CONNECT_SECONDS), seconds)
 
-    def _shared(self) -> Pipeline:
-        if self._pipeline is None:
-            pool = self.connection_pool
-            self._pipeline = Pipeline(pool.connection_class, pool.connection_kwargs)
-        return self._pipeline
+    @cached_property
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(self.connection_pool.connection_class, self.connection_pool.connection_kwargs)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command as redis-py does. The connections to a server that takes no writes any more are dropped: by
         its address, or from its Sentinels, the next ones may find the one that took its place."""
-        await self._gate.check_answers()
         try:
-            async with self._gate.answering(self._timeout_seconds):
-                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            return await self._gate.ask(partial(super().execute_command, *args, **options))
         except exceptions.ReadOnlyError:
             await self.connection_pool.disconnect(inuse_connections=False)
             raise
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         await self._gate.aclose()
-        await self._shared().aclose()  # also one that nobody has used: nobody is let in after
+        await self._pipeline.aclose()  # also one that nobody has used: nobody is let in after
         await super().aclose(close_connection_pool)
 
 
@@ -591,14 +551,16 @@ class PipelinedCluster(RedisCluster):
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """Run a script as redis-py does: over the pipeline to the master that has the keys. Where it has them no more,
         or is away, redis-py looks for them, and the next call finds them."""
-        gate = self._gate_to(keys_and_args[0])
-        await gate.check_answers()
-        async with gate.answering(self._timeout_seconds):
+        find_anew = partial(super().evalsha, sha, numkeys, *keys_and_args)
+
+        async def call() -> Any:
             pipeline = self._pipeline_to(keys_and_args[0])
             if pipeline is not None:
-                with suppress(PipelineFull, *_ELSEWHERE):
+                with suppress(*_ELSEWHERE):
                     return await pipeline.call(packed_script(sha, numkeys, keys_and_args))
-            return await super().evalsha(sha, numkeys, *keys_and_args)
+            return await find_anew()
+
+        return await self._gate_to(keys_and_args[0]).ask(call)
 
     async def check_answers(self, key: str) -> None:
         """Raises TimeoutError of redis-py if the node that has the key is known to be silent."""
@@ -610,7 +572,7 @@ class PipelinedCluster(RedisCluster):
         if gate is None:
             # So long that redis-py finds the node silent, and asks the others who has the slot now.
             ping = partial(self._call, "EXISTS", key)
-            gate = self._gates[slot] = _Gate(ping, self._timeout_seconds)
+            gate = self._gates[slot] = _Gate(ping, self._timeout_seconds, self._timeout_seconds)
         return gate
 
     def _pipeline_to(self, key: str) -> Pipeline | None:
@@ -680,26 +642,12 @@ class _MasterBySentinel(PipelinedRedis):
         await self.asked.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class RedisServer:
-    """A server, as far as it tells of itself: its product, its version, the time of its clock."""
-
-    product: str
-    version: str | None
-    now: datetime | None
-
-
-async def look_at_server(redis: RedisConnection) -> RedisServer:
-    """Raises Unavailable."""
+async def time_of(redis: RedisConnection) -> datetime | None:
+    """Return the time of the server's clock, if it tells. Raises Unavailable."""
     with asking(redis):
         told: dict[str, Any] = await redis.info("server")
-    version = told.get("valkey_version")
     microseconds = told.get("server_time_usec")
-    return RedisServer(
-        "Redis" if version is None else "Valkey",
-        version or told.get("redis_version"),
-        None if microseconds is None else datetime.fromtimestamp(int(microseconds) / 1e6, UTC),
-    )
+    return None if microseconds is None else datetime.fromtimestamp(int(microseconds) / 1e6, UTC)
 
 
 async def can_write(redis: RedisConnection) -> bool:

@@ -9,7 +9,7 @@ from uploader.accounting.costs import CostsByHour
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Audit, Challenges, Pending
 from uploader.accounting.probe import Probe
-from uploader.accounting.queue import ShardedQueue
+from uploader.accounting.queue import DelayQueue
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.bell import Bell
 from uploader.clock import Clock
@@ -246,7 +246,7 @@ class Services:
             name: WorkQueue(
                 name,
                 queue,
-                ShardedQueue(redis, shards, f"work:{name}"),
+                DelayQueue(redis, shards, f"work:{name}"),
                 *(database, files, gates, interruption, clock, source),
             )
             for name, queue in events.queues.items()

@@ -106,9 +106,6 @@ class ChangeUser(Struct, forbid_unknown_fields=True):
     admin: bool | UnsetType = UNSET
 
 
-_SCOPE = "^(metrics|queue:[A-Za-z0-9][A-Za-z0-9._-]{0,47})$"
-
-
 class MakeToken(Struct, forbid_unknown_fields=True):
     """A token to make. `scope`: all that it may do; `total_space`: the quota of a user who is made by this."""
 
@@ -382,12 +379,11 @@ class AdminHandlers:
         problems=("file-not-found", "invalid-request"),
         parameters=(_REASON,),
     )
-    async def delete_file(self, call: Call) -> Response:
+    async def delete_file(self, call: Call) -> None:
         reason = call.query("reason")
         if reason is not None and len(reason) > _MAX_REASON_LENGTH:
             raise InvalidRequest.field("reason", f"is longer than {_MAX_REASON_LENGTH} characters")
         await self.files.delete_any(call.in_path("id"), reason)
-        return Response(status_code=204)
 
     # Open uploads
 
@@ -415,9 +411,8 @@ class AdminHandlers:
         problems=("upload-not-found", "upload-gone", "upload-active"),
         parameters=(_IF_IDLE_FOR,),
     )
-    async def expire_upload(self, call: Call) -> Response:
+    async def expire_upload(self, call: Call) -> None:
         await self.uploads.expire(call.in_path("upload_id"), call.query_int(_IF_IDLE_FOR))
-        return Response(status_code=204)
 
 
 def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) -> Order:
@@ -508,12 +503,11 @@ class TokenHandlers:
         responses={204: None},
         problems=("not-found", "token-in-use", "last-administrator", "tokens-unused"),
     )
-    async def revoke(self, call: Call) -> Response:
+    async def revoke(self, call: Call) -> None:
         self._check_used()
         token_id = call.in_path("token_id")
         await self.accounts.revoke_for(call.identity, token_id)
         logger.info("token revoked", extra={"token_id": token_id})
-        return Response(status_code=204)
 
     def _check_used(self) -> None:
         if self.auth != "token":

@@ -188,7 +188,8 @@ class Application:
                 cost = self._charge(identity, operation, exchange)
                 if cost is not None and operation.takes is None:
                     await cost.begin(pauses=bool(operation.takes_bytes))
-                response = await operation.handler(Call(request, identity, self.intake, cost))
+                answer = await operation.handler(Call(request, identity, self.intake, cost))
+                response = Response(status_code=204) if answer is None else answer
                 exchange.running.check()
                 if cost is not None:
                     cost.answered(len(response.body) if isinstance(response, Json) else 0)
@@ -234,11 +235,11 @@ class Application:
 
     def _charge(self, identity: Identity, operation: Operation, exchange: Exchange) -> Cost | None:
         """Begin to charge a request to its user; None: it has none."""
-        if not identity.party:
+        if not (party := identity.party):
             return None
         # The links of a user, who makes as many as they like, have one share, and take turns in it.
         line = "" if identity.visit is None else identity.visit.link.id
-        cost = exchange.cost = self.meter.open(identity.party, operation.route, line)
+        cost = exchange.cost = self.meter.open(party, operation.route, line)
         cost_of_request.set(cost)
         return cost
 

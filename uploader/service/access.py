@@ -26,7 +26,7 @@ from uploader.domain.names import check_user_id
 from uploader.domain.upload import Usage
 from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
 from uploader.service.audit_log import act, actor
-from uploader.service.revocations import Authority, Remembered, Revocations, authority_of_context
+from uploader.service.revocations import Authority, Remembered, Revocations, SlowDown, authority_of_context
 from uploader.service.secret import write_secret
 
 # For so long after the last look for revocations a token is believed: while the database is away.
@@ -110,12 +110,15 @@ class Accounts:
 
     # Callers
 
-    async def authenticate(self, token: str) -> Identity:
-        """Return the user and the rights of a token. Raises Unauthenticated, Unavailable."""
+    async def authenticate(self, token: str, slow_down: SlowDown) -> Identity:
+        """Return the user and the rights of a token; first `slow_down`, unless it was right when it was last shown to this
+        process. Raises Unauthenticated, Unavailable, and as that."""
         token_sha256, generation = _hash(token), self.revocations.generation
         known = self._callers.get(token_sha256)
         if known is not None:
             return known
+        if not self._callers.knows(token_sha256):
+            await slow_down()
         shown = await self.database.read(queries.token_by_hash, token_sha256, brief=True)
         # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
         if (
@@ -132,10 +135,6 @@ class Accounts:
         identity = Identity(owner(row.user_id), row.admin and shown.admin, token_sha256, row.made_by, row.scope)
         self._callers.put(token_sha256, identity, generation)
         return identity
-
-    def knows(self, token: str) -> bool:
-        """Return whether this token was right when it was last shown to this process."""
-        return self._callers.knows(_hash(token))
 
     async def admit(self, user_id: str, total_space: int | None = None, *, claims_admin: bool = False) -> bool:
         """Make a user whom somebody else has authenticated, at first sight with this quota; return whether the user is an

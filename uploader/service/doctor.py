@@ -13,7 +13,7 @@ from pathlib import Path
 
 from uploader.accounting.pending import Pending
 from uploader.accounting.probe import Probe
-from uploader.accounting.redis import look_at_server as look_at_redis
+from uploader.accounting.redis import time_of
 from uploader.clock import Clock
 from uploader.database import meta, migrate
 from uploader.database.engine import Database
@@ -288,9 +288,8 @@ class Doctor:
                 raise
             return [*found, refused]
         before = self.clock.now()
-        server = await look_at_redis(self.pending.redis)
-        if server.now is not None:
-            found += self._skew("Redis", server.now, before)
+        if (now := await time_of(self.pending.redis)) is not None:
+            found += self._skew("Redis", now, before)
         found += diagnoses_of_redis_settings(await self.pending.configuration(*REDIS_SETTINGS))
         found += await self.probe.diagnoses()
         return found + await self._redis_of_others()

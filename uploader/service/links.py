@@ -31,7 +31,7 @@ from uploader.service.close import Closers
 from uploader.service.files import Files, Folders
 from uploader.service.ids import ID, new_id
 from uploader.service.precreate import Allowed, PreCreateHook, Question, with_folder
-from uploader.service.revocations import Remembered, Revocations
+from uploader.service.revocations import Remembered, Revocations, SlowDown
 from uploader.service.secret import InstallationSecret
 from uploader.tasks import in_thread
 
@@ -264,11 +264,14 @@ class Visitors:
 
     # Being there
 
-    async def authenticate(self, token: str) -> Visit:
-        """Return whose token this is. Raises Unauthenticated, LinkGone, Unavailable."""
+    async def authenticate(self, token: str, slow_down: SlowDown) -> Visit:
+        """Return whose token this is; first `slow_down`, unless it was right when it was last shown to this process. Raises
+        Unauthenticated, LinkGone, Unavailable, and as that."""
         token_sha256, generation = _sha256(token), self.revocations.generation
         visit = self._known.get(token_sha256)
         if visit is None:
+            if not self._known.knows(token_sha256):
+                await slow_down()
             found = await self.database.read(links.visit_by_token, token_sha256, brief=True)
             if found is None or not hmac.compare_digest(found[0].encode(), token_sha256.encode()):
                 self._known.drop(token_sha256)
@@ -289,10 +292,6 @@ class Visitors:
         if (end := visit.end(self.clock.now())) is not None:
             raise links.gone(end)
         return visit
-
-    def knows(self, token: str) -> bool:
-        """Return whether this token was right when it was last shown to this process."""
-        return self._known.knows(_sha256(token))
 
     async def count_download(self, visit: Visit) -> None:
         """Raises LinkGone."""

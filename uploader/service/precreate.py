@@ -123,7 +123,7 @@ class PreCreateHook:
         body = await in_thread(question.told, address) if is_long else question.told(address)
         try:
             async with asyncio.timeout(self.timeout_seconds), self._at_once:
-                answer = await post.send(new_id(), body, _CONTENT_TYPE)
+                answer = await post.sign_and_send(new_id(), body, _CONTENT_TYPE)
         except TimeoutError:
             post.close()  # whatever swallowed this question may have more of its connections
             self._fail(f"no answer within {self.timeout_seconds:g} s")

@@ -24,9 +24,11 @@ from uploader.domain.links import LinkEnd, Visit
 from uploader.errors import Forbidden, Unauthenticated, UploaderError
 from uploader.tasks import ended
 
-__all__ = ["Authority", "Remembered", "Revocations", "Running", "authority_of_context"]
+__all__ = ["Authority", "Remembered", "Revocations", "Running", "SlowDown", "authority_of_context"]
 
 T = TypeVar("T")
+# Waits where guesses came from; raises TooManyRequests where others wait there already.
+SlowDown = Callable[[], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 

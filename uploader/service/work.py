@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from uploader.accounting.queue import MAX_CLAIM, ShardedQueue, Task
+from uploader.accounting.queue import MAX_CLAIM, DelayQueue, Task
 from uploader.bell import Bell
 from uploader.clock import Clock
 from uploader.database import deliveries, work
@@ -70,7 +70,7 @@ class WorkQueue:
 
     name: str
     settings: QueueSettings
-    proposals: ShardedQueue
+    proposals: DelayQueue
     database: Database
     files: Files
     gates: Gates
@@ -142,7 +142,7 @@ class WorkQueue:
         """Look until tasks are claimed, or none is proposed."""
         while True:
             lease = new_lease(lease_seconds)
-            ids = await self.proposals.claim(most, lease_seconds, lease)
+            ids = [task.id for task in await self.proposals.claim(most, lease_seconds=lease_seconds, token=lease)]
             if not ids:
                 return []
             asked_at = self.clock.monotonic()
@@ -178,7 +178,7 @@ class WorkQueue:
                 delays = {task_id: _seconds(due_at - now) for task_id, due_at in claimed.later.items()}
                 await self.proposals.schedule(delays)
             if claimed.ended:
-                await self.proposals.cancel(claimed.ended)
+                await self.proposals.cancel(*claimed.ended)
 
     def _handed(self, task: work.Task, message: Message) -> Handed:
         assert task.lease is not None
@@ -255,7 +255,7 @@ class WorkQueue:
             if self.settings.gate is None:  # of a queue that was a gate
                 await self.gates.decide([task_id])
         with suppress(Unavailable):  # or it is proposed in vain, or by the keeper
-            await (self.proposals.cancel([task_id]) if is_dead else self.proposals.push_back(task_id, delay_seconds))
+            await (self.proposals.cancel(task_id) if is_dead else self.proposals.push_back(task_id, delay_seconds))
 
     async def file_of(self, task_id: str, lease: str) -> File:
         """Return the file that the event of a held task is about. Raises LeaseLost, NotFound, FileNotFound,
@@ -366,7 +366,7 @@ class WorkQueue:
             shown = [task.id for task in dying[:10]]
             logger.error("tasks are dead", extra={"queue": self.name, "tasks": count, "event_ids": shown})
         with suppress(Unavailable):  # or it is proposed in vain
-            await self.proposals.cancel([task.id for task in dying])
+            await self.proposals.cancel(*(task.id for task in dying))
 
     async def _after(self, connection: Connection, place: work.Place) -> tuple[datetime, list[tuple[work.Place, bool]]]:
         now = await work.now_of(connection, self.clock)

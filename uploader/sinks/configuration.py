@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -229,26 +230,19 @@ class _Reader:
         self.problems += [
             f"{name}: no such table" for name in document if name not in ("sinks", "queues", "pre_create")
         ]
-        sinks: dict[str, SinkSettings] = {}
-        for name, table in self._tables("sinks", document).items():
-            sink = self._told(f"[sinks.{name}]", self._sink, name, table)
-            if sink is not None:
-                sinks[name] = sink
-        queues: dict[str, QueueSettings] = {}
-        for name, table in self._tables("queues", document).items():
-            queue = self._told(f"[queues.{name}]", self._queue, name, table, sinks)
-            if queue is not None:
-                queues[name] = queue
+        sinks: dict[str, SinkSettings] = self._read_each("sinks", document, self._sink)
+        queues: dict[str, QueueSettings] = self._read_each("queues", document, partial(self._queue, sinks))
         question = document.get("pre_create")
         asked = None if question is None else self._told("[pre_create]", self._pre_create, question)
         return EventSettings(sinks, asked, queues, tuple(self._files))
 
-    def _tables(self, name: str, document: Mapping[str, Any]) -> Mapping[str, object]:
-        tables = document.get(name, {})
-        if isinstance(tables, dict):
-            return tables
-        self.problems.append(f"{name}: is no table")
-        return {}
+    def _read_each(self, kind: str, document: Mapping[str, Any], read: Callable[[str, object], Any]) -> dict[str, Any]:
+        tables = document.get(kind, {})
+        if not isinstance(tables, dict):
+            self.problems.append(f"{kind}: is no table")
+            return {}
+        found = {name: self._told(f"[{kind}.{name}]", read, name, table) for name, table in tables.items()}
+        return {name: settings for name, settings in found.items() if settings is not None}
 
     def _told(self, place: str, read: Any, *arguments: object) -> Any:
         try:
@@ -272,7 +266,7 @@ class _Reader:
                 return StreamSettings(url, redis.stream, redis.maxlen or default, redis.types)
         raise AssertionError("unreachable")
 
-    def _queue(self, name: str, table: object, sinks: Mapping[str, SinkSettings]) -> QueueSettings:
+    def _queue(self, sinks: Mapping[str, SinkSettings], name: str, table: object) -> QueueSettings:
         _check_name(name, "queue")
         if name in sinks:
             raise _Mistake("has the name of a sink: one name tells whom an event is for")

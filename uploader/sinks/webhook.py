@@ -36,22 +36,16 @@ class Answer:
 
 class _Wire(asyncio.Protocol):
     def __init__(self) -> None:
-        self.is_open = False
+        self.is_open = self._headed = False
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
-        self._begin_answer()
-
-    def _begin_answer(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._body = bytearray()
-        self._headed = False
 
     async def exchange(self, request: bytes) -> Answer:
         """Raises ConnectionError, and whatever the parser does."""
         if self._transport is None or not self.is_open:
             raise ConnectionResetError("closed")
-        self._begin_answer()
+        self._parser, self._body, self._headed = httptools.HttpResponseParser(self), bytearray(), False
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -195,20 +189,17 @@ _SHOWN_CHARACTERS = 200
 _MAX_BYTES_ON_LOOP = 256 << 10
 
 
-class SignedPost:
+class SignedPost(Poster):
     def __init__(self, to: Signed, clock: Clock, *, timeout_seconds: float) -> None:
+        super().__init__(to.url, timeout_seconds=timeout_seconds)
         self._secrets = to.secrets
         self._clock = clock
-        self._poster = Poster(to.url, timeout_seconds=timeout_seconds)
 
-    async def send(self, message_id: str, body: bytes, content_type: str) -> Answer:
+    async def sign_and_send(self, message_id: str, body: bytes, content_type: str) -> Answer:
         """Raises NoAnswer."""
         sign = partial(signed_headers, self._secrets, message_id, self._clock.now(), body)
         headers = sign() if len(body) <= _MAX_BYTES_ON_LOOP else await in_thread(sign)
-        return await self._poster.send({**headers, "content-type": content_type}, body)
-
-    def close(self) -> None:
-        self._poster.close()
+        return await self.send({**headers, "content-type": content_type}, body)
 
 
 class WebhookSink:
@@ -223,7 +214,7 @@ class WebhookSink:
 
     async def _deliver(self, envelope: Envelope) -> NotTaken | None:
         try:
-            answer = await self._post.send(envelope.message.id, envelope.body, CONTENT_TYPE)
+            answer = await self._post.sign_and_send(envelope.message.id, envelope.body, CONTENT_TYPE)
         except NoAnswer as error:
             return NotTaken(str(error))
         if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:

@@ -7,8 +7,8 @@ import ipaddress
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -49,6 +49,7 @@ _PREFLIGHT = {
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 _TOO_MANY_WRONG = "Too many wrong tokens came from your address: wait before you show one that is new here."
+_BAD_LINK = "The link is not valid."
 _MINUTE_SECONDS = 60.0
 # What each beyond waits for, and how many of a party may wait at once: 16 questions to the database in a second.
 _WAIT_SECONDS = 0.25
@@ -206,10 +207,7 @@ class Authenticator:
 
     async def _by_link(self, request: Request, *, of_deleted: bool) -> Identity:
         query = request.query_params
-        values = [query.getlist(name) for name in ("user", "expires", "signature")]
-        if any(len(given) != 1 for given in values):
-            raise Unauthenticated("The link is not valid.")
-        told, expires, signature = (given[0] for given in values)
+        told, expires, signature = _signed(request, "user")
         user_id = self._signed_urls.user_in(told)
         # The file of the path, or the selection whose digest the query tells: whether that is the digest of what is asked
         # for shows with the body.
@@ -225,10 +223,9 @@ class Authenticator:
     async def _by_link_of_visitor(self, request: Request) -> Identity:
         """Raises Unauthenticated, LinkGone."""
         query = request.query_params
-        values = [query.getlist(name) for name in ("visitor", "expires", "signature")]
-        if self._visitors is None or any(len(given) != 1 for given in values):
-            raise Unauthenticated("The link is not valid.")
-        session_id, expires, signature = (given[0] for given in values)
+        session_id, expires, signature = _signed(request, "visitor")
+        if self._visitors is None:
+            raise Unauthenticated(_BAD_LINK)
         visit = await self._visitors.by_id(session_id)
         file_id, kind, prefix = request.path_params.get("id"), query.get("format", "zip"), query.get("prefix", "")
         subject = visit_subject(session_id, file_id, kind, prefix)
@@ -236,22 +233,24 @@ class Authenticator:
         return Identity(visit.caller, admin=False, visit=visit)
 
     async def _by_token_of_visitor(self, visitors: Visitors, token: str, request: Request) -> Identity:
-        if not visitors.knows(token):
-            await self._wrong_tokens.slow_down(self._proxies.party(request))
         try:
-            visit = await visitors.authenticate(token)
+            visit = await visitors.authenticate(token, partial(self._slow_down, request))
         except Unauthenticated:
             self._wrong_tokens.count(self._proxies.party(request))
             raise
         return Identity(visit.caller, admin=False, visit=visit)
 
+    async def _slow_down(self, request: Request) -> None:
+        await self._wrong_tokens.slow_down(self._proxies.party(request))
+
     async def _identity(self, request: Request) -> Identity:
         # Before all else: it says that whoever shows it wants to be a visitor, also where callers need no token.
-        if self._visitors is not None and (shown := _token_of_visitor(request)) is not None:
-            return await self._by_token_of_visitor(self._visitors, shown, request)
+        token = _bearer_token(request)
+        if self._visitors is not None and token is not None and token.startswith(TOKEN_PREFIX):
+            return await self._by_token_of_visitor(self._visitors, token, request)
         if self._identify is not None:
             return await self._known_to_application(self._identify, request)
-        named = self._named_by_proxy(request)
+        named = None if self._trusted_header is None else self._named_by_proxy(self._trusted_header, request)
         if named is not None:
             self._refuse_foreign_pages(request)
             await self._accounts.admit(named)
@@ -262,21 +261,19 @@ class Authenticator:
             self._refuse_foreign_pages(request)
             is_admin = await self._accounts.admit(LOCAL_USER, claims_admin=True)
             return Identity(owner(LOCAL_USER), is_admin)
-        token = _bearer_token(request)
+        if token is None:
+            raise Unauthenticated()
         # One that was right here before is let in at once though its neighbours guess; any other one is a question to the
         # database. A JWT is checked without, and only its refusal waits.
-        if self._verifier is None and not self._accounts.knows(token):
-            await self._wrong_tokens.slow_down(self._proxies.party(request))
         try:
             if self._verifier is None:
-                return await self._accounts.authenticate(token)
+                return await self._accounts.authenticate(token, partial(self._slow_down, request))
             verified = await self._verifier.verify(token)
             return await self._admitted(verified.identity, verified.total_space)
         except Unauthenticated:
-            party = self._proxies.party(request)
             if self._verifier is not None:
-                await self._wrong_tokens.slow_down(party)
-            self._wrong_tokens.count(party)
+                await self._slow_down(request)
+            self._wrong_tokens.count(self._proxies.party(request))
             raise
 
     async def _known_to_application(self, identify: Identify, request: Request) -> Identity:
@@ -293,10 +290,8 @@ class Authenticator:
         is_admin = await self._accounts.admit(identity.user_id, total_space, claims_admin=claims)
         return identity if is_admin is claims else replace(identity, admin=is_admin)
 
-    def _named_by_proxy(self, request: Request) -> str | None:
-        if self._trusted_header is None or not self._proxies.sent(request):
-            return None
-        values = request.headers.getlist(self._trusted_header)
+    def _named_by_proxy(self, header: str, request: Request) -> str | None:
+        values = request.headers.getlist(header) if self._proxies.sent(request) else []
         if not values:
             return None
         try:
@@ -322,17 +317,15 @@ def _check_visit(identity: Identity, access: Access, request: Request) -> None:
         raise Forbidden("The link that you came by is not for this.")
 
 
-def _token_of_visitor(request: Request) -> str | None:
-    """Return None for whatever is no token of a visitor."""
-    with suppress(Unauthenticated):
-        token = _bearer_token(request)
-        return token if token.startswith(TOKEN_PREFIX) else None
-    return None
+def _signed(request: Request, who: str) -> list[str]:
+    """Return what a signed URL tells: who may follow it, until when, and the signature. Raises Unauthenticated."""
+    values = [request.query_params.getlist(name) for name in (who, "expires", "signature")]
+    if any(len(given) != 1 for given in values):
+        raise Unauthenticated(_BAD_LINK)
+    return [given[0] for given in values]
 
 
-def _bearer_token(request: Request) -> str:
+def _bearer_token(request: Request) -> str | None:
     values = request.headers.getlist("authorization")
     scheme, _, token = (values[0] if len(values) == 1 else "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthenticated()
-    return token.strip()
+    return token.strip() or None if scheme.lower() == "bearer" else None

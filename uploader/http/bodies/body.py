@@ -88,8 +88,9 @@ class Segments:
         self._made_bytes += size_bytes
         return memoryview(made)
 
-    def give_back(self, segment: memoryview) -> None:
-        self._free[len(segment)].append(segment)
+    def give_back(self, segments: list[memoryview]) -> None:
+        for segment in segments:
+            self._free[len(segment)].append(segment)
 
 
 class ReceivedBody:
@@ -186,7 +187,7 @@ class ReceivedBody:
         if self._segment_bytes < self._pool.large_bytes:
             small = self._segments.pop(0)
             self._segments[0][: len(small)] = small
-            self._give_back(small)
+            self._give_back([small])
             self._segment_bytes = self._pool.large_bytes
         return True
 
@@ -209,14 +210,14 @@ class ReceivedBody:
             return False
         return True
 
-    def _give_back(self, segment: memoryview) -> None:
-        self._pool.give_back(segment)
-        self._budget.release(self._caller, len(segment))
+    def _give_back(self, segments: list[memoryview]) -> None:
+        self._pool.give_back(segments)
+        self._budget.release(self._caller, sum(map(len, segments)))
 
     def _release_segments(self) -> None:
-        for segment in self._segments:
-            self._give_back(segment)
-        self._segments = []
+        segments, self._segments = self._segments, []
+        if segments:
+            self._give_back(segments)
 
     async def _move_to_spool(self, batch_bytes: int) -> None:
         """Move it to its end or not at all: a body that is broken off here is told from one that is in the spool."""

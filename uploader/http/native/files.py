@@ -4,6 +4,7 @@ service, and what it says into HTTP.
 
 import base64
 import unicodedata
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -85,19 +86,11 @@ class FileHandlers:
         if call.query_word("delimiter", "", ("", "/")):
             if part:
                 raise InvalidRequest.field("q", "searches all levels: ask without a delimiter")
-            return await self._list_level(call, prefix or "", limit)
+            return await list_level(call, prefix or "", partial(self.folders.level, call.user_id))
         files, cursor = await self.files.list(
             call.user_id, limit=limit, after=call.query("after"), prefix=prefix, part=part, held=held
         )
         return Json(schemas.FileList([schemas.file_of(file) for file in files], cursor))
-
-    async def _list_level(self, call: Call, prefix: str, limit: int) -> Response:
-        after = place_of(call.query("after"))
-        page, place = await self.folders.level(call.user_id, prefix, limit=limit, after=after)
-        files = [schemas.file_of(found) for found in page if isinstance(found, File)]
-        folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
-        cursor = None if place is None else cursor_of(place)
-        return Json(schemas.FileList(files, cursor, folders))
 
     @_files(
         "GET /me/files/{id}",
@@ -121,9 +114,8 @@ class FileHandlers:
         return Json(schemas.file_of(await self.folders.rename(call.user_id, call.in_path("id"), name, if_exists)))
 
     @_files("DELETE /me/files/{id}", "Delete a file", responses={204: None}, problems=("file-not-found",))
-    async def delete_file(self, call: Call) -> Response:
+    async def delete_file(self, call: Call) -> None:
         await self.files.delete(call.user_id, call.in_path("id"))
-        return Response(status_code=204)
 
     @_files(
         "GET /me/files/{id}/content",
@@ -301,11 +293,22 @@ def part_of_name(call: Call, parameter: str) -> str | None:
     return None if part is None else unicodedata.normalize("NFC", part)
 
 
-def cursor_of(place: Place) -> str:
+# A page of what is right below a prefix, and where the next one begins.
+Level = Callable[..., Awaitable[tuple[list[Folder | File], Place | None]]]
+
+
+async def list_level(call: Call, prefix: str, level: Level) -> Response:
+    page, place = await level(prefix, limit=call.query_int(LIMIT), after=_place_of(call.query("after")))
+    files = [schemas.file_of(found) for found in page if isinstance(found, File)]
+    folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
+    return Json(schemas.FileList(files, None if place is None else _cursor_of(place), folders))
+
+
+def _cursor_of(place: Place) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
 
 
-def place_of(cursor: str | None) -> Place | None:
+def _place_of(cursor: str | None) -> Place | None:
     if cursor is None:
         return None
     try:

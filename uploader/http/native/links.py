@@ -14,14 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader.domain.links import Limits, Link, LinkKind, Visit
-from uploader.domain.names import CONTROL, Folder, Selection
-from uploader.domain.upload import File
+from uploader.domain.names import CONTROL, Selection
 from uploader.errors import FileNotFound, InvalidRequest, LinkNotFound, UploaderError
 from uploader.http.auth.authenticator import WrongTokens
 from uploader.http.native import schemas
 from uploader.http.native.archive import archive
 from uploader.http.native.download import download
-from uploader.http.native.files import DELIMITER, FORMAT, SHOW, cursor_of, part_of_name, place_of
+from uploader.http.native.files import DELIMITER, FORMAT, SHOW, list_level, part_of_name
 from uploader.http.shared.operation import (
     AFTER,
     LIMIT,
@@ -110,9 +109,8 @@ class ShareHandlers:
     @_links(
         "DELETE /me/links/{id}", "Revoke a link", on_rights=True, responses={204: None}, problems=("link-not-found",)
     )
-    async def revoke(self, call: Call) -> Response:
+    async def revoke(self, call: Call) -> None:
         await self.sharing.revoke(call.user_id, call.in_path("id"))
-        return Response(status_code=204)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +128,8 @@ class AdminLinkHandlers:
         responses={204: None},
         problems=("link-not-found",),
     )
-    async def revoke(self, call: Call) -> Response:
+    async def revoke(self, call: Call) -> None:
         await self.sharing.revoke(call.in_path("user_id"), call.in_path("id"))
-        return Response(status_code=204)
 
 
 def _checked_label(label: str) -> str:
@@ -223,16 +220,9 @@ class VisitorHandlers:
             found = [schemas.file_of(file)] if file.name.startswith(prefix) and after is None else []
             return Json(schemas.FileList(found, None, [] if is_level else msgspec.UNSET))
         if is_level:
-            return await self._list_level(call, prefix, limit)
+            return await list_level(call, prefix, partial(self.shared.level, link))
         page, cursor = await self.shared.page(link, prefix, limit=limit, after=after)
         return Json(schemas.FileList([schemas.file_of(file) for file in page], cursor))
-
-    async def _list_level(self, call: Call, prefix: str, limit: int) -> Response:
-        after = place_of(call.query("after"))
-        page, place = await self.shared.level(_visit(call).link, prefix, limit=limit, after=after)
-        files = [schemas.file_of(found) for found in page if isinstance(found, File)]
-        folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
-        return Json(schemas.FileList(files, None if place is None else cursor_of(place), folders))
 
     @_visiting(
         "GET /s/{slug}/files/{id}/content",

@@ -122,14 +122,12 @@ class TrashHandlers:
         responses={204: None},
         problems=("file-not-found",),
     )
-    async def forget(self, call: Call) -> Response:
+    async def forget(self, call: Call) -> None:
         await self.deleted_files.forget(call.user_id, call.in_path("id"))
-        return Response(status_code=204)
 
     @_trash("DELETE /me/trash", "Remove all your deleted files for good", responses={204: None})
-    async def forget_all(self, call: Call) -> Response:
+    async def forget_all(self, call: Call) -> None:
         await self.deleted_files.forget_all(call.user_id)
-        return Response(status_code=204)
 
 
 def _restored(file: File | None) -> Response:

@@ -140,9 +140,8 @@ class UploadHandlers:
         return answer(call, await self.concatenations.merge(_target(call)))
 
     @_of_upload("DELETE /uploads/{id}", "Cancel", responses={204: None}, problems=_FINDING)
-    async def cancel(self, call: Call) -> Response:
+    async def cancel(self, call: Call) -> None:
         await self.uploads.cancel(_target(call))
-        return Response(status_code=204)
 
     @uploading(
         "PATCH /uploads/{id}",

@@ -18,8 +18,8 @@ from uploader.errors import FileTooLarge, InvalidMd5, InvalidRequest, UploaderEr
 from uploader.http.bodies.archive import Unpacking
 from uploader.http.bodies.intake import source_of
 from uploader.http.native import schemas
-from uploader.http.native.uploads import BEGINNING, DIGEST_HEADERS, FILE, FINISHING, answer, uploading
-from uploader.http.shared.operation import OCTETS, SEGMENTS, SHA256_PATTERN, Call, Parameter, checked_name
+from uploader.http.native.uploads import BEGINNING, DIGEST_HEADERS, FILE, FINISHING, uploading
+from uploader.http.shared.operation import OCTETS, SEGMENTS, SHA256_PATTERN, Call, Parameter, checked_name, public_path
 from uploader.http.shared.problem import STATUS, as_told, problem_of
 from uploader.http.shared.responses import Json, Results
 from uploader.service.results import Complete, NewFile
@@ -33,12 +33,7 @@ _IF_EXISTS = Parameter(
 _NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES, **SEGMENTS}
 _TO = Parameter("to", "The folder that the names of the members are below.")
 _PARAMETERS = (
-    Parameter(
-        "name",
-        "The name of the file.",
-        {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES, **SEGMENTS},
-        required=True,
-    ),
+    Parameter("name", "The name of the file.", _NAME, required=True),
     Parameter("sha256", "SHA-256 of the file.", {"type": "string", "pattern": SHA256_PATTERN}),
     _IF_EXISTS,
     Parameter("modified_at", "When the person's own file was changed.", {"type": "string", "format": "date-time"}),
@@ -86,7 +81,9 @@ class WholeFileHandlers:
             modified_at=schemas.moment_of(call.query("modified_at")),
         )
         claims = call.claims()
-        return answer(call, await self.whole.receive(new, call.intake.body_of(call.request), claims))
+        made = await self.whole.receive(new, call.intake.body_of(call.request), claims)
+        headers = {"Location": public_path(f"/me/files/{made.file.id}")} if made.created else {}
+        return Json(schemas.state_of(made, call.caller), 201 if made.created else 200, headers)
 
     @uploading(
         "POST /files/batch",

@@ -133,11 +133,10 @@ class WorkHandlers:
         responses={204: None},
         problems=("not-found", "lease-lost"),
     )
-    async def ack(self, call: Call) -> Response:
+    async def ack(self, call: Call) -> None:
         queue = self.work.queue(call.in_path("name"))
         done = await call.json(AckTask)
         await queue.ack(call.in_path("id"), done.lease, or_none(done.verdict), or_none(done.reason))
-        return Response(status_code=204)
 
     @_work(
         "POST /queues/{name}/tasks/{id}/release",
@@ -146,11 +145,10 @@ class WorkHandlers:
         responses={204: None},
         problems=("not-found", "lease-lost"),
     )
-    async def release(self, call: Call) -> Response:
+    async def release(self, call: Call) -> None:
         queue = self.work.queue(call.in_path("name"))
         asked = await call.json(ReleaseTask)
         await queue.release(call.in_path("id"), asked.lease, asked.delay_seconds, or_none(asked.error))
-        return Response(status_code=204)
 
     @_work(
         "GET /queues/{name}/tasks/{id}/content",

@@ -22,7 +22,7 @@ from uploader.http.bodies.intake import DIRECT_BODY, DirectSource, Drain, Messag
 from uploader.http.shared.mount import Mount, leave_mount, mount_of_request
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
-from uploader.meter import BYTE_SECONDS, Cost, Kind
+from uploader.meter import Cost
 from uploader.observability import REQUESTS, request_id, user_id
 from uploader.service.revocations import Running
 from uploader.settings import Settings
@@ -128,15 +128,15 @@ class Exchange:
                 headers.append((b"connection", b"close"))
             self.status = message["status"]
         cost = self.cost
-        if cost is not None and message["type"] != "http.response.start":
-            # What follows is made when it is its turn, and not while the client is waited for.
-            cost.pause()
+        if cost is None or message["type"] == "http.response.start":
             await self._send(message)
-            cost.add(Kind.SENT, (len(message.get("body", b"")) or message.get("count") or 0) * BYTE_SECONDS)
-            if message.get("more_body", False):
-                await cost.go_on()
             return
+        cost.sent_bytes += len(message.get("body", b"")) or message.get("count") or 0
+        if cost.turn is not None:
+            cost.pause()  # the client is waited for
         await self._send(message)
+        if message.get("more_body", False):
+            await cost.go_on()  # what follows is made when it is its turn
 
     def end(self) -> None:
         if self.cost is not None:

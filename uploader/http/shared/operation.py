@@ -32,7 +32,7 @@ from uploader.service.access import Identity
 from uploader.tasks import in_thread
 
 T = TypeVar("T")
-H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
+H = TypeVar("H", bound=Callable[..., Awaitable[Response | None]])
 
 FORM = "application/x-www-form-urlencoded"
 # The paths of all operations that are declared.
@@ -120,7 +120,8 @@ class Operation:
     # Problems by other statuses than their own.
     said: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     parameters: tuple[Parameter, ...] = ()
-    handler: Callable[["Call"], Awaitable[Response]] = _unbound
+    # Of an operation without an answer to tell, it returns None.
+    handler: Callable[["Call"], Awaitable[Response | None]] = _unbound
 
     @property
     def acts_on_rights(self) -> bool:
