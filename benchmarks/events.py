@@ -35,12 +35,12 @@ from tests.support.servers import PrivateRedis
 from tests.support.waiting import eventually
 from uploader.accounting.redis import connect
 from uploader.bootstrap.services import create_precreate_hook
-from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.database.outbox import Outbox
 from uploader.domain.creations import UPLOAD
 from uploader.domain.events import EventType
+from uploader.runtime.clock import Clock
 from uploader.service.events import Relay
 from uploader.service.ids import new_id
 from uploader.service.leases import ProcessMark

@@ -40,7 +40,7 @@ _SETTLED_SECONDS = 0.55
 _PACKAGE = Path(uploader.__file__).parent
 # What goes on whether anything comes or not, so often that each request has some of it; and the first thing that a thread
 # does, of which the server has more with each request for a while.
-_BESIDE = ("observability.py", "cores.py")
+_BESIDE = ("runtime/observability.py", "runtime/cores.py")
 
 # Its file and its function.
 Call = tuple[str, str]
@@ -132,8 +132,8 @@ async def _serve_and_send(data: Path, recorder: Recorder) -> dict[str, Trace]:
     import uvicorn
 
     from uploader import bootstrap
-    from uploader.embedded import EmbeddedRedis
     from uploader.http.server.http11 import HttpConnection
+    from uploader.runtime.embedded import EmbeddedRedis
     from uploader.settings import Settings
 
     embedded = EmbeddedRedis(data / "redis")

@@ -45,11 +45,11 @@ from tests.support.servers import (
 from tests.support.stack import Stack, patient, running_stack
 from tests.support.storing import running_storage
 from tests.support.terminal import tmux_path
-from uploader import observability
 from uploader.addresses import BucketAddress
 from uploader.asgi import Uploader
 from uploader.database import migrate, models
 from uploader.database.engine import Database
+from uploader.runtime import observability
 from uploader.storage.store import Store
 
 # A busy machine is no finding: no example fails because it took long.

@@ -21,10 +21,11 @@ from uploader.domain.events import EventType
 from uploader.domain.links import owner
 from uploader.domain.names import Folder, Place, check_user_id, normalise_name
 from uploader.domain.upload import File, State
-from uploader.embedded import EmbeddedRedis
 from uploader.errors import ConfigurationError, FileHeld, FileNotFound, Unavailable, UploadGone, UploadNotFound
 from uploader.http.app import Application
 from uploader.http.server.http11 import HttpConnection
+from uploader.runtime.embedded import EmbeddedRedis
+from uploader.runtime.tasks import uninterrupted
 from uploader.service import access
 from uploader.service.ids import ID
 from uploader.service.results import Target
@@ -33,7 +34,6 @@ from uploader.settings import PREFIX, Settings
 from uploader.sinks.configuration import SINK_NAME, HandlerSettings
 from uploader.storage.ballast import Ballast
 from uploader.storage.disk import PASSING
-from uploader.tasks import uninterrupted
 
 if TYPE_CHECKING:
     from uploader.client import IfExists

@@ -15,7 +15,7 @@ from tests.support.servers import PRIVATE_DATABASES, PrivateRedis
 from uploader.accounting.redis import RedisConnection, connect
 from uploader.database import migrate
 from uploader.database.engine import Database
-from uploader.embedded import find_binary, version_of
+from uploader.runtime.embedded import find_binary, version_of
 from uploader.settings import Settings
 
 # The defaults of the product.

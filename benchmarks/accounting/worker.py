@@ -14,9 +14,9 @@ from uploader.accounting.keys import FLUSH_QUEUE, Shards
 from uploader.accounting.pending import Pending
 from uploader.accounting.queue import MAX_CLAIM, Claim, UploadQueue
 from uploader.accounting.redis import RedisConnection
-from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.jobs.uploads import Flusher
+from uploader.runtime.clock import Clock
 from uploader.service.close import Closers
 from uploader.service.flush import Flushing
 from uploader.settings import Settings

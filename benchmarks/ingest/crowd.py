@@ -17,7 +17,7 @@ from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.database.transactions.rows import row_of
 from uploader.domain.upload import State, Upload, chunk_count
-from uploader.embedded import socket_path
+from uploader.runtime.embedded import socket_path
 from uploader.service.ids import new_id
 from uploader.settings import Settings
 from uploader.storage.disk import Root

@@ -10,7 +10,7 @@ from benchmarks.ingest.places import Places
 from benchmarks.ingest.rounds import Entry, interleaved
 from benchmarks.ingest.scale import Scale, spelled
 from benchmarks.report import Row, amount, at_most
-from uploader.meter import BYTE_SECONDS, Kind, Meter, charge, cost_of_request
+from uploader.runtime.meter import BYTE_SECONDS, Kind, Meter, charge, cost_of_request
 
 _METERED, _UNMETERED = Mode(), Mode(charges=False)
 _MOST_PERCENT = 1.0
@@ -37,7 +37,7 @@ def metering(places: Places, scale: Scale) -> list[Row]:
 
 
 def _seconds_of_calls(chunk_bytes: int) -> float:
-    """Return the CPU of all calls for a chunk that comes at once, as `uploader.http.app` and `uploader.tasks` make them."""
+    """Return the CPU of all calls for a chunk that comes at once, as `http/app.py` and `runtime/tasks.py` make them."""
     meter = Meter()
 
     async def charge_chunks() -> float:

@@ -7,9 +7,9 @@ id of its link. What was there as it was is in no page of the database's files a
 committed.
 """
 
-from uploader.clock import Clock
 from uploader.database import migrate, secret
 from uploader.errors import ConfigurationError
+from uploader.runtime.clock import Clock
 
 revision = "0021"
 down_revision = "0020"

@@ -25,9 +25,9 @@ from tests.support.process import Server, ended, run_cli
 from tests.support.resumable import Tus
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.crashpoints import NAMES
 from uploader.database import models
-from uploader.embedded import socket_path
+from uploader.runtime.crashpoints import NAMES
+from uploader.runtime.embedded import socket_path
 from uploader.storage.local import chunks
 
 

@@ -7,8 +7,8 @@ from tests.support.content import KIB, Content
 from tests.support.process import Server, client_of_owner, ended, run_cli
 from tests.support.rot import change_without_an_index, ruin_a_table
 from tests.support.sending import put, send
-from uploader.clock import Clock
 from uploader.database.copies import RollingCopies
+from uploader.runtime.clock import Clock
 
 OLD, NEW, OPEN = (Content(3 * 64 * KIB - seed, seed=seed, name=f"{seed}.bin") for seed in range(1, 4))
 

@@ -26,7 +26,6 @@ from tests.support.stack import Stack
 from tests.support.streams import Sending
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.accounting.keys import upload_keys
-from uploader.crashpoints import NAMES
 from uploader.database import queries
 from uploader.domain.links import owner
 from uploader.domain.upload import File, Upload
@@ -42,6 +41,7 @@ from uploader.errors import (
     UploadNotFound,
 )
 from uploader.http.bodies.body import Reread
+from uploader.runtime.crashpoints import NAMES
 from uploader.service import append as service_append
 from uploader.service.results import Appended, Complete, Opening, Target, UploadStatus
 from uploader.storage import disk

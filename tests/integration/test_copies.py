@@ -20,12 +20,12 @@ from tests.support.layout import blob_path
 from tests.support.rot import ruin_a_table
 from tests.support.stack import Stack
 from uploader.bootstrap import Services, prepare_database
-from uploader.clock import Clock
 from uploader.database import copies, damage, meta, migrate
 from uploader.database.copies import RollingCopies
 from uploader.database.engine import Database
 from uploader.errors import ConfigurationError, DatabaseDamaged, StorageFailed
 from uploader.jobs.maintenance import CopyKeeper
+from uploader.runtime.clock import Clock
 from uploader.settings import Settings
 from uploader.storage.backups import BackupRefused
 

@@ -19,7 +19,7 @@ from tests.support.rows import Transactions
 from tests.support.servers import PrivateDatabase, PrivateRedis, free_port
 from tests.support.stack import STORES_TIME
 from tests.support.telling import outbox_of
-from uploader import bootstrap, clock
+from uploader import bootstrap
 from uploader.accounting.keys import FORMAT, INSTALLATION
 from uploader.addresses import BucketAddress
 from uploader.database.engine import Database
@@ -27,6 +27,7 @@ from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Level
 from uploader.domain.events import EventType
 from uploader.errors import ConfigurationError
+from uploader.runtime import clock
 from uploader.settings import Settings
 
 DAY = 86400
@@ -150,7 +151,7 @@ async def test_the_look_at_files_ends_in_time(settings: Settings, monkeypatch: p
     many.mkdir()
     for number in range(600):
         (many / str(number)).touch()
-    monkeypatch.setattr("uploader.service.doctor._FILES_SECONDS", 0.0)
+    monkeypatch.setattr("uploader.diagnosis.doctor._FILES_SECONDS", 0.0)
     assert "the modes of the first 256 files" in " ".join(await told(settings, notes=True))
     assert "the modes of the first" not in " ".join(await told(settings, notes=True, all_files=True))
 
@@ -198,7 +199,7 @@ async def test_a_certificate_that_ends(settings: Settings, tmp_path: Path, monke
     for days, expected in ((0, ["warning  certificate"]), (2, ["error  certificate"]), (-2, ["error  certificate"])):
         turn(monkeypatch, tmp_path, days * DAY)
         assert await said(given) == expected
-    monkeypatch.setattr("uploader.service.doctor._SOON", timedelta(hours=1))
+    monkeypatch.setattr("uploader.diagnosis.doctor._SOON", timedelta(hours=1))
     turn(monkeypatch, tmp_path, 0)
     assert await said(given) == []
 

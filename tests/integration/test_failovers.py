@@ -28,13 +28,13 @@ from tests.support.servers import (
 )
 from tests.support.switching import Left, switched
 from tests.support.waiting import eventually
-from uploader import breaker
 from uploader.accounting.redis import PipelinedCluster, PipelinedRedis
 from uploader.database.engine import Connection, Database
 from uploader.database.mysql import Mysql
 from uploader.domain import reasons
 from uploader.domain.reasons import spell
 from uploader.errors import Unavailable
+from uploader.runtime import breaker
 
 CONTENT = Content(4 * 64 * KIB)
 # Not the five seconds of the default, that the tests are short; a request waits for it once.

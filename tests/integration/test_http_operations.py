@@ -16,10 +16,10 @@ from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader import observability
+from uploader.diagnosis import health
 from uploader.domain import reasons
 from uploader.domain.reasons import spell
-from uploader.service import health
+from uploader.runtime import observability
 
 
 @pytest.fixture(autouse=True)

@@ -33,12 +33,12 @@ from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.accounting.queue import IDLE_SECONDS, UploadQueue
-from uploader.bell import Bell
 from uploader.database import models, transactions
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import Unavailable
 from uploader.jobs.runner import Job, Runner, last_tick
 from uploader.jobs.uploads import Expirer, Flusher, Merger
+from uploader.runtime.bell import Bell
 from uploader.service.cleanup import Expiry
 from uploader.service.ids import new_id
 

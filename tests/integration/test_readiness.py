@@ -21,9 +21,9 @@ from tests.support.stack import Stack
 from uploader.accounting.redis import can_write
 from uploader.database import meta, migrate
 from uploader.database.meta import Held, Mishap
+from uploader.diagnosis import health
 from uploader.domain import reasons
 from uploader.domain.reasons import REASONS, Check, Reason
-from uploader.service import health
 
 CONTENT = Content(3 * 64 * KIB)
 DAY = 86_400.0

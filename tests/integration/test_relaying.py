@@ -38,10 +38,10 @@ from uploader.domain.diagnosis import Diagnosis
 from uploader.domain.reasons import Check, spell
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.jobs.events import EventKeeper
+from uploader.runtime.tasks import ended
 from uploader.service import events
 from uploader.service.events import RETRY_SECONDS, Relay
 from uploader.sinks import webhook as webhooks
-from uploader.tasks import ended
 
 _JITTER = 0.1
 NOWHERE = "http://127.0.0.1:9/"

@@ -14,7 +14,7 @@ from tests.support.content import KIB, Content
 from tests.support.faults import failing_call
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
-from uploader.observability import JsonFormatter, TextFormatter
+from uploader.runtime.observability import JsonFormatter, TextFormatter
 
 CONTENT = Content(100 * KIB, name="a name of nobody's business")
 URL = f"/files/{CONTENT.md5}"

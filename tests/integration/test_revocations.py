@@ -27,11 +27,11 @@ from tests.support.problems import problem
 from tests.support.stack import Stack, without_database
 from tests.support.visiting import make_link, send, visit
 from tests.support.waiting import eventually
-from uploader import meter
 from uploader.database import models, rights
 from uploader.database.engine import Connection, Database
 from uploader.errors import Forbidden
 from uploader.http.shared.operation import Call, Operation
+from uploader.runtime import meter
 from uploader.service import revocations
 
 A, B = (Content(100 * KIB, seed=seed) for seed in range(2))

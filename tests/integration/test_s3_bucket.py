@@ -32,9 +32,9 @@ from tests.support.buckets import requests
 from tests.support.certificates import Authority
 from tests.support.gateways import Gateway, JuiceGateway
 from tests.support.relay import relaying
-from uploader import breaker
 from uploader.addresses import BucketAddress
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
+from uploader.runtime import breaker
 from uploader.storage.base import BytesBody, Gone
 from uploader.storage.s3 import bucket as s3_bucket
 from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged, make_client
@@ -625,7 +625,7 @@ def test_a_server_that_was_silent_is_tried_by_one_call_a_second_until_it_answers
     bucket._breakers[s3_bucket.Kind.READ if silent == "get" else s3_bucket.Kind.WRITE]._try_at = 0.0
     CALLS["clock" if silent == "get" else silent](bucket)
     bucket.close()
-    told = [record.getMessage() for record in caplog.records if record.name == "uploader.breaker"]
+    told = [record.getMessage() for record in caplog.records if record.name == "uploader.runtime.breaker"]
     assert told == ["a store does not answer, and is not asked", "a store answers again"]
 
 

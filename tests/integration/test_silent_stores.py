@@ -19,15 +19,15 @@ from tests.support.stack import Stack
 from tests.support.switching import Left, switched
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 from tests.support.waits import as_request
-from uploader import wait_budget
 from uploader.accounting.redis import connect
 from uploader.database import mysql
 from uploader.database.engine import Connection, Database
 from uploader.database.mysql import SYNCING_CONNECTIONS
 from uploader.errors import Unavailable, UploadBusy
+from uploader.runtime import wait_budget
+from uploader.runtime.tasks import ended
+from uploader.runtime.wait_budget import LEAST, WaitBudget
 from uploader.storage.local import locks
-from uploader.tasks import ended
-from uploader.wait_budget import LEAST, WaitBudget
 
 CONTENT = Content(4 * 64 * KIB)
 ECHO = "return ARGV[1]"

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from tests.support.content import Content
 from tests.support.stack import Stack
-from uploader import meter
 from uploader.cli import main
-from uploader.meter import Cost, Kind
+from uploader.runtime import meter
+from uploader.runtime.meter import Cost, Kind
 
 pytestmark = pytest.mark.anyio
 

@@ -58,7 +58,7 @@ class Outcome:
 def begin_scratch(list_path: str) -> None:
     """Prepare the process of a scratch server, before that begins: it ends with the drill, and opens no file whose path ends
     in a line of a list, as if its disk could not read it. An audit hook may refuse what it is told of (PEP 578)."""
-    from uploader.embedded import end_with_parent
+    from uploader.runtime.embedded import end_with_parent
 
     end_with_parent()
 

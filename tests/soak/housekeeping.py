@@ -12,7 +12,7 @@ from tests.soak.installation import Installation
 from tests.support.in_bucket import BucketBytes
 from tests.support.process import environment
 from uploader.bootstrap.services import Services
-from uploader.clock import Clock
+from uploader.runtime.clock import Clock
 from uploader.settings import Settings
 from uploader.storage.s3.bucket import Bucket
 

@@ -20,9 +20,9 @@ from tests.soak.result import Result
 from tests.soak.sink import KINDS
 from tests.support.in_bucket import BucketBytes
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.database.queries import count_unreadable_blobs
+from uploader.runtime.clock import Clock
 from uploader.service.access import Accounts
 from uploader.service.revocations import Revocations
 

@@ -28,9 +28,9 @@ from tests.soak.result import Result
 from tests.support.archives import Entry, archive
 from tests.support.invariants import checked_accounts
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.clock import Clock
 from uploader.database import models, work
 from uploader.database.engine import Database
+from uploader.runtime.clock import Clock
 from uploader.service.access import Accounts
 from uploader.service.revocations import Revocations
 

@@ -17,7 +17,7 @@ from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models
 from uploader.database.engine import Connection, Database
-from uploader.embedded import end_with_parent
+from uploader.runtime.embedded import end_with_parent
 
 # Writes each event down before it answers; killed, it has answered for nothing that is not written.
 _PROGRAM = """

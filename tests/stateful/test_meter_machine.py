@@ -6,7 +6,15 @@ from functools import partial
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from uploader.meter import CLAIM_TIMEOUT_SECONDS, CREDIT_RATE, CREDIT_SECONDS, WINDOW_SECONDS, Party, Turn, Turns
+from uploader.runtime.meter import (
+    CLAIM_TIMEOUT_SECONDS,
+    CREDIT_RATE,
+    CREDIT_SECONDS,
+    WINDOW_SECONDS,
+    Party,
+    Turn,
+    Turns,
+)
 
 USERS = ("alice", "bob", "carol")
 claims = st.sampled_from((0.0001, 0.001, 0.01, 0.03, 0.5))

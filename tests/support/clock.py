@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from uploader.clock import Clock
+from uploader.runtime.clock import Clock
 
 
 class ManualClock(Clock):

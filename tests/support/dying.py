@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from uploader import crashpoints
+from uploader.runtime import crashpoints
 
 
 class Death(BaseException):

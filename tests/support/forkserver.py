@@ -38,7 +38,7 @@ _IMPORTED = (
     *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress"),
 )
 # What reads the environment when it is imported.
-_READ_AT_IMPORT = ("uploader.clock", "uploader.crashpoints")
+_READ_AT_IMPORT = ("uploader.runtime.clock", "uploader.runtime.crashpoints")
 _MAX_ORDER_BYTES = 1 << 17
 
 
@@ -207,12 +207,12 @@ def _leave(code: int) -> None:
 
 def _read_environment() -> None:
     """Import anew what reads it, also for those who have it by name already."""
-    passed = sys.modules["uploader.crashpoints"].crash_point
+    passed = sys.modules["uploader.runtime.crashpoints"].crash_point
     for name in _READ_AT_IMPORT:
         importlib.reload(sys.modules[name])
     for module in [module for name, module in sys.modules.items() if name.startswith("uploader.")]:
         if getattr(module, "crash_point", None) is passed:
-            vars(module)["crash_point"] = sys.modules["uploader.crashpoints"].crash_point
+            vars(module)["crash_point"] = sys.modules["uploader.runtime.crashpoints"].crash_point
 
 
 def _main() -> None:

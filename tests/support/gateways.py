@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from tests.support.certificates import Authority
 from tests.support.servers import PrivateRedis, free_port, send_signal, wait_until
 from uploader.addresses import BucketAddress
-from uploader.embedded import end_with_parent
+from uploader.runtime.embedded import end_with_parent
 from uploader.storage.s3.bucket import make_client
 
 BUCKET = "uploader-tests"

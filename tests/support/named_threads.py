@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from uploader import cores
+from uploader.runtime import cores
 
 _start = threading.Thread.start
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support import servers
 from tests.support.certificates import Certified
 from tests.support.process import wait_for
-from uploader.embedded import end_with_parent
+from uploader.runtime.embedded import end_with_parent
 
 PROXY_PAGE = Path(__file__).parents[2] / "docs" / "tls.md"
 HOST = "files.example"

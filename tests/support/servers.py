@@ -22,7 +22,7 @@ from redis import Redis
 
 from tests.support.certificates import Authority
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS, wait_for
-from uploader.embedded import end_with_parent, find_binary
+from uploader.runtime.embedded import end_with_parent, find_binary
 
 # The variable that names the directory of what is copied for each new server.
 NEW_SERVERS = "UPLOADER_TEST_NEW_SERVERS"

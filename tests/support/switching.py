@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from uploader.embedded import end_with_parent
+from uploader.runtime.embedded import end_with_parent
 
 
 class Left(StrEnum):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from uploader.wait_budget import WaitBudget, wait_budget_of_request
+from uploader.runtime.wait_budget import WaitBudget, wait_budget_of_request
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from uploader.bell import Bell
+from uploader.runtime.bell import Bell
 
 
 async def test_all_who_listen_wake_up_and_who_was_awake_does_not_sleep() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from uploader import cores
-from uploader.cores import Patience, SharedCore, least_shared, quotas, run_anywhere, share_a_core
 from uploader.http.server.connections import collect_seldom, connection_limits
+from uploader.runtime import cores
+from uploader.runtime.cores import Patience, SharedCore, least_shared, quotas, run_anywhere, share_a_core
 from uploader.settings import Settings
 
 

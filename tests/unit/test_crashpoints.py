@@ -12,8 +12,8 @@ import pytest
 
 import uploader
 from tests.support.process import environment, run_program
-from uploader.clock import Clock
-from uploader.crashpoints import NAMES
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import NAMES
 
 
 def running(code: str, *arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
@@ -27,7 +27,7 @@ def test_the_clock_tells_the_present_moment_in_utc_and_that_of_a_process_can_be_
     assert before <= now <= datetime.now(UTC)
     assert now.tzinfo is UTC
     (tmp_path / "seconds").write_text("-864000")
-    code = "from uploader.clock import Clock; print(Clock().now().timestamp())"
+    code = "from uploader.runtime.clock import Clock; print(Clock().now().timestamp())"
     told = running(code, TEST_CLOCK=str(tmp_path / "seconds"))
     past = datetime.now(UTC) - timedelta(days=10)
     assert abs(float(told.stdout) - past.timestamp()) < 3600
@@ -51,8 +51,7 @@ def test_each_crash_point_is_passed_at_exactly_one_place_in_the_source() -> None
 def test_a_process_ends_at_the_point_that_is_armed(
     armed: str, names: tuple[str, ...], code: int, survived: int
 ) -> None:
-    pass_them = (
-        "import sys; from uploader.crashpoints import *\nfor name in sys.argv[1:]: crash_point(name); print(name)"
-    )
+    load = "import sys; from uploader.runtime.crashpoints import *"
+    pass_them = f"{load}\nfor name in sys.argv[1:]: crash_point(name); print(name)"
     ended = running(pass_them, *names, TEST_CRASH_AT=armed)
     assert (ended.returncode, ended.stdout.split()) == (code, [*names[:survived]])

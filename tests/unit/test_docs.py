@@ -31,7 +31,6 @@ from tests.support.documents import DOCS, blocks
 from tests.support.process import run_program
 from tests.support.reference import pages
 from tests.support.rows import NOW, file_row, upload_row
-from uploader import observability
 from uploader.database import models
 from uploader.domain import events
 from uploader.domain.audit_log import Action
@@ -39,6 +38,7 @@ from uploader.domain.diagnosis import Subject
 from uploader.domain.events import EventType, Message, News
 from uploader.domain.reasons import REASONS
 from uploader.domain.upload import Reason
+from uploader.runtime import observability
 from uploader.service.events import RETRY_SECONDS
 from uploader.service.ids import new_id
 from uploader.settings import FOREIGN_NAMES, Settings, variable_of

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.support.consumer import SECRETS
+from uploader.diagnosis import exposure
+from uploader.diagnosis.doctor import diagnoses_of_mounts
+from uploader.diagnosis.health import diagnoses_of_redis_settings
 from uploader.domain.diagnosis import Subject, diagnoses_of_skew, error, note, warning, worst_first
-from uploader.service import exposure
-from uploader.service.doctor import diagnoses_of_mounts
-from uploader.service.health import diagnoses_of_redis_settings
 from uploader.settings import Settings
 from uploader.sinks.configuration import load_events
 from uploader.storage.disk import parse_mounts

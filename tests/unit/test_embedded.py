@@ -15,9 +15,9 @@ from redis import Redis, RedisError
 from tests.support import damages
 from tests.support.process import processes_in, run_program, wait_for
 from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS
-from uploader import embedded
-from uploader.embedded import EmbeddedRedis, find_binary, list_aside, socket_path, version_of
 from uploader.errors import ConfigurationError, Unavailable
+from uploader.runtime import embedded
+from uploader.runtime.embedded import EmbeddedRedis, find_binary, list_aside, socket_path, version_of
 
 THE_BINARY = find_binary()
 Make = Callable[[Path], EmbeddedRedis]
@@ -202,7 +202,7 @@ def test_what_another_account_keeps_to_itself_is_left_alone(tmp_path: Path, stop
 
 
 RUN = (
-    "import sys, time; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
+    "import sys, time; from pathlib import Path; from uploader.runtime.embedded import EmbeddedRedis;"
     "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready();"
 )
 
@@ -257,7 +257,7 @@ def test_what_the_machine_does_not_let_start_keeps_its_files(
 @pytest.mark.usefixtures("mounts")
 def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from uploader.embedded import *;"
+        "import os, sys; from pathlib import Path; from uploader.runtime.embedded import *;"
         "place = Path(sys.argv[1]); redis = place / 'redis'; engine = EmbeddedRedis(redis);"
         "(redis / 'appendonlydir').mkdir(parents=True); engine._checked_binary();"
         "(redis / 'server.log').write_text('so that there is room for a word\\n');"
@@ -374,7 +374,9 @@ def test_a_directory_with_a_long_path_is_reached_through_a_descriptor(
 
 def test_nothing_that_locks_at_forks_is_imported_while_the_watcher_forks() -> None:
     """The command failed with its one line, and seldom with a trace of a lock that was released, but never taken."""
-    code = "import sys, uploader.embedded; assert {'logging', 'concurrent.futures.thread'} <= sys.modules.keys()"
+    code = (
+        "import sys, uploader.runtime.embedded; assert {'logging', 'concurrent.futures.thread'} <= sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.process import run_program
-from uploader import cores
 from uploader.lanes import kernel
 from uploader.lanes.build import compile_kernel
 from uploader.lanes.kernel import LAYOUTS, Algorithm, Kernel, ends, is_right, kernels
+from uploader.runtime import cores
 from uploader.storage import hashes
 from uploader.storage.base import Digests
 from uploader.storage.hashes import Gathering, Job
@@ -313,7 +313,7 @@ def test_many_prefixes_at_once_have_the_digests_of_hashlib(threads: Threads) -> 
 def test_a_fork_while_somebody_gathers_leaves_no_lock_behind(library: Path) -> None:
     program = """
 import os, pathlib, sys
-from uploader import cores
+from uploader.runtime import cores
 from uploader.lanes import kernel
 from uploader.storage import hashes
 kernel.LIBRARY = pathlib.Path(sys.argv[1])

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from uploader import meter, tasks
-from uploader.meter import Cost, Kind, Meter, NotYourTurn
+from uploader.runtime import meter, tasks
+from uploader.runtime.meter import Cost, Kind, Meter, NotYourTurn
 
 pytestmark = pytest.mark.anyio
 

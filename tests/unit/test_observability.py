@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from uploader.observability import Exposition, JsonFormatter, LineHandler, TextFormatter, configure_logging, request_id
+from uploader.runtime.observability import (
+    Exposition,
+    JsonFormatter,
+    LineHandler,
+    TextFormatter,
+    configure_logging,
+    request_id,
+)
 
 
 def a_record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:

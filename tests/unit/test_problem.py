@@ -10,7 +10,7 @@ from starlette.requests import Request
 from uploader import errors
 from uploader.errors import NotFound, QuotaExceeded, UploaderError, message_of
 from uploader.http.shared.problem import ERRORS, STATUS, explain, problem_response, title_of
-from uploader.observability import request_id
+from uploader.runtime.observability import request_id
 
 
 def below(error: type[UploaderError]) -> list[type[UploaderError]]:

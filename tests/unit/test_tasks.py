@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader import tasks as threads
-from uploader.tasks import Batches, OnePerKey, Rounds, ended, give_way, run_in, uninterrupted
+from uploader.runtime import tasks as threads
+from uploader.runtime.tasks import Batches, OnePerKey, Rounds, ended, give_way, run_in, uninterrupted
 
 
 class Work:

@@ -119,7 +119,7 @@ ALLOWED = {
     (TERMINAL, "sys.stdout.buffer.write(block)"): "the output of a command where nobody looks",
     (TERMINAL, "sys.stdout.flush()"): "likewise",
     (TERMINAL, "console.print(*parts, sep='\\n')"): "into a string, which is printed styled",
-    ("observability.py", "handler = LineHandler(sys.stderr)"): "logs, whose formatters escape",
+    ("runtime/observability.py", "handler = LineHandler(sys.stderr)"): "logs, whose formatters escape",
 }
 
 

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from uploader.errors import StorageFailed, UploaderError
-from uploader.meter import Kind, cost_of_request
-from uploader.observability import request_id
+from uploader.runtime.meter import Kind, cost_of_request
+from uploader.runtime.observability import request_id
+from uploader.runtime.tasks import Pool
 from uploader.storage import disk, hashes
 from uploader.storage.hashes import BLOCK_BYTES, BlockChecksums, PrefixHashes, Turn
 from uploader.storage.local import turns
 from uploader.storage.local.turns import Company
-from uploader.tasks import Pool
 
 CONTENT = memoryview(bytearray(os.urandom(3_000_000)))
 STEP = 100_000

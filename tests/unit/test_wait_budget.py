@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.waits import as_request
-from uploader.wait_budget import IN_ALL_SECONDS, LEAST, WaitBudget, in_passing, wait_budget, waiting
+from uploader.runtime.wait_budget import IN_ALL_SECONDS, LEAST, WaitBudget, in_passing, wait_budget, waiting
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """As the module `time`, for who asks for the time alone."""
     manual = SimpleNamespace(seconds=1000.0)
     manual.monotonic = lambda: manual.seconds
-    monkeypatch.setattr("uploader.wait_budget.time", manual)
+    monkeypatch.setattr("uploader.runtime.wait_budget.time", manual)
     return manual
 
 

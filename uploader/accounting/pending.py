@@ -35,9 +35,9 @@ from uploader.accounting.redis import (
     away,
     time_argument,
 )
-from uploader.crashpoints import crash_point
 from uploader.domain.digest import Challenge
 from uploader.domain.upload import Tail, Upload, chunk_count, to_bitmap
+from uploader.runtime.crashpoints import crash_point
 from uploader.settings import Settings
 
 # While Redis keeps a tombstone, it answers for a closed upload; after that the row in the database does.

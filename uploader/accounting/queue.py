@@ -19,8 +19,8 @@ from redis.asyncio import Redis
 from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, Shards
 from uploader.accounting.redis import AWAY, RedisConnection, Script, time_argument
 from uploader.accounting.refusals import code_of, named_right, refusals_of
-from uploader.bell import Bell
-from uploader.tasks import ended
+from uploader.runtime.bell import Bell
+from uploader.runtime.tasks import ended
 
 logger = logging.getLogger(__name__)
 

@@ -35,11 +35,11 @@ from redis.crc import key_slot
 from uploader.accounting.keys import FORMAT, INSTALLATION
 from uploader.accounting.refusals import RedisTooOld, refusals_of
 from uploader.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
-from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
 from uploader.errors import ConfigurationError, ServerBusy, Unavailable
-from uploader.observability import Trouble
-from uploader.tasks import ended
-from uploader.wait_budget import LEAST, wait_budget, waiting
+from uploader.runtime.breaker import MOMENT_SECONDS, Breaker, Silent
+from uploader.runtime.observability import Trouble
+from uploader.runtime.tasks import ended
+from uploader.runtime.wait_budget import LEAST, wait_budget, waiting
 
 
 def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes:

@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 
 from redis import exceptions
 
-from uploader.bell import Bell
 from uploader.domain import reasons
 from uploader.domain.diagnosis import Diagnosis
-from uploader.observability import FAILURES
+from uploader.runtime.bell import Bell
+from uploader.runtime.observability import FAILURES
 
 logger = logging.getLogger(__name__)
 

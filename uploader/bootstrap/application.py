@@ -8,11 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from uploader.accounting.queue import wakeups
-from uploader.bell import Bell
 from uploader.bootstrap.services import Services
-from uploader.clock import Clock
-from uploader.cores import SharedCore
-from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
 from uploader.database.audit_log import note
 from uploader.database.engine import Connection
@@ -51,8 +47,12 @@ from uploader.jobs.maintenance import (
 )
 from uploader.jobs.runner import Job, Runner
 from uploader.jobs.uploads import Expirer, Flusher, Joiner, Merger, Sweeper
-from uploader.meter import QUIET_SECONDS
-from uploader.observability import tell_beginnings_of_troubles, tell_ended_troubles
+from uploader.runtime.bell import Bell
+from uploader.runtime.clock import Clock
+from uploader.runtime.cores import SharedCore
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.meter import QUIET_SECONDS
+from uploader.runtime.observability import tell_beginnings_of_troubles, tell_ended_troubles
 from uploader.service.audit_log import act
 from uploader.service.installation import Installation
 from uploader.service.leases import Lease

@@ -9,25 +9,26 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
-from uploader import embedded
 from uploader.accounting.refusals import RedisTooOld
 from uploader.bootstrap.application import check_public_url, check_shards, create_verifier
 from uploader.bootstrap.services import Services, copies_of, database_url, redis_directory, secret_of
 from uploader.bootstrap.services import list_aside as aside_of
-from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.copies import files_beside
 from uploader.database.damage import parts_of
 from uploader.database.engine import Database, damage_of_file
 from uploader.database.meta import Mishap, note_mishap
+from uploader.diagnosis.doctor import Doctor, Kept
+from uploader.diagnosis.exposure import outside_hosts
+from uploader.diagnosis.health import Integrity
 from uploader.domain.diagnosis import Diagnosis, Level, Subject, error, to_act_on, worst_first
-from uploader.embedded import list_aside
 from uploader.errors import ConfigurationError, Unavailable, UploaderError
 from uploader.http.server.tls import read_certificate
+from uploader.runtime import embedded
+from uploader.runtime.clock import Clock
+from uploader.runtime.embedded import list_aside
+from uploader.runtime.tasks import give_way_to_all
 from uploader.service.access import OWNER_TOKEN_FILE, owner_token
-from uploader.service.doctor import Doctor, Kept
-from uploader.service.exposure import outside_hosts
-from uploader.service.health import Integrity
 from uploader.service.secret import SECRET_FILE
 from uploader.settings import Settings
 from uploader.sinks.configuration import EventSettings, load_events
@@ -35,7 +36,6 @@ from uploader.storage.ballast import INODES_SUFFIX, Ballast
 from uploader.storage.ballast import NAME as BALLAST
 from uploader.storage.local.store import MARK
 from uploader.storage.modes import close_to_others
-from uploader.tasks import give_way_to_all
 
 # To look at all of a SQLite keeps it from using its log again, so that grows meanwhile.
 _FULL_LOOK_SECONDS = 60.0

@@ -26,7 +26,7 @@ from uvicorn.supervisors.multiprocess import Process
 from uploader.bootstrap.systemd import STOPPING, WATCHDOG, notify, watchdog_seconds, watched_loop
 from uploader.http.app import STOP_STATE
 from uploader.http.shared.exchange import UNREADY_STATE
-from uploader.tasks import ended
+from uploader.runtime.tasks import ended
 
 logger = logging.getLogger(__name__)
 

@@ -19,16 +19,16 @@ from uploader.bootstrap.installation import prepare_installation
 from uploader.bootstrap.processes import Terminal, served
 from uploader.bootstrap.services import Services
 from uploader.bootstrap.starting import BEGINS, starting
-from uploader.clock import Clock
-from uploader.cores import SharedCore, run_anywhere, share_a_core
-from uploader.embedded import end_with_parent
 from uploader.http.app import Application
 from uploader.http.server import connections
 from uploader.http.server.tls import CertificateInForce
 from uploader.http.shared.exchange import is_news
 from uploader.http.shared.mount import Mount
 from uploader.http.shared.proxies import Proxies
-from uploader.observability import configure_logging
+from uploader.runtime.clock import Clock
+from uploader.runtime.cores import SharedCore, run_anywhere, share_a_core
+from uploader.runtime.embedded import end_with_parent
+from uploader.runtime.observability import configure_logging
 from uploader.settings import Settings
 
 if TYPE_CHECKING:

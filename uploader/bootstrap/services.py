@@ -4,22 +4,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from uploader import embedded
 from uploader.accounting.costs import CostsByHour
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Audit, Challenges, Pending
 from uploader.accounting.probe import Probe
 from uploader.accounting.queue import DelayQueue
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
-from uploader.bell import Bell
-from uploader.clock import Clock
 from uploader.database.copies import RollingCopies
 from uploader.database.engine import Database
 from uploader.database.outbox import Outbox, Told
 from uploader.database.trash import TrashPolicy
+from uploader.diagnosis.health import Gauges, Health, Integrity, Start
 from uploader.domain.reasons import Check
-from uploader.meter import Meter
-from uploader.observability import Exposition
+from uploader.runtime import embedded
+from uploader.runtime.bell import Bell
+from uploader.runtime.clock import Clock
+from uploader.runtime.meter import Meter
+from uploader.runtime.observability import Exposition
 from uploader.service.access import Accounts
 from uploader.service.append import Appends, DeferredLength
 from uploader.service.audit_log import AuditLog, AuditLogReports
@@ -37,7 +38,6 @@ from uploader.service.files import Files, Folders
 from uploader.service.flush import Flushing, Sweeping
 from uploader.service.gates import Gates
 from uploader.service.heal import Healing
-from uploader.service.health import Gauges, Health, Integrity, Start
 from uploader.service.ids import new_id
 from uploader.service.installation import Installation
 from uploader.service.instant import Instant

@@ -12,8 +12,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import TypeVar
 
 from uploader.database.engine import is_refusal
+from uploader.diagnosis.health import Start
 from uploader.errors import ConfigurationError, DatabaseDamaged, SchemaBehind, UploaderError
-from uploader.service.health import Start
 
 logger = logging.getLogger(__name__)
 

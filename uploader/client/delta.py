@@ -26,7 +26,7 @@ from uploader.domain.delta import (
     load_cutter,
     pieces_of,
 )
-from uploader.tasks import uninterrupted
+from uploader.runtime.tasks import uninterrupted
 
 _READ_BYTES = 1 << 20
 

@@ -35,8 +35,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Table, text
 
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import migrate, models
 from uploader.database.connection import AsyncConnection
 from uploader.database.damage import GivesUp, damage_of, opened, parts_of
@@ -45,6 +43,8 @@ from uploader.domain import reasons
 from uploader.domain.diagnosis import Diagnosis
 from uploader.domain.secret import Secret
 from uploader.errors import ConfigurationError, DatabaseDamaged, StorageFailed, Unavailable
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
 from uploader.units import format_ago
 
 # Hears how much is done, and of how much.

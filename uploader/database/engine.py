@@ -39,7 +39,7 @@ from uploader.database.sqlite import UNFIT, FileLost, Sqlite, SqliteEngine, code
 from uploader.database.trash import TrashPolicy
 from uploader.domain.reasons import SQL_MODE_CHANGED
 from uploader.errors import DatabaseDamaged, DatabaseFull, ServerBusy, Unavailable
-from uploader.observability import Trouble
+from uploader.runtime.observability import Trouble
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,6 @@ from sqlalchemy.exc import DBAPIError, NoSuchTableError
 from sqlalchemy.types import TypeEngine
 
 import uploader
-from uploader.crashpoints import crash_point
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
 from uploader.database.engine import Database, is_retried
@@ -36,6 +35,7 @@ from uploader.database.meta import fact
 from uploader.database.secret import REWRITE, rewrite
 from uploader.domain.secret import Secret
 from uploader.errors import ConfigurationError, SchemaBehind
+from uploader.runtime.crashpoints import crash_point
 
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory

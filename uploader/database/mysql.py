@@ -18,11 +18,11 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from uploader.addresses import TLS_OPTIONS, parse_mysql_url
-from uploader.breaker import MOMENT_SECONDS, Breaker, Silent
 from uploader.database.connection import AsyncConnection, AsyncEngine
-from uploader.meter import ROW_SECONDS, STATEMENT_SECONDS, Kind, charge
-from uploader.tasks import ended
-from uploader.wait_budget import LEAST, WaitBudget, wait_budget
+from uploader.runtime.breaker import MOMENT_SECONDS, Breaker, Silent
+from uploader.runtime.meter import ROW_SECONDS, STATEMENT_SECONDS, Kind, charge
+from uploader.runtime.tasks import ended
+from uploader.runtime.wait_budget import LEAST, WaitBudget, wait_budget
 
 if TYPE_CHECKING:
     from asyncmy.connection import Connection

@@ -30,8 +30,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from uploader.database.connection import AsyncConnection
-from uploader.meter import Cost, Kind, cost_of_request
-from uploader.tasks import run_in
+from uploader.runtime.meter import Cost, Kind, cost_of_request
+from uploader.runtime.tasks import run_in
 
 # For one run, or for each of many.
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]

@@ -24,7 +24,6 @@ from sqlalchemy import (
     update,
 )
 
-from uploader.clock import Clock
 from uploader.database import models
 from uploader.database.connection import AsyncConnection
 from uploader.database.deliveries import MOST_COUNTED, messages_of
@@ -33,6 +32,7 @@ from uploader.database.outbox import DEAD, DELIVERED, MAX_ERROR_BYTES, WAITING
 from uploader.database.queries import all_of
 from uploader.database.transactions.rows import changed
 from uploader.domain.events import Message
+from uploader.runtime.clock import Clock
 
 _RAN_OUT = "the lease ended, and nobody had acknowledged the task"
 

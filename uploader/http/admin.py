@@ -13,7 +13,6 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response, StreamingResponse
 
-from uploader.clock import Clock
 from uploader.domain.audit_log import Act, Action
 from uploader.domain.names import MAX_USER_ID_BYTES, check_user_id
 from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
@@ -31,6 +30,7 @@ from uploader.http.shared.operation import (
     whole_number,
 )
 from uploader.http.shared.responses import Json
+from uploader.runtime.clock import Clock
 from uploader.service.access import Accounts, Token, new_token
 from uploader.service.audit_log import AuditLogReports, Wanted
 from uploader.service.costs import CostReport, Costs

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
+from uploader.diagnosis.health import Start
 from uploader.errors import (
     BadRequest,
     MethodNotAllowed,
@@ -35,13 +36,12 @@ from uploader.http.shared.operation import Call, Operation, Routing, operations_
 from uploader.http.shared.problem import as_told, problem_response
 from uploader.http.shared.proxies import Proxies
 from uploader.http.shared.responses import Json
-from uploader.meter import Cost, Meter, NotYourTurn, cost_of_request
+from uploader.runtime.meter import Cost, Meter, NotYourTurn, cost_of_request
+from uploader.runtime.wait_budget import WaitBudget, wait_budget_of_request
 from uploader.service.access import Identity
 from uploader.service.audit_log import Actor, Via, actor_of_context
-from uploader.service.health import Start
 from uploader.service.precreate import Asker, asker_of_request
 from uploader.service.revocations import Revocations, authority_of_context
-from uploader.wait_budget import WaitBudget, wait_budget_of_request
 
 logger = logging.getLogger(__name__)
 

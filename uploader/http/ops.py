@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import uploader
+from uploader.diagnosis.health import Gauges, Health
 from uploader.domain.upload import MAX_CHUNK_COUNT
 from uploader.errors import NotFound
 from uploader.http.shared.exchange import UNREADY_STATE
@@ -23,8 +24,7 @@ from uploader.http.shared.mount import mount_of_request
 from uploader.http.shared.operation import Call, Operation, operations_of, public_path
 from uploader.http.shared.problem import explain
 from uploader.http.shared.responses import Json, is_not_modified
-from uploader.observability import Exposition
-from uploader.service.health import Gauges, Health
+from uploader.runtime.observability import Exposition
 from uploader.service.open import Openings
 from uploader.settings import Settings
 

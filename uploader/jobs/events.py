@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable
 
-from uploader.clock import Clock
 from uploader.jobs.runner import Job, Pause
+from uploader.runtime.clock import Clock
 from uploader.service.events import Relay, Takeover, Watching
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
 
-from uploader.clock import Clock
 from uploader.errors import UploaderError
 from uploader.jobs.runner import Job, Pause
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.observability import level_of
 from uploader.service.audit_log import AuditLog
 from uploader.service.ballast import BallastKeeping
 from uploader.service.cleanup import Cleanup, LastCleanup

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from math import floor
 
-from uploader.bell import Bell
-from uploader.clock import Clock
 from uploader.errors import ConfigurationError, Unavailable, UploaderError
+from uploader.runtime.bell import Bell
+from uploader.runtime.clock import Clock
+from uploader.runtime.tasks import ended
 from uploader.service.audit_log import Actor, Via, actor_of_context
-from uploader.tasks import ended
 
 logger = logging.getLogger(__name__)
 

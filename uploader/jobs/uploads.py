@@ -5,10 +5,10 @@ import logging
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from uploader.clock import Clock
 from uploader.errors import StorageFailed
 from uploader.jobs.runner import Job, Pause
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.observability import level_of
 from uploader.service.cleanup import Expiry
 from uploader.service.concatenate import Concatenations
 from uploader.service.flush import Flushing, Sweeping, UploadQueue

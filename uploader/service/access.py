@@ -15,8 +15,6 @@ from pathlib import Path
 
 import aiofiles
 
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, rights
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import users
@@ -25,6 +23,8 @@ from uploader.domain.links import Caller, Visit, owner
 from uploader.domain.names import check_user_id
 from uploader.domain.upload import Usage
 from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
 from uploader.service.audit_log import act, actor
 from uploader.service.revocations import Authority, Remembered, Revocations, SlowDown, authority_of_context
 from uploader.service.secret import write_secret

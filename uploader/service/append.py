@@ -14,15 +14,16 @@ from typing import Any, Protocol
 
 from uploader import errors
 from uploader.accounting.pending import Outcome, Pending
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions.rows import NotOpen
 from uploader.database.transactions.uploads import LengthTold
 from uploader.domain.links import Caller
 from uploader.domain.upload import MAX_CHUNK_COUNT, Tail, Upload, chunk_length
-from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import BYTES_RECEIVED, QUOTA_REFUSALS
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.chunk import COUNTED, ConcurrentBodies, Receiving, Stored
 from uploader.service.close import Closers
 from uploader.service.open import Admission
@@ -30,7 +31,6 @@ from uploader.service.results import Appended, Complete, StillMerging, Target
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.storage.base import Appender, Body, Gone, PresentChunks
 from uploader.storage.store import Store
-from uploader.tasks import uninterrupted
 
 # The first step. Each is by so much longer than what is reserved already, up to the longest: ten gigabytes take fourteen.
 FIRST_STEP_BYTES = 64 << 20

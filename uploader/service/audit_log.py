@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 
-from uploader.clock import Clock
 from uploader.database import audit_log
 from uploader.database.audit_log import Wanted
 from uploader.database.engine import Database
 from uploader.database.reports import Page
 from uploader.domain.audit_log import Act, Action, Actor, Via
+from uploader.runtime.clock import Clock
 from uploader.service.ids import cursor, new_id, parse_cursor
 
 __all__ = ["Act", "Action", "Actor", "AuditLog", "AuditLogReports", "Via", "Wanted", "act", "actor", "actor_of_context"]

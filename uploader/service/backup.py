@@ -25,12 +25,13 @@ from pathlib import Path
 from uploader import __version__
 from uploader.accounting.pending import Pending
 from uploader.accounting.redis import RedisMark
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import audit_log, copies, damage, meta, migrate, queries
 from uploader.database.copies import LISTING, Dumped, RollingCopies, RollingCopy, dump, kind_of, read_listing
 from uploader.database.engine import Connection, Database
 from uploader.errors import ConfigurationError, StorageFailed
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import all_or_none
 from uploader.service.audit_log import Action, AuditLog, act
 from uploader.service.installation import FACT, Installation, difference
 from uploader.service.secret import SECRET_FILE, InstallationSecret, write_secret
@@ -39,7 +40,6 @@ from uploader.storage.backups import BackupDirectory, BackupRefused, BlobDamaged
 from uploader.storage.base import FileBlob, Gone, OpenBlob
 from uploader.storage.disk import Root
 from uploader.storage.store import Store
-from uploader.tasks import all_or_none
 
 _BATCH = 200
 

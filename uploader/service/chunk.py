@@ -13,20 +13,21 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
-from uploader import breaker, errors
+from uploader import errors
 from uploader.accounting.pending import Outcome, Pending, RecordResult
-from uploader.crashpoints import crash_point
 from uploader.database.engine import Database
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.links import Caller
 from uploader.domain.upload import Upload, chunk_count, chunk_length
-from uploader.observability import BYTES_RECEIVED, CHUNK_SECONDS, CHUNKS
+from uploader.runtime import breaker
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import BYTES_RECEIVED, CHUNK_SECONDS, CHUNKS
+from uploader.runtime.tasks import in_thread, uninterrupted
 from uploader.service.close import Closers
 from uploader.service.results import Acknowledged, Complete, Result, Target
 from uploader.service.status import ATTEMPTS, Uploads
 from uploader.storage.base import Body, Gone, UploadBytes
-from uploader.tasks import in_thread, uninterrupted
 
 _PYTHON_NAMES = {"md5": "md5", "sha-256": "sha256"}
 

@@ -13,20 +13,20 @@ from functools import partial
 
 import msgspec
 
-from uploader.clock import Clock
 from uploader.database import meta, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.observability import level_of
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.audit_log import AuditLog
 from uploader.service.close import Closers
 from uploader.service.ids import greatest, new_id
 from uploader.storage.base import Found, Gone, Housekeeping, Stretch
 from uploader.storage.store import Store
-from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ from datetime import timedelta
 from typing import TypeVar
 
 from uploader.accounting.pending import Outcome, Pending, RecordResult
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import meta, queries, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions.rows import NotOpen
@@ -29,12 +27,14 @@ from uploader.domain.upload import (
     received_bytes,
 )
 from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
-from uploader.observability import LOST_UPLOADS, REBUILDS, level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import LOST_UPLOADS, REBUILDS, level_of
+from uploader.runtime.tasks import OnePerKey, uninterrupted
+from uploader.runtime.wait_budget import in_passing
 from uploader.service.audit_log import act, actor
 from uploader.storage.base import Closer, Gone, PresentChunks
 from uploader.storage.store import Store
-from uploader.tasks import OnePerKey, uninterrupted
-from uploader.wait_budget import in_passing
 
 _ACTIONS = {Reason.EXPIRED: Action.UPLOAD_EXPIRED, Reason.CANCELLED: Action.UPLOAD_CANCELLED}
 

@@ -11,16 +11,17 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from datetime import timedelta
 
 from uploader import errors
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.creations import UPLOAD
 from uploader.domain.links import Caller
 from uploader.domain.upload import Concatenation, NewConcatenation, Reason, State, Upload, UploadKind, chunk_length
-from uploader.meter import Kind, charged_apart, go_on
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.meter import Kind, charged_apart, go_on
+from uploader.runtime.observability import level_of
+from uploader.runtime.tasks import ended, uninterrupted
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
@@ -32,7 +33,6 @@ from uploader.service.results import Complete, StillMerging, Target, check_sent_
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
 from uploader.storage.base import Busy, Gone, PartDamaged, Stopping, UploadBytes
-from uploader.tasks import ended, uninterrupted
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from datetime import datetime
 from msgspec import Struct
 
 from uploader.accounting.costs import CostsByHour
-from uploader.clock import Clock
-from uploader.meter import Meter
-from uploader.observability import COST_SECONDS, TURN_SECONDS, TURNS
+from uploader.runtime.clock import Clock
+from uploader.runtime.meter import Meter
+from uploader.runtime.observability import COST_SECONDS, TURN_SECONDS, TURNS
 
 HOURS = 24
 _TELL_SECONDS = 5.0

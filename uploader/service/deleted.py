@@ -14,8 +14,6 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from uploader import errors
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions, trash
 from uploader.database.audit_log import note
 from uploader.database.engine import Connection, Database, Duplicate
@@ -25,6 +23,9 @@ from uploader.database.transactions.rows import BlobLost
 from uploader.domain.audit_log import Action
 from uploader.domain.creations import RESTORE
 from uploader.domain.upload import File, IfExists, TrashedFile, TrashReason
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import OnePerKey, uninterrupted
 from uploader.service.audit_log import act
 from uploader.service.cleanup import is_settled
 from uploader.service.files import Files
@@ -33,7 +34,6 @@ from uploader.service.precreate import Permission, PreCreateHook
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS
 from uploader.storage.base import Found, Gone, OpenBlob, Stopping
 from uploader.storage.store import Store
-from uploader.tasks import OnePerKey, uninterrupted
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from uploader import errors
 from uploader.domain.delta import Pieces, cuts_for
 from uploader.domain.links import Caller
 from uploader.domain.upload import File
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.files import Files
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
 from uploader.storage.base import Gone, OpenBlob, Stopping
 from uploader.storage.store import Store
-from uploader.tasks import uninterrupted
 
 # A part of a piece: its number, an offset in the base and a length.
 _Part = tuple[int, int, int]

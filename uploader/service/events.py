@@ -16,7 +16,6 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from uploader.clock import Clock
 from uploader.database import deliveries, meta, work
 from uploader.database.audit_log import note
 from uploader.database.deliveries import Delivery, Due, Failure, SinkState
@@ -26,12 +25,13 @@ from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Diagnosis
 from uploader.domain.events import Message
 from uploader.errors import NotFound
-from uploader.observability import EVENT_DELIVERIES, EVENT_DELIVERY_SECONDS, Trouble
+from uploader.runtime.clock import Clock
+from uploader.runtime.observability import EVENT_DELIVERIES, EVENT_DELIVERY_SECONDS, Trouble
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.audit_log import act, actor
 from uploader.service.ids import new_id
 from uploader.service.leases import ProcessMark
 from uploader.sinks.base import Envelope, EventSink, NotTaken, Outcomes, envelope_of, not_taken
-from uploader.tasks import uninterrupted
 
 __all__ = ["TEST_TYPE", "Delivery", "Message", "Reviewing", "Told"]
 

@@ -8,8 +8,6 @@ from functools import partial
 from typing import TypeVar
 
 from uploader import errors
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import levels, meta, queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.links import LinksBelow
@@ -17,12 +15,14 @@ from uploader.domain.audit_log import Action
 from uploader.domain.creations import MOVE, RENAME, Creation
 from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
 from uploader.domain.upload import File, IfExists, Usage
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.audit_log import act
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
 from uploader.service.precreate import Permission, PreCreateHook, with_folder
 from uploader.storage.base import BlobBytes, BytesAltered, Found, Gone, OpenBlob, Stopping
-from uploader.tasks import uninterrupted
 
 T = TypeVar("T")
 _ATTEMPTS = 10

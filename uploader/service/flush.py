@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 from uploader.accounting.pending import Pending
 from uploader.accounting.queue import Claim, UploadQueue
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions.rows import NotOpen
 from uploader.database.transactions.uploads import Received
 from uploader.domain.upload import State, Upload
 from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
-from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS, level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS, level_of
+from uploader.runtime.tasks import all_or_none
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
 from uploader.storage.base import Gone
-from uploader.tasks import all_or_none
 
 __all__ = ["FlushedBatch", "Flushing", "UploadQueue"]
 

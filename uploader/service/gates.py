@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
-from uploader.clock import Clock
 from uploader.database import deliveries, work
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.outbox import DEAD, WAITING
 from uploader.database.transactions import gates
 from uploader.database.transactions.rows import BlobLost
 from uploader.errors import Unavailable
+from uploader.runtime.clock import Clock
 from uploader.service.leases import Interruption, length_of
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS
 

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.audit_log import note
 from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import File
 from uploader.errors import StorageAway, StorageFailed
-from uploader.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
+from uploader.runtime.tasks import OnePerKey, uninterrupted
 from uploader.service.audit_log import act
 from uploader.settings import Settings
 from uploader.storage.base import Digests, Found, Gone, Pace
 from uploader.storage.store import Store
-from uploader.tasks import OnePerKey, uninterrupted
 
 logger = logging.getLogger(__name__)
 

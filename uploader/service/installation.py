@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from uploader.accounting.redis import RedisMark
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import meta, queries
 from uploader.database.audit_log import note
 from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
 from uploader.errors import ConfigurationError
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
 from uploader.service.audit_log import act
 from uploader.storage.store import Store, StoreName
 

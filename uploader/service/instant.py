@@ -13,8 +13,6 @@ from datetime import timedelta
 from functools import partial
 
 from uploader.accounting.pending import Challenges
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.outbox import gates
@@ -24,7 +22,10 @@ from uploader.domain.digest import Challenge, draw_ranges, proof_of
 from uploader.domain.links import owner
 from uploader.domain.upload import File, IfExists, Upload
 from uploader.errors import ProofFailed, Unavailable
-from uploader.observability import INSTANT_UPLOADS
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import INSTANT_UPLOADS
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.close import Closers
 from uploader.service.heal import Healing
 from uploader.service.ids import new_id
@@ -33,7 +34,6 @@ from uploader.service.results import Complete, Opening, Target
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
 from uploader.storage.base import BlobBytes, Gone, UploadBytes
-from uploader.tasks import uninterrupted
 
 _CHALLENGE_SECONDS = 60.0
 _NONCE_BYTES = 32

@@ -13,14 +13,14 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from uploader.clock import Clock
 from uploader.database import meta
 from uploader.database.engine import Database, Duplicate
 from uploader.errors import Unavailable
+from uploader.runtime.clock import Clock
+from uploader.runtime.tasks import ended, in_thread
 from uploader.service.ids import new_id
 from uploader.storage.base import Stopping
 from uploader.storage.disk import boot_id
-from uploader.tasks import ended, in_thread
 
 _LEASE_SECONDS = 60.0
 _RENEW_SECONDS = 20.0

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from uploader import errors
-from uploader.clock import Clock
 from uploader.database import links, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
@@ -25,7 +24,9 @@ from uploader.domain.links import Caller, Limits, Link, LinkEnd, LinkKind, Visit
 from uploader.domain.names import Folder, Place, Selection
 from uploader.domain.secret import SEALED, Secret, Use
 from uploader.domain.upload import File, Reason
-from uploader.observability import LINK_SESSIONS
+from uploader.runtime.clock import Clock
+from uploader.runtime.observability import LINK_SESSIONS
+from uploader.runtime.tasks import in_thread
 from uploader.service.audit_log import act
 from uploader.service.close import Closers
 from uploader.service.files import Files, Folders
@@ -33,7 +34,6 @@ from uploader.service.ids import ID, new_id
 from uploader.service.precreate import Allowed, PreCreateHook, Question, with_folder
 from uploader.service.revocations import Remembered, Revocations, SlowDown
 from uploader.service.secret import InstallationSecret
-from uploader.tasks import in_thread
 
 TOKEN_PREFIX = "upls_"  # noqa: S105 (what tokens of visitors begin with)
 # For its maker's clock, which may be ahead.

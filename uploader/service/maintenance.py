@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from uploader.clock import Clock
 from uploader.database import audit_log, reports
 from uploader.database.audit_log import Wanted
 from uploader.database.engine import Database
@@ -12,6 +11,7 @@ from uploader.database.reports import Page
 from uploader.domain import reasons
 from uploader.domain.audit_log import Action
 from uploader.domain.diagnosis import Diagnosis, Subject, note, to_act_on
+from uploader.runtime.clock import Clock
 from uploader.service.reconcile import last_reconciled
 from uploader.units import format_ago
 

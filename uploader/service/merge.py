@@ -15,21 +15,21 @@ from functools import partial
 from uploader import errors
 from uploader.accounting.pending import Pending
 from uploader.accounting.queue import UploadQueue
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions.rows import ClaimsChanged, NotOpen
 from uploader.database.transactions.uploads import Received
 from uploader.domain.upload import REFUSED, SUPERSEDED, File, Reason, State, Upload, as_ranges, missing_ranges
-from uploader.observability import MERGE_SECONDS, MERGES
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import MERGE_SECONDS, MERGES
+from uploader.runtime.tasks import ended, uninterrupted
 from uploader.service.close import Closers
 from uploader.service.heal import waits_since
 from uploader.service.ids import new_id
 from uploader.service.results import Complete
 from uploader.settings import Settings
 from uploader.storage.base import Busy, Digests, Gone, Stopping, UploadBytes
-from uploader.tasks import ended, uninterrupted
 
 logger = logging.getLogger(__name__)
 

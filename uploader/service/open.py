@@ -10,15 +10,16 @@ from datetime import timedelta
 from functools import partial
 
 from uploader import errors
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions, trash
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions.rows import BlobLost, NotOpen
 from uploader.domain.creations import UPLOAD
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256, Challenge
 from uploader.domain.upload import ChunkSizes, IfExists, Room, State, Upload, UploadKind, Usage, floor_of
-from uploader.observability import QUOTA_REFUSALS
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import QUOTA_REFUSALS
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.chunk import Receiving
 from uploader.service.ids import new_id
 from uploader.service.instant import NO_SOURCE, Instant, Source
@@ -29,7 +30,6 @@ from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.service.trash import TrashKeeping
 from uploader.settings import Settings
 from uploader.storage.base import Gone, Housekeeping, Space, UploadBytes
-from uploader.tasks import uninterrupted
 
 _MOMENT_SECONDS = 1.0
 # What a store without a bound is taken to have: more than anybody will ever send, and still a number of every database.

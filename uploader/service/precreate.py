@@ -23,10 +23,10 @@ from uploader.domain.creations import FOLDER, Creation
 from uploader.domain.names import normalise_name
 from uploader.domain.upload import File
 from uploader.errors import InvalidRequest, NotAllowed, Unavailable
-from uploader.observability import Trouble
+from uploader.runtime.observability import Trouble
+from uploader.runtime.tasks import in_thread
 from uploader.service.ids import new_id
 from uploader.sinks.webhook import NoAnswer, SignedPost
-from uploader.tasks import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from typing import Any
 import msgspec
 
 from uploader.accounting.pending import Audit, AuditedUpload, TaskBucket
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import meta, queries, recount
 from uploader.database.engine import Connection, Database
 from uploader.database.recount import KeptFigures, Slice
@@ -27,14 +25,16 @@ from uploader.database.transactions.rows import NotOpen
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import State, Tail, Upload, from_bitmap, received_bytes, to_bitmap
 from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import level_of
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.audit_log import AuditLog, act
 from uploader.service.cleanup import is_settled, stray_blobs
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
 from uploader.storage.base import Closer, Gone, PresentChunks, Stretch
 from uploader.storage.store import Store
-from uploader.tasks import uninterrupted
 
 
 class Kind(StrEnum):

@@ -19,13 +19,13 @@ from msgspec import Struct
 
 from uploader.accounting.pending import Pending
 from uploader.accounting.queue import Measured, MinuteBucket, added_up
-from uploader.clock import Clock
 from uploader.database import queries, reports
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.reports import Page
 from uploader.domain.reports import SPANS_DAYS, Day, Growth, OpenTotal, TempMonth, Totals, UserReport, growth
 from uploader.domain.upload import File, Upload
 from uploader.errors import NotFound, UploadNotFound
+from uploader.runtime.clock import Clock
 from uploader.service.files import Files
 from uploader.service.ids import Kind, cursor, parse_cursor
 from uploader.service.open import Admission

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from uploader.clock import Clock
 from uploader.database import links, rights
 from uploader.database.engine import Connection, Database
 from uploader.database.rights import Authority, authority_of_context
 from uploader.domain.links import LinkEnd, Visit
 from uploader.errors import Forbidden, Unauthenticated, UploaderError
-from uploader.tasks import ended
+from uploader.runtime.clock import Clock
+from uploader.runtime.tasks import ended
 
 __all__ = ["Authority", "Remembered", "Revocations", "Running", "SlowDown", "authority_of_context"]
 

@@ -15,11 +15,11 @@ from functools import partial
 
 import msgspec
 
-from uploader.clock import Clock
 from uploader.database import meta, queries
 from uploader.database.engine import Database
 from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.observability import level_of
 from uploader.service.heal import DUE, Damage, Healing
 from uploader.service.ids import greatest
 from uploader.service.leases import Lease

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from uploader.clock import Clock
 from uploader.database import meta, migrate
 from uploader.database import secret as kept
 from uploader.database.copies import sync_path
@@ -21,6 +20,7 @@ from uploader.database.secret import Former
 from uploader.domain.diagnosis import Diagnosis, Subject, error, warning
 from uploader.domain.secret import Secret
 from uploader.errors import ConfigurationError
+from uploader.runtime.clock import Clock
 
 SECRET_FILE = "secret"  # noqa: S105 (a file name)
 MIN_BYTES = 32

@@ -13,10 +13,10 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlencode
 
-from uploader.clock import Clock
 from uploader.domain.links import Visit
 from uploader.domain.secret import Use
 from uploader.errors import Unauthenticated
+from uploader.runtime.clock import Clock
 from uploader.service.secret import InstallationSecret
 
 # Of a URL whose maker does not say: it is followed at once.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from uploader.accounting.pending import Pending
-from uploader.clock import Clock
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions.rows import NotOpen
 from uploader.domain.links import Caller
 from uploader.domain.upload import REFUSED, File, Reason, State, Upload, chunk_count, missing_ranges
 from uploader.errors import Forbidden, Unavailable, UploadActive, UploadGone, UploadNotFound
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.observability import level_of
 from uploader.service.close import Closers
 from uploader.service.merge import Merging
 from uploader.service.results import Complete, StillMerging, Target, UploadStatus

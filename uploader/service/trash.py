@@ -12,19 +12,19 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heappush
 
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions, trash
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.audit_log import Action
 from uploader.domain.upload import State, Upload
 from uploader.errors import StorageFailed, StorageFull
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import level_of
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.audit_log import AuditLog
 from uploader.service.heal import Healing
 from uploader.storage.base import Found
 from uploader.storage.store import Store
-from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.database import links, queries, transactions, trash
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.outbox import gates
@@ -31,7 +29,10 @@ from uploader.errors import (
     Unavailable,
     UploaderError,
 )
-from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS, WHOLE_FILES
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import BYTES_RECEIVED, QUOTA_REFUSALS, WHOLE_FILES
+from uploader.runtime.tasks import all_or_none, uninterrupted
 from uploader.service.chunk import ConcurrentBodies, check_digests
 from uploader.service.close import Closers
 from uploader.service.ids import new_id
@@ -41,7 +42,6 @@ from uploader.service.precreate import PreCreateHook
 from uploader.service.results import Complete, NewFile
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.storage.base import Arrival, BlobBytes, Body
-from uploader.tasks import all_or_none, uninterrupted
 
 Outcome = Complete | UploaderError
 

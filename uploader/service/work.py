@@ -18,8 +18,6 @@ from typing import Any
 from msgspec import Struct
 
 from uploader.accounting.queue import MAX_CLAIM, DelayQueue, Task
-from uploader.bell import Bell
-from uploader.clock import Clock
 from uploader.database import deliveries, work
 from uploader.database.engine import Connection, Database
 from uploader.database.outbox import DEAD, WAITING, Told
@@ -27,14 +25,16 @@ from uploader.database.work import Claimed, Figures, Holding, TaskClaim
 from uploader.domain.events import Message
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, LeaseLost, NotFound, Unavailable
-from uploader.observability import TASKS
+from uploader.runtime.bell import Bell
+from uploader.runtime.clock import Clock
+from uploader.runtime.observability import TASKS
+from uploader.runtime.tasks import Rounds, ended, uninterrupted
 from uploader.service.files import Files
 from uploader.service.gates import Gates, Verdict
 from uploader.service.ids import ID
 from uploader.service.leases import Interruption, length_of, new_lease
 from uploader.sinks.base import envelope_of
 from uploader.sinks.configuration import QueueSettings
-from uploader.tasks import Rounds, ended, uninterrupted
 
 logger = logging.getLogger(__name__)
 

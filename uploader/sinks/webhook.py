@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from uploader.clock import Clock
+from uploader.runtime.clock import Clock
+from uploader.runtime.tasks import in_thread
 from uploader.sinks.base import CONTENT_TYPE, Envelope, NotTaken, Outcomes, not_taken
 from uploader.sinks.configuration import Signed, signed_headers
-from uploader.tasks import in_thread
 
 _MAX_ANSWER_BYTES = 64 << 10
 _OK = 200

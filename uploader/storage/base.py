@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from uploader.domain.upload import Tail, Upload, received_bytes
 from uploader.errors import Md5Mismatch, Sha256Mismatch, StorageFailed, UploaderError
-from uploader.tasks import all_or_none, uninterrupted
+from uploader.runtime.tasks import all_or_none, uninterrupted
 
 _ID_DIGITS = 32
 

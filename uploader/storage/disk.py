@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
-from uploader.crashpoints import crash_point
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, StorageReadOnly, UploaderError
-from uploader.observability import Trouble
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import Trouble
 
 logger = logging.getLogger(__name__)
 

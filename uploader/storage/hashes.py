@@ -24,12 +24,12 @@ from typing import Protocol, TypeVar
 
 from isal.isal_zlib import crc32
 
-from uploader import cores
 from uploader.domain.upload import Upload
 from uploader.lanes.kernel import LAYOUTS, Algorithm, Context, Kernel, kernel
+from uploader.runtime import cores
+from uploader.runtime.tasks import give_way_anywhere
 from uploader.storage.base import Arrival, Body, Digests
 from uploader.storage.disk import room_for
-from uploader.tasks import give_way_anywhere
 
 # Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0

@@ -17,17 +17,17 @@ from typing import TypeVar
 
 from isal.isal_zlib import crc32
 
-from uploader.cores import run_anywhere
 from uploader.domain import delta
 from uploader.domain.diagnosis import Diagnosis
 from uploader.errors import StorageFailed
 from uploader.lanes.kernel import in_force
-from uploader.observability import MD5_LANES, SHA256_LANES
+from uploader.runtime.cores import run_anywhere
+from uploader.runtime.observability import MD5_LANES, SHA256_LANES
+from uploader.runtime.tasks import OnePerKey, Pool, give_way, give_way_anywhere, give_way_to_all
 from uploader.storage import disk
 from uploader.storage.ballast import Ballast
 from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
 from uploader.storage.hashes import BlockChecksums, gather_here, most_threads
-from uploader.tasks import OnePerKey, Pool, give_way, give_way_anywhere, give_way_to_all
 
 # Of a signature.
 _CHECKSUM = Struct(">I")
@@ -254,7 +254,7 @@ def _gather() -> None:
 
 
 class Threads:
-    """Threads for the store. Short work shares a core with the event loop (`uploader/cores.py`); long work, by the
+    """Threads for the store. Short work shares a core with the event loop (`uploader/runtime/cores.py`); long work, by the
     number of bytes or of files, runs anywhere."""
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ from tests.support.faults import failing_call
 from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack, without_database
 from tests.support.waiting import eventually
-from uploader import observability
-from uploader.observability import Trouble
+from uploader.runtime import observability
+from uploader.runtime.observability import Trouble
 
 CONTENT = Content(33 * 64 * KIB)
 ROUNDS = 60

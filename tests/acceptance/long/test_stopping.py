@@ -20,11 +20,11 @@ from tests.support.faults import Call, intercepting
 from tests.support.stack import Stack
 from tests.support.visiting import make_link, send, visit
 from tests.support.waiting import eventually
-from uploader.bell import Bell
 from uploader.bootstrap.application import _create_runner
 from uploader.database import models
 from uploader.jobs import runner
 from uploader.jobs.runner import Job, Pause, Runner
+from uploader.runtime.bell import Bell
 
 ITEMS = 30
 SLOW_SECONDS = 0.02

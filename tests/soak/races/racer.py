@@ -19,7 +19,7 @@ from tests.soak.races.rounds import ALICE, Round, Steady, Worker, word_of
 from tests.soak.races.table import BY_NAME, Race
 from tests.support.faults import open_files_under
 from uploader.bootstrap import Services, build_application, running
-from uploader.observability import configure_logging
+from uploader.runtime.observability import configure_logging
 from uploader.settings import Settings
 
 # From one round to the next; a round takes longer, so several are under way at any time.

@@ -189,14 +189,14 @@ def make_data_directory(settings: Settings) -> None:
 def embedded_redis(settings: Settings) -> "Iterator[Callable[[], None]]":
     """Run the embedded Valkey, if none is given; yields a function that waits until it answers. From here on there are logs:
     it has things to tell at once."""
-    from uploader.observability import configure_logging
+    from uploader.runtime.observability import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
     if settings.redis_url is not None:
         yield lambda: None
         return
     make_data_directory(settings)
-    from uploader.embedded import EmbeddedRedis
+    from uploader.runtime.embedded import EmbeddedRedis
 
     embedded = EmbeddedRedis(settings.data / "redis")
     embedded.start()

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from sqlalchemy import delete, insert, update
 
-from uploader.crashpoints import crash_point
 from uploader.database import links as link_rows
 from uploader.database import models, queries
 from uploader.database.audit_log import note
@@ -32,6 +31,7 @@ from uploader.domain.links import Link
 from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import SUPERSEDED, File, IfExists, State, TrashReason, Upload, Usage
 from uploader.errors import LinkExhausted, NameTaken, QuotaExceeded, TooManyFiles
+from uploader.runtime.crashpoints import crash_point
 
 T = TypeVar("T")
 # Makes bytes the blob while its row is locked, and returns where they are now, if the store has locations.

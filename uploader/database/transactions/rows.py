@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from uploader.crashpoints import crash_point
 from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.database.models import UtcDateTime, blob, delivery, file, held_file, put_away, upload, user_info
@@ -25,6 +24,7 @@ from uploader.domain.events import EventType, content_damaged, content_healed
 from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import REFUSED, TRANSITIONS, File, IfExists, State, Upload, UploadKind, Usage
 from uploader.errors import QuotaExceeded, TooManyFiles
+from uploader.runtime.crashpoints import crash_point
 
 
 def given(*columns: str) -> dict[str, Any]:

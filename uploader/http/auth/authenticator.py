@@ -20,7 +20,7 @@ from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
 from uploader.http.shared.mount import mount_of_request
 from uploader.http.shared.operation import READERS, Access
 from uploader.http.shared.proxies import Proxies
-from uploader.observability import user_id as user_of_log
+from uploader.runtime.observability import user_id as user_of_log
 from uploader.service.access import LOCAL_USER, Accounts, Identity, spelled
 from uploader.service.links import TOKEN_PREFIX, Visitors
 from uploader.service.signed_urls import SignedUrls, deleted_subject, file_subject, selection_subject, visit_subject

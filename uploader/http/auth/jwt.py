@@ -27,11 +27,11 @@ from jwt.algorithms import get_default_algorithms
 from jwt.exceptions import PyJWTError
 from msgspec import UNSET, Struct, UnsetType
 
-from uploader.clock import Clock
 from uploader.domain.links import owner
 from uploader.domain.names import check_user_id
 from uploader.errors import ConfigurationError, InvalidRequest, Unauthenticated, Unavailable
 from uploader.http.shared.operation import Size, decode_json, or_none
+from uploader.runtime.clock import Clock
 from uploader.service.access import Identity, narrowed
 from uploader.settings import Settings
 

@@ -11,7 +11,7 @@ from uploader.domain.links import Caller
 from uploader.errors import BodyTimeout, InvalidArchive, UploaderError
 from uploader.http.bodies.body import ReceivedBody
 from uploader.http.bodies.intake import GRACE_SECONDS, BodySource, Intake, PieceReader
-from uploader.meter import Kind, charge
+from uploader.runtime.meter import Kind, charge
 from uploader.storage.base import Body
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from uploader.domain.links import Caller
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.append import Part, a_newer_one
 from uploader.storage.store import Spool, SpooledBytes
-from uploader.tasks import uninterrupted
 
 # What a spooled body gathers before it is written. Of slow ones there may be many.
 _BATCH_BYTES = 256 << 10

@@ -20,11 +20,11 @@ from uploader.domain.links import Caller
 from uploader.errors import BaseUnusable, ChunkLengthMismatch, InvalidDelta
 from uploader.http.bodies.body import ReceivedBody
 from uploader.http.bodies.intake import PIECE_BYTES, Intake, Pace, PieceReader, source_of
-from uploader.meter import Kind, go_on
+from uploader.runtime.meter import Kind, go_on
+from uploader.runtime.tasks import in_thread, uninterrupted
 from uploader.service.chunk import Comparing
 from uploader.service.delta import DeltaBase
 from uploader.storage.base import Body
-from uploader.tasks import in_thread, uninterrupted
 
 _LAYOUTS = {COPY_KIND: COPY, LITERAL_KIND: LITERAL}
 

@@ -17,11 +17,11 @@ from starlette.types import Receive
 from uploader import errors
 from uploader.domain.links import Caller
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments, WholeBody
-from uploader.meter import BYTE_SECONDS, JSON_BYTE_SECONDS, Kind, charge, go_on, pause
+from uploader.runtime.meter import BYTE_SECONDS, JSON_BYTE_SECONDS, Kind, charge, go_on, pause
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.append import Part, a_newer_one
 from uploader.settings import Settings
 from uploader.storage.store import Spool
-from uploader.tasks import uninterrupted
 
 # A body that takes longer than this moves out of memory; the minimum rate is asked for from here on, too.
 GRACE_SECONDS = 10.0

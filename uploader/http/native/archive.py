@@ -22,9 +22,9 @@ from uploader.domain.names import common_folder
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, StorageAway, UploaderError
 from uploader.http.native.download import Contents, disposition
-from uploader.meter import Kind, charge
+from uploader.runtime.meter import Kind, charge
+from uploader.runtime.tasks import in_thread, uninterrupted
 from uploader.storage.base import OpenBlob
-from uploader.tasks import in_thread, uninterrupted
 
 # What is read at one go: of a large file; and of several small ones, where no single one is larger.
 _PIECE_BYTES = 256 << 10

@@ -21,8 +21,8 @@ from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
 from uploader.http.shared.operation import OCTETS
 from uploader.http.shared.responses import ZERO_COPY_SEND, is_not_modified
+from uploader.runtime.tasks import uninterrupted
 from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob, ViewedBlob
-from uploader.tasks import uninterrupted
 
 # With the policies under which they are shown: alone, or within a page of the same origin.
 _PREVIEW_POLICY = "sandbox; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"

@@ -32,10 +32,10 @@ from uploader.http.shared.operation import (
     public_path,
 )
 from uploader.http.shared.responses import Json
+from uploader.runtime.tasks import in_thread
 from uploader.service.delta import DeltaBases
 from uploader.service.files import Files, Folders
 from uploader.service.signed_urls import SignedUrls, file_subject, selection_subject
-from uploader.tasks import in_thread
 
 FORM_FIELD = "selection"
 # The most ids and the longest prefixes of an archive, as JSON.

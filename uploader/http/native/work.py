@@ -16,9 +16,9 @@ from uploader.errors import InvalidRequest
 from uploader.http.native.download import download
 from uploader.http.shared.operation import Call, Operation, header, or_none
 from uploader.http.shared.responses import Json
+from uploader.runtime.tasks import ended
 from uploader.service.gates import Verdict
 from uploader.service.work import Handed, Work, WorkReport
-from uploader.tasks import ended
 
 _MAX_CLAIMED, _MAX_WAIT_SECONDS = 100, 30
 _MAX_DELAY_SECONDS, _MAX_ERROR_LENGTH, _MAX_LEASE_LENGTH = 7 * 86_400, 1024, 64

@@ -23,13 +23,13 @@ from uploader.errors import BadRequest, DigestMismatch, InvalidRequest, UploadNo
 from uploader.http.bodies.body import Reread
 from uploader.http.bodies.intake import TRAILERS, Incoming
 from uploader.http.shared.operation import Call
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.append import Appends, Hashing
 from uploader.service.ids import ID
 from uploader.service.precreate import MAX_METADATA_BYTES
 from uploader.service.results import Complete, Target
 from uploader.service.status import Uploads
 from uploader.storage.base import Body
-from uploader.tasks import uninterrupted
 
 PREFIX = "/resumable"
 

@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader import errors
-from uploader.clock import Clock
 from uploader.domain.digest import parse_content_digest
 from uploader.domain.links import Caller
 from uploader.domain.upload import File, Reason, Upload
@@ -29,13 +28,14 @@ from uploader.http.server.http11 import InterimResponses
 from uploader.http.shared.operation import Call, public_path
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.responses import INTERIM
+from uploader.runtime.clock import Clock
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.append import Appends, Part
 from uploader.service.chunk import check_digests
 from uploader.service.ids import new_id
 from uploader.service.open import Openings
 from uploader.service.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
 from uploader.service.status import Uploads
-from uploader.tasks import uninterrupted
 
 # As long as there is no RFC, a request names its version: 3 is draft -01, 4 is -02, 5 is -03, 6 is -04 and -05, 7 is -06 to
 # -08, 8 is -09 to -11, 9 is -12 to -15. One that names none of these is served as version 9, without interim responses.

@@ -29,13 +29,13 @@ from uploader.http.shared.mount import inside, mount_of_request
 from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
+from uploader.runtime.tasks import uninterrupted
 from uploader.service.append import Appending, Appends
 from uploader.service.concatenate import Concatenations
 from uploader.service.ids import ID, new_id
 from uploader.service.open import Openings
 from uploader.service.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
 from uploader.service.status import Uploads
-from uploader.tasks import uninterrupted
 
 PARTIAL = "partial"
 _FINAL = "final;"

@@ -25,13 +25,13 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message
 
-from uploader.cores import run_anywhere
 from uploader.errors import TooManyRequests, Unavailable, UploaderError
 from uploader.http.shared.mount import Mount
 from uploader.http.shared.proxies import Proxies, parsed_address, party_of
-from uploader.observability import REFUSED_CONNECTIONS
+from uploader.runtime.cores import run_anywhere
+from uploader.runtime.observability import REFUSED_CONNECTIONS
+from uploader.runtime.tasks import uninterrupted
 from uploader.settings import Settings
-from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
 

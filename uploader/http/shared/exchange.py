@@ -22,8 +22,8 @@ from uploader.http.bodies.intake import DIRECT_BODY, DirectSource, Drain, Messag
 from uploader.http.shared.mount import Mount, leave_mount, mount_of_request
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
-from uploader.meter import Cost
-from uploader.observability import REQUESTS, request_id, user_id
+from uploader.runtime.meter import Cost
+from uploader.runtime.observability import REQUESTS, request_id, user_id
 from uploader.service.revocations import Running
 from uploader.settings import Settings
 

@@ -27,9 +27,9 @@ from uploader.domain.names import normalise_name
 from uploader.errors import BadRequest, InvalidMd5, InvalidRequest, UnsupportedMediaType
 from uploader.http.bodies.intake import MAX_JSON_BYTES, Intake
 from uploader.http.shared.mount import mount_of_request
-from uploader.meter import Cost
+from uploader.runtime.meter import Cost
+from uploader.runtime.tasks import in_thread
 from uploader.service.access import Identity
-from uploader.tasks import in_thread
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Awaitable[Response | None]])

@@ -13,7 +13,7 @@ from uploader.domain.links import Caller
 from uploader.errors import UploaderError, message_of
 from uploader.http.shared.operation import public_path
 from uploader.http.shared.responses import Results
-from uploader.observability import request_id
+from uploader.runtime.observability import request_id
 
 # Of each kind of errors, unless one below it has its own.
 _STATUS: dict[type[UploaderError], int] = {

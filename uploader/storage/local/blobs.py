@@ -26,9 +26,10 @@ from itertools import islice
 from stat import S_ISDIR
 from typing import TypeVar
 
-from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import StorageAway, StorageFull
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import Pool
 from uploader.storage import disk
 from uploader.storage.base import Arrival, Body, Found, Gone, Stretch
 from uploader.storage.disk import Directory, Root
@@ -37,7 +38,6 @@ from uploader.storage.local import directories
 from uploader.storage.local.blocks import BlobFile, BlockList, LocalBlob, VerifiedBlob
 from uploader.storage.local.directories import checksums_name, signature_name
 from uploader.storage.store import Store
-from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
 

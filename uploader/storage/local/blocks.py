@@ -18,6 +18,7 @@ from hashlib import sha256 as new_sha256
 
 from isal.isal_zlib import crc32
 
+from uploader.runtime.tasks import Pool
 from uploader.storage import disk
 from uploader.storage.base import BytesAltered, Gone
 from uploader.storage.disk import Directory
@@ -33,7 +34,6 @@ from uploader.storage.hashes import (
     list_offset,
 )
 from uploader.storage.local.directories import checksums_name
-from uploader.tasks import Pool
 
 _memory = threading.local()
 

@@ -18,9 +18,9 @@ import msgspec
 # The CRC-32 of zlib, by instructions for it: in a fraction of the time.
 from isal.isal_zlib import crc32
 
-from uploader.crashpoints import crash_point
 from uploader.domain.upload import MAX_CHUNK_COUNT, UNBOUNDED_CHUNK_COUNT, Tail, Upload, chunk_count, chunk_length
 from uploader.errors import BytesConflict, Unverified
+from uploader.runtime.crashpoints import crash_point
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Defect, Found, Gone, HeldChunk, PresentChunks
 from uploader.storage.disk import Directory, is_locked, try_lock, unlock_all

@@ -13,16 +13,16 @@ from operator import attrgetter
 
 from isal.isal_zlib import crc32
 
-from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import StorageFailed
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import uninterrupted
 from uploader.storage import disk
 from uploader.storage.base import Busy, BytesBody, PartDamaged, ReadPart
 from uploader.storage.disk import Directory, Root
 from uploader.storage.local import chunks, directories
 from uploader.storage.local.chunks import ChunkFiles
 from uploader.storage.store import Store
-from uploader.tasks import uninterrupted
 
 # The maps of the parts, one after the other.
 _MAPS = "parts"

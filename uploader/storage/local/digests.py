@@ -21,9 +21,10 @@ from functools import partial
 
 from isal.isal_zlib import crc32
 
-from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_count
 from uploader.errors import StorageFailed, UploaderError
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import uninterrupted
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
 from uploader.storage.disk import try_lock
@@ -53,7 +54,6 @@ from uploader.storage.local.chunks import shape_of
 from uploader.storage.local.directories import upload_directory
 from uploader.storage.local.turns import Company
 from uploader.storage.store import Store
-from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from itertools import islice
 from stat import S_ISDIR
 
-from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import Unverified
+from uploader.runtime.crashpoints import crash_point
 from uploader.storage import disk
 from uploader.storage.base import Found, Gone
 from uploader.storage.disk import Directory

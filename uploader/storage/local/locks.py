@@ -17,9 +17,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import Unavailable, Unverified, UploadBusy
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import Pool, uninterrupted
+from uploader.runtime.wait_budget import wait_budget
 from uploader.storage import disk
 from uploader.storage.base import Gone, Lost
 from uploader.storage.disk import try_lock
@@ -28,8 +30,6 @@ from uploader.storage.local.chunks import ChunkFiles, let_go, shape_of, tail_fie
 from uploader.storage.local.digests import DigestFiles
 from uploader.storage.local.directories import KeptFiles, OpenFiles, upload_directory
 from uploader.storage.store import Store
-from uploader.tasks import Pool, uninterrupted
-from uploader.wait_budget import wait_budget
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
-from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import Batches, Pool, run_in
+from uploader.runtime.wait_budget import wait_budget
 from uploader.storage import disk
 from uploader.storage import store as stores
 from uploader.storage.base import Body, Found, Gone, Space
@@ -31,8 +33,6 @@ from uploader.storage.local.digests import DigestFiles, Follower, LocalDigests
 from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import LOCK_TIMEOUT_SECONDS, LONG_SECONDS, LockedUploads
 from uploader.storage.local.turns import Company
-from uploader.tasks import Batches, Pool, run_in
-from uploader.wait_budget import wait_budget
 
 # Of which installation a data directory is: the file `installation`, and `installation.new` while a first start makes it.
 # The file has the version of everything on the disk, too: of maps, digests, and of what lies where. Runs in threads.

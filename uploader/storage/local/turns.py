@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from uploader.meter import Kind, cost_of_request
+from uploader.runtime.meter import Kind, cost_of_request
+from uploader.runtime.tasks import Pool
 from uploader.storage import disk
 from uploader.storage.hashes import Turn, room, take_together
-from uploader.tasks import Pool
 
 T = TypeVar("T")
 

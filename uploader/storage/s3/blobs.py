@@ -13,17 +13,17 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.domain.ledger import PutAway
 from uploader.errors import StorageFailed, StorageFull
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.tasks import Pool, all_or_none, uninterrupted
 from uploader.storage.base import Arrival, BytesBody, Found, Gone
 from uploader.storage.hashes import PrefixHashes, identify
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.bucket import Bucket, ObjectReader, Stat
 from uploader.storage.s3.ledger import Ledger
 from uploader.storage.store import Store
-from uploader.tasks import Pool, all_or_none, uninterrupted
 
 T = TypeVar("T")
 _READ_BYTES = 1 << 20

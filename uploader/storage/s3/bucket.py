@@ -26,11 +26,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uploader.addresses import BucketAddress
-from uploader.breaker import Breaker, Silent
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull, UploaderError
-from uploader.observability import S3_REQUESTS, Trouble
+from uploader.runtime.breaker import Breaker, Silent
+from uploader.runtime.observability import S3_REQUESTS, Trouble
+from uploader.runtime.wait_budget import wait_budget
 from uploader.storage.base import Body, BytesBody, Found, Gone
-from uploader.wait_budget import wait_budget
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

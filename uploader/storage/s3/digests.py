@@ -25,11 +25,11 @@ from zlib import crc32
 from uploader.domain.ledger import Entry, SavedDigest
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
+from uploader.runtime.tasks import Pool
 from uploader.storage.base import Body, Digests
 from uploader.storage.hashes import MAX_KEPT_BYTES, Bodies, Following, PrefixHashes, states_are_portable
 from uploader.storage.s3.ledger import Ledger
 from uploader.storage.store import Store
-from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
 

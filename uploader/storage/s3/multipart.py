@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
 
-from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import StorageFailed
+from uploader.runtime.crashpoints import crash_point
 from uploader.storage.base import Busy, BytesBody, Digests, Gone, Lost, PartDamaged, ReadPart
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.s3 import bucket

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from weakref import WeakValueDictionary
 
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry, PartNoted, SavedDigest, StoredPart, TailObject
 from uploader.domain.upload import Tail, Upload, chunk_count, chunk_length
 from uploader.errors import BytesConflict, StorageFailed, Unavailable, Unverified
-from uploader.observability import level_of
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
+from uploader.runtime.observability import level_of
+from uploader.runtime.tasks import Pool, ended
 from uploader.storage import disk
 from uploader.storage.base import Body, Gone, HeldChunk, PresentChunks
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.bucket import Bucket, NoSuchMultipart
 from uploader.storage.s3.digests import S3Digests
 from uploader.storage.s3.ledger import Ledger
-from uploader.tasks import Pool, ended
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ what it remembers: any of them may go on with any upload.
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 
-from uploader.clock import Clock
-from uploader.crashpoints import crash_point
 from uploader.domain.diagnosis import Diagnosis, diagnoses_of_skew
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull
+from uploader.runtime.clock import Clock
+from uploader.runtime.crashpoints import crash_point
 from uploader.storage import store as stores
 from uploader.storage.base import BytesBody, Found, Gone, Stretch
 from uploader.storage.s3 import bucket

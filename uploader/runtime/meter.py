@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain
 from math import ceil
 
-from uploader.bell import Bell
+from uploader.runtime.bell import Bell
 
 
 class Kind(StrEnum):

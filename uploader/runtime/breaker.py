@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from threading import Lock
 from weakref import WeakSet
 
-from uploader.observability import OPEN_BREAKERS
+from uploader.runtime.observability import OPEN_BREAKERS
 
 logger = logging.getLogger(__name__)
 

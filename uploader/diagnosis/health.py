@@ -13,10 +13,8 @@ from pathlib import Path
 
 from prometheus_client import Gauge
 
-from uploader import observability
 from uploader.accounting.pending import Pending
 from uploader.accounting.probe import Probe
-from uploader.clock import Clock
 from uploader.database import migrate, queries
 from uploader.database.engine import Database
 from uploader.database.meta import Held, Mishap, durability, held_contents, recent_mishaps
@@ -25,6 +23,8 @@ from uploader.domain import reasons
 from uploader.domain.diagnosis import Diagnosis
 from uploader.domain.reasons import Check, spell
 from uploader.errors import UploaderError
+from uploader.runtime import observability
+from uploader.runtime.clock import Clock
 from uploader.service.cleanup import kept_strays
 from uploader.service.events import Watching
 from uploader.service.installation import Installation

@@ -12,8 +12,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from uploader.cores import run_anywhere
-from uploader.meter import Cost, Kind, cost_of_request
+from uploader.runtime.cores import run_anywhere
+from uploader.runtime.meter import Cost, Kind, cost_of_request
 
 K = TypeVar("K")
 T = TypeVar("T")

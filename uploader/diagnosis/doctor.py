@@ -14,9 +14,19 @@ from pathlib import Path
 from uploader.accounting.pending import Pending
 from uploader.accounting.probe import Probe
 from uploader.accounting.redis import time_of
-from uploader.clock import Clock
 from uploader.database import meta, migrate
 from uploader.database.engine import Database
+from uploader.diagnosis import exposure
+from uploader.diagnosis.health import (
+    REDIS_SETTINGS,
+    Integrity,
+    diagnoses_of_aside,
+    diagnoses_of_durability,
+    diagnoses_of_mishaps,
+    diagnoses_of_redis_settings,
+    diagnoses_of_schema,
+    odd_settings,
+)
 from uploader.domain import reasons
 from uploader.domain.diagnosis import (
     Diagnosis,
@@ -29,18 +39,8 @@ from uploader.domain.diagnosis import (
 )
 from uploader.domain.upload import floor_of
 from uploader.errors import ConfigurationError, Unavailable, UploaderError
-from uploader.service import exposure
+from uploader.runtime.clock import Clock
 from uploader.service.events import Watching
-from uploader.service.health import (
-    REDIS_SETTINGS,
-    Integrity,
-    diagnoses_of_aside,
-    diagnoses_of_durability,
-    diagnoses_of_mishaps,
-    diagnoses_of_redis_settings,
-    diagnoses_of_schema,
-    odd_settings,
-)
 from uploader.service.installation import FACT, Installation
 from uploader.service.maintenance import Maintenance
 from uploader.service.secret import InstallationSecret

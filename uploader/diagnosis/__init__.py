@@ -1,0 +1,1 @@
+"""Detects problems and reports them. Decides nothing."""
