@@ -122,9 +122,12 @@ def start(
     cwd: Path | None = None,
 ) -> Forked:
     """Start a script, or `-m` and a module, in a session of its own, with three standard files and the umask of who asks."""
-    order: dict[str, Any] = {"arguments": [*map(str, arguments)], "environment": dict(environment)}
+    preloaded = environment.get("UPLOADER_TEST_PRELOAD", "")
+    # For the programs that it starts.
+    more = {"LD_PRELOAD": preloaded} if preloaded else {}
+    order: dict[str, Any] = {"arguments": [*map(str, arguments)], "environment": {**environment, **more}}
     order |= {"cwd": str(cwd or Path.cwd()), "umask": umask()}
-    return _server(environment.get("UPLOADER_TEST_PRELOAD", "")).start(order, [file.fileno() for file in standard])
+    return _server(preloaded).start(order, [file.fileno() for file in standard])
 
 
 # The process that forks, from the inside
