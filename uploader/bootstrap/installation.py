@@ -210,7 +210,6 @@ async def tell_worst(settings: Settings) -> None:
 
 
 def _problems_of(settings: Settings) -> list[Diagnosis]:
-    """Return the problems of settings with which no server starts."""
     try:
         check_settings(settings)
     except ConfigurationError as failure:

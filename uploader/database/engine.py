@@ -298,12 +298,12 @@ class Database:
 
     @property
     def crowd(self) -> str | None:
-        """Return advice if callers were refused lately because there are too many; else None."""
+        """Return advice if callers were refused lately because the database was too busy; else None."""
         return self._crowded if self._crowd.is_open else None
 
     @property
     def lacks_room(self) -> str | None:
-        """Return the message of a MySQL that lately refused writes because its disk is full; else None."""
+        """Return the message of a MySQL that lately refused writes for lack of space; else None."""
         return self._full if self._write_trouble.is_open else None
 
     def _busy(self, how: str, kind: object) -> ServerBusy:

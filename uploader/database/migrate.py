@@ -300,7 +300,6 @@ def connection() -> Connection:
 
 
 def secret_in_force() -> Secret | None:
-    """Return the secret that `upgrade` was given."""
     from alembic import context
 
     found: Secret | None = context.config.attributes.get("secret")
@@ -391,7 +390,7 @@ def _make_of(table: str, text_of_table: str) -> None:
 
 
 def drop_unique(table: str, name: str) -> None:
-    """Drop a unique constraint by its name, if it exists. SQLite's table is rebuilt from its SQL text without the
+    """Drop a unique constraint by name, unless there is none. SQLite's table is rebuilt from its SQL text without the
     constraint."""
     if _operations().get_bind().dialect.name != "sqlite":
         drop_index(name, table)
@@ -414,7 +413,6 @@ def add_unique(table: str, name: str, *column_names: str) -> None:
 
 
 def change_rows(statement: Any, values: list[dict[str, Any]]) -> None:
-    """Execute a statement for each of the values."""
     change(connection().execute, statement, values)
 
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 CONNECTIONS = 22
 TIMEOUT_SECONDS = 5.0
-# With the least time that a server then has to answer, a request is answered within 10 s.
+# Together with the least time that a server then gets to answer, a request takes at most 10 s.
 POOL_TIMEOUT_SECONDS = 8
 # The longest wait for a statement that the server works on: a report over millions of rows takes its time.
 READ_TIMEOUT_SECONDS = 60.0
@@ -182,7 +182,7 @@ class Mysql:
             self._callers -= counts
 
     def crowd(self, error: Exception) -> str | None:
-        """Return advice if the error says that there are too many callers; else None."""
+        """Return advice if the error says that all connections are in use; else None."""
         if isinstance(error, PoolFull):
             return str(error)
         if isinstance(error, DBAPIError) and getattr(error.orig, "args", ())[:1] in _TOO_MANY:

@@ -117,7 +117,6 @@ async def tell_all(
 
 
 def gates(connection: AsyncConnection) -> tuple[str, ...]:
-    """Return the gates that files have to pass."""
     outbox: Outbox | None = connection.info.get(_OUTBOX)
     return () if outbox is None else tuple(outbox.gates)
 

@@ -212,7 +212,6 @@ async def open_uploads(
 
 
 async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenTotal:
-    """Sum up the uploads of all pages of `open_uploads`."""
     row = (await connection.execute(select(*_OPEN_FIGURES).where(*_open_conditions(idle_since, user_id)))).one()
     return OpenTotal(row[0], int(row[1]), int(row[2]))
 

@@ -118,7 +118,6 @@ async def is_admin(connection: AsyncConnection, user_id: str, *, lock: bool = Fa
 
 
 async def administrators(connection: AsyncConnection, user_ids: Collection[str]) -> set[str]:
-    """Return the administrators among some users."""
     return set((await connection.execute(_ADMINISTRATORS.where(_USERS.user_id.in_(user_ids)))).scalars())
 
 

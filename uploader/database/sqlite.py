@@ -454,7 +454,7 @@ class Sqlite:
                 self._cold_until = time.monotonic() + _COLD_SECONDS
 
     def crowd(self, error: Exception) -> str | None:
-        """Return advice if the error says that there are too many callers; else None."""
+        """Return advice if the error says that the database is too busy; else None."""
         if code_of(getattr(error, "orig", None)) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return (
                 f"another process, or a backup, has kept it locked for {_BUSY_TIMEOUT_MS // 1000} s; for several busy"

@@ -49,7 +49,6 @@ class TrashPolicy:
 
 
 def keeps(connection: AsyncConnection) -> bool:
-    """Return whether deleted files stay in the trash for a while."""
     policy: TrashPolicy | None = connection.info.get(_TRASH)
     return policy is not None and policy.keeps
 
@@ -148,7 +147,6 @@ async def by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) 
 
 
 async def owner_of(connection: AsyncConnection, file_id: str) -> str | None:
-    """Return the user with this file in the trash."""
     owner: str | None = (await connection.execute(sa.select(_ROWS.user_id).where(_ROWS.id == file_id))).scalar()
     return owner
 

@@ -78,7 +78,7 @@ async def lock_waiting(connection: AsyncConnection, event_id: str) -> Waiting | 
 
 
 async def decide(connection: AsyncConnection, waiting: Waiting, now: datetime) -> bool:
-    """Let a file pass or refuse it, as its tasks decide. Return False if they have not decided yet. Raises NamesChanged,
+    """Decide on a held file by the states of its tasks. Return False if tasks are still open. Raises NamesChanged,
     BlobLost."""
     found = await connection.execute(_TASKS_OF_EVENT, {"of_event": waiting.event_id})
     tasks = [(gate, (state, on_failure)) for gate, state, on_failure in found]
@@ -106,7 +106,7 @@ async def refuse(connection: AsyncConnection, waiting: Waiting, reason: str | No
 
 
 async def _note_passed(connection: AsyncConnection, sha256: str, gates: list[str]) -> None:
-    """Note on a content that these gates let it pass."""
+    """Add these gates to the gates that have let the content pass."""
     blob = await queries.blob_by_sha256(connection, sha256)
     if blob is None or not gates or blob.has_passed(gates):
         return
