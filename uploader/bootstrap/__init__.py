@@ -1,6 +1,6 @@
-"""Settings → stores → services → application: the only wiring.
+"""Builds stores, services and application from the settings: the only place that wires them.
 
-Decides nothing but what is given to whom; refuses to serve a request or to run a job by itself.
+Makes no decision beyond the wiring. Serves no request and runs no job by itself.
 """
 
 from uploader.bootstrap.application import build_application, closing_services, reset_redis, running, serving

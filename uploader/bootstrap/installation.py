@@ -37,9 +37,9 @@ from uploader.storage.ballast import NAME as BALLAST
 from uploader.storage.local.store import MARK
 from uploader.storage.modes import close_to_others
 
-# To look at all of a SQLite keeps it from using its log again, so that grows meanwhile.
+# A full check keeps SQLite from reusing its log, so the log grows meanwhile.
 _FULL_LOOK_SECONDS = 60.0
-# What a data directory has, but for the database.
+# The names in a data directory, without the files of the database.
 _BALLASTS = (BALLAST, f"{BALLAST}{INODES_SUFFIX}")
 _KEPT = (OWNER_TOKEN_FILE, SECRET_FILE, MARK, *_BALLASTS, "redis", "metrics", "spool", "trash", "temp", "blobs")
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_settings(settings: Settings) -> None:
-    """Raises ConfigurationError."""
+    """Check the settings, without stores. Raises ConfigurationError."""
     if settings.auth == "none" and (host := next(outside_hosts(settings), None)) is not None:
         raise ConfigurationError(
             f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {host}, which is not a loopback address"
@@ -60,8 +60,8 @@ def check_settings(settings: Settings) -> None:
 
 
 async def upgrade_database(settings: Settings) -> str | None:
-    """Bring the database to the schema of this version; the revision. For one that is external the settings have to have the
-    secret, as this may run where no server does. Raises ConfigurationError, Unavailable."""
+    """Bring the database to the schema of this version, and return its revision. With an external database the secret must
+    be in the settings, because the command may run on a machine without a server. Raises ConfigurationError, Unavailable."""
     async with _opened(settings) as database:
         if settings.sqlite_path is None and settings.installation_secret is None:
             (await migrate.schema_of(database)).refuse_newer()
@@ -71,7 +71,7 @@ async def upgrade_database(settings: Settings) -> str | None:
 
 
 def _no_secret(settings: Settings) -> str:
-    """Say how to tell the secret: the one that a server has, or a new one."""
+    """Say how to set the secret: the secret of a server, or a new one."""
     here = settings.data.absolute() / SECRET_FILE
     what = "UPLOADER_SECRET is not set, and with UPLOADER_DATABASE_URL an upgrade needs the secret of the installation"
     if here.exists():
@@ -84,10 +84,10 @@ def _no_secret(settings: Settings) -> str:
 
 
 async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
-    """Migrate an embedded database; an external one has to be migrated already. `adopts`: a new one may take the place
-    of one that is not there any more. Raises ConfigurationError, Unavailable."""
+    """Migrate an embedded database. Check that an external database is migrated already. `adopts`: make a new database if
+    the file of the old one is missing. Raises ConfigurationError, Unavailable."""
     path = settings.sqlite_path
-    # Nothing new is made where the file was: it may come back, and its log lies there still.
+    # Make no new file: the missing file may come back, and its log may still exist.
     if not adopts and path is not None and not path.exists() and (settings.data / MARK).exists():
         offer = "or by `uploader restore-backup --last`; " if copies_of(settings, Clock()).listed() else ""
         raise ConfigurationError(
@@ -102,7 +102,7 @@ async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
 
 
 async def _migrate(settings: Settings, database: Database) -> None:
-    """Migrate a database; a SQLite that holds something is copied before. Raises ConfigurationError, Unavailable."""
+    """Migrate a database. Copy a SQLite before, unless it is empty. Raises ConfigurationError, Unavailable."""
     schema = await migrate.schema_of(database)
     schema.refuse_newer()
     if schema.revision is not None and schema.is_behind:
@@ -116,7 +116,7 @@ async def _migrate(settings: Settings, database: Database) -> None:
 
 @asynccontextmanager
 async def _opened(settings: Settings) -> AsyncIterator[Database]:
-    """Raises ConfigurationError for a file that is damaged or no database, Unavailable."""
+    """Yield the database. Raises ConfigurationError if the SQLite file is damaged or no database, Unavailable."""
     ballast = Ballast.beside(settings.data.absolute(), settings.sqlite_path)
     database = Database(
         database_url(settings),
@@ -144,34 +144,34 @@ async def _begin(services: Services, *, quick: bool = False) -> None:
         )
     await services.storage.prepare()
     await services.spool.prepare()
-    # Before SQLite opens its file: what it makes beside it gets the same mode.
+    # Before SQLite opens its file: SQLite gives the files beside it the same mode.
     was_open = await asyncio.to_thread(_close_to_others, services.settings)
     await asyncio.to_thread(services.copies.refuse_damaged, quick=quick)
     await prepare_database(services.settings)
     await services.installation.begin()
-    await check_shards(services)  # here, too: a server process that finds it out ends with a trace
+    await check_shards(services)  # here, too: a server process would end with a traceback
     await services.secret.begin(protects=True)
     if was_open:
         await services.database.transact(note_mishap, Mishap.ACCESS, services.clock.now())
 
 
 def _close_to_others(settings: Settings) -> bool:
-    """Return whether what an installation has here was open to others, as older versions left it: its secret, and all names.
-    What lies deeper is closed by what is above it; a directory in which others keep something stays
-    as it is."""
+    """Take the access to the installation's files from other accounts. Return whether an installation was open to them:
+    older versions left the secret and all names readable. Only the top level changes, because it also closes everything
+    below. A data directory with files of others stays as it is."""
     kept = _kept_by(settings)
     return close_to_others([kept.data, *kept.paths] if kept.owns_all else kept.paths) and kept.is_begun
 
 
 def _kept_by(settings: Settings) -> Kept:
-    """Say what an installation keeps on this machine. Raises OSError."""
+    """List the files and directories of an installation on this machine. Raises OSError."""
     data = settings.data.resolve()
-    # The largest last.
+    # The largest directories last.
     ours = [*(data / name for name in _KEPT), *list_aside(data / "redis")]
     is_begun = (data / MARK).exists()
     path = settings.sqlite_path
     if path is not None:
-        path = path.resolve()  # SQLite keeps the rest beside what a link leads to
+        path = path.resolve()  # SQLite keeps its other files beside the target of a symlink
         is_begun = is_begun or path.exists()
         ours = [
             *parts_of(path),
@@ -186,7 +186,8 @@ def _kept_by(settings: Settings) -> Kept:
 
 
 async def examine(settings: Settings, *, all_files: bool = False) -> list[Diagnosis]:
-    """Look at everything, the worst first, and change nothing. `all_files`: at the mode of each."""
+    """Run all checks and return the diagnoses, the worst first. Changes nothing. `all_files`: check the mode of every
+    file."""
     found = _problems_of(settings)
     events = _events_of(settings)
     async with _services(settings if events is not None else replace(settings, events=None)) as services:
@@ -199,7 +200,7 @@ async def examine(settings: Settings, *, all_files: bool = False) -> list[Diagno
 
 
 async def tell_worst(settings: Settings) -> None:
-    """Say in one line of the log what is the worst, of what a start can know in a moment."""
+    """Log one line with the worst problem that a start can find in a moment."""
     async with _services(settings) as services:
         found = to_act_on(await _doctor(services, load_events(settings.events)).examine_at_start())
     if found:
@@ -209,7 +210,6 @@ async def tell_worst(settings: Settings) -> None:
 
 
 def _problems_of(settings: Settings) -> list[Diagnosis]:
-    """Tell of settings with which no server starts."""
     try:
         check_settings(settings)
     except ConfigurationError as failure:
@@ -226,7 +226,7 @@ def _events_of(settings: Settings) -> EventSettings | None:
 
 
 def _doctor(services: Services, events: EventSettings) -> Doctor:
-    """Raises OSError if the data directory can't be looked at."""
+    """Raises OSError if the data directory can't be read."""
     settings, validity = services.settings, None
     with suppress(ConfigurationError):
         if settings.tls_certificate is not None:
@@ -252,9 +252,9 @@ def _doctor(services: Services, events: EventSettings) -> Doctor:
 
 
 def look_again(settings: Settings, gives_up: Callable[[], bool]) -> None:
-    """Do what a start need not wait for: tell the worst, and look at all of a SQLite, unless the server is ended meanwhile.
-    Blocks. Raises ConfigurationError if it is damaged."""
-    with suppress(UploaderError):  # who serves finds out
+    """Do the checks that a start need not wait for: log the worst problem, and check all of a SQLite until `gives_up`
+    returns true, for a minute at most. Blocks. Raises ConfigurationError if the SQLite is damaged."""
+    with suppress(UploaderError):  # the server reports these errors itself
         asyncio.run(tell_worst(settings))
     give_way_to_all()
     until = time.monotonic() + _FULL_LOOK_SECONDS
@@ -262,8 +262,8 @@ def look_again(settings: Settings, gives_up: Callable[[], bool]) -> None:
 
 
 async def check_redis(settings: Settings) -> None:
-    """Check that Redis belongs to the installation. Without Redis a start goes on. Raises ConfigurationError, also for a
-    Redis that is too old."""
+    """Check that Redis belongs to the installation. A start goes on while Redis or the database is away. Raises
+    ConfigurationError, also for a Redis that is too old."""
     async with _services(settings) as services:
         try:
             await services.installation.check_database()
@@ -287,8 +287,8 @@ async def _services(settings: Settings) -> AsyncIterator[Services]:
 async def prepare_start(
     settings: Settings, wait_for_redis: Callable[[], None], *, makes_owner: bool = True
 ) -> str | None:
-    """Prepare the installation, then wait for the embedded Valkey, without which a start goes on. Returns the owner's token.
-    Raises ConfigurationError, Unavailable, StorageFailed, StorageFull."""
+    """Prepare the installation, wait for the embedded Valkey, and check Redis. A start goes on without Valkey. Returns the
+    owner's token. Raises ConfigurationError, Unavailable, StorageFailed, StorageFull."""
     token = await prepare_installation(settings, makes_owner=makes_owner)
     with suppress(Unavailable):
         await asyncio.to_thread(wait_for_redis)
@@ -297,10 +297,10 @@ async def prepare_start(
 
 
 async def prepare_installation(settings: Settings, *, makes_owner: bool = True) -> str | None:
-    """Check that disk and database are fit and belong together, which new ones do from now on, and make the owner at the
-    first start. Returns the owner's token if it lies on disk. `look_again` does the checks that take long. Raises
+    """Check that the disk and the database work and belong together; new ones belong together from now on. Make the owner at
+    the first start. Returns the owner's token if its file exists. `look_again` does the slow checks. Raises
     ConfigurationError, Unavailable, StorageFailed, StorageFull."""
     async with _services(settings) as services:
-        await _begin(services, quick=makes_owner)  # a worker has no `look_again`
+        await _begin(services, quick=makes_owner)  # workers do not call `look_again`
         makes_owner = makes_owner and settings.auth == "token"
         return await owner_token(settings.data, services.accounts) if makes_owner else None

@@ -1,5 +1,5 @@
-"""The server processes, and the one that starts several. All of them sleep until something happens: uvicorn's own look ten
-times a second whether a signal came, and twice whether each process is alive.
+"""The server processes and their parent. All of them sleep until an event wakes them. uvicorn's own classes poll: ten times
+a second for signals, twice a second for dead processes.
 """
 
 import asyncio
@@ -30,16 +30,17 @@ from uploader.runtime.tasks import ended
 
 logger = logging.getLogger(__name__)
 
-# How often each process is asked whether it hangs; that one has ended is known at once.
+# Seconds between two pings of each process. The parent learns of an ended process at once.
 _ASK_SECONDS = 10.0
-# What the parent tells a process, beside uvicorn's question whether it lives: that all will stop.
+# The parent's message to a process before the stop. All other messages are uvicorn's pings.
 _DRAIN = b"drain"
 _STOPS = "the process stops"
 _LETS_END = "STATUS=lets requests end"
-# How long a service manager may take to read what it was told before.
+# Seconds to wait while the service manager's socket is full.
 _NOTIFY_SECONDS = 5.0
 
-# A program that drops segments with SYN (https://docs.kernel.org/networking/filter.html). It sees their TCP headers.
+# A program that drops TCP segments with SYN (https://docs.kernel.org/networking/filter.html). Its input begins with the TCP
+# header.
 _NO_SYN = (
     (0x30, 0, 0, 13),  # load the byte with the flags
     (0x45, 0, 1, 0x02),  # is SYN set?
@@ -47,14 +48,14 @@ _NO_SYN = (
     (0x06, 0, 0, 0xFFFFFFFF),  # no: pass
 )
 _SO_ATTACH_FILTER = 26  # <asm-generic/socket.h>
-# How long a TCP handshake may take that has begun.
+# Seconds for TCP handshakes that have begun.
 _HANDSHAKE_SECONDS = 0.1
 
 
 def begin_no_connection(listener: socket.socket) -> None:
-    """Drop requests for connections, so that all that have begun are accepted before the listener closes. The kernel resets
-    the others, whose clients may have sent a request. A client whose SYN is dropped has sent nothing. It tries again after a
-    second, and finds a closed port or the next server."""
+    """Drop requests for new connections, to let the server accept all present ones before the listener closes. At the close
+    the kernel resets connections that nobody has accepted, and their clients may have sent a request already. A client whose
+    SYN was dropped has sent nothing. The client tries again after a second, and finds a closed port or the next server."""
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in _NO_SYN))
     with suppress(OSError):
         listener.setsockopt(
@@ -72,7 +73,7 @@ class Terminal:
 
 
 class DatedState(ServerState):
-    """Keeps what the connections of a server share, and makes the date when an answer asks for it."""
+    """The state that all connections of a server share. Makes the Date header when an answer needs it."""
 
     _second = 0
     _headers: list[tuple[bytes, bytes]]
@@ -86,11 +87,11 @@ class DatedState(ServerState):
 
     @default_headers.setter
     def default_headers(self, _none_yet: list[tuple[bytes, bytes]]) -> None:
-        """Leave it: uvicorn makes it empty."""
+        """Ignore the empty list that uvicorn assigns."""
 
 
 class SleepingServer(Server):
-    """Serves until a signal ends it."""
+    """Serves until a signal ends the server."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -104,7 +105,7 @@ class SleepingServer(Server):
             await self._ends.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let the application end its requests with answers: uvicorn cancels those that are left a moment later."""
+        """Let the application end its requests with answers. uvicorn cancels the remaining requests a moment later."""
         self.tell_unready(_STOPS)
         stopping = asyncio.create_task(self.lifespan.state[STOP_STATE](), name="ending requests")
         try:
@@ -122,13 +123,13 @@ class SleepingServer(Server):
             self._loop.call_soon_threadsafe(self._ends.set)
 
     def tell_unready(self, reason: str) -> None:
-        """Let `/readyz` give this reason, from any thread."""
+        """Let `/readyz` give this reason. Callable from any thread."""
         if hasattr(self, "lifespan"):
             self.lifespan.state[UNREADY_STATE] = reason
 
     def turn(self) -> None:
-        """Wait in a thread until the event loop has turned; return at once before the start has ended, and after the
-        end."""
+        """Wait in a thread until the event loop has turned once. Return at once if the loop does not serve yet, or has
+        ended."""
         turned = threading.Event()
         with suppress(RuntimeError):
             if self._loop is not None:
@@ -137,7 +138,7 @@ class SleepingServer(Server):
 
 
 class SingleServer(SleepingServer):
-    """The only server process, which closes the port and talks to the service manager itself."""
+    """The only server process. Closes the port and talks to the service manager itself."""
 
     def __init__(self, config: Config, drain_seconds: float) -> None:
         super().__init__(config)
@@ -163,7 +164,7 @@ class SingleServer(SleepingServer):
 
 
 class _SideServer(SleepingServer):
-    """A server beside the work of its process, to which signals belong."""
+    """A server beside other work of the same process. The other work handles the signals."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -179,7 +180,7 @@ class _SideServer(SleepingServer):
 
 @asynccontextmanager
 async def served(config: Config, listener: socket.socket) -> AsyncIterator[Callable[[str], None]]:
-    """Serve within, beside other work. Yields `tell_unready`."""
+    """Serve inside this context, beside other work. Yields `tell_unready`."""
     server = _SideServer(config)
     serving = asyncio.ensure_future(server.serve([listener]))
     try:
@@ -199,7 +200,7 @@ class _ServerProcess(Process):
         return self._server
 
     def pong(self) -> None:
-        """Answer once the event loop has turned: this thread would also answer for one that hangs."""
+        """Answer a ping after the event loop has turned. This thread alone would answer even if the loop hangs."""
         if self.child_conn.recv() == _DRAIN:
             self.server.tell_unready(_STOPS)
             return
@@ -209,7 +210,7 @@ class _ServerProcess(Process):
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Hold SIGHUP back, here and in processes that are started meanwhile: a new program inherits the mask."""
+    """Block SIGHUP in this thread and in processes that start inside this context: a new program inherits the mask."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -219,7 +220,8 @@ def _held_back() -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[socket.socket]:
-    """Yield what can be read once a signal came (https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd)."""
+    """Yield a socket that becomes readable when a signal arrives
+    (https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd)."""
     reader, writer = socket.socketpair()
     with reader, writer:
         reader.setblocking(False)
@@ -232,12 +234,13 @@ def _signals() -> Iterator[socket.socket]:
 
 
 class ServerProcesses(Multiprocess):
-    """Several that listen to one port. At SIGHUP each of them goes on, where uvicorn would put others in their places."""
+    """Several server processes on one port. SIGHUP goes to each process, which keeps running; uvicorn would replace the
+    processes."""
 
     def __init__(self, config: Config, sockets: list[socket.socket], drain_seconds: float) -> None:
         super().__init__(config, sockets)
         self._terminal = Terminal()
-        # Whether a process found that waiting cannot mend its start.
+        # True once a process has ended because waiting can't mend its start.
         self.has_failed = False
         self._drain_seconds = drain_seconds
 
@@ -253,7 +256,7 @@ class ServerProcesses(Multiprocess):
                         signals.recv(4096)
                     self.handle_signals()
                     self.keep_subprocess_alive()
-                    if watchdog is not None:  # all have answered
+                    if watchdog is not None:  # every process has answered
                         notify(WATCHDOG)
                 self._drain(signals)
             finally:
@@ -262,7 +265,8 @@ class ServerProcesses(Multiprocess):
                 self.join_all()
 
     def _drain(self, signals: socket.socket) -> None:
-        """Let the processes finish the connections that have begun; each closes the port only for itself."""
+        """Let the processes finish the connections that have begun. A process closes the port only for itself, so the parent
+        keeps new connections off."""
         notify(STOPPING, _LETS_END, timeout_seconds=_NOTIFY_SECONDS)
         if self.has_failed or not any(process.process.is_alive() for process in self.processes):
             return
@@ -275,7 +279,7 @@ class ServerProcesses(Multiprocess):
         time.sleep(_HANDSHAKE_SECONDS)
 
     def _close_port(self) -> None:
-        """Close it with the processes, not after them: nobody would accept what comes in between."""
+        """Close the port before the processes have ended: nobody would accept connections after their end."""
         for listener in self.sockets:
             listener.close()
 
@@ -283,7 +287,7 @@ class ServerProcesses(Multiprocess):
         self.processes = [self._start() for _ in range(self.processes_num)]
 
     def keep_subprocess_alive(self) -> None:
-        """Put another one in the place of each that has ended, or hangs."""
+        """Replace each process that has ended or hangs. Stop everything if a start has failed for good."""
         for place, process in enumerate(self.processes):
             if self.should_exit.is_set():
                 return
@@ -291,7 +295,7 @@ class ServerProcesses(Multiprocess):
                 process.kill()
                 process.join()
                 facts = {"server_process": process.pid, "exit_code": process.exitcode}
-                if process.exitcode == STARTUP_FAILURE:  # so would the next
+                if process.exitcode == STARTUP_FAILURE:  # the next one would fail, too
                     logger.error("a server process can't start, so all of them end", extra=facts)
                     self.has_failed = True
                     self.should_exit.set()
@@ -303,7 +307,8 @@ class ServerProcesses(Multiprocess):
         with _held_back():
             process = _ServerProcess(self.config, self.sockets)
             process.start()
-        # Its own end of the pipe: then that of a dead one ends, and its answer is not waited for.
+        # Close the parent's copy of the child's end. Then a read from a dead process fails at once, instead of waiting for
+        # an answer.
         process.child_conn.close()
         return process
 

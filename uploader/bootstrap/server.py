@@ -1,4 +1,4 @@
-"""A server process: its application, the certificate in force, and the state that its connections share."""
+"""A server process: the application, the TLS certificate, and the state that all connections share."""
 
 import asyncio
 import logging
@@ -34,19 +34,19 @@ from uploader.settings import Settings
 if TYPE_CHECKING:
     import uvicorn
 
-# What each server process makes and runs, as uvicorn names it.
+# The factory of the application, in uvicorn's notation.
 APPLICATION = "uploader.bootstrap:create_app"
-# For the answers to requests that have had their time, and for clients to read them.
+# Seconds to send the last answers after the shutdown timeout, and for clients to read them.
 _LAST_ANSWERS_SECONDS = 3
-# What a process that serves nothing else answers.
+# The paths of a process that serves no files.
 _SIDE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 @contextmanager
 def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | None]:
-    """Yield the certificate of this process, if there is one, read anew at each SIGHUP; or the server ends, where that
-    says that its terminal is gone. A process that has just been started holds SIGHUP back until it can answer it, and
-    reads the files only after that, so that none is left with what was before. Raises ConfigurationError."""
+    """Yield the TLS certificate of this process; None without TLS. SIGHUP reloads the certificate, or ends the server if its
+    terminal has closed. A new process blocks SIGHUP until this handler is installed, and reads the files afterwards, so no
+    reload gets lost. Raises ConfigurationError."""
     loop, clock, terminal = asyncio.get_running_loop(), Clock(), Terminal()
     certificate: CertificateInForce | None = None
     reloads: set[asyncio.Task[None]] = set()
@@ -69,14 +69,16 @@ def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | No
         loop.remove_signal_handler(signal.SIGHUP)
 
 
-# How long a thread that computes keeps the interpreter from others: a request takes it back from them dozens of times. What
-# it costs is lost in the noise of a busy machine. In turn with Python's 5 ms, a chunk of 64 KiB took 1.29 ms of CPU
-# (0.91 to 1.84, 24 rounds) and 1.25 (0.97 to 1.72), one of 8 MiB 34.9 (33.1 to 44.2, eight rounds) and 36.2 (35.6 to 43.1).
+# How long a computing thread keeps the interpreter before other threads get a turn: a request has to get the interpreter
+# back dozens of times. The cost is lost in the noise of a busy machine. Measured in turn with Python's 5 ms, a chunk of 64
+# KiB took 1.29 ms of CPU (0.91 to 1.84, 24 rounds) and 1.25 (0.97 to 1.72), a chunk of 8 MiB 34.9 (33.1 to 44.2, eight
+# rounds) and 36.2 (35.6 to 43.1).
 _SWITCH_SECONDS = 0.0005
 
 
 def server_config(settings: Settings, application: Application | None = None) -> "uvicorn.Config":
-    """`application`: the one to serve; None: `create_app` makes it in the process that serves."""
+    """Return uvicorn's settings. `application`: the application to serve. None: each server process makes its own by
+    `create_app`."""
     import uvicorn
 
     from uploader.http.server.http11 import HttpConnection
@@ -96,27 +98,28 @@ def server_config(settings: Settings, application: Application | None = None) ->
         # A proxy has to close its connections sooner: docs/scaling.md.
         timeout_keep_alive=5,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout_seconds) + _LAST_ANSWERS_SECONDS,
-        # A process that starts on a busy machine is slow, not hung: one in its place would be as slow, and so on for ever.
+        # A process that starts slowly on a busy machine does not hang. Its replacement would be as slow, and would be
+        # replaced as well, for ever.
         timeout_worker_healthcheck=60,
     )
 
 
 def serving_probes(services: Services, listener: socket.socket) -> AbstractAsyncContextManager[Callable[[str], None]]:
-    """Answer `/livez`, `/readyz` and `/metrics` within, in a process that serves nothing else and starts within."""
+    """Answer `/livez`, `/readyz` and `/metrics` in a process that serves no files, and whose start is still to come."""
     settings, services.start.waits_for = services.settings, BEGINS
     application = build_application(services, lambda _: listening_state(settings), paths=_SIDE_PATHS)
     return served(server_config(settings, application), listener)
 
 
 def failure_of(config: "uvicorn.Config") -> str | None:
-    """Return the reason for which the start of this process failed after it had answered."""
+    """Return why the start of this process failed after the process had begun to answer; None if it did not."""
     application = config.loaded_app if config.loaded else None
     return application.start.failure if isinstance(application, Application) else None
 
 
 @contextmanager
 def connection_state(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Make what the connections of a process share, where it need not look after TLS."""
+    """Yield the state that all connections of a process share, except the state for TLS."""
     limits, proxies = connections.connection_limits(settings), Proxies(settings.trusted_proxies)
     with closing(connections.Senders()) as senders:
         yield {
@@ -127,7 +130,7 @@ def connection_state(settings: Settings) -> Iterator[dict[str, Any]]:
 
 @asynccontextmanager
 async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
-    """Make the lifespan state of the application, which its connections share. Raises ConfigurationError."""
+    """Yield the lifespan state of the application, for all its connections. Raises ConfigurationError."""
     from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
 
     with ExitStack() as stack:
@@ -139,18 +142,18 @@ async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
 
 
 def _follow_parent() -> None:
-    """End with the process that started this one, or the port would stay taken."""
+    """End this process when its parent ends: otherwise the port would stay taken."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     end_with_parent(signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it ended before the kernel was asked
+    if os.getppid() != parent.pid:  # the parent had ended before
         raise SystemExit(1)
 
 
 def create_app() -> Application:
-    """Make, for uvicorn in each server process, an application that starts and ends its services, set up by the
-    environment."""
+    """Make the application of a server process, with the settings of the environment. uvicorn calls this function in each
+    server process. The lifespan of the application starts and ends the services."""
     _follow_parent()
     connections.keep_freed_memory()
     connections.collect_seldom()

@@ -1,6 +1,7 @@
 """A start waits for the database, the store and the disk. A server process answers `/livez` meanwhile.
 
-Only a ConfigurationError ends a start: a setting, a newer schema or another installation's data do not change by waiting.
+Only a ConfigurationError ends a start: waiting changes no setting, no newer schema and no other installation's data. A
+SchemaBehind does not end a start, because an upgrade may follow.
 """
 
 import asyncio
@@ -20,18 +21,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 5.0
-# A first attempt that takes longer, as where a database does not answer, goes on in the background.
+# A longer first attempt goes on in the background, as with a database that does not answer.
 _FIRST_ATTEMPT_SECONDS = 10.0
 BEGINS = "it has just begun"
 
 
 def is_final(error: Exception) -> bool:
-    """Return whether waiting cannot mend an error."""
+    """Return whether waiting can't mend an error."""
     return isinstance(error, ConfigurationError) and not isinstance(error, SchemaBehind)
 
 
 def ends_command(error: Exception) -> bool:
-    """Return whether a command gives up at once: a person has to act, or the program is at fault."""
+    """Return whether a command gives up at once: a person has to act, or the program has a bug."""
     if isinstance(error, ConfigurationError | DatabaseDamaged) or not isinstance(error, UploaderError | OSError):
         return True
     return is_refusal(error.__cause__)
@@ -45,7 +46,8 @@ async def patiently(
     tell: Callable[[str, Exception | None], None],
 ) -> T:
     """Return the result of the first attempt that succeeds. `tell` gets the reason of each failed attempt, and the error if
-    it is the first of its kind. Raises the error of an attempt for which `ends` is true, and the last one of `seconds`."""
+    it is the first of its kind. Raises an attempt's error at once if `ends` returns true for the error, otherwise the last
+    error after `seconds`."""
     until, pause_seconds, kinds = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS, set[type[Exception]]()
     while True:
         try:
@@ -69,9 +71,10 @@ async def starting(
     is_prepared: bool = False,
     give_up: Callable[[], None],
 ) -> AsyncIterator[None]:
-    """Enter `serving` in the background, as often as it takes. Returns once it is entered or an attempt has failed, at the
-    latest after ten seconds. `prepare` runs before each attempt, except the first if `is_prepared`. `give_up` is called when
-    a later attempt fails for good; `start.failure` says why. Raises ConfigurationError if the first attempt does."""
+    """Enter `serving` in the background, with as many attempts as necessary. Returns after the first attempt, at the latest
+    after ten seconds. `prepare` runs before each attempt, except before the first one if `is_prepared`. `give_up` is called
+    when a later attempt fails for good; `start.failure` has the reason. Raises ConfigurationError if the first attempt
+    does."""
     ends, answered = asyncio.Event(), asyncio.Event()
     start.waits_for = BEGINS
 

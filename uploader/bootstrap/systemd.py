@@ -1,5 +1,5 @@
-"""Tells the service manager that a command is ready, that it stops, and that its event loop turns: sd_notify(3) without
-libsystemd. Does nothing where no service manager listens.
+"""Tells the service manager about the start, the stop and the running event loop of a command: sd_notify(3) without
+libsystemd. Does nothing without a service manager.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ READY, STOPPING, WATCHDOG = "READY=1", "STOPPING=1", "WATCHDOG=1"
 
 
 def notify(*assignments: str, timeout_seconds: float = 0.0) -> None:
-    """Send assignments in one datagram to $NOTIFY_SOCKET: a path, or an abstract name after `@`. A datagram that the
-    socket does not take within the timeout is lost."""
+    """Send assignments in one datagram to $NOTIFY_SOCKET: a path, or an abstract name after `@`. The datagram is lost if the
+    socket does not take it within the timeout."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -25,8 +25,8 @@ def notify(*assignments: str, timeout_seconds: float = 0.0) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """Return how often this process tells that it is well: twice in the time of the watchdog (sd_watchdog_enabled(3)).
-    None: it has no watchdog."""
+    """Return the seconds between two messages to the watchdog: half of its time (sd_watchdog_enabled(3)). None: this process
+    has no watchdog."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -35,7 +35,7 @@ def watchdog_seconds() -> float | None:
 
 @contextmanager
 def watched_loop() -> Iterator[None]:
-    """Feed the watchdog from the running event loop: a loop that hangs feeds it no more."""
+    """Feed the watchdog from the running event loop. A loop that hangs stops feeding the watchdog."""
     seconds = watchdog_seconds()
     if seconds is None:
         yield

@@ -1,4 +1,4 @@
-"""Acts are written in the transaction of what they tell: if it is rolled back, nobody did it."""
+"""The audit log. The transaction of an action also writes its act: a rollback removes both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """All given conditions have to hold. `user_id`: by this user, or about this user."""
+    """Conditions that all have to hold. `user_id`: acts by this user, or about this user."""
 
     since: datetime | None = None
     until: datetime | None = None
@@ -31,7 +31,7 @@ class Wanted:
 
 
 async def note(connection: AsyncConnection, act: Act | None, **details: object) -> None:
-    """Write an act, with what only its transaction knows of it; None is nobody's act."""
+    """Write an act, with further details from its transaction. None writes nothing."""
     if act is None:
         return
     values = {name: getattr(act, name) for name in Act.__dataclass_fields__}
@@ -39,7 +39,7 @@ async def note(connection: AsyncConnection, act: Act | None, **details: object) 
 
 
 async def acts(connection: AsyncConnection, wanted: Wanted, page: Page) -> list[Act]:
-    """Return a page of acts by the time of each."""
+    """Return a page of acts, in the order of their time."""
     query = select(models.audit_log)
     if wanted.since is not None:
         query = query.where(_ACTS.created_at >= wanted.since)
@@ -65,7 +65,7 @@ def _decoded(details: bytes) -> Mapping[str, Any]:
 
 
 async def forget(connection: AsyncConnection, before: datetime, limit: int) -> int:
-    """Forget the oldest acts of before a moment; return how many."""
+    """Delete the oldest acts before a moment, `limit` at most; return how many."""
     ids = (await connection.execute(_OLDEST.limit(limit), {"before": before})).scalars().all()
     if not ids:
         return 0

@@ -1,6 +1,7 @@
-"""The types of what transactions are given, as SQLAlchemy has them for drivers that wait on the event loop.
+"""The types of connections and engines: SQLAlchemy's async classes.
 
-To those who run they are words: the package that has them loads SQLAlchemy's ORM, too, which takes a tenth of a start.
+Only the type checker needs the real classes. At run time the names are `Any`: the package with the classes also loads
+SQLAlchemy's ORM, which takes a tenth of a start.
 """
 
 from typing import TYPE_CHECKING, Any

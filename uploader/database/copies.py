@@ -1,17 +1,17 @@
-"""Copies of the database: what a copy is of each kind of database, and the rolling ones that lie beside a SQLite.
+"""Copies of the database: the format for each kind of database, and the rolling copies beside a SQLite.
 
-A copy of a SQLite is another such file. That of a MySQL or MariaDB is the rows of all tables as JSON, one a line,
-compressed; no program of theirs is needed:
+The copy of a SQLite is a SQLite file. The copy of a MySQL or MariaDB is a compressed file of JSON lines with the rows of all
+tables. No program of MySQL or MariaDB is needed:
 
 {"revision": "0009"} {"table": "file", "columns": ["id", "user_id", …]} ["5f…", "alice", …]
 
-A text is bytes in UTF-8; what is none, a moment and a day are objects: {"hex": …}, {"at": …}, {"day": …}. No column is
-known here: a copy of an older revision is loaded into the tables of that revision, and migrated from there.
+A text is UTF-8. Bytes that are not UTF-8, moments and days are objects: {"hex": …}, {"at": …}, {"day": …}. This module knows
+no columns: a copy of an older revision is loaded into the tables of that revision, and migrated afterwards.
 
-The rolling copies are called `uploader.db.copy-20261127T020000Z`; `uploader.db.copy` is being made. A copy is made while
-everything goes on, made durable, and checked; only then does it get its name, and an older one goes. So there are two good
-ones at any moment after the second hour, of which a crash takes none. A damaged page would be copied as it is, so one that
-does not pass SQLite's own check is none.
+The rolling copies are called `uploader.db.copy-20261127T020000Z`; `uploader.db.copy` is the copy in progress. A copy is made
+while the server runs, then synced and checked. Only then does the copy get its name, and an older copy is deleted. So after
+the second hour there are always two good copies, and a crash takes none of them. A copy includes damaged pages as they are,
+so a copy that fails SQLite's own check is deleted.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from uploader.runtime.clock import Clock
 from uploader.runtime.crashpoints import crash_point
 from uploader.units import format_ago
 
-# Hears how much is done, and of how much.
+# Called with the amount done and the total.
 Tell = Callable[[int, int], None]
 _PAGES_AT_ONCE = 2000
 _PAUSE_SECONDS = 0.05
@@ -56,26 +56,27 @@ _PAUSE_SECONDS = 0.05
 
 
 def copy_sqlite(source: Path, target: Path, tell: Tell) -> None:
-    """Copy a database that is in use, by SQLite's own backup API (https://sqlite.org/backup.html). `tell` hears of
+    """Copy a database that is in use, by SQLite's own backup API (https://sqlite.org/backup.html). `tell` gets numbers of
     pages. Raises sqlite3.Error.
 
-    In WAL mode readers hold up no writer. So the copy is made within one transaction that reads: it is of one moment,
-    and does not begin anew with every commit of others.
+    In WAL mode readers do not block writers. This function copies in one read transaction: all pages are of one moment, and
+    commits of others do not start the copy anew.
     """
     with closing(opened(source, "rw")) as live, closing(sqlite3.connect(target, isolation_level=None)) as copied:
         live.execute("BEGIN")
-        live.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it is of one moment
+        live.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read fixes the moment
         live.backup(
             copied,
             pages=_PAGES_AT_ONCE,
             progress=lambda _status, left, pages: tell(pages - left, pages),
             sleep=_PAUSE_SECONDS,
         )
-        copied.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
+        copied.execute("PRAGMA journal_mode=DELETE")  # now the file alone is complete
 
 
 def draft_of(source: Path, path: Path) -> Path:
-    """Copy a database that nobody uses, durably, closed to other accounts, to where it may take the place of `path`."""
+    """Copy a database that nobody uses to a draft beside `path`, which a caller may rename to `path`. The draft is synced,
+    and closed to other accounts."""
     draft = path.with_name(f"{path.name}.new")
     _remove_logs(draft)
     try:
@@ -89,10 +90,10 @@ def draft_of(source: Path, path: Path) -> Path:
 
 
 def replace(path: Path, draft: Path, now: datetime) -> Path | None:
-    """Put another database in the place of one, durably, and keep that one under another name, which is returned; None if
-    there is none. Its log goes first: the other database would take it for its own. Raises OSError."""
+    """Put another database in the place of `path`, durably. Keep the old database under another name, and return that path;
+    None if there was none. The old log moves first: SQLite would apply it to the new database. Raises OSError."""
     with closing(opened(draft, "rw")) as settled:
-        settled.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
+        settled.execute("PRAGMA journal_mode=DELETE")  # now the file alone is complete
     sync_path(draft)
     name, aside = f"{path.name}.damaged-{now.strftime(_STAMP)}", None
     for part in reversed(parts_of(path)):
@@ -107,7 +108,7 @@ def replace(path: Path, draft: Path, now: datetime) -> Path | None:
 
 
 def _remove_logs(draft: Path) -> None:
-    """Remove the logs of a draft that a crash left: they would be taken for the next one's."""
+    """Remove the logs that a crash left beside a draft: SQLite would apply them to the next draft."""
     for log in parts_of(draft)[1:]:
         log.unlink(missing_ok=True)
 
@@ -133,12 +134,12 @@ _KEPT = 2
 _STAMP = "%Y%m%dT%H%M%SZ"
 _EVERY = timedelta(hours=1)
 _LATE = timedelta(hours=3)
-# Until a start says nothing of damage that it has not found by then.
+# Seconds for which a start looks for damage.
 _START_SECONDS = 5.0
 
 
 class _Damaged(Exception):
-    """The copy is not good, and so its original is not, either; how, in words."""
+    """The copy is damaged, and therefore the original as well. The message says how."""
 
 
 class RollingCopy(NamedTuple):
@@ -148,20 +149,20 @@ class RollingCopy(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class RollingCopies:
-    """The rolling copies of a SQLite; none of a database that is another server's to keep."""
+    """The rolling copies of a SQLite. `database` is None if another server keeps the database: then there are no copies."""
 
     database: Path | None
     clock: Clock
     _: KW_ONLY
     check_stopping: Callable[[], None] = lambda: None
-    # Why the last attempt failed: the database is damaged.
+    # The damage that the last attempt found.
     _damage: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._since = self.clock.now()
 
     def listed(self) -> list[RollingCopy]:
-        """Return those that are there, the newest first."""
+        """Return the copies, the newest first."""
         found = []
         for path in self.database.parent.glob(f"{self.database.name}.copy-*") if self.database else ():
             with suppress(ValueError):
@@ -170,7 +171,7 @@ class RollingCopies:
         return sorted(found, key=lambda copy: copy.made_at, reverse=True)
 
     async def keep(self) -> Path | None:
-        """Make a copy if the newest is an hour old. Raises as `make`."""
+        """Make a copy unless the newest one is less than an hour old; return its path. Raises as `make`."""
         newest = await self._newest()
         if newest is not None and timedelta(0) <= self.clock.now() - newest.made_at < _EVERY:
             return None
@@ -181,7 +182,7 @@ class RollingCopies:
         return next(iter(await asyncio.to_thread(self.listed)), None)
 
     async def make(self) -> RollingCopy | None:
-        """Make a copy; None if another process makes one, or there is nothing to copy. Raises DatabaseDamaged,
+        """Make a copy. None: another process is making one, or there is nothing to copy. Raises DatabaseDamaged,
         StorageFailed, Unavailable, Stopping."""
         path = self.database
         if path is None:
@@ -206,7 +207,7 @@ class RollingCopies:
                 return None
 
             def sync(_done: int, _pages: int) -> None:
-                os.fdatasync(descriptor)  # a little at a time: others wait for what they sync
+                os.fdatasync(descriptor)  # small syncs: other syncs wait for large ones
                 self.check_stopping()
 
             try:
@@ -238,20 +239,20 @@ class RollingCopies:
         return [reasons.COPY_OLD(ago=format_ago(self.clock.now() - newest.made_at) if newest else "never")]
 
     def refuse_damaged(self, *, quick: bool = False, gives_up: GivesUp | None = None) -> None:
-        """Look at a database that is to be used, by default for a few seconds, otherwise until `gives_up` does. `quick`:
-        without comparing indexes with rows, which takes a dozen times as long. Blocks. Raises ConfigurationError if it is
-        damaged."""
+        """Check a database before its use, for a few seconds or until `gives_up` returns true. `quick`: do not compare
+        indexes with rows, a comparison that takes a dozen times as long as the rest. Blocks. Raises ConfigurationError if
+        the database is damaged."""
         path, until = self.database, time.monotonic() + _START_SECONDS
         gives_up = gives_up or (lambda: time.monotonic() > until)
         try:
             told = damage_of(path, quick=quick, gives_up=gives_up) if path is not None and path.exists() else []
         except sqlite3.Error:
-            return  # who opens it says why
+            return  # opening the database will report the error
         if told:
             raise ConfigurationError(f"the database {path} can't be used: {'; '.join(told)}. {self.offer()}")
 
     def offer(self) -> str:
-        """Say what can be done about a damaged database."""
+        """Say what a person can do about a damaged database."""
         found = self.listed()
         if not found:
             return "There is no copy of it: restore a backup, or save what can be read"
@@ -262,7 +263,7 @@ class RollingCopies:
 
 
 def _check_room(database: Path) -> None:
-    """A copy is not to fill the disk: it is made while twice as much is free. Raises OSError."""
+    """Raises OSError unless twice the size of the database is free: a copy must not fill the disk."""
     found = os.statvfs(database.parent)
     needed = 2 * sum(path.stat().st_size for path in parts_of(database)[:2] if path.exists())
     if found.f_bavail * found.f_frsize < needed:
@@ -271,7 +272,7 @@ def _check_room(database: Path) -> None:
 
 @contextmanager
 def _locked(draft: Path) -> Iterator[int | None]:
-    """Yield a new file that this process alone writes, or None. What a crash left is written over."""
+    """Yield the descriptor of an empty draft that only this process writes; None if another process has locked the draft."""
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
@@ -291,7 +292,7 @@ def _can_not_be_copied(path: Path, error: sqlite3.Error) -> Unavailable:
 
 
 def files_beside(path: Path) -> list[Path]:
-    """Return what lies beside a database because it is one: its copies, and what was damaged."""
+    """Return the copies beside a database, and the damaged databases that were put aside there."""
     return [*path.parent.glob(f"{path.name}.copy*"), *path.parent.glob(f"{path.name}.damaged-*")]
 
 
@@ -303,7 +304,7 @@ _NAME = re.compile(r"[a-z_0-9]+")
 
 
 async def dump_tables(connection: AsyncConnection, directory: Path, revision: str, tell: Tell) -> None:
-    """Write all rows, as this transaction sees them: it has to see one moment. `tell` hears of tables."""
+    """Write the rows of all tables. The transaction has to be a snapshot of one moment. `tell` gets numbers of tables."""
     dumped = await _tables(connection)
     with gzip.open(directory / _TABLES_FILE, "wt", compresslevel=1) as file:
         await asyncio.to_thread(_write, file, [{"revision": revision}])
@@ -323,7 +324,7 @@ def _write(file: Any, lines: Iterable[object]) -> None:
 
 
 async def _load_tables(connection: AsyncConnection, directory: Path) -> None:
-    """Insert into the tables of the copy's revision, which are empty but for the facts of its migrations."""
+    """Insert the rows into the tables of the copy's revision. These are empty, except for facts of the migrations."""
     await connection.execute(models.meta.delete())
     found = _rows(directory)
     while some := await asyncio.to_thread(lambda: list(islice(found, _ROWS_AT_ONCE))):
@@ -335,7 +336,8 @@ async def _load_tables(connection: AsyncConnection, directory: Path) -> None:
 
 
 def _rows(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all rows, each with the name of its table. Raises ValueError: names become a part of statements."""
+    """Yield each row, with the name of its table. Raises ValueError for unsafe names, because names become a part of
+    statements."""
     with gzip.open(directory / _TABLES_FILE, "rt") as file:
         next(file)
         for line in file:
@@ -356,7 +358,7 @@ async def _first_with_rows(connection: AsyncConnection) -> str | None:
 
 
 async def _tables(connection: AsyncConnection) -> list[Table]:
-    """Return the tables that are there: an older revision lacks some."""
+    """Return the tables that exist: an older revision lacks some."""
     found = await connection.execute(text("SHOW TABLES"))
     names = {name.decode() if isinstance(name, bytes) else name for (name,) in found}
     return [table for table in models.metadata.sorted_tables if table.name in names]
@@ -389,7 +391,7 @@ def _decoded(value: Any) -> Any:
     return value
 
 
-# The copy in a backup: a directory with a file of one kind, and the list of the blobs that it has files of
+# The copy in a backup: a directory with one file, of SQLite or of tables, and the list of blobs in use
 
 LISTING = "blobs.gz"
 SQLITE, TABLES = "sqlite", "tables"
@@ -399,13 +401,13 @@ _IN_USE = "SELECT sha256, size FROM blob WHERE refs > 0 ORDER BY sha256"
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    # Of SQLite, or of tables of MySQL and MariaDB.
+    # SQLITE or TABLES.
     kind: str
     revision: str
-    # Of its blobs.
+    # The number of the blobs in use, and their size.
     blobs: int
     bytes: int
-    # What the database says of itself that is wrong.
+    # The first error that SQLite's own check has found.
     doubt: str | None = None
 
 
@@ -448,7 +450,7 @@ def _blobs_of_tables(directory: Path) -> Iterator[tuple[str, int]]:
 
 
 def _list_blobs(directory: Path, blobs: Iterable[tuple[str, int]]) -> tuple[int, int]:
-    """List blobs in order: SHA-256, size in bytes. Return how many there are, and of how many bytes."""
+    """List blobs in order: SHA-256, size in bytes. Return their number and their total size in bytes."""
     count = total_bytes = 0
     with gzip.open(directory / LISTING, "wt", compresslevel=1) as file:
         for sha256, size in blobs:
@@ -465,10 +467,10 @@ def read_listing(directory: Path) -> Iterator[tuple[str, int]]:
 
 
 async def check_empty(database: Database, revision: str) -> None:
-    """Raises ConfigurationError if a copy of this revision can't be loaded, Unavailable."""
+    """Raises ConfigurationError if a copy of this revision can't be loaded into the database, Unavailable."""
     if kind_of(database) == SQLITE:
         for there in parts_of(_path_of(database)):
-            if there.exists():  # also a log alone: it would be taken for that of the new one
+            if there.exists():  # even a log alone: SQLite would apply it to the new database
                 raise ConfigurationError(f"{there} is there: move it away, a restore makes a new database")
         return
     at = await migrate.current_revision(database)
@@ -482,7 +484,7 @@ async def check_empty(database: Database, revision: str) -> None:
 
 
 async def load(database: Database, directory: Path, revision: str, secret: Secret | None = None) -> None:
-    """Make the empty database what was copied, all of it or nothing, and migrate it, for which `secret` is as in
+    """Load a copy into an empty database, completely or not at all, and migrate the database. `secret`: as in
     `migrate.upgrade`. Raises ConfigurationError, Unavailable, OSError."""
     if kind_of(database) == SQLITE:
         await asyncio.to_thread(_place_sqlite, directory, _path_of(database))
@@ -493,8 +495,8 @@ async def load(database: Database, directory: Path, revision: str, secret: Secre
 
 
 def _place_sqlite(directory: Path, target: Path) -> None:
-    """Put the database in place all at once and durably."""
-    # Where contents are in a bucket nobody else has made it.
+    """Put the database in place, atomically and durably."""
+    # With contents in a bucket, nobody has made the directory before.
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft_of(directory / _SQLITE_FILE, target).rename(target)
     sync_path(target.parent)

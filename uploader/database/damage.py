@@ -1,4 +1,6 @@
-"""Tells what is wrong with the file of a SQLite, by SQLite's own check: SQLite keeps no checksums. Blocks: in threads."""
+"""Finds damage in the file of a SQLite by SQLite's own check, because SQLite keeps no checksums. These functions block: call
+them in threads.
+"""
 
 import fcntl
 import os
@@ -13,11 +15,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 _MAX_TOLD = 5
-# How often SQLite asks whether to go on, in steps of its virtual machine.
+# Steps of SQLite's virtual machine between two calls of `gives_up`.
 _STEPS = 10_000
-# The files that are a database, together; the first alone is none while the second is there.
+# The suffixes of the files of a database. The first file alone may be incomplete while the second one exists.
 PARTS = ("", "-wal", "-shm", "-journal")
-# In the shared memory each connection holds this byte as long as it is open (https://sqlite.org/walformat.html, 2.3.1).
+# Each open connection locks this byte of the shared memory (https://sqlite.org/walformat.html, 2.3.1).
 _OPEN_BYTE = 128
 _FLOCK = struct.Struct("hhqqi4x")
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -48,13 +50,14 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def damage_of(path: Path, *, quick: bool = False, gives_up: GivesUp | None = None) -> list[str]:
-    """Tell what is wrong with a database: the first few things, with the names of tables; nothing if all is right. `quick`:
-    without comparing indexes with rows. `gives_up` is asked now and then; nothing, too, if it does. Raises sqlite3.Error if
-    it can't be told, such as of one that the disk can't read."""
+    """Return the first few errors in a database, with the names of tables; nothing if all is right, or if `gives_up` returns
+    true. `quick`: do not compare indexes with rows. Raises sqlite3.Error if the check can't be made, such as on a disk
+    error."""
     told = _told_by_check(path, quick, gives_up)
     if not told:
         return []
-    # SQLite says the same of a page that the disk can't read for now (https://sqlite.org/rescode.html#ioerr_corruptfs).
+    # SQLite reports a temporary read error of the disk like a damaged page
+    # (https://sqlite.org/rescode.html#ioerr_corruptfs).
     if not _can_be_read(path):
         raise sqlite3.OperationalError(_UNREADABLE)
     again = _told_by_check(path, quick, gives_up)
@@ -62,14 +65,14 @@ def damage_of(path: Path, *, quick: bool = False, gives_up: GivesUp | None = Non
 
 
 def _can_be_read(path: Path) -> bool:
-    """Read all of a database, in a process of its own: to close a file takes the locks of its whole process away
+    """Read all of a database in a process of its own: closing a file releases the locks of the whole process
     (https://sqlite.org/howtocorrupt.html, 2.2)."""
     command = [sys.executable, "-ISc", _READ, *map(str, parts_of(path))]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 (the file is this server's)
 
 
 def _told_by_check(path: Path, quick: bool, gives_up: GivesUp | None) -> list[str] | None:
-    """Return None if it gave up."""
+    """Return the lines of SQLite's check; None if `gives_up` ended the check."""
     trees: dict[str, str] = {}
     lines: list[str] = []
     with closing(opened(path, "rw")) as checked:
@@ -95,7 +98,7 @@ def _code_of(error: sqlite3.Error) -> int:
 
 
 def _unreadable_tables(checked: sqlite3.Connection) -> Iterator[str]:
-    """Name the tables: of one whose first page is none, SQLite's check does not."""
+    """Name the damaged tables. SQLite's check does not name a table whose first page is damaged."""
     with suppress(sqlite3.DatabaseError):
         for (table,) in checked.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             try:
@@ -106,7 +109,7 @@ def _unreadable_tables(checked: sqlite3.Connection) -> Iterator[str]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether somebody has this database open. It is asked by a look that takes no lock."""
+    """Return whether some connection to this database is open. This looks for its lock, and takes none."""
     try:
         descriptor = os.open(path.with_name(f"{path.name}-shm"), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Deliveries of events that are still due: they are claimed, ended, put off, and forgotten.
+"""Deliveries of events that are due: claim them, end them, put them off, and forget them.
 
-A claim is a lease: the delivery is due again when it ends, so that a worker that dies while telling loses nothing. The
-row is the truth: what was claimed twice is told twice. Never a cursor by the highest id, because ids commit out of order.
+A claim is a lease: after its end the delivery is due again, so nothing is lost when a worker dies. Only the row counts: a
+delivery that is claimed twice may be told twice. There is no cursor at the highest id, because ids commit out of order.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from uploader.domain.events import Message
 
 _EVENTS, _DELIVERIES = models.outbox.c, models.delivery.c
 _WAITING_FOR = (_DELIVERIES.state == WAITING, _DELIVERIES.sink == bindparam("of_sink"))
-# Rows that another relay has locked are that one's. SQLite has one writer, and no such words.
+# Skip rows that another relay has locked. SQLite has only one writer, and ignores this.
 _DUE = (
     select(_DELIVERIES.outbox_id, _DELIVERIES.attempt)
     .where(*_WAITING_FOR, _DELIVERIES.due_at <= bindparam("now", type_=UtcDateTime))
@@ -32,7 +32,7 @@ _DUE = (
 _ALL_MESSAGES = select(*(_EVENTS[each.name] for each in fields(Message)))
 _MESSAGES = _ALL_MESSAGES.where(_EVENTS.id.in_(bindparam("ids", expanding=True)))
 _NEXT_DUE = select(func.min(_DELIVERIES.due_at)).where(*_WAITING_FOR)
-# Questions of how many wait, or how long, are answered by as many: to count millions takes seconds.
+# Counts stop here: counting millions takes seconds.
 MOST_COUNTED = 10_000
 _NEXT_SINK = select(func.min(_DELIVERIES.sink)).where(
     _DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink > bindparam("after")
@@ -42,7 +42,7 @@ _LONGEST_DUE = (
     select(_DELIVERIES.outbox_id).where(*_OF_STATE).order_by(_DELIVERIES.due_at).limit(bindparam("most")).subquery()
 )
 _COUNTED = select(func.count(), func.min(_LONGEST_DUE.c.outbox_id))
-# What failed is due later than what is new; of what is dead, what died last.
+# A failed delivery is due later than a new one. The dead delivery that is due last died last.
 _LATEST_DUE = (
     select(_DELIVERIES.due_at, _DELIVERIES.last_error)
     .where(*_OF_STATE)
@@ -59,7 +59,7 @@ _LAST_ERROR = (
 _OF_SINK = update(models.delivery).where(
     _DELIVERIES.outbox_id.in_(bindparam("ids", expanding=True)), _DELIVERIES.sink == bindparam("of_sink")
 )
-# `lease`: whose the claim is.
+# `lease` names the owner of the claim.
 _LEASE = _OF_SINK.values(due_at=bindparam("until", type_=UtcDateTime), lease=bindparam("owner"))
 _CLAIMED = update(models.delivery).where(
     *_WAITING_FOR,
@@ -76,7 +76,7 @@ _PUT_OFF = (
     .where(*_WAITING_FOR, _DELIVERIES.outbox_id == bindparam("of_event"))
     .values({**given("attempt", "due_at", "state", "last_error"), "lease": None})
 )
-# A file is held for it.
+# A held file waits for the event.
 _IS_ASKED = exists().where(models.held_file.c.event_id == _EVENTS.id)
 
 
@@ -88,7 +88,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that failed, the `attempt`th; `next_at` is None if there is no other."""
+    """The failed attempt number `attempt`. `next_at` is the time of the next attempt; None: there is none."""
 
     event_id: str
     attempt: int
@@ -98,7 +98,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class SinkState:
-    """`oldest`: of what waits. Of each 10,000 are counted at most."""
+    """The deliveries of a sink, each count up to 10,000. `oldest`: the time of the oldest waiting event."""
 
     waiting: int = 0
     dead: int = 0
@@ -108,32 +108,32 @@ class SinkState:
 async def claim(
     connection: AsyncConnection, sink: str, limit: int, *, now: datetime, until: datetime, owner: str | None = None
 ) -> list[Due]:
-    """Claim deliveries that are due, the longest first; they are due again at `until`."""
+    """Claim due deliveries, the longest due first. They are due again at `until`."""
     found = (await connection.execute(_DUE, {"of_sink": sink, "now": now, "most": limit})).all()
     if not found:
         return []
     attempts: dict[str, int] = dict(map(tuple, found))
     await connection.execute(_LEASE, {"of_sink": sink, "ids": list(attempts), "until": until, "owner": owner})
     messages = await messages_of(connection, list(attempts))
-    # In a damaged row the id may be one that no event has: it holds up no other.
+    # The id in a damaged row may belong to no event. The row must hold up no other.
     return [Due(messages[event_id], attempt) for event_id, attempt in attempts.items() if event_id in messages]
 
 
 async def take_over(
     connection: AsyncConnection, sink: str, owners: Collection[str], *, now: datetime, until: datetime
 ) -> int:
-    """Let deliveries be due at once that these have claimed until `until` at most; return how many."""
+    """Let deliveries be due at once that these owners have claimed, but not beyond `until`; return how many."""
     return await changed(connection, _TAKE_OVER, of_sink=sink, owners=sorted(owners), now=now, until=until)
 
 
 async def messages_of(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, Message]:
-    """Return the events with these ids that are there."""
+    """Return the events that exist, by their ids."""
     found = await all_of(connection, Message, _MESSAGES, ids=ids) if ids else []
     return {message.id: message for message in found}
 
 
 async def next_due(connection: AsyncConnection, sink: str) -> datetime | None:
-    """Return the earliest moment at which a delivery is due, or its lease ends."""
+    """Return the earliest moment at which a delivery is due, or a lease ends."""
     found: datetime | None = (await connection.execute(_NEXT_DUE, {"of_sink": sink})).scalar()
     return found
 
@@ -141,7 +141,7 @@ async def next_due(connection: AsyncConnection, sink: str) -> datetime | None:
 async def settle(
     connection: AsyncConnection, sink: str, delivered: Sequence[str], failed: Iterable[Failure], now: datetime
 ) -> None:
-    """Note the outcome of claimed deliveries. One that somebody else has ended meanwhile stays ended."""
+    """Note the outcome of claimed deliveries. A delivery that somebody else has ended stays ended."""
     if delivered:
         await connection.execute(_END, {"of_sink": sink, "ids": list(delivered), "ended_at": now})
     for failure in failed:
@@ -158,7 +158,7 @@ async def settle(
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """`due_at`: of the next attempt, or the end."""
+    """The delivery of an event to one sink. `due_at`: the time of the next attempt, or of the end."""
 
     sink: str
     state: str
@@ -170,7 +170,7 @@ class Delivery:
 async def newest(
     connection: AsyncConnection, *, limit: int, since: datetime | None = None, dead: bool = False
 ) -> list[tuple[Message, list[Delivery]]]:
-    """Newest first. `dead`: only those that a sink has not taken."""
+    """Return events with their deliveries, the newest first. `dead`: only events with a dead delivery."""
     query = _ALL_MESSAGES.order_by(_EVENTS.id.desc()).limit(limit)
     if since is not None:
         query = query.where(_EVENTS.created_at >= since)
@@ -189,7 +189,7 @@ async def one(connection: AsyncConnection, event_id: str) -> tuple[Message, list
 
 
 async def _deliveries_of(connection: AsyncConnection, event_ids: Sequence[str]) -> dict[str, list[Delivery]]:
-    # A task counts a claim as an attempt when it begins.
+    # A task counts an attempt when its claim begins.
     has_not_failed = (_DELIVERIES.fence > 0) & ((_DELIVERIES.state == DELIVERED) | _DELIVERIES.held)
     failures = _DELIVERIES.attempt - case((has_not_failed, 1), else_=0)
     columns = [failures if each.name == "failures" else _DELIVERIES[each.name] for each in fields(Delivery)]
@@ -210,8 +210,8 @@ async def renew(
     dead: bool = False,
     limit: int | None = None,
 ) -> int:
-    """Let deliveries of these sinks and queues be due as if they were new; return how many. All given conditions have to
-    hold. A task that somebody holds stays theirs."""
+    """Let deliveries of these sinks and queues be due now, as if they were new; return how many. All given conditions have
+    to hold. A task that somebody holds stays held."""
     fits: list[ColumnElement[bool]] = [_DELIVERIES.sink.in_(sinks), ~_DELIVERIES.held | (_DELIVERIES.due_at <= now)]
     if event_id is not None:
         fits.append(_DELIVERIES.outbox_id == event_id)
@@ -227,7 +227,7 @@ async def renew(
 
 
 async def last_error(connection: AsyncConnection, sink: str) -> str | None:
-    """Return the error of what waits, or else of what is dead."""
+    """Return the latest error of the waiting deliveries, or else of the dead ones."""
     for state in (WAITING, DEAD):
         values = {"of_state": state, "of_sink": sink, "most": MOST_COUNTED}
         error: str | None = (await connection.execute(_LAST_ERROR, values)).scalar()
@@ -237,7 +237,7 @@ async def last_error(connection: AsyncConnection, sink: str) -> str | None:
 
 
 async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
-    """Return the state of each sink that has waiting or dead deliveries, configured or not."""
+    """Return the state of each sink with waiting or dead deliveries, configured or not."""
     waiting = {sink: await _counted(connection, WAITING, sink) for sink in await sinks_of(connection, WAITING)}
     dead = {sink: await _counted(connection, DEAD, sink) for sink in await sinks_of(connection, DEAD)}
     times: dict[str, datetime] = {}
@@ -253,7 +253,7 @@ async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
 
 
 async def sinks_of(connection: AsyncConnection, state: str) -> list[str]:
-    """Return the sinks and queues that have deliveries in a state: one look into the index for each."""
+    """Return the sinks and queues with deliveries in a state, by one look into the index for each."""
     found: list[str] = []
     while True:
         values = {"of_state": state, "after": found[-1] if found else ""}
@@ -264,15 +264,16 @@ async def sinks_of(connection: AsyncConnection, state: str) -> list[str]:
 
 
 async def _counted(connection: AsyncConnection, state: str, sink: str) -> tuple[int, str]:
-    """Count them, and find the first event; of very many, of those that are due for longest."""
+    """Count the deliveries of a sink, and find the first event. Only the MOST_COUNTED deliveries that are due for longest
+    count."""
     values = {"of_state": state, "of_sink": sink, "most": MOST_COUNTED}
     count, first = (await connection.execute(_COUNTED, values)).one()
     return count, first or ""
 
 
 async def forget_events(connection: AsyncConnection, before: datetime, limit: int) -> tuple[int, int]:
-    """Forget the oldest events, with their deliveries, but none by which gates are asked; return how many, and how many
-    deliveries still waited."""
+    """Delete the oldest events with their deliveries, except events that ask gates. Return the number of events, and of
+    deliveries that still waited."""
     oldest = select(_EVENTS.id, _EVENTS.created_at).where(~_IS_ASKED).order_by(_EVENTS.id).limit(limit)
     ids = [event_id for event_id, created_at in await connection.execute(oldest) if created_at < before]
     if not ids:

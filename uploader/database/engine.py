@@ -1,6 +1,6 @@
-"""Connections and transactions: how a statement reaches the database, and what is tried again.
+"""Connections and transactions: how a statement reaches the database, and which failures are tried again.
 
-Every transaction is a function of a connection, so that it can be run again whole after a deadlock.
+Each transaction is a function of a connection, so that the whole transaction can run again after a deadlock.
 """
 
 import asyncio
@@ -45,47 +45,47 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-# The name under which the services know it.
+# The name that services use.
 Connection = AsyncConnection
-# Run on a connection that it is given, with what else it is to know.
+# A function of a connection and of further arguments.
 Work = Callable[[AsyncConnection, *Ts], Awaitable[T]]
 
-# Lock wait timeout and deadlock of MySQL and MariaDB, and what MySQL says to NOWAIT (MariaDB: the first): the whole
-# transaction is to be run again.
+# The codes of a lock wait timeout and a deadlock (MySQL and MariaDB), and MySQL's answer to NOWAIT (MariaDB: the first
+# code). After these the whole transaction runs again.
 _MYSQL_LOCK_WAIT_TIMEOUT = 1205
 _MYSQL_RETRIED = frozenset({_MYSQL_LOCK_WAIT_TIMEOUT, 1213, 3572})
 _MYSQL_DUPLICATE = 1062
-# What one that takes no writes says to them.
+# The codes of a server that takes no writes.
 _MYSQL_READ_ONLY = frozenset({1290, 1836})
-# ER_DISK_FULL, ER_RECORD_FILE_FULL; and ER_GET_ERRNO with one of the operating system (ENOSPC, EDQUOT).
+# ER_DISK_FULL, ER_RECORD_FILE_FULL; and ER_GET_ERRNO with ENOSPC or EDQUOT of the operating system.
 _MYSQL_FULL = frozenset({1021, 1114})
 _MYSQL_ENGINE_ERROR, _NO_ROOM = 1030, re.compile(rf"error ({errno.ENOSPC}|{errno.EDQUOT})\b")
-# A value out of range, and a failed CHECK of MySQL and of MariaDB: the driver calls them operational, but waiting helps
-# none of them.
+# A value out of range, and a failed CHECK of MySQL and of MariaDB. The driver calls these errors operational, but waiting
+# does not help.
 _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
-# The answer of a server to a client that speaks without TLS and should not: that, or no more than to a wrong password.
+# Hints for a server that wants TLS, and a client without TLS. Some servers answer as to a wrong password.
 _MYSQL_WANTS_TLS: dict[object, str] = {
     3159: "it wants TLS: add ssl_ca=… to the URL",
     1045: "or it wants TLS: ssl_ca=… in the URL",
 }
-# The answer of a server to a user whom it does not let in, or not to this database.
+# The codes of a server that refuses the user, or keeps the user out of this database.
 _MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1130, 1142, 1251, 1698, 3118, 3159, 3955})
 _ATTEMPTS = 10
-# After so long it is looked whether a SQLite is damaged still, then less and less often: for a small part of the time.
+# Pauses between checks of a damaged SQLite. The pauses grow, to leave only a small part of the time for checks.
 _RECHECK_SECONDS, _MAX_RECHECK_SECONDS, _PAUSES = 1.0, 3600.0, 20
 _MYSQL_PORT = 3306
 _FAILS = "a store fails"
 
 
 class Duplicate(Exception):
-    """A unique key is taken; somebody else was faster."""
+    """A unique key is taken: somebody else was faster."""
 
 
 class Database:
-    # Of a SQLite: its file was not the one that was opened when somebody last looked. What is acknowledged meanwhile is
-    # lost. An attribute: each chunk asks.
+    # For SQLite: the last look found that the database's file was removed or replaced. Commits would be lost. This is an
+    # attribute, because each chunk reads it.
     is_lost = False
-    # Of a SQLite: what it said when a statement met a damaged page, until it finds nothing wrong any more.
+    # For SQLite: the message of a statement that met a damaged page; None again when a check finds no damage.
     damage: str | None = None
     _rechecking: asyncio.Task[None] | None = None
     _is_closed = False
@@ -103,11 +103,11 @@ class Database:
         trash: TrashPolicy | None = None,
         make_room: Callable[[bool], bool] = lambda _: False,
     ) -> None:
-        """For MySQL, `read_timeout_seconds`: how long an answer may take at the most; `connections`: how many at most;
-        `timeout_seconds`: after how much silence one that hangs is given up. `creates`: the file of a SQLite may be made;
-        without, one that is missing is away. `outbox`: where transactions tell what they do. `trash`: what becomes of
-        deleted files; without, nothing is kept of them. `make_room`: called in a
-        thread where a SQLite may have no room on its disk, with whether it says so; returns whether to try once more."""
+        """For MySQL: `read_timeout_seconds` is the longest wait for an answer, `connections` the most connections,
+        `timeout_seconds` the silence after which a hanging server is given up. `creates`: make the file of a SQLite if it is
+        missing; otherwise a missing file is Unavailable. `outbox`: where transactions tell their events. `trash`: the policy
+        for deleted files; None keeps none. `make_room`: called in a thread when the disk of a SQLite may be full, with True
+        if SQLite said so; returns whether to try once more."""
         self._kind = (
             Sqlite(url, self._tell_lost, creates=creates)
             if url.startswith("sqlite")
@@ -121,7 +121,7 @@ class Database:
         if trash is not None:
             trash.attach(self.engine.sync_engine)
         self._place = _place_of(url)
-        # What keeps everything from working, and what keeps writes; whether it is too busy.
+        # Faults of everything, faults of writes, and overload.
         self._trouble, self._write_trouble = Trouble("database"), Trouble("database, writes")
         self._crowd, self._crowded = Trouble("database, busy"), ""
 
@@ -130,12 +130,12 @@ class Database:
 
     @property
     def odd_modes(self) -> str:
-        """Name what the SQL mode of new connections to a MySQL has more, and less, than this server sets."""
+        """Describe how the SQL mode of new MySQL connections differs from the mode that this server sets."""
         return self._kind.odd_modes if isinstance(self._kind, Mysql) else ""
 
     async def look(self) -> None:
-        """Raises Unavailable if the file of a SQLite is not the one that was opened. Each commit looks; who acknowledges
-        without one relies on others to do so."""
+        """Raises Unavailable if the file of a SQLite was removed or replaced. Each commit looks. Code that acknowledges
+        without a commit relies on the looks of others."""
         if isinstance(self._kind, Sqlite):
             try:
                 await self._kind.look()
@@ -143,16 +143,16 @@ class Database:
                 raise self._translated(error) from error
 
     async def transact(self, work: "Work[*Ts, T]", *of: *Ts, alone: bool = False) -> T:
-        """Run `work` of these in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work`
-        raises.
+        """Run `work` with the arguments `of` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and
+        the errors of `work`.
 
-        It waits for the database and nothing else, but for what it was given by `outside`. `alone`: what others have
-        written and not committed is not to be seen, because `work` does what can't be rolled back. If the context has an
+        `work` must wait for nothing but the database, except through `outside`. `alone`: `work` must not see uncommitted
+        writes of other transactions, because `work` does something that can't be rolled back. If the context has an
         authority, the rows of its caller are read at the end. Then the revocations of the transaction are counted.
         """
         if self.is_lost:
             await self.look()
-        # Here, because a thread of SQLite has another context.
+        # Read here, because a thread of SQLite has another context.
         authority = authority_of_context.get()
 
         def whole(connection: AsyncConnection) -> Awaitable[T]:
@@ -173,10 +173,11 @@ class Database:
                 await self._outbox.wake(told)
 
     async def read(self, work: "Work[*Ts, T]", *of: *Ts, snapshot: bool = False, brief: bool = False) -> T:
-        """Run `work` of these in a transaction that writes nothing. Raises Unavailable, and what `work` raises.
+        """Run `work` with the arguments `of` in a transaction that writes nothing. Raises Unavailable, and the errors of
+        `work`.
 
-        `snapshot`: all it reads is of one moment (on SQLite it always is). `brief`: a few rows by their keys, for which
-        SQLite takes less than a hop to a thread does.
+        `snapshot`: all reads are of one moment (on SQLite they always are). `brief`: `work` reads a few rows by their keys,
+        for which SQLite needs less time than a hop to a thread takes.
         """
         if self.is_lost:
             await self.look()
@@ -189,7 +190,7 @@ class Database:
                 found = await ask(brief)
                 self._worked()
                 return found
-            except DBAPIError as error:  # to read in WAL mode takes room, too: a file of shared memory
+            except DBAPIError as error:  # a read in WAL mode needs space, too: for the shared memory
                 if not await self._has_made_room(error):
                     raise
                 return await ask(brief=False)
@@ -197,11 +198,11 @@ class Database:
             raise self._translated(error) from error
 
     async def read_durably(self, work: "Work[*Ts, T]", *of: *Ts) -> T:
-        """Run `work` of these, which reads; return only once all it read would survive a crash of the database server, too.
+        """Run `work`, which only reads. Return when all that `work` read would survive a crash of the database server.
 
-        InnoDB lets others read a commit before the log of it is on the disk (decision 0012). But it acknowledges no
-        commit whose log, and all before it, is not. So this one writes. SQLite lets nobody read what is not durable.
-        Raises as `transact`.
+        InnoDB shows a commit to others before the commit's log is on the disk (decision 0012). But InnoDB acknowledges no
+        commit before that commit's log, and all earlier log, is on the disk. So this transaction writes something. SQLite
+        shows only durable commits. Raises as `transact`.
         """
         if isinstance(self._kind, Sqlite):
             return await self.read(work, *of)
@@ -214,8 +215,8 @@ class Database:
         return await self.transact(read_and_write)
 
     async def sync(self) -> None:
-        """Return once all that anybody could read when this began would survive a crash of the database server. May be
-        called in the middle of a transaction. Raises Unavailable."""
+        """Return when all that was readable at the call would survive a crash of the database server. May be called in the
+        middle of a transaction. Raises Unavailable."""
         if isinstance(mysql := self._kind, Mysql):
             await self._tried_again(lambda: mysql.write(_write_something, syncs=True))
 
@@ -228,17 +229,17 @@ class Database:
                 raise self._translated(error) from error
 
     async def check_writable(self) -> None:
-        """Raises Unavailable if a MySQL is no primary any more, or was set to take no writes."""
+        """Raises Unavailable if a MySQL is no primary any more, or takes no writes."""
         if isinstance(self._kind, Mysql) and await self.read(is_read_only):
             raise self._demoted("read_only is set")
 
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-        """Let a transaction call `work`, which waits for something else. What it writes here is a transaction of its
-        own; on SQLite a part of its caller's."""
+        """Let a transaction call `work`, a coroutine that waits for something else than the database. The writes of `work`
+        to the database are a transaction of their own; on SQLite a part of the calling transaction."""
         return on_the_loop(work) if isinstance(self._kind, Sqlite) else work
 
     def in_thread(self, work: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-        """Let a transaction call `work`, which blocks: one of SQLite is in a thread already."""
+        """Let a transaction call the blocking function `work`. A transaction of SQLite is in a thread already."""
         if isinstance(self._kind, Mysql):
             return partial(asyncio.to_thread, work)
 
@@ -248,7 +249,7 @@ class Database:
         return run
 
     def drop_connections(self) -> None:
-        """Close idle connections, or use none of now again. Blocks for a SQLite."""
+        """Close idle connections, or stop using the present ones. Blocks for a SQLite."""
         self._kind.drop_connections()
 
     async def close(self) -> None:
@@ -285,10 +286,10 @@ class Database:
         raise AssertionError("unreachable")
 
     def _has_waited(self, error: Exception, seconds: float) -> bool:
-        """Tell whether a row was waited for as long as anybody waits; not so if it was asked for without waiting."""
+        """Return whether the statement waited for a row until the lock wait timeout. With NOWAIT it has not waited."""
         if not isinstance(self._kind, Mysql) or _code(error) != _MYSQL_LOCK_WAIT_TIMEOUT:
             return False
-        return seconds >= self._kind.lock_wait_seconds / 2  # InnoDB looks at its clock once a second
+        return seconds >= self._kind.lock_wait_seconds / 2  # InnoDB looks at its clock only once a second
 
     def _worked(self, *more: Trouble) -> None:
         for trouble in (self._trouble, self._crowd, *more):
@@ -297,23 +298,23 @@ class Database:
 
     @property
     def crowd(self) -> str | None:
-        """Return what would help, if callers were refused lately because there are too many; else None."""
+        """Return advice if callers were refused lately because the database was too busy; else None."""
         return self._crowded if self._crowd.is_open else None
 
     @property
     def lacks_room(self) -> str | None:
-        """Return the words of a MySQL that has refused writes lately because it has no room; else None."""
+        """Return the message of a MySQL that lately refused writes for lack of space; else None."""
         return self._full if self._write_trouble.is_open else None
 
     def _busy(self, how: str, kind: object) -> ServerBusy:
-        """Return the error of a database that is there, and has too much to do."""
+        """Return the error of a database that answers, but has too much to do."""
         inside = f"{self._place} is busy: {how}"
         error, self._crowded = ServerBusy(inside=inside), how
         error.is_told = self._crowd.note("the database is busy", kind=str(kind), reason=inside)
         return error
 
     def _translated(self, error: Exception) -> Exception:
-        """Return the error of this server that the database's own is. The log has a fault that lasts once."""
+        """Translate an error of the database to an error of this server. A fault that lasts is logged once."""
         if (crowd := self._kind.crowd(error)) is not None:
             return self._busy(crowd, type(error).__name__)
         meant = self._meaning(error)
@@ -343,7 +344,7 @@ class Database:
             )
         if _is_damage(error):
             self.damage = str(getattr(error, "orig", error))
-            # A figure that is too large stays wrong.
+            # Checks find damaged pages. They can't find a wrong figure.
             is_page = code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_CORRUPT
             if is_page and (self._rechecking is None or self._rechecking.done()):
                 self._rechecking = asyncio.create_task(self._recheck())
@@ -351,7 +352,7 @@ class Database:
         if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_FULL or _is_full(error):
             return DatabaseFull(inside=f"{self._place} has no room: {_said(error)}")
         if code_of(getattr(error, "orig", None)) == sqlite3.SQLITE_NOTADB:
-            self.damage = _said(error)  # its header; of a file that never was one the start tells
+            self.damage = _said(error)  # the header is damaged: a start refuses files that never were databases
         if _code(error) in _MYSQL_BAD_FIGURES and not unfitness(error):
             return error
         if _code(error) in _MYSQL_READ_ONLY:
@@ -365,7 +366,7 @@ class Database:
         return error
 
     async def _recheck(self) -> None:
-        """Look again and again whether a SQLite is damaged. It says the same of a page that the disk can't read for now
+        """Check a SQLite until no damage is left. SQLite reports a temporary read error of the disk like a damaged page
         (https://sqlite.org/rescode.html#ioerr_corruptfs)."""
         path, pause_seconds = Path(self.engine.url.database or ""), _RECHECK_SECONDS
         while self.damage is not None:
@@ -379,8 +380,8 @@ class Database:
             pause_seconds = min(pause_seconds, _MAX_RECHECK_SECONDS)
 
     def _demoted(self, said: str) -> Unavailable:
-        """Return the error of a database that takes no writes. By its address the next connections may find its
-        successor."""
+        """Return the error of a database that takes no writes, and drop its connections: new connections may find its
+        successor at the same address."""
         if isinstance(self._kind, Mysql):
             self._kind.drop_connections()
         inside = f"{self._place} is read-only, as after a failover: {said}"
@@ -388,7 +389,7 @@ class Database:
 
 
 async def _write_something(connection: AsyncConnection) -> None:
-    """Write for the commit's sake: a row that nobody sees, and that nobody waits for."""
+    """Write a row for the sake of the commit. Nobody sees the row or waits for it."""
     name = f"written {uuid4().hex}"
     await connection.execute(insert(models.meta).values(name=name, value=""))
     await connection.execute(delete(models.meta).where(models.meta.c.name == name))
@@ -409,8 +410,7 @@ def is_retried(error: Exception) -> bool:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Return whether a MySQL is there and refuses the connection, or is not the one that was meant: waiting does not
-    help."""
+    """Return whether a MySQL refuses the connection, or is not the intended server: waiting does not help."""
     if _code(error) in _MYSQL_REFUSALS or isinstance(error, WrongSqlMode):
         return True
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
@@ -419,32 +419,32 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def unfitness(error: BaseException | None) -> str | None:
-    """Return SQLite's words for a file that can't be opened or written, or is no database: waiting does not help."""
+    """Return SQLite's message for a file that can't be opened or written, or is no database: waiting does not help."""
     original = getattr(error, "orig", None)
     return str(original) if code_of(original) in UNFIT else None
 
 
 def damage_of_file(error: BaseException | None) -> str | None:
-    """Return SQLite's words for a file that is damaged or no database: waiting does not help."""
+    """Return SQLite's message for a file that is damaged or no database: waiting does not help."""
     original = getattr(error, "orig", None)
     damage = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB)
     return str(original) if code_of(original) in damage else None
 
 
 def _is_damage(error: Exception) -> bool:
-    """Return whether SQLite can't read a page or a row, or finds another row than an index says."""
+    """Return whether SQLite can't read a page or a row, or finds a row that differs from an index."""
     original = getattr(error, "orig", None)
-    # The sum of right figures has one.
+    # The sum of right figures does not overflow.
     return str(original) == "integer overflow" or code_of(original) == sqlite3.SQLITE_CORRUPT
 
 
-# Without room SQLite says that it is full; of a file of shared memory, of one that it makes, and of a disk quota, that it
+# Without space SQLite reports FULL. For the shared memory, for a new file, and over a disk quota SQLite reports that it
 # could not write.
 _MAY_BE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 
 
 def _place_of(url: str) -> str:
-    """Name the database for administrators; without its password."""
+    """Name the database for administrators, without its password."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         return f"the database {parsed.database}"
@@ -453,6 +453,6 @@ def _place_of(url: str) -> str:
 
 
 def _said(error: Exception) -> str:
-    """Return the reason without the statement."""
+    """Return the message of an error, without the statement."""
     told = getattr(error, "orig", error)
     return str(told.args[-1] if told.args else told) or type(told).__name__

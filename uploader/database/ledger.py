@@ -1,9 +1,9 @@
-"""The ledger of the store on S3, in the database: what is written down of open uploads, where contents lie, and what is
-put away.
+"""The ledger of the store on S3, in the database: the chunks of open uploads that count, the locations of contents, and the
+objects that are put away.
 
-The statements, put together once; the transactions of several of them; and `LedgerRows`, each of whose methods is one
-transaction. A writer of the chunks of an upload has its row locked, and so has a reader of both:
-what is read is of one moment, and what is frozen stays as it is.
+First come the statements, then transactions of several statements, then `LedgerRows`, where each method is one transaction.
+A transaction that writes chunks locks the row of the upload. `entry` takes a shared lock, and reads row and chunks as of one
+moment. A frozen upload gets no more chunks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +31,13 @@ from uploader.database.models import blob, chunk, multipart, piece, put_away
 from uploader.database.transactions.rows import PUT_AWAY, changed, given
 from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
 
-# Of one run of a statement.
+# The values for one run of a statement.
 Values = Mapping[str, Any]
 
 _rows = multipart.c
 _OF_UPLOAD = _rows.upload_id == bindparam("of_upload")
 READ = select(multipart).where(_OF_UPLOAD)
-# Nobody changes its chunks meanwhile, and others may read, too.
+# A shared lock: nobody changes the chunks meanwhile, and others may read.
 READ_SHARED = READ.with_for_update(read=True)
 LOCK = READ.with_for_update()
 APPENDER = select(_rows.appender).where(_OF_UPLOAD)
@@ -69,7 +69,7 @@ _SAME_PLACE = and_(
     _rows.digest_position == _position,
     or_(_rows.digest_sha256.is_(None), bindparam("new_digest_sha256", type_=_rows.digest_sha256.type).is_not(None)),
 )
-# Only forwards.
+# The digest progress only moves forward.
 SAVE_DIGEST = _CHANGE.where(
     _rows.fence == bindparam("of_fence"),
     or_(_rows.digest_position.is_(None), _rows.digest_position < _position, _SAME_PLACE),
@@ -101,7 +101,7 @@ LOCATIONS = select(blob.c.sha256, blob.c.location).where(
 )
 CONTENTS_AT = select(blob.c.location, blob.c.sha256).where(blob.c.location.in_(_KEYS))
 _NAMING = (blob.c.location, chunk.c.object_key, multipart.c.tail_key, _pieces.object_key, put_away.c.object_key)
-# One statement, so that a key that moves from one place to another is seen in one of them.
+# One statement: between two statements, a key could move from one table to the other.
 NAMED = union_all(*(select(column).where(column.in_(_KEYS)) for column in _NAMING))
 KEPT = union_all(
     *(select(column).where(column.in_(_KEYS)) for column in (blob.c.location, put_away.c.object_key)),
@@ -127,7 +127,7 @@ async def _rows_of(connection: AsyncConnection, query: Executable, values: Value
 
 
 async def _changes(connection: AsyncConnection, statement: Executable, values: Values) -> bool:
-    """Return whether there is such a row."""
+    """Return whether the statement found a row."""
     return await changed(connection, statement, **values) > 0
 
 
@@ -161,7 +161,7 @@ async def _add_part(
     now: datetime,
     digest: SavedDigest | None,
 ) -> PartNoted:
-    """Raises Duplicate (from the engine) if there is such a chunk."""
+    """Raises Duplicate (from the engine) if the chunk exists."""
     row = await _locked(connection, upload_id, fence)
     if row is None:
         return PartNoted.REFUSED
@@ -192,7 +192,7 @@ async def _move_tail(
 
 
 async def _freeze(connection: AsyncConnection, upload_id: str) -> tuple[Entry | None, bool]:
-    """Return also whether it was not frozen before."""
+    """Freeze an upload. Return its entry, and True if the upload was not frozen before."""
     row = await _row(connection, upload_id, LOCK)
     freezes = row is not None and not row["frozen"]
     if freezes:
@@ -252,8 +252,8 @@ async def _forget_placed(connection: AsyncConnection, upload_id: str, key: str) 
 
 
 async def _put_away(connection: AsyncConnection, put: PutAway) -> bool:
-    """Its own row comes first, and `relocate` takes that out last: whichever of the two is later sees what the other one
-    did."""
+    """Put an object away, unless it is the location of a content; return whether this was done. The new row comes first, and
+    `relocate` deletes that row last: the later transaction of the two sees the other one's row."""
     values = {"object_key": put.key, "name": put.name, "size": put.size, "created_at": put.created_at}
     await connection.execute(PUT_AWAY[connection.dialect.name], values)
     of_key = {"of_key": put.key}
@@ -269,7 +269,7 @@ async def _row(connection: AsyncConnection, upload_id: str, query: Executable) -
 
 
 async def _locked(connection: AsyncConnection, upload_id: str, fence: int) -> RowMapping | None:
-    """Lock the row of an upload that may still get chunks."""
+    """Lock the row of an upload that may still get chunks; None if it is frozen, has another fence, or is gone."""
     row = await _row(connection, upload_id, LOCK)
     return None if row is None or row["frozen"] or row["fence"] != fence else row
 
@@ -281,8 +281,8 @@ async def _note_bytes(
     now: datetime,
     digest: SavedDigest | None = None,
 ) -> None:
-    """Note the tail, and how far the digests have come, unless somebody else has come further. The clocks of two
-    machines differ: the later one counts."""
+    """Note the tail, and the digest progress unless the row has further progress. The clocks of two machines differ, so the
+    later time counts."""
     values = {"of_upload": row["upload_id"], "new_written_at": max(row["written_at"], now), **_columns_of(tail)}
     if digest is None or digest.position <= (row["digest_position"] or 0):
         await connection.execute(NOTE_BYTES, values)
@@ -334,7 +334,7 @@ def _columns_of_digest(digest: SavedDigest) -> dict[str, object]:
 
 @dataclass(eq=False, repr=False)
 class LedgerRows:
-    """`storage/s3/ledger.py` says what each method does."""
+    """Implements the protocol in `storage/s3/ledger.py`, which describes each method."""
 
     database: Database
 
@@ -358,7 +358,7 @@ class LedgerRows:
         if found is None:
             return None
         is_further = found.digest is not None and found.digest.position > digested_bytes
-        if found.parts or is_further:  # it is acknowledged once more, or gone on from
+        if found.parts or is_further:  # the caller acknowledges the chunk again, or goes on from the digests
             await self.database.sync()
         return found
 
@@ -460,7 +460,8 @@ class LedgerRows:
         return await self._done(_changes, TAKE_OUT, {"of_key": key})
 
     async def _done(self, work: Work[*Ts, bool], *of: *Ts) -> bool:
-        """Make durable what a transaction has read instead of writing, because the caller decides by it."""
+        """Run a transaction. A False makes all data durable that the transaction may have read, because the caller decides
+        by the answer."""
         done = await self.database.transact(work, *of)
         if not done:
             await self.database.sync()

@@ -1,4 +1,4 @@
-"""Facts about this installation that outlive its settings, and about the server that keeps them."""
+"""Facts about this installation that do not belong into settings, and facts about the database server."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,12 +24,12 @@ _REPLACE: dict[str, Insert] = {
     "mysql": mysql_insert(models.meta).values(_GIVEN).on_duplicate_key_update(**_NEW),
 }
 _VALUE = select(models.meta.c.value).where(models.meta.c.name == bindparam("of_name"))
-# How long a mishap is told: so that somebody sees it who looks once a week.
+# Days for which a mishap is reported: long enough for a person who looks once a week.
 _TOLD_DAYS = 7
 
 
 class Mishap(StrEnum):
-    """Mended by itself, but somebody should look into it; the value is what is told of it."""
+    """A fault that the server has mended. A person should look for the cause. The value is the text for people."""
 
     ACCESS = "other accounts of this machine had access to what is kept here"
     DAMAGED_MARK = "the mark of the installation was damaged, and written anew"
@@ -37,12 +37,12 @@ class Mishap(StrEnum):
 
 
 async def note_mishap(connection: AsyncConnection, mishap: Mishap, now: datetime) -> None:
-    """Let all processes tell of it for a week."""
+    """Let all processes report a mishap for a week."""
     await replace_fact(connection, mishap, now.isoformat())
 
 
 async def recent_mishaps(connection: AsyncConnection, now: datetime) -> dict[Mishap, datetime]:
-    """Return those of the last week, with the last time."""
+    """Return the mishaps of the last week, each with its last time."""
     query = select(models.meta.c.name, models.meta.c.value).where(models.meta.c.name.in_(list(Mishap)))
     noted = {Mishap(name): _moment(value, now) for name, value in await connection.execute(query)}
     since = now - timedelta(days=_TOLD_DAYS)
@@ -50,7 +50,7 @@ async def recent_mishaps(connection: AsyncConnection, now: datetime) -> dict[Mis
 
 
 async def durability(connection: AsyncConnection) -> dict[str, str]:
-    """Return the settings that decide what a commit survives. SQLite's are set by the engine."""
+    """Return the settings that make a commit survive a crash or not. Empty for SQLite: the engine sets SQLite's."""
     if connection.dialect.name == "sqlite":
         return {}
     names = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin")
@@ -60,14 +60,15 @@ async def durability(connection: AsyncConnection) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseServer:
-    """A MySQL or MariaDB: the time of its clock, and what writes need of its settings, as far as it tells them."""
+    """A MySQL or MariaDB server: the time of its clock, and the settings on which writes depend, as far as the server tells
+    them."""
 
     now: datetime
     settings: Mapping[str, str]
 
 
 async def look_at_server(connection: AsyncConnection) -> DatabaseServer | None:
-    """Return None of SQLite, which is a file."""
+    """Return None for SQLite, which has no server."""
     if connection.dialect.name == "sqlite":
         return None
     now: datetime = (await connection.execute(text("SELECT UTC_TIMESTAMP(6)"))).scalar_one()
@@ -77,8 +78,7 @@ async def look_at_server(connection: AsyncConnection) -> DatabaseServer | None:
 
 
 async def sqlite_pragmas(connection: AsyncConnection) -> dict[str, str]:
-    """Return the settings of this connection to a SQLite that decide what a commit survives; none of another
-    database."""
+    """Return the pragmas of this SQLite connection that make a commit survive a crash or not. Empty for other databases."""
     if connection.dialect.name != "sqlite":
         return {}
     names = ("journal_mode", "synchronous")
@@ -103,21 +103,21 @@ async def keep(connection: AsyncConnection, name: str, struct: msgspec.Struct) -
 
 
 async def kept(connection: AsyncConnection, name: str, kind: type[Kept]) -> Kept | None:
-    """Return a struct that somebody has kept; None if nobody has, or where its row is damaged."""
+    """Return the struct that is stored under a name; None if there is none, or if its row is damaged."""
     with suppress(msgspec.MsgspecError):
         stored = await fact(connection, name)
         return None if stored is None else msgspec.json.decode(stored, type=kind)
     return None
 
 
-# Of clocks, and of what was on its way while the copy was made.
+# A margin for clocks that differ, and for changes in progress while the copy was made.
 _HELD_MARGIN = timedelta(minutes=10)
 _HELD = "restored copy"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """From the moment of a copy of the database until it was brought back: what came in between, the copy can't name."""
+    """The time between a copy of the database and its restore. The copy names no contents of that time."""
 
     since: datetime
     until: datetime
@@ -127,12 +127,12 @@ class Held:
 
 
 async def hold_contents(connection: AsyncConnection, held: Held) -> None:
-    """Let bytes of then that no row names stay until somebody says that they may go."""
+    """Keep the bytes of that time, although no row names them, until somebody releases them."""
     await replace_fact(connection, _HELD, f"{held.since.isoformat()} {held.until.isoformat()}")
 
 
 async def held_contents(connection: AsyncConnection) -> Held | None:
-    """Return None if nothing is held."""
+    """Return None if no bytes are held."""
     stored = await fact(connection, _HELD)
     if stored is None:
         return None
@@ -146,13 +146,13 @@ async def release_contents(connection: AsyncConnection) -> None:
 
 
 async def moment(connection: AsyncConnection, name: str) -> datetime:
-    """Return the moment that a fact is; the earliest one where there is no such fact."""
+    """Return the moment that a fact holds; the earliest possible moment if there is no such fact."""
     return _moment(await fact(connection, name) or "", datetime.min.replace(tzinfo=UTC))
 
 
 async def lease(connection: AsyncConnection, name: str, owner: str, *, now: datetime, until: datetime) -> bool:
-    """Return whether `owner` may do alone, until a moment, what `name` says: it does it already, or nobody does now.
-    Raises Duplicate (from the engine) where two are the first at once."""
+    """Lease the work `name` to `owner` until a moment; return whether `owner` has the lease. Nobody gets a lease that
+    another owner still holds. Raises Duplicate (from the engine) if two owners are the first at once."""
     stored: str | None = (await connection.execute(_VALUE.with_for_update(), {"of_name": name})).scalar()
     holder, _, ends_at = (stored or "").partition(" ")
     if holder not in ("", owner) and now < _moment(ends_at, now) <= until:
@@ -166,7 +166,7 @@ async def lease(connection: AsyncConnection, name: str, owner: str, *, now: date
 
 
 def _moment(text: str, fallback: datetime) -> datetime:
-    """Read a moment; one that can't be read, in a damaged row, holds up nobody."""
+    """Parse a moment. Return `fallback` if that fails: a damaged row must hold up nobody."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -174,10 +174,10 @@ def _moment(text: str, fallback: datetime) -> datetime:
 
 
 async def remember(database: Database, name: str, value: str) -> str:
-    """Return what is stored, perhaps by an earlier start. Raises Unavailable."""
+    """Store a value unless the fact has one; return the stored value. Raises Unavailable."""
     try:
         return await database.transact(_store_unless_there, name, value)
-    except Duplicate:  # another process was first by a moment: what it stored is there now
+    except Duplicate:  # another process was faster, and has stored a value
         return await database.transact(_store_unless_there, name, value)
 
 

@@ -1,16 +1,16 @@
-"""Brings a database to the schema of this version, and tells whether it is there. Refuses to take somebody else's table
-for its own.
+"""Brings a database to the schema of this version, and checks the schema of a database. Refuses to take a foreign table for
+its own.
 
-The migrations lie at the top level of a checkout and inside the package of an installed wheel. Each of their statements
-may be run again: MySQL and MariaDB commit with every statement that changes the schema, so a kill leaves a migration
-half done, and the next start runs it from its beginning. MySQL has no `IF NOT EXISTS` for an index. So each function
-looks first whether its work is done.
+The migrations lie at the top level of a checkout, and inside the package of an installed wheel. Each statement of a
+migration may run again: MySQL and MariaDB commit with every change of the schema, so a kill leaves a migration half done,
+and the next start runs the migration from its beginning. MySQL has no `IF NOT EXISTS` for an index. Therefore each function
+here first looks for the result of an earlier run.
 
-MySQL and MariaDB serve requests meanwhile (decision 0052): a statement changes the rows of a range, and each change is a
-transaction of its own. One that waits for a transaction of somebody else is tried again until it succeeds.
+With MySQL and MariaDB the server goes on serving (decision 0052): a statement changes the rows of a range, and each change
+is a transaction of its own. A change that waits for another transaction is tried again until success.
 
-A migration says whether it is `compatible`: if programs that know no more than the revision before may go on with what it
-makes. They have no file of it, so the database has a fact that tells them.
+A migration is `compatible` if programs that know only the revision before may go on with its result. These programs lack the
+file of the migration, so a fact in the database tells them.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# So many rows are changed in one transaction.
+# Rows that are changed in one transaction.
 RANGE_ROWS = 1000
-# For requests that have waited behind a change of a schema.
+# Seconds for requests that have waited behind a change of the schema.
 _PAUSE_SECONDS = 1
-# The fact: the head revision of the oldest program that may serve with this schema.
+# A fact: the head revision of the oldest program that may serve with this schema.
 _OLDEST = "oldest program"
-# What the indexes of this program begin with: others may be an operator's own.
+# The prefixes of this program's indexes. Other indexes may be an operator's own.
 _OUR_INDEXES = ("ix_", "uq_")
-# From this revision on there may be something to rewrite.
+# The first revision that may leave something to rewrite.
 _REWRITES = "0021"
 
 
@@ -65,16 +65,16 @@ def head_revision() -> str:
     return _newest_in(migrations_directory())
 
 
-@cache  # of this program, also where the files of another are installed while it runs
+@cache  # an upgrade may replace the files while this program runs
 def _newest_in(directory: Path) -> str:
-    """The files are named by their revisions, in order."""
+    """Return the newest revision. The names of the files begin with their revisions, in order."""
     return max(path.stem.split("_")[0] for path in (directory / "versions").glob("[0-9]*.py"))
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The revision of a database, None if it is empty; and the head revision of the oldest program that may serve with it,
-    which a migration raises before it begins."""
+    """`revision`: the revision of a database; None if it is empty. `oldest`: the head revision of the oldest program that
+    may serve with this schema. A migration raises this value before it begins."""
 
     revision: str | None
     oldest: str
@@ -88,7 +88,7 @@ class Schema:
         return (self.revision or "") > head_revision()
 
     def refuse_newer(self) -> None:
-        """Raises ConfigurationError unless this program may serve with it, once it is migrated."""
+        """Raises ConfigurationError unless this program may serve with the schema, perhaps after a migration."""
         head = head_revision()
         if self.oldest > head:
             at = f"at revision {self.revision}" if self.is_ahead else f"on its way to revision {self.oldest}"
@@ -109,12 +109,12 @@ async def _schema(connection: AsyncConnection) -> Schema:
         return Schema(None, "")
     revision: str | None = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
     oldest = await fact(connection, _OLDEST) if models.meta.name in tables else None
-    # No older program than its own may, where no migration said so.
+    # Without that fact a program has to know this revision.
     return Schema(revision, oldest or revision or "")
 
 
 def _refuse_old_server(connection: AsyncConnection) -> None:
-    """Raises ConfigurationError for a server that lacks what statements need, such as JSON_TABLE."""
+    """Raises ConfigurationError for a server that is too old for the statements, such as JSON_TABLE."""
     dialect: Any = connection.dialect
     if dialect.name == "sqlite":
         return
@@ -128,13 +128,13 @@ def _refuse_old_server(connection: AsyncConnection) -> None:
 
 
 async def current_revision(database: Database) -> str | None:
-    """Return the revision that the database is at, or None if it is empty. Raises Unavailable."""
+    """Return the revision of the database; None if it is empty. Raises Unavailable."""
     return (await schema_of(database)).revision
 
 
 async def check(database: Database) -> None:
-    """Raises ConfigurationError if the database is neither at this version's schema nor at a newer one that is compatible,
-    Unavailable if it is away."""
+    """Raises ConfigurationError unless the database has the schema of this version or a newer compatible one, Unavailable if
+    the database is away."""
     schema = await schema_of(database)
     schema.refuse_newer()
     if schema.is_behind:
@@ -144,14 +144,12 @@ async def check(database: Database) -> None:
 
 
 async def upgrade(database: Database, revision: str = "head", secret: Secret | None = None) -> None:
-    """Migrate to `revision`; one that is newer and compatible stays as it is. Two at once wait for each other. `secret`: of
-    the installation, which one that was of a version before 0.3.0 needs. Raises ConfigurationError, Unavailable."""
+    """Migrate to `revision`. A newer compatible schema stays as it is. Two migrations wait for each other. `secret`: the
+    installation's secret, which a database of a version before 0.3.0 needs. Raises ConfigurationError, Unavailable."""
     schema = await schema_of(database)
     schema.refuse_newer()
     is_done = not schema.is_behind and revision == "head"
-    if is_done and (
-        schema.is_ahead or database.engine.dialect.name == "sqlite"
-    ):  # whose migrations are whole or not at all
+    if is_done and (schema.is_ahead or database.engine.dialect.name == "sqlite"):  # SQLite's migrations are atomic
         await _rewrite(database)
         return
     await database.transact(_migrate, "upgrade", revision, secret)
@@ -159,7 +157,8 @@ async def upgrade(database: Database, revision: str = "head", secret: Secret | N
 
 
 async def _rewrite(database: Database) -> None:
-    """Rewrite a SQLite whose free pages have what a migration has replaced. Raises ConfigurationError, Unavailable."""
+    """Rewrite a SQLite whose free pages still hold the values from before a migration. Raises ConfigurationError,
+    Unavailable."""
     path = database.engine.url.database
     if database.engine.dialect.name != "sqlite" or path in (None, "", ":memory:"):
         return
@@ -175,7 +174,7 @@ async def _rewrite(database: Database) -> None:
 
 
 async def downgrade(database: Database, revision: str) -> None:
-    """Migrate down to `revision`; `base` is an empty database. One that was interrupted has to be run again. Raises
+    """Migrate down to `revision`; `base` is an empty database. After an interruption, run this again. Raises
     ConfigurationError, Unavailable."""
     await database.transact(_migrate, "downgrade", revision, None)
 
@@ -192,9 +191,9 @@ def _run_alembic(connection: Connection, direction: str, revision: str, secret: 
     config = Config()
     config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
     config.attributes["connection"], config.attributes["secret"] = connection, secret
-    # MySQL ignores the name that alembic gives its primary key, and the driver makes a warning of that.
+    # MySQL ignores alembic's name for the primary key, and the driver warns of that.
     logging.getLogger("asyncmy").setLevel(logging.ERROR)
-    # MySQL commits with every DDL statement, so a lock of its own keeps a second migration out; SQLite's transaction does.
+    # MySQL commits with every DDL statement, so a named lock keeps a second migration out. For SQLite the transaction does.
     locks = connection.dialect.name != "sqlite"
     if locks:
         _take_lock(connection)
@@ -203,37 +202,37 @@ def _run_alembic(connection: Connection, direction: str, revision: str, secret: 
         if direction == "upgrade":
             _note_oldest(connection, scripts, revision)
             if locks:
-                # An older program is to know before there is a table that it does not.
+                # Older programs have to know before an unknown table exists.
                 connection.exec_driver_sql("COMMIT")
         getattr(command, direction)(config, revision)
         _note_oldest(connection, scripts, revision)
         if (direction, revision) == ("upgrade", "head"):
             _refuse_gaps(connection)
         if locks:
-            # The revision, too, while the lock is held: who gets it next goes on from there.
+            # Commit the revision while the lock is held: the next holder goes on from there.
             connection.exec_driver_sql("COMMIT")
     except NoSuchTableError as error:
         raise _lacking([str(error)]) from error
     except DBAPIError as error:
         if connection.invalidated or is_retried(error):
-            raise  # the engine knows what to do
+            raise  # the engine handles these errors
         raise ConfigurationError(f"the database refuses a migration: {error.orig}") from error
     finally:
-        # With the connection the lock is lost.
+        # The lock is lost with the connection.
         if locks and not connection.invalidated:
             connection.execute(text("SELECT RELEASE_LOCK('uploader_migrate')"))
 
 
 def _take_lock(connection: Connection) -> None:
-    """Wait until no other migration runs. Set the time-outs of the session: a change of a schema waits no longer for a
-    transaction than a row is waited for, because all requests on that table wait behind it; a statement may take as long as
-    it takes."""
+    """Wait until no other migration runs, and set the timeouts of the session. A change of the schema waits for a
+    transaction no longer than for a row, because all requests on the table wait behind the change. A statement may take any
+    time."""
     is_mariadb = getattr(connection.dialect, "is_mariadb", False)
     unlimited = "max_statement_time" if is_mariadb else "max_execution_time"
     waits = f"SET SESSION lock_wait_timeout = @@innodb_lock_wait_timeout, {unlimited} = 0"
     connection.exec_driver_sql(waits)
     driver: Any = connection.connection.driver_connection
-    driver._read_timeout = None  # a server that hangs does not answer a hello either
+    driver._read_timeout = None  # a server that hangs shows by a missing hello
     is_told = False
     while connection.exec_driver_sql("SELECT GET_LOCK('uploader_migrate', @@innodb_lock_wait_timeout)").scalar() != 1:
         if not is_told:
@@ -242,8 +241,8 @@ def _take_lock(connection: Connection) -> None:
 
 
 def _note_oldest(connection: Connection, scripts: "ScriptDirectory", revision: str) -> None:
-    """Note which programs may serve with the schema of this revision: those that know the last one that broke with older
-    ones. An empty database has no place for it."""
+    """Note which programs may serve with the schema of this revision: programs that know the latest incompatible migration
+    up to here. An empty database has no table for this fact."""
     if not inspect(connection).has_table(models.meta.name):
         return
     passed = scripts.iterate_revisions(revision, "base")
@@ -253,8 +252,8 @@ def _note_oldest(connection: Connection, scripts: "ScriptDirectory", revision: s
 
 
 def _refuse_gaps(connection: Connection) -> None:
-    """Raises ConfigurationError if tables, columns or indexes are missing, or an older version's index is there: going down
-    is many statements, and the revision changes after them."""
+    """Raises ConfigurationError if tables, columns or indexes are missing, or an index of an older version is left. A
+    migration down has many statements, and changes the revision after them, so an interruption leaves such gaps."""
     inspector, gaps, leftover = inspect(connection), list[str](), list[str]()
     for table in models.metadata.sorted_tables:
         if not inspector.has_table(table.name):
@@ -283,13 +282,13 @@ def _unfinished(what: str) -> ConfigurationError:
 
 
 def commit(connection: Connection) -> None:
-    """Commit, where each change of a schema commits as well: on MySQL and MariaDB."""
+    """Commit on MySQL and MariaDB, where each change of the schema commits as well."""
     if connection.dialect.name != "sqlite":
         connection.exec_driver_sql("COMMIT")
 
 
 def _operations() -> Any:
-    """Return what changes a schema; loaded here, because most starts migrate nothing."""
+    """Return alembic's operations. The import is here, because most starts migrate nothing."""
     from alembic import op
 
     return op
@@ -301,7 +300,6 @@ def connection() -> Connection:
 
 
 def secret_in_force() -> Secret | None:
-    """Return the secret that the upgrade was given."""
     from alembic import context
 
     found: Secret | None = context.config.attributes.get("secret")
@@ -309,7 +307,7 @@ def secret_in_force() -> Secret | None:
 
 
 def create_table(name: str, *items: Any) -> None:
-    """Create a table unless it is there. Raises ConfigurationError if one of other columns has its name."""
+    """Create a table unless it exists. Raises ConfigurationError if a table of this name has other columns."""
     found = columns(name)
     if not found:
         change(_operations().create_table, name, *items, mysql_engine="InnoDB")
@@ -327,7 +325,7 @@ def drop_table(name: str) -> None:
 
 
 def columns(table: str) -> set[str]:
-    """Return no names if there is no such table."""
+    """Return the names of the columns; none if there is no such table."""
     return {column["name"] for column in _columns(table)}
 
 
@@ -342,13 +340,13 @@ def create_index(name: str, table: str, *column_names: str, unique: bool = False
 
 
 def drop_index(name: str, table: str) -> None:
-    """Drop an index unless it has gone, perhaps with its table."""
+    """Drop an index, unless the index or its table is gone."""
     if columns(table) and name in _indexes(table):
         change(_operations().drop_index, name, table)
 
 
 def add_column(table: str, column: Column[Any]) -> None:
-    """Add a column unless it is there. Raises NoSuchTableError."""
+    """Add a column unless it exists. Raises NoSuchTableError."""
     found = columns(table)
     if not found:
         raise NoSuchTableError(table)
@@ -357,13 +355,13 @@ def add_column(table: str, column: Column[Any]) -> None:
 
 
 def drop_column(table: str, name: str) -> None:
-    """Drop a column unless it has gone, perhaps with its table."""
+    """Drop a column, unless the column or its table is gone."""
     if name in columns(table):
         change(_operations().drop_column, table, name)
 
 
 def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bool) -> None:
-    """Let a column be NULL, or not; its NULLs become empty then. Unless that is done."""
+    """Let a column be NULL or not, unless this is done. If not, its NULLs become empty texts first."""
     found = [each for each in _columns(table) if each["name"] == column and each["nullable"] is not nullable]
     if not found:
         return
@@ -376,8 +374,8 @@ def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bo
 
 
 def _make_anew(table: str, column: str, *, nullable: bool) -> None:
-    """SQLite changes no column (https://sqlite.org/lang_altertable.html, section 7). So the table is made anew, by the very
-    text that made it, because its unnamed checks are told nowhere else."""
+    """Rebuild a table of SQLite, which can't change a column (https://sqlite.org/lang_altertable.html, section 7). The new
+    table comes from the SQL text of the old one, because nothing else has its unnamed checks."""
     (made_by,) = _texts(table, "table")
     rule = "" if nullable else " NOT NULL"
     _make_of(table, re.sub(rf"(\b{column} \w+(\(\d+\))?)( NOT NULL)?", rf"\1{rule}", made_by, count=1))
@@ -392,7 +390,8 @@ def _make_of(table: str, text_of_table: str) -> None:
 
 
 def drop_unique(table: str, name: str) -> None:
-    """Drop a rule of a table by its name, unless it has gone. SQLite has its table made anew, by its text without it."""
+    """Drop a unique constraint by name, unless there is none. SQLite's table is rebuilt from its SQL text without the
+    constraint."""
     if _operations().get_bind().dialect.name != "sqlite":
         drop_index(name, table)
         return
@@ -403,7 +402,7 @@ def drop_unique(table: str, name: str) -> None:
 
 
 def add_unique(table: str, name: str, *column_names: str) -> None:
-    """Have a rule again that `drop_unique` dropped, as it was: the last of its table's text."""
+    """Restore a unique constraint that `drop_unique` dropped, as the last item in the SQL text of a SQLite table."""
     if _operations().get_bind().dialect.name != "sqlite":
         create_index(name, table, *column_names, unique=True)
         return
@@ -414,13 +413,12 @@ def add_unique(table: str, name: str, *column_names: str) -> None:
 
 
 def change_rows(statement: Any, values: list[dict[str, Any]]) -> None:
-    """Execute a statement for each of some values."""
     change(connection().execute, statement, values)
 
 
 def change_in_ranges(table: str, statement: str) -> None:
-    """Execute an UPDATE or DELETE for one range of a table's rows after the other. `{range}` in the statement becomes the
-    condition."""
+    """Execute an UPDATE or DELETE for all rows of a table, one range after the other. `{range}` in the statement becomes the
+    condition for a range."""
     bind = connection()
     key = inspect(bind).get_pk_constraint(table)["constrained_columns"][0]
     beyond = f"FROM `{table}` WHERE {key} > :after ORDER BY {key} LIMIT {RANGE_ROWS}"
@@ -441,8 +439,8 @@ def _indexes(table: str) -> set[str | None]:
 
 
 def change(statement: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """Call `statement` with these, on MySQL and MariaDB in a transaction of its own, which is tried again as long as
-    transactions of others hold what it needs."""
+    """Call `statement` with these arguments. On MySQL and MariaDB this is a transaction of its own, tried again as long as
+    other transactions hold its locks."""
     bind, is_told = connection(), False
     while True:
         commit(bind)
@@ -457,5 +455,7 @@ def change(statement: Callable[..., Any], *arguments: Any, **options: Any) -> No
             if not is_told:
                 logger.warning("the migration waits for a transaction of somebody else: %s", error.orig)
             is_told = True
-            bind.exec_driver_sql(f"DO SLEEP({_PAUSE_SECONDS})")  # on the server: here it would stop the event loop
+            bind.exec_driver_sql(
+                f"DO SLEEP({_PAUSE_SECONDS})"
+            )  # sleep on the server: here it would stop the event loop
     crash_point("migrate.after_statement")

@@ -1,4 +1,4 @@
-"""The connections to a MySQL or MariaDB, and how one that hangs is told from one that works long."""
+"""The connections to a MySQL or MariaDB, and how to tell a server that hangs from a server that works for long."""
 
 import asyncio
 import logging
@@ -33,24 +33,24 @@ T = TypeVar("T")
 
 CONNECTIONS = 22
 TIMEOUT_SECONDS = 5.0
-# With the least that a server has to answer after that, a request has its answer within 10 s.
+# Together with the least time that a server then gets to answer, a request takes at most 10 s.
 POOL_TIMEOUT_SECONDS = 8
-# Of a statement that the server works on: a report over millions of rows takes its time.
+# The longest wait for a statement that the server works on: a report over millions of rows takes its time.
 READ_TIMEOUT_SECONDS = 60.0
-# What UPLOADER_DATABASE_CONNECTIONS may be.
+# The most that UPLOADER_DATABASE_CONNECTIONS may be.
 MAX_CONNECTIONS = 1000
-# Of all connections, those of their own: who syncs in the middle of a transaction must not wait for a connection that such
-# another one has.
+# Connections reserved for syncs. A sync in the middle of a transaction must not wait for a connection that another such
+# transaction has.
 SYNCING_CONNECTIONS = 2
-# The code of a connection that was lost, and of a server, or a user, that has as many as it may.
+# The code of a lost connection, and the codes of a server, or a user, without free connections.
 _LOST = 2013
 _TOO_MANY = frozenset({(1040,), (1203,), (1226,)})
-# Who answers. Servers that replicate have ids of their own.
+# The identity of the server. Servers that replicate have different ids.
 _WHO = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@server_id), CONNECTION_ID(), @@sql_mode"
 _READ_ONLY = "SELECT @@global.read_only, @@sql_mode"
 
-# The SQL mode of each connection, whatever the server has: strict, so that a value that does not fit is an error; without
-# the modes that give quotes, backslashes and bars another meaning. MySQL and MariaDB know all of these.
+# The SQL mode of each connection, for every server. The mode is strict: a value that does not fit is an error. Modes that
+# give quotes, backslashes and bars another meaning are missing. MySQL and MariaDB know all of these.
 SQL_MODE = ",".join(
     (
         *("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES", "NO_ZERO_IN_DATE", "NO_ZERO_DATE"),
@@ -60,12 +60,12 @@ SQL_MODE = ",".join(
 
 
 class PoolFull(OSError):
-    """All connections are in use; the message says what would help."""
+    """All connections are in use. The message says what helps."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """A connection, as its server knows it."""
+    """A connection, as the server knows it."""
 
     server: str
     number: int
@@ -73,25 +73,25 @@ class Session:
 
 
 class WrongSqlMode(OSError):
-    """A new connection has not the SQL mode that was set on it: something on the way to the database changes it."""
+    """A new connection lost the SQL mode that was set: something on the way to the database changes the mode."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """A server's answer: its name, and its connections of this user."""
+    """A server's answer: its name, and the numbers of this user's connections."""
 
     server: str
     numbers: frozenset[int]
     asked_at: float
 
     def knows(self, session: Session) -> bool:
-        """Return whether it still works for a connection. Of those that were made meanwhile nothing is known."""
+        """Return whether the server still has a connection. A connection that is newer than the question counts as known."""
         return session.made_at > self.asked_at or (session.server == self.server and session.number in self.numbers)
 
 
 @dataclass
 class _Wait:
-    """The connection on whose answer a task waits; None until it has one."""
+    """The connection on which a task waits; None until the task has a connection."""
 
     session: Session | None = None
 
@@ -100,14 +100,15 @@ _waits: ContextVar[_Wait] = ContextVar("waits")
 
 
 class Mysql:
-    """One server by its URL, whichever it leads to at the moment.
+    """One server by its URL; the URL may lead to another server later.
 
-    A report, or a migration, takes as long as it takes. So a server that is silent is asked for a hello by another
-    connection, and given up only if that is not answered either; or if its answer does not know the silent connection,
-    because the address leads to another server by now, or the server was started anew.
+    A report or a migration takes as long as it takes. So another connection asks a silent server for a hello. The silent
+    connection is given up only without an answer, or if the answer does not list that connection: then the address leads to
+    another server, or the server has restarted.
 
-    A wait for a row ends as soon as one for an answer. With the 50 s of InnoDB a planned failover would hang as long:
-    `SET GLOBAL read_only` waits for a statement that waits for a row, whose transaction waits for that lock.
+    A wait for a row ends after the same time as a wait for an answer. With the 50 s of InnoDB a planned failover would hang
+    as long: `SET GLOBAL read_only` waits for a statement that waits for a row, and the transaction with that row waits for
+    `read_only`.
     """
 
     def __init__(self, url: str, read_timeout_seconds: float | None, connections: int, timeout_seconds: float) -> None:
@@ -118,11 +119,11 @@ class Mysql:
         self._read_timeout_seconds = read_timeout_seconds
         self._timeout_seconds = timeout_seconds
         self.lock_wait_seconds = max(1, math.ceil(timeout_seconds))
-        # What the SQL mode of the last new connection has more, and less, than SQL_MODE.
+        # The difference between the SQL mode of the last new connection and SQL_MODE.
         self.odd_modes = ""
         self._stale_before = 0.0
         self._connections = connections
-        # Who has a connection for statements, or waits for one.
+        # The number of callers with a connection for statements, or waiting for one.
         self._callers = 0
         self.engine = self._create_engine(connections - SYNCING_CONNECTIONS)
         self._syncing = self._create_engine(SYNCING_CONNECTIONS)
@@ -135,7 +136,8 @@ class Mysql:
     async def write(
         self, work: Callable[[AsyncConnection], Awaitable[T]], *, alone: bool = False, syncs: bool = False
     ) -> T:
-        """Run `work` in a transaction, `alone` as always here. Raises OSError if the server hangs."""
+        """Run `work` in a transaction. `alone` changes nothing here: no transaction sees uncommitted writes. Raises OSError
+        if the server hangs."""
         engine = self._syncing if syncs else self.engine
 
         async def run() -> T:
@@ -147,19 +149,19 @@ class Mysql:
     async def read(
         self, work: Callable[[AsyncConnection], Awaitable[T]], *, snapshot: bool = False, brief: bool = False
     ) -> T:
-        """Run `work`, which writes nothing. `snapshot`: all it reads is of one moment. Raises as `write`."""
+        """Run `work`, which writes nothing. `snapshot`: all reads are of one moment. Raises as `write`."""
 
         async def run() -> T:
             async with self.engine.connect() as connection:
                 if snapshot:
-                    # For one transaction; an execution option would let the driver's own errors through.
+                    # For one transaction. An execution option would let the driver's own errors through.
                     await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 return await work(connection)
 
         return await self._answered(run)
 
     def drop_connections(self) -> None:
-        """Close all connections of now instead of using them again."""
+        """Close the present connections instead of using them again."""
         self._stale_before = time.monotonic()
 
     async def close(self) -> None:
@@ -180,7 +182,7 @@ class Mysql:
             self._callers -= counts
 
     def crowd(self, error: Exception) -> str | None:
-        """Return what would help, if an error says that too much was asked for at once; else None."""
+        """Return advice if the error says that all connections are in use; else None."""
         if isinstance(error, PoolFull):
             return str(error)
         if isinstance(error, DBAPIError) and getattr(error.orig, "args", ())[:1] in _TOO_MANY:
@@ -190,7 +192,7 @@ class Mysql:
         return None
 
     def _advice(self) -> str:
-        """Say how many connections all callers of this moment would need, with some to spare."""
+        """Say how many connections the present callers need, with some to spare."""
         wanted = min(math.ceil((self._callers + SYNCING_CONNECTIONS) * 1.25), MAX_CONNECTIONS)
         return (
             f"{self._callers} callers want the {self._connections - SYNCING_CONNECTIONS} connections for statements: set"
@@ -213,7 +215,7 @@ class Mysql:
             while not await self._waited_for(task, wait, own, deadline):
                 pass
         except asyncio.CancelledError:
-            self._give_up(task)  # a second cancellation, in the middle of the wait
+            self._give_up(task)  # keep the task, if a second cancellation ends this wait
             await ended(task)
             raise
         own.note(began, self._timeout_seconds * LEAST, worked="database")
@@ -223,8 +225,8 @@ class Mysql:
         return result
 
     async def check_answers(self) -> None:
-        """Raises OSError if the server is known to be silent, and a hello, which is said now and then, is not answered at
-        once."""
+        """Raises OSError if the server is known to be silent, and does not answer a hello at once. Such a hello is sent now
+        and then."""
         if not self._breaker.is_open:
             return
         try:
@@ -246,8 +248,8 @@ class Mysql:
         return None
 
     async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: WaitBudget, deadline: float) -> bool:
-        """Return False if the server said hello meanwhile, and works on it, or for those who have the connections.
-        Raises OSError."""
+        """Wait for the task. Return False if the server answered a hello meanwhile, and works on this task or for the tasks
+        that have the connections. Raises OSError if the server hangs, or the time of the request is over."""
         seconds = own.left("database", self._timeout_seconds)
         began, half_seconds = time.monotonic(), seconds / 2
         await asyncio.wait({task}, timeout=min(half_seconds, max(deadline - began, 0)))
@@ -262,7 +264,7 @@ class Mysql:
             self._hello = asyncio.create_task(self._says_hello(), name="asking a silent database")
         asked = time.monotonic()
         await asyncio.wait({task, self._hello}, timeout=half_seconds, return_when=asyncio.FIRST_COMPLETED)
-        if time.monotonic() - asked > self._timeout_seconds * LEAST:  # else it was not silent, but worked
+        if time.monotonic() - asked > self._timeout_seconds * LEAST:  # a shorter wait means that the server worked
             own.note(began, 0)
         if task.done():
             return True
@@ -277,7 +279,7 @@ class Mysql:
             self.drop_connections()
             raise OSError("no answer, and by its address another server is reached, or it was started anew")
         if wait.session is None:
-            own.note(began, 0)  # nobody works for this one yet
+            own.note(began, 0)  # the task still waits for a connection
         return False
 
     async def _says_hello(self) -> Hello | None:
@@ -291,7 +293,7 @@ class Mysql:
             return None
 
     def _give_up(self, task: asyncio.Task[Any]) -> None:
-        """Cancel without waiting for the end of its connection, which over TLS takes an answer, too."""
+        """Cancel a task without waiting for the close of its connection: over TLS the close waits for an answer, too."""
         self._given_up.add(task)
         task.add_done_callback(self._forget)
         task.cancel()
@@ -299,12 +301,13 @@ class Mysql:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._given_up.discard(task)
         if not task.cancelled():
-            task.exception()  # which is nobody's
+            task.exception()  # marks the error as seen
 
     # How to connect
 
     def _create_engine(self, connections: int) -> AsyncEngine:
-        """Keep half of at most so many `connections`; 0: make one for each use."""
+        """Make an engine with at most so many `connections`, and keep half of them open. 0: make a connection for each
+        use."""
         pool: dict[str, Any] = {
             "pool_size": (connections + 1) // 2,
             "max_overflow": connections // 2,
@@ -339,14 +342,14 @@ class Mysql:
             if self.odd_modes:
                 raise WrongSqlMode(self.odd_modes)
         except BaseException:
-            connection.terminate()  # nobody else has it yet
+            connection.terminate()  # no pool has this connection yet
             raise
         record.info["session"] = Session(str(server), int(number), time.monotonic())
         record.info["is_new"] = True
 
     def _check_out(self, connection: Any, record: Any, _proxy: Any) -> None:
-        """Use a connection again only if its server answers, was not demoted since (what a replica has is of another
-        moment), and nobody has changed its SQL mode."""
+        """Use a connection again only if the server answers, nobody has changed the SQL mode, and the server still takes
+        writes. A server that takes none is a replica, and may have old data."""
         session: Session = record.info["session"]
         if session.made_at < self._stale_before:
             raise DisconnectionError("it leads to a server that is the one no more")
@@ -365,18 +368,18 @@ class Mysql:
 
 
 def _charge(_connection: Any, cursor: Any, *_: Any) -> None:
-    """Charge a statement, with its rows, to the request that waits for it."""
+    """Charge a statement and its rows to the waiting request."""
     charge(Kind.ROWS, STATEMENT_SECONDS + max(0, cursor.rowcount) * ROW_SECONDS)
 
 
 async def is_read_only(connection: AsyncConnection) -> bool:
-    """Return whether the server takes no writes; super_read_only implies it. A replica does not, nor a primary that was
-    demoted."""
+    """Return whether the server takes no writes, as a replica or a demoted primary does; super_read_only implies
+    read_only."""
     return _is_on((await connection.exec_driver_sql(_READ_ONLY)).scalar_one())
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """MySQL calls the statement of each hello deprecated; what it names instead may be empty."""
+    """Drop MySQL's warning that the statement of a hello is deprecated. The table that MySQL recommends may be empty."""
     return "PROCESSLIST' is deprecated" not in str(record.msg)
 
 
@@ -394,7 +397,8 @@ def _asked(connection: Any, query: str) -> Any:
 
 
 def _odd_modes(mode: str) -> str:
-    """Name the difference between an SQL mode and SQL_MODE; empty if there is none. Each server has an order of its own."""
+    """Describe the difference between an SQL mode and SQL_MODE; empty if there is none. Servers list the modes in different
+    orders."""
     ours, theirs = set(SQL_MODE.split(",")), set(filter(None, mode.split(",")))
     found = {"without": ours - theirs, "with": theirs - ours}
     return ", ".join(f"{word} {' and '.join(sorted(modes))}" for word, modes in found.items() if modes)
@@ -411,11 +415,11 @@ def _hex_connection() -> "type[Connection]":
     from asyncmy.connection import Connection
 
     class HexConnection(Connection):
-        """Sends texts and bytes as hexadecimal digits (decision 0047): asyncmy escapes them by backslashes, which are no
-        escapes in some SQL modes. Each parameter of each statement passes here."""
+        """Sends texts and bytes as hexadecimal digits (decision 0047): asyncmy escapes them by backslashes, which some SQL
+        modes take literally. Each parameter of each statement passes here."""
 
         def escape(self, obj: object, mapping: object = None) -> str:
-            """Return a parameter as SQL that means the same in every SQL mode and character set. Raises TypeError."""
+            """Return a parameter as SQL with the same meaning in every SQL mode and character set. Raises TypeError."""
             if isinstance(obj, (bytes, bytearray)):
                 return f"X'{obj.hex()}'"
             if isinstance(obj, str):
@@ -430,12 +434,12 @@ def _hex_connection() -> "type[Connection]":
     return HexConnection
 
 
-# What asyncmy writes of these has digits, signs and a few letters, and no quotes but those around a time.
+# asyncmy writes these types with digits, signs and a few letters. The only quotes are around a time.
 _WITHOUT_QUOTES = frozenset({bool, int, float, Decimal, datetime, date, timedelta})
 
 
 def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
-    """asyncmy raises RuntimeError where the server goes away in the middle of a connect."""
+    """Connect. asyncmy raises RuntimeError if the server goes away during a connect."""
     try:
         return dialect.connect(*arguments, **options)
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""Events are written in the transaction of what they tell: if it is rolled back nobody hears of it, and if it is committed
-everybody does who was to.
+"""The outbox: events are written in the transaction that they describe. After a rollback nobody hears of the event; after a
+commit each of its sinks does.
 
-A transaction says what it did by `tell`. Without sinks that is one look into a dict; each event costs a row, and another one
-for each sink.
+A transaction calls `tell` for each event. Without sinks this is one lookup in a dict. Otherwise each event costs a row, and
+another row for each sink.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from uploader.database import models
 from uploader.database.connection import AsyncConnection
 from uploader.domain.events import EventType, News, OnFailure
 
-# Of a delivery: somebody is still to be told, was told, or could not be.
+# The states of a delivery: the sink is still to be told, was told, or could not be told.
 WAITING, DELIVERED, DEAD = "waiting", "delivered", "dead"
-# Of what is kept of a reason.
+# Longer errors are cut.
 MAX_ERROR_BYTES = 1024
 
-# Of a connection, by its `info`.
+# Keys of a connection's `info`.
 _OUTBOX, _TOLD = "outbox", "told"
 _INSERT_EVENT = insert(models.outbox)
 _INSERT_DELIVERY = insert(models.delivery)
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Told(NamedTuple):
-    """An event, and the sink or queue that is to be told of it."""
+    """An event, and the sink or queue to tell."""
 
     event_id: str
     sink: str
@@ -39,15 +39,15 @@ class Told(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Outbox:
-    """Writes events for those who are told of their types."""
+    """Writes events for the sinks that want their types."""
 
     sinks_of: InitVar[Callable[[EventType], tuple[str, ...]]]
-    # Growing with time.
+    # Returns ids that grow with time.
     new_id: Callable[[], str]
     now: Callable[[], datetime]
-    # After a commit that told anybody, and where its outcome is not known.
+    # Called after a commit that told a sink, and after a commit with an unknown outcome.
     wake: Callable[[Sequence[Told]], Awaitable[None]]
-    # That have to let a file pass before others are told of it.
+    # Gates that have to let a file pass before others are told of the file.
     gates: Mapping[str, OnFailure] = field(default_factory=dict)
 
     def __post_init__(self, sinks_of: Callable[[EventType], tuple[str, ...]]) -> None:
@@ -63,7 +63,7 @@ class Outbox:
         await self._write(connection, [(each, self._sinks[each.type]) for each in news])
 
     async def ask(self, connection: AsyncConnection, news: Sequence[News]) -> list[str]:
-        """Write events for the gates alone; return their ids."""
+        """Write events for the gates alone; return the ids of the events."""
         return await self._write(connection, [(each, tuple(self.gates)) for each in news])
 
     async def _write(self, connection: AsyncConnection, told_to: Iterable[tuple[News, tuple[str, ...]]]) -> list[str]:
@@ -87,9 +87,10 @@ class Outbox:
 
 @contextmanager
 def noting(connection: AsyncConnection, told: list[Told]) -> Iterator[None]:
-    """Note what a transaction tells meanwhile: none of what an attempt of it told that was rolled back."""
+    """Collect the deliveries that a transaction writes. The list begins empty, because an earlier attempt was rolled
+    back."""
     told.clear()
-    info = connection.info  # a connection that was lost meanwhile has none
+    info = connection.info  # kept, because a lost connection has no `info`
     before, info[_TOLD] = info.get(_TOLD), told
     try:
         yield
@@ -103,7 +104,7 @@ def delivery_row(event_id: str, sink: str, due_at: datetime, on_failure: OnFailu
 
 
 async def tell(connection: AsyncConnection, make: Callable[..., News], *of: object) -> None:
-    """Tell in this transaction of what it does."""
+    """Write the event of an action, in the transaction of the action."""
     await tell_all(connection, make, of[:1], *of[1:])
 
 
@@ -116,19 +117,18 @@ async def tell_all(
 
 
 def gates(connection: AsyncConnection) -> tuple[str, ...]:
-    """Return the gates that files have to pass."""
     outbox: Outbox | None = connection.info.get(_OUTBOX)
     return () if outbox is None else tuple(outbox.gates)
 
 
 async def ask_gates(connection: AsyncConnection, news: Sequence[News]) -> list[str]:
-    """Ask the gates about files in this transaction; return the ids of the events."""
+    """Ask the gates about files, in this transaction; return the ids of the events."""
     outbox: Outbox = connection.info[_OUTBOX]
     return await outbox.ask(connection, news)
 
 
 def listens(connection: AsyncConnection, kind: EventType) -> bool:
-    """Ask before there is anything to tell whether anybody is told of a type."""
+    """Return whether any sink is told of a type. A caller asks before costly work for `tell`."""
     outbox: Outbox | None = connection.info.get(_OUTBOX)
     return outbox is not None and outbox.listens(kind)
 

@@ -1,8 +1,8 @@
-"""Recounts what the database keeps of users, links and contents by their definitions, a range of ids at a time; sets figures
-to that; and looks for rows of SQLite that a byte flipped in.
+"""Recounts the figures that the database keeps of users, links and contents, a range of ids at a time, and repairs them.
+Also finds rows of SQLite with flipped bits.
 
-SQLite keeps no checksums, as InnoDB does of its pages. What can be told is what is kept twice (a column that an index
-repeats), and what can't be a value of its column.
+Unlike InnoDB, SQLite keeps no checksums of its pages. Therefore only two kinds of damage show: a difference between a column
+and an index, and a value that its column can't have.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ _Conditions = Iterable[sa.ColumnElement[bool]]
 
 
 class _Part(NamedTuple):
-    """Adds up the rows of a table to figures, by their names."""
+    """A table whose rows add up to figures, by the names of the figures."""
 
     table: sa.Table
     figures: dict[str, sa.ColumnElement[Any]]
@@ -34,16 +34,16 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KeptFigures:
-    """Figures that are kept in each row of a table, and the rows of other tables that make them."""
+    """Figures that each row of a table keeps, and the tables whose rows add up to the figures."""
 
     key: sa.Column[str]
     names: tuple[str, ...]
     parts: tuple[_Part, ...]
-    # To whose row a row of a part belongs.
+    # The column in the table of a part with the key of the counted row.
     key_in: Callable[[sa.Table], sa.ColumnElement[str]]
-    # Those that are kept, and not counted.
+    # Kept columns that are compared with the figures, and not counted.
     bounds: tuple[str, ...] = ()
-    # Whether ids without a row are wrong.
+    # True: counted ids without a kept row are wrong.
     needs_row: bool = True
 
     @property
@@ -53,9 +53,9 @@ class KeptFigures:
 
 _COUNT = sa.func.count()
 _IS_OPEN = (models.upload.c.state == State.OPEN.value,)
-# Whose rows count among the files of a user, with their bytes, and each as a ref of its content.
+# Tables whose rows count among a user's files, with their bytes, and as refs of contents.
 _FILES = (models.file, models.held_file)
-# Whose rows count among the files of a user, and have no bytes in the account.
+# Tables whose rows count among a user's files, without bytes.
 _COUNTED_ALONE = (models.folder, models.trashed_file)
 USERS = KeptFigures(
     models.user_info.c.user_id,
@@ -103,7 +103,7 @@ LINKS = KeptFigures(
 
 @dataclass(frozen=True, slots=True)
 class RecountedRow:
-    """KeptFigures as they are stored, None if there is no row, and as they are counted."""
+    """The figures of a row: as stored (None if there is no row), and as counted."""
 
     id: str
     stored: dict[str, int] | None
@@ -112,7 +112,7 @@ class RecountedRow:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A range of ids with its wrong rows; `until` is None if no more follow."""
+    """A range of ids: the number of rows, and the wrong rows. `until` is None for the last range."""
 
     until: str | None
     count: int
@@ -120,8 +120,8 @@ class Slice:
 
 
 async def after(connection: AsyncConnection, figures: KeptFigures, after: str, count: int) -> Slice:
-    """Recount the next rows; wrong is a figure that differs from its definition, or breaks a bound. The last slice holds
-    whatever follows."""
+    """Recount the next rows. A row is wrong if a figure differs from its count, or breaks a bound. The last slice has all
+    ids that follow."""
     last = sa.select(figures.key).where(figures.key > after).order_by(figures.key).offset(count - 1).limit(1)
     until = (await connection.execute(last)).scalar()
     found = await queries.count(connection, *_between(figures.key, after, until))
@@ -143,8 +143,8 @@ async def _wrong(
     figures: KeptFigures,
     within: Callable[[sa.ColumnElement[str], sa.Table], _Conditions],
 ) -> list[RecountedRow]:
-    """Put what is kept, and what is counted, in rows of their own, and add them up: so each table is walked once, and nobody
-    is missed who is only in one of them."""
+    """Put the stored figures and the counted figures into rows of their own, and add the rows up by id. So each table is
+    read once, and ids of only one table show, too."""
     stored = (*figures.bounds, *figures.names)
     names = ("there", *stored, *(f"counted_{name}" for name in figures.names))
 
@@ -179,11 +179,11 @@ async def _wrong(
 
 
 async def repair(connection: AsyncConnection, figures: KeptFigures, id_: str, act: Act | None = None) -> bool:
-    """Set figures to what their definitions make them; False if there is no row.
+    """Set the figures of a row to their counts; False if there is no row.
 
-    Every change of an upload, a file or a folder locks the user's row before the commit, that of a file its content's, and
-    what comes and goes by a link that link's. So while a row is held here, every change that is in its figures can be seen,
-    and every other one can't and will still be added.
+    Each change of an upload, a file or a folder locks the row of its user before the commit; a change of a file also locks
+    its content, a change through a link the link. While a row is locked here, its figures hold exactly the changes that this
+    transaction sees. Other changes are invisible, and will be added later.
     """
     is_it = figures.key == id_
     owner = figures.kept.c.get("user_id", sa.null())
@@ -192,7 +192,7 @@ async def repair(connection: AsyncConnection, figures: KeptFigures, id_: str, ac
         return False
 
     def within(key: sa.ColumnElement[str], table: sa.Table) -> _Conditions:
-        # Along an index.
+        # Conditions that an index serves.
         return links.of_link(table, locked[0], id_) if figures is LINKS and table is not models.link else [key == id_]
 
     for row in await _wrong(connection, figures, within):
@@ -209,7 +209,7 @@ async def repair(connection: AsyncConnection, figures: KeptFigures, id_: str, ac
 
 
 async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str | None) -> list[tuple[str, str, str]]:
-    """Find files that have another size or MD5 than their blobs, with what the blob and the file say."""
+    """Return files whose size or MD5 differs from their blob, with the size and MD5 of the blob and of the file."""
     blobs, files = models.blob.c, models.file.c
     query = sa.select(files.id, blobs.size, blobs.md5, files.size, files.md5).join_from(
         models.blob, models.file, files.sha256 == blobs.sha256
@@ -229,10 +229,10 @@ async def repair_flushed(
     now: datetime,
     act: Act | None = None,
 ) -> None:
-    """Set the accounted bytes of an upload to those on disk, and its user's figures with them. Raises NotOpen.
+    """Set the accounted bytes of an upload to the bytes on disk, and repair its user's figures. Raises NotOpen.
 
-    The caller holds the upload's locks. Within a generation figures only grow: where one has to go down, here or in
-    Redis, `renew_generation` makes every late flush and ack of the old figure a no-op.
+    The caller holds the locks of the upload. Within a generation figures only grow. `renew_generation` is needed where a
+    figure goes down, here or in Redis: each late flush and ack of the old figure then changes nothing.
     """
     upload = await lock_open(connection, upload_id)
     generation = upload.generation + renew_generation
@@ -242,13 +242,13 @@ async def repair_flushed(
     await note(connection, act, flushed_bytes={"from": upload.flushed_bytes, "to": received})
 
 
-# So many of a kind are told.
+# The most findings per table or check, and the most characters of a value.
 _MAX_TOLD = 100
 _MAX_SHOWN = 100
 _SECOND = "substr({0}, 1, 19)"
 _STATES = ", ".join(f"'{state.value}'" for state in State)
 _NUMBER = "typeof({0}) = 'integer' AND {0} >= 0"
-# What a value of each type is, by SQL; whether bytes are text, Python says of those that are not plain.
+# SQL conditions for the values of each type. Python checks text that is not plain ASCII (`_is_text`).
 _RULES: dict[type, str] = {
     Octets: "typeof({0}) = 'blob'",
     sa.LargeBinary: "json_valid(CAST({0} AS TEXT))",
@@ -259,7 +259,7 @@ _RULES: dict[type, str] = {
     UtcDay: "length({0}) = 10 AND date({0}) = {0} AND {0} > '0001'",
 }
 _PLAIN = "typeof({0}) = 'blob' AND CAST({0} AS TEXT) NOT GLOB '*[^ -~]*' AND NOT instr({0}, X'00')"
-# Of somebody else, who may have put anything into it.
+# A column with the text of other programs, which may contain anything.
 _ANY_TEXT = "last_error"
 _STATE = f"CAST({{0}} AS TEXT) IN ({_STATES}) AND ({{0}} = CAST('OPEN' AS BLOB)) = (open_flag IS 1)"
 
@@ -273,8 +273,8 @@ class Malformed:
 
 
 async def contradictions(connection: AsyncConnection) -> list[str]:
-    """SQLite's own check of the whole file: pages, rows that an index does not have as they are, broken constraints
-    (https://sqlite.org/pragma.html#pragma_integrity_check)."""
+    """Return the errors that SQLite's own check of the whole file finds: in pages, in rows that an index has otherwise, in
+    constraints (https://sqlite.org/pragma.html#pragma_integrity_check)."""
     if connection.dialect.name != "sqlite":
         return []
     rows = await connection.execute(sa.text(f"PRAGMA integrity_check({_MAX_TOLD})"))
@@ -283,8 +283,8 @@ async def contradictions(connection: AsyncConnection) -> list[str]:
 
 
 async def malformed(connection: AsyncConnection) -> list[Malformed]:
-    """Find values that their columns can't have. Of a column that an index repeats SQLite's own check tells; docs/repair.md
-    lists those of which nothing does."""
+    """Return values that their columns can't have. SQLite's own check covers the columns that an index repeats.
+    docs/repair.md lists columns that no check covers."""
     found: list[Malformed] = []
     for table in metadata.sorted_tables if connection.dialect.name == "sqlite" else ():
         keys = [each for each in table.constraints if isinstance(each, (sa.PrimaryKeyConstraint, sa.UniqueConstraint))]
@@ -311,7 +311,7 @@ def _rule(column: sa.Column[Any]) -> str:
 
 
 def _is_text(column: sa.Column[Any], value: Any) -> bool:
-    """Return whether it is UTF-8 without control characters, which no name has."""
+    """Return whether a value of a text column is UTF-8 without control characters, which no name has."""
     if not isinstance(column.type, Bytewise) or column is upload.c.state:
         return False
     try:

@@ -1,6 +1,6 @@
-"""The questions of reports: who uses how much, which uploads stand still, what all of it adds up to.
+"""The queries of reports: the space of each user, idle uploads, and totals.
 
-Each figure is exact at the moment of the transaction that it is read in.
+Each figure is exact at the moment of its transaction.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ async def add_day(connection: AsyncConnection, day: Day) -> None:
 
 
 async def days_since(connection: AsyncConnection, first: date) -> list[Day]:
-    """Return days in order. Days on which nobody looked are not there."""
+    """Return the snapshots in order. Days without a snapshot are missing."""
     query = select(models.usage_daily).where(_DAYS.day >= first).order_by(_DAYS.day)
     return await queries.all_of(connection, _day_of, query)
 
@@ -47,8 +47,8 @@ def _day_of(day: date, taken_at: datetime, free_disk_bytes: int, **figures: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """At most `limit` rows after the pair (value of `sort`, id) `after`. A page begins after a row, not after a number
-    of rows, so what changes before it moves nothing."""
+    """At most `limit` rows after the pair (value of `sort`, id) `after`. A page begins after a row, not after a number of
+    rows, so changes before that row move nothing."""
 
     sort: str
     descending: bool
@@ -72,7 +72,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The rows with `conditions`, counted by the user they belong to."""
+    """Counts the rows with `conditions` by their user."""
 
     user_id: ColumnElement[str]
     conditions: tuple[ColumnElement[bool], ...] = ()
@@ -89,15 +89,15 @@ COUNTED = {
 
 
 async def counts_of(connection: AsyncConnection, user_ids: list[str], name: str) -> dict[str, int]:
-    """Leave out users who have none."""
+    """Return counts by user. Users without rows are missing."""
     counted = COUNTED[name]
     rows = await connection.execute(counted.counts().where(counted.user_id.in_(user_ids)))
     return dict(rows.all())
 
 
 async def users_by_count(connection: AsyncConnection, page: Page, containing: str | None) -> list[str]:
-    """Put a page together from two questions, each of which walks along one index: who has some, by how many, and who
-    has none, by their ids. A join of all users with all counts is slow."""
+    """Return a page of users by their counts, from two queries that use one index each: users with rows, by count, and users
+    without rows, by id. A join of all users with all counts is slow."""
     count, last = page.after or (None, "")
     found: list[str] = []
     if page.descending:
@@ -120,7 +120,7 @@ async def _who_have_some(connection: AsyncConnection, page: Page, containing: st
         beyond = page.beyond(func.count(), counted.user_id)
         query = page.ordered(query if beyond is None else query.having(beyond), func.count(), counted.user_id)
         rows = (await connection.execute(query)).all()
-        # Rows of users who are not there are a drift, and must not end a list early.
+        # Rows of missing users are a drift, and must not end the list early.
         are_there = select(_USERS.user_id).where(_USERS.user_id.in_([user_id for user_id, _ in rows]))
         there = set((await connection.execute(are_there)).scalars())
         found += [user_id for user_id, _ in rows if user_id in there]
@@ -147,7 +147,7 @@ def _contains(user_id: ColumnElement[str], text: str) -> ColumnElement[bool]:
     return func.instr(user_id, text.encode()) > 0
 
 
-# The largest figure that a column holds. A user may have a total space of that size, so sums of it may be larger.
+# The largest figure of a column. A user may have a total space of that size, so sums may be larger.
 _LARGEST = 2**63 - 1
 
 _UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
@@ -175,7 +175,7 @@ async def user_report(connection: AsyncConnection, user_id: str) -> UserReport |
 async def _counted(
     connection: AsyncConnection, query: "Select[Any]", order: list[str] | None = None
 ) -> list[UserReport]:
-    """Return them in the order of these ids or of the query itself."""
+    """Return reports in the order of these ids, or of the query."""
     usages = {usage.user_id: usage for usage in await queries.all_of(connection, Usage, query)}
     user_ids = list(usages) if order is None else order
     files = await counts_of(connection, user_ids, "files")
@@ -183,7 +183,7 @@ async def _counted(
     return [
         UserReport(usage=usages[user_id], files=files.get(user_id, 0), open_uploads=open_uploads.get(user_id, 0))
         for user_id in user_ids
-        if user_id in usages  # not so where an index of SQLite names another one than its row
+        if user_id in usages  # a damaged index of SQLite may name another user than the row
     ]
 
 
@@ -206,13 +206,12 @@ def _open_conditions(idle_since: datetime | None, user_id: str | None) -> list[C
 async def open_uploads(
     connection: AsyncConnection, page: Page, *, idle_since: datetime | None, user_id: str | None
 ) -> list[Upload]:
-    """Return those that nothing was accounted for since `idle_since`, and of one user, if given."""
+    """Return open uploads, only idle ones if `idle_since` is given, and only of one user if `user_id` is given."""
     query = select(*queries.UPLOAD_COLUMNS).where(*_open_conditions(idle_since, user_id))
     return await queries.all_of(connection, queries.upload_of, page.of(query, _UPLOAD_KEYS[page.sort], _UPLOADS.id))
 
 
 async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenTotal:
-    """Sum up these open uploads."""
     row = (await connection.execute(select(*_OPEN_FIGURES).where(*_open_conditions(idle_since, user_id)))).one()
     return OpenTotal(row[0], int(row[1]), int(row[2]))
 
@@ -227,7 +226,7 @@ async def open_sums_by_month(connection: AsyncConnection) -> list[TempMonth]:
 
 
 async def totals(connection: AsyncConnection, months: list[TempMonth]) -> Totals:
-    """Files are counted by the refs of their contents, so that one walk over them is enough."""
+    """Return the totals. The refs of contents count the files, so one walk over the contents is enough."""
     # In two halves, because SQLite refuses a sum beyond 64 bits.
     halves = [_sum(_USERS.total_space.bitwise_rshift(32)), _sum(_USERS.total_space.bitwise_and(2**32 - 1))]
     accounts = select(

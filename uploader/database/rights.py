@@ -1,8 +1,8 @@
-"""The rights of callers as their rows have them, and the number of all revocations.
+"""The rights of callers, as their rows have them, and the counter of revocations.
 
-Each revocation adds one to a row of `meta`, as the last statement of its transaction: the lock of that row is the last one,
-and whoever reads a number sees all revocations up to it. A transaction that acts on rights reads the rows of its caller
-under a lock, so a revocation that was committed before is never overlooked. Refuses to know how a caller shows who it is.
+Each revocation adds one to a row of `meta`, as the last statement of its transaction. The lock of that row is the last lock,
+so a reader of the number sees all revocations up to the number. A transaction that acts on rights reads the rows of its
+caller under a lock, so a committed revocation is never overlooked. How a caller proves an identity is not known here.
 """
 
 from collections.abc import Awaitable, Callable, Collection
@@ -20,7 +20,8 @@ from uploader.errors import Forbidden, LastAdministrator, Unauthenticated, Uploa
 
 T = TypeVar("T")
 
-# Of a connection, by its `info`: the transaction has taken rights away; by whose right it acts, until that was checked.
+# Keys of a connection's `info`: the transaction takes rights away; the authority by which the transaction acts, until this
+# is checked.
 _REVOKES, _ACTS_FOR = "revokes", "acts for"
 _USERS, _TOKENS, _META = models.user_info.c, models.token.c, models.meta.c
 _COUNTER = "revocations"
@@ -34,7 +35,7 @@ _COUNT: dict[str, sa.Insert] = {
     ),
 }
 _NUMBER = sa.select(_META.value).where(_META.name == sa.bindparam("of_name"))
-# Shared locks: many claims of one token go on at once, and a revocation waits for them.
+# Shared locks: many transactions of one token run at once, and a revocation waits for them.
 _TOKEN = sa.select(_TOKENS.revoked_at, _TOKENS.admin).where(_TOKENS.token_sha256 == sa.bindparam("of_token"))
 _LOCKED_TOKEN = _TOKEN.with_for_update(read=True)
 _ADMIN = sa.select(_USERS.admin).where(_USERS.user_id == sa.bindparam("of_user"))
@@ -46,24 +47,24 @@ _SIGN_IN = sa.select(_TOKENS.token_sha256).join(models.user_info, _USERS.user_id
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The right by which somebody acts: as an administrator or not, and by which token, if it is one of ours."""
+    """The right by which a caller acts: as an administrator or not, and by which token, if the token is in the database."""
 
     user_id: str
     token_sha256: str | None
     is_admin: bool
 
 
-# Of a request that acts on rights.
+# The authority of the current request, if the request acts on rights.
 authority_of_context: ContextVar[Authority | None] = ContextVar("authority", default=None)
 
 
 async def whole_transaction(
     connection: AsyncConnection, authority: Authority | None, work: Callable[[], Awaitable[T]]
 ) -> T:
-    """Do the work, check the authority, and count the revocations that the work has noted. Raises what the work raises, and
-    as `check`: a caller without a right does not hear what else is in the way."""
+    """Run `work`, check the authority, and count the revocations that `work` has noted. Raises the errors of `work`, and as
+    `check`: a caller without a right hears of no other error."""
     info = connection.info
-    before = {name: info.get(name) for name in (_REVOKES, _ACTS_FOR)}  # of the transaction that this one is a part of
+    before = {name: info.get(name) for name in (_REVOKES, _ACTS_FOR)}  # of the surrounding transaction, if there is one
     info.update({_REVOKES: False, _ACTS_FOR: authority})
     try:
         try:
@@ -80,8 +81,8 @@ async def whole_transaction(
 
 
 async def check(connection: AsyncConnection) -> None:
-    """Read the rows of the caller, once in a transaction, and keep them as they are: at its end, or before it changes one of
-    them. Raises Unauthenticated, Forbidden."""
+    """Read the rows of the caller, once in a transaction, and lock them against changes: at the end of the transaction, or
+    before the transaction changes one of these rows. Raises Unauthenticated, Forbidden."""
     authority: Authority | None = connection.info.get(_ACTS_FOR)
     if authority is None:
         return
@@ -97,7 +98,7 @@ async def check(connection: AsyncConnection) -> None:
 
 
 def note_revocation(connection: AsyncConnection) -> None:
-    """Let this transaction be counted as a revocation, when all else is done."""
+    """Count this transaction as a revocation, at its end."""
     connection.info[_REVOKES] = True
 
 
@@ -111,18 +112,17 @@ async def number(connection: AsyncConnection) -> str | None:
 
 
 async def is_admin(connection: AsyncConnection, user_id: str, *, lock: bool = False) -> bool | None:
-    """Return None if nobody has said so far, or there is no such user."""
+    """Return None if nobody has decided about the user, or there is no such user."""
     stored: Any = (await connection.execute(_LOCKED_ADMIN if lock else _ADMIN, {"of_user": user_id})).scalar()
     return None if stored is None else bool(stored)
 
 
 async def administrators(connection: AsyncConnection, user_ids: Collection[str]) -> set[str]:
-    """Return the users among some that are administrators."""
     return set((await connection.execute(_ADMINISTRATORS.where(_USERS.user_id.in_(user_ids)))).scalars())
 
 
 async def tokens_in_force(connection: AsyncConnection, hashes: Collection[str]) -> dict[str, bool]:
-    """Return the tokens among some that are in force, and whether each is an administrator's."""
+    """Return the tokens in force among some tokens, and whether each gives the right of an administrator."""
     query = sa.select(_TOKENS.token_sha256, _TOKENS.admin, _USERS.admin).outerjoin_from(
         models.token, models.user_info, _USERS.user_id == _TOKENS.user_id
     )
@@ -133,19 +133,20 @@ async def tokens_in_force(connection: AsyncConnection, hashes: Collection[str]) 
 
 
 async def set_admin(connection: AsyncConnection, user_id: str, admin: bool) -> bool:
-    """Make a user an administrator, or none; return whether the row has changed."""
+    """Make a user an administrator, or take that right away. Return False if the row said the same before."""
     before = await is_admin(connection, user_id, lock=True)
     if before is admin:
         return False
     await connection.execute(sa.update(models.user_info).where(_USERS.user_id == user_id).values(admin=admin))
-    if before is not None:  # a process may remember a token of this user
+    if before is not None:  # processes may have cached tokens of this user
         note_revocation(connection)
     return True
 
 
 async def keep_one(connection: AsyncConnection, *conditions: sa.ColumnElement[bool]) -> None:
-    """Raises LastAdministrator unless an administrator's token that meets the conditions is in force. All who take such a
-    right away lock the rows of all administrators, so no two of them count on each other."""
+    """Raises LastAdministrator unless an administrator's token that meets the conditions is in force. Each transaction that
+    takes an administrator's right away locks the rows of all administrators first, so no two of them rely on each other's
+    administrator."""
     found = sorted((await connection.execute(_ADMINISTRATORS)).scalars())
     lock = _ADMINISTRATORS.where(_USERS.user_id.in_(found)).order_by(_USERS.user_id).with_for_update()
     await connection.execute(lock)

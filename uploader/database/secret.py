@@ -1,5 +1,5 @@
-"""The traces of the installation's secret in a database: a value by which the secret is recognised; and, encrypted under the
-secret, the slugs of links and the secret that earlier versions kept in plain text.
+"""The traces of the installation's secret in a database: a value that recognises the secret; and, encrypted under the
+secret, the slugs of links and the former secret, which earlier versions kept in plain text.
 """
 
 import json
@@ -23,19 +23,19 @@ from uploader.errors import ConfigurationError
 
 CHECK = "secret check"
 _FORMER = "former secret"
-# Where versions before 0.3.0 kept the secret that they had made.
+# The fact in which versions before 0.3.0 kept their secret.
 _PLAIN = "link_secret"
-# The file of a SQLite still has what was replaced, in pages that are free.
+# A fact: the files of the database have to be rewritten, because free pages still hold replaced plain text.
 REWRITE = "to be rewritten"
 FORMER_DAYS = 30
-# A fact has room for so much, encrypted.
+# A longer former secret, encrypted, would not fit into a fact.
 _MAX_FORMER_BYTES = 512
 _BUSY_MS = 30_000
-# So many are encrypted in one transaction.
+# Slugs that are encrypted in one transaction.
 _SLUGS = 1000
 
 _META = models.meta
-# By themselves, as a migration has them, whatever becomes of the models.
+# Defined anew, as in a migration: later changes of the models have no effect here.
 _LINK = sa.table("link", sa.column("id", sa.LargeBinary()), sa.column("slug", sa.LargeBinary()))
 _PLAIN_SLUGS = sa.select(_LINK.c.id, _LINK.c.slug).where(
     _LINK.c.slug != b"", sa.func.substr(_LINK.c.slug, 1, len(SEALED)) != sa.literal(SEALED.encode(), sa.LargeBinary())
@@ -49,7 +49,8 @@ _SEAL_SLUG = (
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The secret with which versions before 0.3.0 signed: URLs that they made are good until they expire, or `until`."""
+    """The secret by which versions before 0.3.0 signed URLs. These URLs are good until they expire, at the latest until
+    `until`."""
 
     text: str
     until: datetime
@@ -62,7 +63,8 @@ def needs_secret(connection: sa.Connection) -> bool:
 
 
 def is_begun(connection: sa.Connection, secret: Secret) -> bool:
-    """Return whether a database belongs to a secret already. Raises ConfigurationError if it belongs to another one."""
+    """Return whether a database belongs to this secret already. Raises ConfigurationError if it belongs to another
+    secret."""
     stored = _fact(connection, CHECK)
     if stored is not None:
         _refuse_other(stored, secret)
@@ -70,8 +72,8 @@ def is_begun(connection: sa.Connection, secret: Secret) -> bool:
 
 
 def begin_upgrade(connection: sa.Connection, secret: Secret, now: datetime) -> None:
-    """Let a database belong to a secret, and keep the former one under it. Raises ConfigurationError if the database belongs
-    to another secret already."""
+    """Let a database belong to a secret, and keep the former secret encrypted. Raises ConfigurationError if the database
+    belongs to another secret."""
     _refuse_other(_fact(connection, CHECK) or _store(connection, CHECK, secret.check_value), secret)
     former = secret.former or _fact(connection, _PLAIN)
     if former is not None and len(former.encode()) <= _MAX_FORMER_BYTES and _fact(connection, _FORMER) is None:
@@ -79,9 +81,9 @@ def begin_upgrade(connection: sa.Connection, secret: Secret, now: datetime) -> N
 
 
 def protect(connection: sa.Connection, secret: Secret, *, after: bytes = b"", rewrites: bool = False) -> bytes | None:
-    """Encrypt the next slugs in plain text, of links with ids above `after`. Return the last of these ids. If there is none,
-    forget the secret in plain text and return None. `rewrites`: if there was anything, the files of the database are to be
-    rewritten. May be run again; a node of an earlier version may have left some meanwhile."""
+    """Encrypt the next plain slugs, of links with ids above `after`, and return the last of these ids. If there is none,
+    delete the plain secret and return None. `rewrites`: note that the files of the database have to be rewritten, if
+    anything was replaced. May be repeated: a node of an earlier version may write more plain text meanwhile."""
     some = _PLAIN_SLUGS.where(_LINK.c.id > after).order_by(_LINK.c.id).limit(_SLUGS)
     values = [
         {"of_link": bytes(link_id), "sealed": secret.seal(Use.SLUG_STORE, _text(slug), _text(link_id)).encode()}
@@ -97,7 +99,7 @@ def protect(connection: sa.Connection, secret: Secret, *, after: bytes = b"", re
 
 
 def forget(connection: sa.Connection) -> None:
-    """Forget all that is here of the secret but the slugs."""
+    """Delete all traces of the secret, except the slugs."""
     connection.execute(sa.delete(_META).where(_META.c.name.in_((CHECK, _FORMER, REWRITE))))
 
 
@@ -116,7 +118,7 @@ def _store(connection: sa.Connection, name: str, value: str) -> str:
 
 
 def rewrite_tables(connection: sa.Connection, change: Callable[..., object]) -> None:
-    """Make the tables of a MySQL or MariaDB anew, if that was begun: it commits with each."""
+    """Rebuild the tables of a MySQL or MariaDB, if the fact `REWRITE` asks for that. Each table is a commit."""
     if connection.dialect.name == "sqlite" or _fact(connection, REWRITE) is None:
         return
     for table in (_LINK.name, _META.name):
@@ -125,11 +127,11 @@ def rewrite_tables(connection: sa.Connection, change: Callable[..., object]) -> 
 
 
 def rewrite(path: Path) -> bool:
-    """Write all of a SQLite anew, without what is free, and empty its log. Blocks. Return False if others used it all the
-    time: the next start does it. Raises sqlite3.Error."""
+    """Rewrite all of a SQLite, without the free pages, and empty the log. Blocks. Return False if other connections were in
+    the way: the next start tries again. Raises sqlite3.Error."""
     with closing(opened(path, "rw")) as database:
         database.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-        # Where there is room for it: /tmp may be in memory.
+        # Temporary files go here, because /tmp may be in memory.
         directory = str(path.resolve().parent).replace("'", "''")
         database.execute(f"PRAGMA temp_store_directory = '{directory}'")
         try:
@@ -161,8 +163,8 @@ OTHER = (
 
 
 async def belong(connection: AsyncConnection, secret: Secret) -> None:
-    """Compare the secret with that of the database, which belongs to it from now on if it had none. Raises
-    ConfigurationError, Duplicate."""
+    """Compare the secret with the secret of the database. A database without a secret belongs to this one from now on.
+    Raises ConfigurationError, Duplicate."""
     stored = await fact(connection, CHECK)
     if stored is None:
         await connection.execute(sa.insert(_META).values(name=CHECK, value=secret.check_value))
@@ -171,7 +173,7 @@ async def belong(connection: AsyncConnection, secret: Secret) -> None:
 
 
 async def former(connection: AsyncConnection, secret: Secret) -> Former | None:
-    """Return the former secret, if it is known still and can be decrypted."""
+    """Return the former secret, if the database has it and the secret decrypts it."""
     stored = await fact(connection, _FORMER)
     opened_ = None if stored is None else secret.open_sealed(Use.FORMER, stored)
     if opened_ is None:
@@ -185,7 +187,8 @@ async def forget_former(connection: AsyncConnection) -> None:
 
 
 async def replace(connection: AsyncConnection, secret: Secret, now: datetime) -> int:
-    """Let a database belong to another secret: all links end, of which nobody would know the URLs. Return how many."""
+    """Let a database belong to another secret. All links end, because nobody can decrypt their slugs any more. Return how
+    many."""
     link = models.link
     ends = sa.update(link).where(link.c.end_reason.is_(None)).values(ended_at=now, end_reason=LinkEnd.REVOKED.value)
     ended = int(cast("sa.CursorResult[Any]", await connection.execute(ends)).rowcount)

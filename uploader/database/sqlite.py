@@ -1,10 +1,11 @@
-"""SQLite: a transaction runs in a thread from its beginning to its end, and writers that wait commit together.
+"""SQLite: a transaction runs in one thread from beginning to end, and writers that wait commit together.
 
-The functions of a transaction are written for a driver that waits on the event loop. Nothing they ask for waits here, so a
-thread runs them as they are: one hop for a transaction, where a driver behind the event loop takes one for each statement.
+Transactions are written for a driver that waits on the event loop. With SQLite no call in a transaction waits, so a thread
+runs the functions as they are. A transaction costs one hop to a thread; a driver behind the event loop needs one for each
+statement.
 
-They begin and end here by the driver's own hand, and run statements as text (`Texts`). Of SQLAlchemy there is the pool of
-connections, and its own way to run a statement where there is no text.
+Transactions begin and end by the driver itself, and run statements as text (`Texts`). SQLAlchemy provides the pool of
+connections, and runs statements that have no text.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from uploader.database.connection import AsyncConnection
 from uploader.runtime.meter import Cost, Kind, cost_of_request
 from uploader.runtime.tasks import run_in
 
-# For one run, or for each of many.
+# The values for one run of a statement, or for each of many runs.
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Rows:
-    """The part of SQLAlchemy's results that is used here."""
+    """The part of SQLAlchemy's results that transactions use."""
 
     rows: list[Any]
     names: Sequence[str] = ()
@@ -112,18 +113,18 @@ class _Text:
 class Texts:
     """Compiles statements of one dialect to text, for SQLite's own driver.
 
-    SQLAlchemy takes several times as long to run a statement as SQLite does: it looks for the form that it compiled
-    before, and makes objects for each run. A statement that is executed with values stays the same. So it is compiled
-    when it is first run, with the conversions of its types.
+    SQLAlchemy takes several times as long as SQLite to run a statement: SQLAlchemy looks for the compiled form, and makes
+    objects for each run. A statement that is executed with values stays the same. Its text and the conversions of its types
+    are compiled at the first run.
     """
 
     def __init__(self, dialect: sa.Dialect) -> None:
         self._dialect = dialect
-        # By the statement itself, and by the names of its values: those of an INSERT are its columns.
+        # By the statement, and by the names of its values: an INSERT has these columns.
         self._known: WeakKeyDictionary[sa.Executable, dict[tuple[object, ...], _Text | None]] = WeakKeyDictionary()
 
     def of(self, statement: sa.Executable, values: Values) -> _Text | None:
-        """Return None if a statement has no text that stays the same, as where a list of values is expanded."""
+        """Return None if a statement has no fixed text, such as a statement that expands a list of values."""
         many = not isinstance(values, Mapping)
         names = tuple(values if isinstance(values, Mapping) else values[0])
         known = self._known.get(statement)
@@ -145,15 +146,15 @@ class Texts:
 
 @cache
 def texts() -> Texts:
-    """Return those of this process: a statement is compiled once, however many databases it is for."""
-    from sqlalchemy.dialects import sqlite  # which servers on MySQL need not load
+    """Return the texts of this process: a statement is compiled once for all databases."""
+    from sqlalchemy.dialects import sqlite  # servers on MySQL need not load this
 
     return Texts(sqlite.dialect(dbapi=sqlite3))
 
 
 @dataclass(eq=False, repr=False)
 class Statements:
-    """The part of an `AsyncConnection` that transactions use: nothing in it waits."""
+    """The part of an `AsyncConnection` that transactions use. Nothing here waits."""
 
     engine: sa.Engine
     pooled: sa.PoolProxiedConnection
@@ -187,7 +188,7 @@ class Statements:
 
     @cached_property
     def _plain(self) -> sa.Connection:
-        """SQLAlchemy's own, in the transaction that is under way: it neither begins nor ends one."""
+        """SQLAlchemy's own connection, in the present transaction. It neither begins nor ends a transaction."""
         plain = sa.Connection(self.engine, self.pooled)
         plain.begin()
         return plain
@@ -200,7 +201,7 @@ class Statements:
 
 
 def wrapped(error: sqlite3.Error, text: str | None) -> BaseException:
-    """Return the error as SQLAlchemy raises it; without the values, which do not belong into logs."""
+    """Return the error as SQLAlchemy raises it, without the values: these do not belong into logs."""
     return DBAPIError.instance(text, None, error, sqlite3.Error, hide_parameters=True)
 
 
@@ -209,15 +210,15 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 @dataclass(eq=False, repr=False)
 class CallingTransaction:
-    """A transaction that writes, and waits for what it calls from its thread on the event loop.
+    """A transaction that writes, and whose thread waits for a call on the event loop.
 
-    That may write, too, as by the rows of a store on S3. Another transaction could begin only after this one, which
-    waits for it. So it is a part of this one. On MySQL, where it is one of its own, it has to be repeatable anyway,
-    because its caller may be run again.
+    The call may write, too, such as to the ledger of a store on S3. Another transaction could begin only after the end of
+    this one: both would wait for ever. Therefore the writes of the call are a part of this transaction. On MySQL these
+    writes are a transaction of their own, which has to be repeatable anyway, because the calling transaction may run again.
     """
 
     connection: Statements
-    # It is in a call. What is left running after that is no part of it any more.
+    # True during a call. Tasks that go on after the call are no part of this transaction.
     waits: bool = False
 
 
@@ -225,12 +226,12 @@ _caller: ContextVar[CallingTransaction | None] = ContextVar("caller", default=No
 
 
 def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Let a transaction call `work` from its thread, which waits for it."""
+    """Let a transaction call `work` from its thread, and wait there for the result."""
     loop = asyncio.get_running_loop()
 
     async def called(*arguments: Any) -> T:
         async def call() -> T:
-            caller = _caller.get()  # of the thread, whose context comes along
+            caller = _caller.get()  # the context of the thread comes along
             if caller is None:
                 return await work(*arguments)
             caller.waits = True
@@ -245,13 +246,12 @@ def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
 
 
 def run_part(connection: Statements, work: "Work[T]") -> T:
-    """Run a transaction as a part of a larger one, which goes on without it if it fails."""
+    """Run a transaction as a part of a larger one, which goes on if the part fails."""
     connection.run("SAVEPOINT part")
     try:
         result = run_to_its_end(work, connection)
     except Exception:
-        # Some errors end the whole transaction (https://sqlite.org/lang_transaction.html), and a savepoint would begin
-        # another one.
+        # Some errors end the whole transaction (https://sqlite.org/lang_transaction.html), and its savepoints with it.
         if connection.in_transaction:
             connection.run("ROLLBACK TO part")
             connection.run("RELEASE part")
@@ -261,7 +261,7 @@ def run_part(connection: Statements, work: "Work[T]") -> T:
 
 
 def run_to_its_end(work: "Work[T]", connection: Statements) -> T:
-    """Run a coroutine that never waits."""
+    """Return the result of a coroutine that never waits."""
     steps = work(cast(AsyncConnection, connection)).__await__()
     try:
         next(steps)
@@ -274,9 +274,9 @@ _BUSY_TIMEOUT_MS = 30_000
 _CONNECTIONS = 8
 _READERS = min(4, (os.cpu_count() or 1) + 1)
 _COLD_SECONDS = 1.0
-# Of a commit: the last of them waits for all.
+# Transactions in one commit: each of them waits for all.
 _MAX_TOGETHER = 64
-# What no waiting helps: the file can't be opened or written, or is no database.
+# Codes for which waiting does not help: the file can't be opened or written, or is no database.
 UNFIT = frozenset(
     {
         *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT),
@@ -286,17 +286,17 @@ UNFIT = frozenset(
 
 
 class FileLost(Exception):
-    """The database's file is not the one that was opened: it was removed or replaced."""
+    """The file of the database was removed or replaced since it was opened."""
 
 
 class _File:
-    """The file of a database, as it was when it was first opened.
+    """The file of a database, as it was when first opened.
 
-    Connections to a file that was removed or replaced work on, and all that is written is gone with it.
+    Connections to a removed or replaced file go on working, but all their writes are lost.
     """
 
     def __init__(self, path: str | None, tell: Callable[[bool], None], *, creates: bool) -> None:
-        """`tell` hears after each look whether the file is lost. `creates`: it may be made."""
+        """`tell` hears after each look whether the file is lost. `creates`: a missing file may be made."""
         self._tell = tell
         self._creates = creates
         self._path = None if path in (None, "", ":memory:") else path
@@ -304,7 +304,7 @@ class _File:
 
     @property
     def address(self) -> str | None:
-        """Return what to open in the place of the path, so that nothing is made; None: the path."""
+        """Return a URI to open instead of the path, so that SQLite makes no file; None: open the path."""
         makes = self._creates and self._opened is None
         return None if self._path is None or makes else f"file:{quote(self._path)}?mode=rw"
 
@@ -326,7 +326,7 @@ class _File:
 
 
 class SqliteEngine:
-    """The part of an `AsyncEngine` that is used, over a plain one: nothing in it waits."""
+    """The part of an `AsyncEngine` that callers use, over a synchronous engine. Nothing here waits."""
 
     def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
         self.sync_engine = sa.create_engine(
@@ -345,7 +345,7 @@ class SqliteEngine:
 
     @property
     def is_open(self) -> bool:
-        """A connection is there, and nobody has it."""
+        """Return whether the pool has an idle connection."""
         return cast(sa.QueuePool, self.sync_engine.pool).checkedin() > 0
 
     @asynccontextmanager
@@ -360,7 +360,7 @@ class SqliteEngine:
 
     @contextmanager
     def writing(self) -> Iterator[Statements]:
-        # It takes the lock at once: upgrading a read lock later could only fail (https://sqlite.org/isolation.html).
+        # Take the write lock at once: the upgrade of a read lock may fail later (https://sqlite.org/isolation.html).
         with self._beginning("BEGIN IMMEDIATE") as connection:
             yield connection
             connection.run("COMMIT")
@@ -370,7 +370,7 @@ class SqliteEngine:
 
     @contextmanager
     def _beginning(self, begin: str) -> Iterator[Statements]:
-        """A transaction, rolled back unless it is committed."""
+        """Yield a transaction. Without a commit it is rolled back."""
         try:
             pooled = self.sync_engine.raw_connection()
         except sqlite3.Error as error:
@@ -391,8 +391,8 @@ class SqliteEngine:
         self.sync_engine.dispose()
 
     def drop_connections(self) -> None:
-        """Close idle connections. A file that was opened while the disk was read-only stays read-only for all connections of
-        the process until the last one is closed: they share what is mapped of the log."""
+        """Close idle connections. A file that was opened on a read-only disk stays read-only for all connections of the
+        process until the last one closes: they share the mapped index of the log."""
         self.sync_engine.dispose()
 
     def _connect(self, dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> Any:
@@ -415,13 +415,13 @@ class _Write:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     result: Any = None
     error: BaseException | None = None
-    # Who pays for it, and how much: its part of the commit is not counted.
+    # The request that pays, and its CPU seconds, without a share of the commit.
     cost: Cost | None = field(default_factory=cost_of_request.get)
     spent_seconds: float = 0.0
 
 
 class Sqlite:
-    """Runs transactions."""
+    """Runs transactions in threads: several readers and one writer."""
 
     def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
         self.engine = SqliteEngine(url, tell, creates=creates)
@@ -433,8 +433,8 @@ class Sqlite:
         self._cold_until = 0.0
 
     async def read(self, work: "Work[T]", *, snapshot: bool = False, brief: bool = False) -> T:
-        """`snapshot`: as always here. `brief`: it takes less than a hop to a thread does, unless it has to wait for the
-        disk."""
+        """`snapshot` changes nothing: a read always sees one moment. `brief`: read on the event loop, which takes less time
+        than a hop to a thread, unless the disk has to be read."""
         if brief and self.engine.is_open and time.monotonic() >= self._cold_until:
             return self._glance(work)
         return await run_in(self._readers, self._read, work)
@@ -444,8 +444,8 @@ class Sqlite:
             return run_to_its_end(work, connection)
 
     def _glance(self, work: "Work[T]") -> T:
-        """Read in this thread, the event loop's. If the disk had to be read, other pages may not be in memory either: for a
-        moment, reads go to threads."""
+        """Read in the thread of the event loop. If this read the disk, other pages may not be in memory either, so reads go
+        to threads for a moment."""
         before = getrusage(RUSAGE_THREAD).ru_inblock
         try:
             return self._read(work)
@@ -454,7 +454,7 @@ class Sqlite:
                 self._cold_until = time.monotonic() + _COLD_SECONDS
 
     def crowd(self, error: Exception) -> str | None:
-        """Return what would help, if an error says that too much was asked for at once; else None."""
+        """Return advice if the error says that the database is too busy; else None."""
         if code_of(getattr(error, "orig", None)) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return (
                 f"another process, or a backup, has kept it locked for {_BUSY_TIMEOUT_MS // 1000} s; for several busy"
@@ -472,10 +472,10 @@ class Sqlite:
         await run_in(self._readers, self.engine.file.look)
 
     async def write(self, work: "Work[T]", *, alone: bool) -> T:
-        """`alone`: no other transaction may be in its commit, but for one that has called this one."""
+        """`alone`: share the commit with no other transaction, except the transaction that has called this one."""
         caller = _caller.get()
         if caller is not None and caller.waits and caller.connection.engine is self.engine.sync_engine:
-            return run_part(caller.connection, work)  # it waits meanwhile, so nobody else uses its connection
+            return run_part(caller.connection, work)  # the caller waits meanwhile, and leaves its connection alone
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._waiting.append(_Write(work, alone, outcome))
@@ -485,7 +485,7 @@ class Sqlite:
         return await outcome
 
     async def close(self) -> None:
-        """Leave the threads to end by themselves."""
+        """Close the connections. The threads end by themselves."""
         await asyncio.to_thread(self.engine.sync_engine.dispose)
 
     # In the thread that writes
@@ -501,7 +501,7 @@ class Sqlite:
                 batch[0].loop.call_soon_threadsafe(_tell, batch)
 
     def _next_batch(self) -> list[_Write]:
-        """Take those that may be in one commit, in their order."""
+        """Take the waiting transactions that may share a commit, in their order."""
         batch: list[_Write] = []
         with self._lock:
             while self._waiting and len(batch) < _MAX_TOGETHER:
@@ -516,11 +516,11 @@ class Sqlite:
         return batch
 
     def _commit(self, batch: list[_Write]) -> None:
-        """Raises FileLost, also after the commit: it went to a file that nobody finds again."""
+        """Raises FileLost, also after the commit: then the commit went to a removed or replaced file."""
         if batch[0].alone:
-            self.engine.file.look()  # before it does what can't be rolled back
+            self.engine.file.look()  # before `work` does something that can't be rolled back
         with self.engine.writing() as connection:
-            _caller.set(CallingTransaction(connection))  # in this thread nothing but transactions runs
+            _caller.set(CallingTransaction(connection))  # this thread runs only transactions
             for write in batch:
                 began = time.thread_time()
                 try:
@@ -550,7 +550,7 @@ def _tell(batch: list[_Write]) -> None:
 
 
 def code_of(error: BaseException | None) -> int | None:
-    """Return the result code of SQLite without its extension (https://sqlite.org/rescode.html)."""
+    """Return SQLite's result code without its extension (https://sqlite.org/rescode.html)."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -558,7 +558,7 @@ def code_of(error: BaseException | None) -> int | None:
 def _configure(connection: Any, _record: Any) -> None:
     # The driver begins nothing by itself; `_beginning` does.
     connection.isolation_level = None
-    # A byte that is no UTF-8 is no error of the whole query; see `models.py`.
+    # Bytes that are not UTF-8 must not fail the whole query: see `models.py`.
     connection.text_factory = partial(bytes.decode, errors="replace")
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
         connection.execute(f"PRAGMA {pragma}").close()

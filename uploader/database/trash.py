@@ -1,8 +1,8 @@
-"""The trash of each user: rows of files that were deleted or replaced, in the transaction that did so.
+"""The trash of each user: rows of deleted or replaced files, written in the transaction that deletes or replaces a file.
 
-Such a row holds no bytes: it names a content, which other files have, or the trash of the store. It counts among the files
-of its user, so it makes room for whatever else needs a place there: the oldest go first. All changes of these rows are made
-while their user's row is locked.
+A row holds no bytes: it names a content of other files or in the trash of the store. The rows count among the files of the
+user, and make room for new names: the oldest rows go first. Each change of these rows happens under the lock of their user's
+row.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +17,7 @@ from uploader.database import models, queries
 from uploader.database.connection import AsyncConnection
 from uploader.domain.upload import File, TrashedFile, TrashReason, Usage
 
-# Of a connection, by its `info`.
+# A key of a connection's `info`.
 _TRASH = "trash"
 _ROWS, _BLOBS = models.trashed_file.c, models.blob.c
 _COLUMNS = [field.name for field in fields(TrashedFile) if field.name not in ("damaged", "held")]
@@ -38,7 +38,7 @@ _OLDEST = (
 
 @dataclass(frozen=True, slots=True)
 class TrashPolicy:
-    """Says whether deleted files are kept at all, and how many files a user may have."""
+    """Says whether deleted files are kept, and how many files a user may have."""
 
     keeps: bool
     max_files: int
@@ -49,7 +49,6 @@ class TrashPolicy:
 
 
 def keeps(connection: AsyncConnection) -> bool:
-    """Return whether what is deleted stays in the trash for a while."""
     policy: TrashPolicy | None = connection.info.get(_TRASH)
     return policy is not None and policy.keeps
 
@@ -57,8 +56,8 @@ def keeps(connection: AsyncConnection) -> bool:
 async def throw_away(
     connection: AsyncConnection, files: Sequence[File], reason: str | None, detail: str | None = None
 ) -> int:
-    """Put files that were just deleted into the trash of their owner; return how many are there now. `reason`: None if
-    their owner wanted it; `detail`: why, if a gate refused them."""
+    """Put files that were just deleted into the trash of their owner; return how many were put there. `reason`: None if the
+    owner deleted them. `detail`: the reason of a gate that refused them."""
     policy: TrashPolicy | None = connection.info.get(_TRASH)
     if policy is None or not keeps(connection) or not files:
         return 0
@@ -72,8 +71,8 @@ async def throw_away(
 
 
 async def excess(connection: AsyncConnection, user_id: str, files: int, more: int) -> int:
-    """Let the oldest in a user's trash go, and then folders that were left, where `more` than these files are too many;
-    return how many went. No more than come: a bound that was lowered takes nothing away by itself."""
+    """Make room for `more` names if a user with these `files` has too many: delete the oldest rows in the trash, then
+    folders that were left. Return how many were deleted, at most `more`: a lower limit alone deletes nothing."""
     policy: TrashPolicy | None = connection.info.get(_TRASH)
     if policy is None or (most := min(files + more - policy.max_files, more)) <= 0:
         return 0
@@ -84,7 +83,7 @@ async def excess(connection: AsyncConnection, user_id: str, files: int, more: in
 async def forget_left_folders(
     connection: AsyncConnection, user_id: str, most: int, spared: Collection[str] = ()
 ) -> list[str]:
-    """Forget folders that were left when their last files went, the oldest first, but none that is spared; return them.
+    """Delete folders that were left when their last files went, the oldest first, except spared ones; return their names.
     The user's row is locked."""
     left = await queries.left_folders(connection, user_id, most + len(spared)) if most > 0 else []
     gone = [name for name in left if name not in spared][:most]
@@ -95,7 +94,7 @@ async def forget_left_folders(
 
 
 async def forget_oldest(connection: AsyncConnection, user_id: str, most: int) -> int:
-    """Remove so many of the oldest from the trash of a user, whose row is locked; return how many there were."""
+    """Delete the oldest rows from the trash of a user, at most `most`; return how many. The user's row is locked."""
     removed = 0
     while removed < most:
         ids = await _oldest(connection, user_id, min(most - removed, _ROWS_AT_ONCE))
@@ -110,13 +109,13 @@ async def _oldest(connection: AsyncConnection, user_id: str, most: int) -> list[
 
 
 async def take_out(connection: AsyncConnection, user_id: str, ids: Collection[str]) -> int:
-    """Remove rows from the trash of a user; return how many were still there."""
+    """Delete rows from the trash of a user; return how many were still there."""
     delete = sa.delete(models.trashed_file).where(_ROWS.user_id == user_id, _ROWS.id.in_(ids))
     return int(cast("sa.CursorResult[Any]", await connection.execute(delete)).rowcount)
 
 
 async def without_spare(connection: AsyncConnection, usage: Usage, more_files: int, max_files: int) -> Usage:
-    """Return an account without those files in the trash that would give way to so many more."""
+    """Return an account without the files in the trash that would make room for `more_files` more."""
     most = usage.files + more_files - max_files
     if most <= 0:
         return usage
@@ -131,7 +130,7 @@ async def without_spare(connection: AsyncConnection, usage: Usage, more_files: i
 async def page(
     connection: AsyncConnection, user_id: str, *, limit: int, after: tuple[datetime, str] | None, name: str | None
 ) -> list[TrashedFile]:
-    """Return what a user deleted, or the earlier versions of one name: the latest deletions first."""
+    """Return the deleted files of a user, or the earlier versions of one name, the latest deletion first."""
     query = _TRASHED.where(_ROWS.user_id == user_id)
     if name is not None:
         query = query.where(_ROWS.name == name)
@@ -148,19 +147,18 @@ async def by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) 
 
 
 async def owner_of(connection: AsyncConnection, file_id: str) -> str | None:
-    """Return whose trash has a file."""
     owner: str | None = (await connection.execute(sa.select(_ROWS.user_id).where(_ROWS.id == file_id))).scalar()
     return owner
 
 
 async def deleted_before(connection: AsyncConnection, moment: datetime, limit: int) -> list[tuple[str, str]]:
-    """Return users and ids of what was deleted before a moment, the oldest first."""
+    """Return users and ids of files that were deleted before a moment, the oldest first."""
     query = sa.select(_ROWS.user_id, _ROWS.id).where(_ROWS.deleted_at < moment)
     return [tuple(row) for row in await connection.execute(query.order_by(_ROWS.deleted_at).limit(limit))]
 
 
 async def named_since(connection: AsyncConnection, sha256s: Sequence[str], moment: datetime) -> set[str]:
-    """Return those contents of which a file was deleted since a moment, and is in the trash."""
+    """Return the contents of files in the trash that were deleted since a moment."""
     query = sa.select(_ROWS.sha256).where(_ROWS.sha256.in_(sha256s), _ROWS.deleted_at >= moment).distinct()
     return set((await connection.execute(query)).scalars())
 
@@ -173,7 +171,7 @@ async def bytes_by_user(connection: AsyncConnection) -> dict[str, int]:
 async def oldest_of(
     connection: AsyncConnection, user_id: str, after: tuple[datetime, str] | None, limit: int
 ) -> list[TrashedFile]:
-    """Return what is in the trash of a user, the earliest deletions first, after a place."""
+    """Return the files in the trash of a user after a position, the earliest deletion first."""
     query = _TRASHED.where(_ROWS.user_id == user_id)
     if after is not None:
         deleted_at, file_id = after

@@ -1,7 +1,7 @@
-"""Tasks: deliveries that workers come for. A claim holds a task until its lease ends, and then it is anybody's again.
+"""Tasks: deliveries that workers fetch. A claim holds a task until the lease ends; then any worker may claim the task.
 
-Each verb is one conditional statement on the row, so that whatever raced with it, a task has one holder: Redis only says
-which rows to look at. Time is the database's own, because the callers' clocks differ.
+Each verb is one conditional statement on the row, so a race leaves the task with only one holder. Redis only says which rows
+to look at. The time is the database's own, because the callers' clocks differ.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -38,7 +38,7 @@ _RAN_OUT = "the lease ended, and nobody had acknowledged the task"
 
 
 def _word(text: str) -> ColumnElement[str]:
-    """Return a value as the columns have it, which no CASE knows."""
+    """Return a value with the type of the column, which a CASE does not know."""
     return literal(text, _TASKS.state.type)
 
 
@@ -50,20 +50,20 @@ _IS_AMONG = _TASKS.outbox_id.in_(bindparam("ids", expanding=True))
 
 
 def _that_are_due() -> Update:
-    """Change those of some tasks that are to be had. One that was never claimed is, whatever the clock of the process that
-    made it said."""
+    """Update the tasks that can be claimed. A task without an earlier claim always can, because its `due_at` may come from a
+    wrong clock."""
     is_due = or_(_TASKS.attempt == 0, _TASKS.due_at <= _NOW)
     return update(models.delivery).where(*_WAITING, _IS_AMONG, is_due)
 
 
 def _that_is_held() -> Update:
-    """Change a task for who holds it, also where the lease ran out, and nobody else has claimed it."""
+    """Update a task for its holder. The lease may have run out, if nobody else has claimed the task since."""
     of_claim = (_OF_QUEUE, _TASKS.outbox_id == bindparam("of_task"), _TASKS.lease == bindparam("of_lease"))
     return update(models.delivery).where(*of_claim, _TASKS.held, _TASKS.state == WAITING)
 
 
 def _that_are_held() -> Update:
-    """Change those of some tasks that are of no gate, each for who holds it."""
+    """Update tasks for their holders, except the tasks of gates."""
     of_claims = tuple_(_TASKS.outbox_id, _TASKS.lease).in_(bindparam("claims", expanding=True))
     is_free = _TASKS.on_failure.is_(None)
     return update(models.delivery).where(*_WAITING, _IS_AMONG, of_claims, _TASKS.held, is_free)
@@ -82,8 +82,8 @@ _CLAIM = (
         due_at=_UNTIL,
     )
 )
-# The last lease has ended. MySQL sets one column after the other, in the order of the table: the error before what it
-# depends on.
+# The task had its last claim. In `_BURY` MySQL sets the columns one after the other, in the order of the table: `last_error`
+# still reads the old `held`.
 _IS_SPENT = _TASKS.attempt >= bindparam("most")
 _BURY = (
     update(models.delivery)
@@ -148,8 +148,8 @@ _UTC_NOW = select(func.utc_timestamp(6, type_=UtcDateTime))
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, and the claim that holds it, or held it last. `due_at`: when the claim ends, or the task is due;
-    `on_failure`: there, if a file waits for it."""
+    """A task, with its present or last claim. `due_at`: when the lease ends, or the task is due. `on_failure`: set if a file
+    waits for the task."""
 
     id: str
     state: str
@@ -167,14 +167,14 @@ class Task:
         return self.is_of(lease) and not self.held and self.state == DELIVERED
 
 
-# A task's id, and the lease of a claim of it.
+# A task's id, and the lease of a claim.
 TaskClaim = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The tasks that a claim got, in the order of the ids; others by when they are due; ids that Redis must not propose
-    again; and the tasks among these whose last lease has ended."""
+    """The result of a claim. `tasks`: the claimed tasks, in the order of the ids. `later`: other tasks, and when each is
+    due. `ended`: the ids that Redis must not propose again. `spent`: the tasks among `ended` whose last lease has ended."""
 
     tasks: Sequence[tuple[Task, Message]]
     later: Mapping[str, datetime]
@@ -183,7 +183,7 @@ class Claimed:
 
 
 async def now_of(connection: AsyncConnection, clock: Clock) -> datetime:
-    """Return the time of the database. A SQLite has its machine's."""
+    """Return the time of the database. For SQLite, this is the time of its machine."""
     if connection.dialect.name == "sqlite":
         return clock.now()
     moment: datetime = (await connection.execute(_UTC_NOW)).scalar_one()
@@ -201,7 +201,7 @@ async def claim(
     until: datetime,
     max_attempts: int,
 ) -> Claimed:
-    """Claim those of some tasks that are due, but none that was claimed `max_attempts` times."""
+    """Claim the tasks that are due, except tasks with `max_attempts` claims."""
     of = {"of_queue": queue, "ids": sorted(ids), "now": now, "most": max_attempts}
     await changed(connection, _CLAIM, **of, new_lease=lease, new_worker=worker, until=until)
     found = {task.id: task for task in await tasks_of(connection, queue, ids)}
@@ -224,12 +224,12 @@ async def tasks_of(connection: AsyncConnection, queue: str, ids: Sequence[str]) 
 
 
 async def extend(connection: AsyncConnection, queue: str, task_id: str, lease: str, until: datetime) -> bool:
-    """Return whether the claim holds the task, until then."""
+    """Let a lease end at `until`. Return whether the claim holds the task."""
     return await changed(connection, _EXTEND, **_of(queue, task_id, lease), until=until) == 1
 
 
 async def ack(connection: AsyncConnection, queue: str, task_id: str, lease: str, now: datetime) -> bool:
-    """End a task; return whether the claim has ended it, now or before."""
+    """End a task. Return whether this claim has ended the task, now or before."""
     if await changed(connection, _ACK, **_of(queue, task_id, lease), now=now):
         return True
     task = await task_of(connection, queue, task_id)
@@ -239,7 +239,8 @@ async def ack(connection: AsyncConnection, queue: str, task_id: str, lease: str,
 async def ack_all(
     connection: AsyncConnection, queue: str, claims: Collection[TaskClaim], now: datetime
 ) -> set[TaskClaim]:
-    """End tasks of no gate, each for the claim that holds it; return the claims that have ended theirs, now or before."""
+    """End tasks, except tasks of gates, each for the claim that holds the task. Return the claims that have ended their
+    tasks, now or before."""
     among = set(claims)
     ids = sorted({task_id for task_id, _ in among})
     if await changed(connection, _ACK_ALL, of_queue=queue, ids=ids, claims=sorted(among), now=now) == len(among):
@@ -258,8 +259,8 @@ async def release(
     error: str | None,
     max_attempts: int,
 ) -> Task | None:
-    """Let a task be due at `until`, or be dead after so many claims; None if the claim has not given it back, now or
-    before."""
+    """Give a task back: it is due at `until`, or dead after `max_attempts` claims. Return the task; None if this claim has
+    not given it back, now or before."""
     told = None if error is None else error.encode()[:MAX_ERROR_BYTES].decode(errors="ignore")
     values = {**_of(queue, task_id, lease), "until": until, "error": told, "most": max_attempts}
     await connection.execute(_RELEASE, values)
@@ -272,7 +273,7 @@ def _of(queue: str, task_id: str, lease: str) -> dict[str, str]:
     return {"of_queue": queue, "of_task": task_id, "of_lease": lease}
 
 
-# Where a task stands among those that wait: when it is due, and its id.
+# The position of a waiting task: when it is due, and its id.
 Place = tuple[datetime, str]
 BEFORE_ALL: Place = (datetime(1970, 1, 1, tzinfo=UTC), "")
 
@@ -280,8 +281,8 @@ BEFORE_ALL: Place = (datetime(1970, 1, 1, tzinfo=UTC), "")
 async def due_after(
     connection: AsyncConnection, queue: str, after: Place, limit: int, *, max_attempts: int
 ) -> list[tuple[Place, bool]]:
-    """Return the waiting tasks after a place that may be claimed again, the first due at first, and whether each was ever
-    claimed; held ones are due when their lease ends."""
+    """Return the waiting tasks after a position that may be claimed again, in the order of `due_at`, and whether each was
+    claimed before. A held task is due when its lease ends."""
     values = {"of_queue": queue, "after": after[0], "after_id": after[1], "limit": limit, "most": max_attempts}
     found = await connection.execute(_DUE, values)
     return [((due_at, task_id), attempt > 0) for due_at, task_id, attempt in found]
@@ -290,20 +291,20 @@ async def due_after(
 async def spent_after(
     connection: AsyncConnection, queue: str, after: Place, limit: int, *, max_attempts: int
 ) -> list[Task]:
-    """Return the waiting tasks after a place whose last lease has ended or runs, the first end at first."""
+    """Return the waiting tasks after a position whose last lease runs or has ended, in the order of the end."""
     values = {"of_queue": queue, "after": after[0], "after_id": after[1], "limit": limit, "most": max_attempts}
     return [Task(*facts) for facts in await connection.execute(_SPENT, values)]
 
 
 async def bury(connection: AsyncConnection, queue: str, ids: Sequence[str], now: datetime, *, max_attempts: int) -> int:
-    """Let tasks be dead whose last lease has ended; return how many."""
+    """Mark tasks as dead whose last lease has ended; return how many."""
     return await changed(connection, _BURY, of_queue=queue, ids=sorted(ids), now=now, most=max_attempts)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Counts of tasks, of each 10,000 at most. `waiting`: held or not; `oldest`: when the event of the oldest was told;
-    `attempts`: the most claims that one of them had."""
+    """Counts of tasks, each up to 10,000. `waiting`: includes held tasks. `oldest`: when the event of the oldest waiting
+    task happened. `attempts`: the most claims of a waiting task."""
 
     waiting: int
     held: int
@@ -321,7 +322,7 @@ async def figures(connection: AsyncConnection, queue: str, now: datetime) -> Fig
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A task, and the worker who holds it, or held it last."""
+    """A task, and its present or last worker."""
 
     id: str
     state: str
@@ -340,11 +341,11 @@ _GIVEN_UP = _HOLDINGS.order_by(_TASKS.due_at.desc()).limit(bindparam("limit"))
 
 
 async def held(connection: AsyncConnection, queue: str, limit: int, now: datetime) -> list[Holding]:
-    """Return the tasks that workers hold, the one whose lease ends first at first."""
+    """Return the tasks that workers hold, in the order in which the leases end."""
     values = {"of_queue": queue, "of_state": WAITING, "now": now, "limit": limit}
     return await all_of(connection, Holding, _HELD, **values)
 
 
 async def given_up(connection: AsyncConnection, queue: str, limit: int) -> list[Holding]:
-    """Return the dead ones, those that died last at first."""
+    """Return the dead tasks, the latest first."""
     return await all_of(connection, Holding, _GIVEN_UP, of_queue=queue, of_state=DEAD, limit=limit)

@@ -1,6 +1,7 @@
-"""The transactions of gates: what becomes of files that nobody sees before all their gates have let them pass.
+"""Transactions of gates. Nobody sees a held file before all its gates have let the file pass.
 
-The tasks of an event say it (`delivery`): a file passes when each has ended, or is dead and says so itself.
+The tasks of the file's event (`delivery`) hold the verdicts. A file passes when each task is delivered, or is dead with
+`on_failure` "pass".
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ _IS_HELD = sa.exists().where(_HELD.event_id == _TASKS.outbox_id)
 _OTHERS = models.delivery.alias().c
 _HOLDS = sa.and_(_OTHERS.state == DEAD, _OTHERS.on_failure == OnFailure.HOLD.value)
 _IS_ASKED = sa.exists().where(_OTHERS.outbox_id == _TASKS.outbox_id, sa.or_(_OTHERS.state == WAITING, _HOLDS))
-# One that refuses decides alone; one that lets pass, when no other gate is asked.
+# A dead task that refuses decides alone. A dead task that lets pass decides when no other gate is asked any more.
 _HAS_DECIDED = sa.or_(_TASKS.on_failure == OnFailure.REFUSE.value, ~_IS_ASKED)
 _FAILED = (
     sa.select(_TASKS.outbox_id)
@@ -48,8 +49,8 @@ NO_VERDICT = "The gate {gate} has said nothing."
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A file that gates hold, whose row is locked, with those of its content, and of the content and link of what has its
-    name."""
+    """A file that gates hold. The rows of the file and of its content are locked, also the contents and links of files with
+    the same name, if the file replaces them. `locked`: the digests of these contents and the ids of these links."""
 
     file: File
     if_exists: IfExists
@@ -58,7 +59,7 @@ class Waiting:
 
 
 async def lock_waiting(connection: AsyncConnection, event_id: str) -> Waiting | None:
-    """Return the file about which an event asks gates, locked; None: it waits for none any more."""
+    """Lock and return the file about which an event asks gates; None if the file no longer waits."""
     row = (await connection.execute(_BY_EVENT, {"of_event": event_id})).mappings().first()
     if row is None:
         return None
@@ -77,7 +78,8 @@ async def lock_waiting(connection: AsyncConnection, event_id: str) -> Waiting | 
 
 
 async def decide(connection: AsyncConnection, waiting: Waiting, now: datetime) -> bool:
-    """Let a file pass, or refuse it, if its tasks say so; return whether they did. Raises NamesChanged, BlobLost."""
+    """Decide on a held file by the states of its tasks. Return False if tasks are still open. Raises NamesChanged,
+    BlobLost."""
     found = await connection.execute(_TASKS_OF_EVENT, {"of_event": waiting.event_id})
     tasks = [(gate, (state, on_failure)) for gate, state, on_failure in found]
     refusing = [gate for gate, said in tasks if said == (DEAD, OnFailure.REFUSE.value)]
@@ -94,7 +96,7 @@ async def decide(connection: AsyncConnection, waiting: Waiting, now: datetime) -
 
 
 async def refuse(connection: AsyncConnection, waiting: Waiting, reason: str | None, now: datetime) -> None:
-    """Put a file into its owner's trash, and tell of it; of the reason what has room in one line."""
+    """Put a held file into its owner's trash, and tell of the refusal. The reason becomes one line of limited length."""
     line = CONTROL.sub(" ", reason or "").strip().encode()[:MAX_ERROR_BYTES].decode(errors="ignore") or None
     file = waiting.file
     sent = {"of_user_id": file.user_id, "of_session": file.session}
@@ -104,7 +106,7 @@ async def refuse(connection: AsyncConnection, waiting: Waiting, reason: str | No
 
 
 async def _note_passed(connection: AsyncConnection, sha256: str, gates: list[str]) -> None:
-    """Note on a content which gates have let it pass."""
+    """Add these gates to the gates that have let the content pass."""
     blob = await queries.blob_by_sha256(connection, sha256)
     if blob is None or not gates or blob.has_passed(gates):
         return
@@ -118,7 +120,7 @@ async def hold_any(connection: AsyncConnection) -> bool:
 
 
 async def failed(connection: AsyncConnection, gate: str, limit: int) -> list[str]:
-    """Return events whose task of a gate is dead, which decides on a file that still waits."""
+    """Return events with a dead task of this gate, if the dead task decides on a file that still waits."""
     return list((await connection.execute(_FAILED, {"of_sink": gate, "most": limit})).scalars())
 
 
@@ -130,9 +132,9 @@ async def give_up(
     limit: int,
     is_over: Callable[[str | None], bool],
 ) -> bool:
-    """End so many tasks of a gate that nobody asks any more, where that decides on a file. Return whether others are held
-    by a lease that has not ended, or of which `is_over` says that it still runs. Nothing is refused for that where it
-    could not be had back."""
+    """End at most `limit` tasks of a gate that nobody asks any more, where the end decides on a file. A task under a lease
+    ends only after the lease, by the clock and by `is_over`. Return whether tasks of the gate are still held. Without a
+    trash no file is refused here, because the owner could not restore it."""
     decides = _DECIDES if keeps(connection) else _DECIDES[:1]
     waiting = (_TASKS.state == WAITING, _TASKS.sink == gate, _TASKS.on_failure.in_(decides))
     ended = sa.or_(_TASKS.held == sa.false(), _TASKS.due_at <= now)

@@ -1,5 +1,6 @@
-"""The transactions of uploads: from the opening to the end, and to the file that one becomes; and of concatenations,
-each of which is locked before any upload."""
+"""Transactions of uploads, from the opening to the end and to the file; and of concatenations. The row of a concatenation is
+locked before the rows of uploads.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +25,10 @@ _PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
 
 
 async def order_concatenation(connection: AsyncConnection, ordered: Concatenation, max_waiting: int) -> None:
-    """Let parts become a whole once they are complete. Raises Duplicate (from the engine), NotOpen, TooManyUploads."""
+    """Store the order of a whole, to join its parts once they are complete. Raises Duplicate (from the engine), NotOpen,
+    TooManyUploads."""
     await _lock_parts(connection, ordered)
-    await queries.usage(connection, ordered.user_id, lock=True)  # so racing callers count one after the other
+    await queries.usage(connection, ordered.user_id, lock=True)  # concurrent callers count one after the other
     if await queries.count_waiting_concatenations(connection, ordered.caller) >= max_waiting:
         raise TooManyUploads(limit=max_waiting)
     names = ("id", "user_id", "session", "name", "metadata", "ordered", "parts_sha256", "created_at")
@@ -45,10 +47,10 @@ async def join_concatenation(
     expires_at: datetime,
     make_room: Callable[[], Awaitable[object]],
 ) -> None:
-    """Make a whole of parts, which are closed; it holds what they held of the quota, and more only for a part that is
-    named more than once. `make_room` makes the directory of the whole while their rows are locked.
+    """Make a whole of its parts, and close the parts. The whole takes over their share of the quota, and needs more only for
+    a part that is listed more than once. `make_room` makes the directory of the whole while the rows are locked.
 
-    Raises NotOpen, QuotaExceeded, LinkGone, LinkExhausted, Duplicate if it was joined before.
+    Raises NotOpen, QuotaExceeded, LinkGone, LinkExhausted, and Duplicate if the parts were joined before.
     """
     ordered = await queries.concatenation_by_id(connection, whole.id, lock=True)
     if ordered is None:
@@ -57,7 +59,7 @@ async def join_concatenation(
     held = sum(part.size for part in parts.values())
     more = whole.size - held
     if sum(parts[part_id].size for part_id in ordered.part_ids) != whole.size:
-        raise rows.NotOpen(whole.id)  # the length of one was told after the caller looked
+        raise rows.NotOpen(whole.id)  # a part's length was told after the caller had read it
     await connection.execute(rows.INSERT_UPLOAD, rows.row_of(whole))
     for part in parts.values():
         await rows.close_row(
@@ -67,7 +69,7 @@ async def join_concatenation(
     if more:
         await rows.reserve(connection, whole.user_id, more, requested=more)
     flushed = sum(part.flushed_bytes for part in parts.values())
-    # It takes their place, so it needs no room among the files.
+    # The whole replaces its parts, without a check of the limit of files.
     values = {"of_user": whole.user_id, "flushed": flushed, "size": 0, "finished": 0, "more_files": 1 - len(parts)}
     await connection.execute(rows.SETTLE_USER, values)
     await tell(connection, events.upload_created, whole, expires_at)
@@ -75,7 +77,7 @@ async def join_concatenation(
 
 
 async def _lock_parts(connection: AsyncConnection, ordered: Concatenation) -> dict[str, Upload]:
-    """Raises NotOpen unless all are parts of the caller and open."""
+    """Raises NotOpen unless all are open parts of the caller."""
     parts = {}
     for part_id in sorted(set(ordered.part_ids)):
         part = parts[part_id] = await rows.lock_open(connection, part_id)
@@ -89,7 +91,7 @@ async def settle_concatenation(connection: AsyncConnection, concatenation_id: st
 
 
 async def drop_waiting(connection: AsyncConnection, concatenation_id: str) -> bool:
-    """Forget a concatenation that waits for its parts; False if there is none, or it has become an upload."""
+    """Delete a concatenation whose parts are incomplete. Return False if there is none, or if it is an upload already."""
     if await queries.concatenation_by_id(connection, concatenation_id, lock=True) is None:
         return False
     if await queries.upload_by_id(connection, concatenation_id) is not None:
@@ -112,7 +114,7 @@ async def _delete(connection: AsyncConnection, ids: list[str]) -> None:
 
 
 class Received(NamedTuple):
-    """The absolute bytes received of an upload in a generation."""
+    """The total bytes received of an upload, in a generation."""
 
     upload_id: str
     generation: int
@@ -121,8 +123,8 @@ class Received(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Returned by a flush: `open_ids` are open in the generation of the batch, and not whole: what is whole waits for
-    its merge, and who would have it flushed has not heard of its length."""
+    """The result of a flush. `open_ids`: the uploads that are open in the generation of the batch, and not full. A full
+    upload waits for its merge. Redis may still want to flush a full upload, because Redis has not heard of its length."""
 
     changed: int
     open_ids: frozenset[str]
@@ -138,16 +140,16 @@ async def open_upload(
     if upload.session:
         told = await links.promise(connection, upload, upload.created_at, more=upload.size, files=1)
     await rows.reserve(connection, upload.user_id, upload.size, requested=upload.size, max_files=max_files)
-    # The user's row is locked by now, so racing callers count one after the other.
+    # The user's row is locked: concurrent callers count one after the other.
     if await queries.count_open_uploads(connection, upload.caller) > max_open_uploads:
         raise TooManyUploads(limit=max_open_uploads)
-    if not upload.is_part:  # of which nobody is told: their whole is an upload
+    if not upload.is_part:  # parts have no event: their whole has one
         await tell(connection, events.upload_created, told, expires_at)
 
 
 async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | None, sha256: str | None) -> Upload:
-    """Store the digests a client claims, where none were claimed before, and return what stands. Raises NotOpen, Duplicate
-    (from the engine)."""
+    """Store the digests that a client claims, unless the upload has claims already; return the upload with its claims.
+    Raises NotOpen, Duplicate (from the engine)."""
     upload = await rows.lock_open(connection, upload_id)
     told = replace(upload, md5=upload.md5 or md5, sha256=upload.sha256 or sha256)
     values = {"of_upload": upload_id, "new_md5": told.md5, "new_sha256": told.sha256}
@@ -158,18 +160,19 @@ async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | N
 async def choose(
     connection: AsyncConnection, upload_id: str, if_exists: IfExists, modified_at: datetime | None
 ) -> None:
-    """Raises NotOpen."""
+    """Set the upload's choice for a taken name, and the file's time of modification. Raises NotOpen."""
     await rows.lock_open(connection, upload_id)
     await rows.set_upload(connection, upload_id, if_exists=if_exists.value, modified_at=modified_at)
 
 
 class LengthTold(rows.NotOpen):
-    """The length of the upload was told meanwhile: what the caller knows of it is out of date."""
+    """The length of the upload was told meanwhile: the caller's copy of the upload is out of date."""
 
 
 async def grow(connection: AsyncConnection, upload_id: str, end: int, step: int, limit: int, now: datetime) -> Upload:
-    """Reserve more for an upload whose length is not known, so that it may have `end` bytes: `step` bytes where the user
-    has twice as many, and never beyond `limit`. Raises NotOpen, LengthTold, QuotaExceeded."""
+    """Reserve more bytes for an upload of deferred length, enough for `end` bytes in all. Reserve up to `step` bytes in
+    advance, but at most half of the user's available space, and not beyond `limit` bytes in all. Raises NotOpen, LengthTold,
+    QuotaExceeded."""
     upload = await rows.lock_open(connection, upload_id)
     if upload.length_known:
         raise LengthTold(upload_id)
@@ -177,15 +180,15 @@ async def grow(connection: AsyncConnection, upload_id: str, end: int, step: int,
     if wanted <= 0:
         return upload
     spare = 0
-    if not upload.session:  # which would see what its owner has left
+    if not upload.session:  # a visitor would learn how much space the owner has left
         usage = await queries.usage(connection, upload.user_id, lock=True)
         spare = 0 if usage is None else usage.available // 2
     return await _reserve(connection, upload, max(wanted, min(step, spare, limit - upload.size)), wanted, now)
 
 
 async def tell_length(connection: AsyncConnection, upload_id: str, length: int, stored: int, now: datetime) -> Upload:
-    """Let the size of an upload be what its client told, at least the `stored` bytes, and give back what was reserved
-    beyond. The caller holds its locks. Raises NotOpen, SizeMismatch, QuotaExceeded."""
+    """Set the size of an upload to the length that its client told, at least the `stored` bytes. Give back the bytes
+    reserved beyond. The caller holds the locks of the upload. Raises NotOpen, SizeMismatch, QuotaExceeded."""
     upload = await rows.lock_open(connection, upload_id)
     if upload.length_known and upload.size != length:
         raise SizeMismatch("The length of this upload was told before, and is another one.", size=upload.size)
@@ -212,7 +215,7 @@ async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wante
 
 
 async def flush(connection: AsyncConnection, batch: Sequence[Received], now: datetime) -> Flushed:
-    """Write the absolute figures of a batch. A replay, a late worker and a stale generation change nothing."""
+    """Write the absolute figures of a batch. A repeated batch, a late worker and an old generation change nothing."""
     newest = {item.upload_id: item for item in batch}
     changes: list[Received] = []
     added: dict[str, int] = {}
@@ -235,9 +238,9 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
 async def close_upload(
     connection: AsyncConnection, upload_id: str, reason: Reason, now: datetime, act: Act | None = None
 ) -> Upload:
-    """End an upload without a file: what it held in the quota is given back, by the row's own figures. Raises NotOpen.
+    """End an upload without a file, and give back its share of the quota, by the row's own figures. Raises NotOpen.
 
-    The row is left without its MD5's uniqueness, so the same content can be opened anew.
+    The closed row leaves the unique key of the MD5, so the same content can be opened anew.
     """
     upload = await rows.lock_open(connection, upload_id)
     await rows.close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
@@ -250,9 +253,9 @@ async def close_upload(
 
 
 async def withdraw(connection: AsyncConnection, upload_id: str, received: int, now: datetime) -> int:
-    """Return a new generation: because of chunks that went bad `received` bytes are left. Raises NotOpen.
+    """Begin a new generation after chunks went bad, with `received` bytes left; return its number. Raises NotOpen.
 
-    From here on every flush and ack of the old generation is a no-op, so what was accounted can go down.
+    From now on each flush and ack of the old generation changes nothing, so the accounted bytes can go down.
     """
     upload = await rows.lock_open(connection, upload_id)
     flushed = min(upload.flushed_bytes, received)
@@ -275,11 +278,11 @@ async def merge(
     now: datetime,
     came_at: datetime | None = None,
 ) -> File:
-    """Turn an upload into a file. `md5`: None where it was not computed; that of the blob is the file's then. `came_at`:
-    since when its bytes are there, if they did not come just now.
+    """Turn an upload into a file. `md5`: None if nobody computed it; the file then gets the MD5 of the blob. `came_at`: the
+    moment since which the bytes are there, by default now.
 
-    Raises NotOpen, NameTaken, LinkGone, Duplicate, and ClaimsChanged if other digests were claimed while these were
-    computed.
+    Raises NotOpen, NameTaken, LinkGone, Duplicate, and ClaimsChanged if a client claimed other digests during the
+    computation.
     """
     upload = await rows.lock_open(connection, upload_id)
     if upload.md5 not in (None, md5) or upload.sha256 not in (None, sha256):
