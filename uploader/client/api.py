@@ -72,8 +72,7 @@ class Api:
         return await self._call("GET", "/config", _CONFIG)
 
     async def takes_batches(self) -> bool:
-        """Return whether the server takes batches. `if_exists`, `modified_at` and files in one request came with the
-        same version."""
+        """Return whether the server takes batches, files in one request, `if_exists` and `modified_at` (0.2.0)."""
         try:
             await self._transport.request("POST", "/files/batch", content=EMPTY_ARCHIVE, headers=_TAR)
         except (ServerProblem, BadAnswer) as error:
@@ -117,8 +116,7 @@ class Api:
     async def put_batch_once(
         self, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
     ) -> Sequence[model.Line]:
-        """Try once to send an archive. Return the outcomes of its members; if the archive was cut off, of the members
-        that arrived."""
+        """Try once to send an archive. Return the outcomes of the members that arrived."""
         headers = {"Content-Length": str(length), **_TAR}
         try:
             response = await self._transport.request_once(
@@ -151,8 +149,7 @@ class Api:
     async def put_chunk_once(
         self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes], *, base_id: str | None = None
     ) -> model.Sent:
-        """Try once to send a chunk; after a failure the caller decides what to send. With `base_id`, the body holds
-        instructions."""
+        """Try once to send a chunk, because the caller decides after a failure. With `base_id`, send instructions."""
         params = _without_none(base=base_id)
         headers = {"Content-Length": str(length), **_OCTETS}
         path = f"/uploads/{_segment(upload_id)}/chunks/{number}"

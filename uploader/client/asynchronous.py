@@ -157,8 +157,7 @@ class AsyncClient:
         if_exists: IfExists = "keep",
         on_progress: OnProgress | None = None,
     ) -> AsyncTransfer[File]:
-        """Begin an upload that can be paused, stopped and cancelled. `await` it for its file. Takes the arguments of
-        `upload`."""
+        """Begin an upload that can be paused, stopped and cancelled; `await` it for the file. Arguments as of `upload`."""
         opened = open_source(source)
         try:
             checked = checked_name(name if name is not None else opened.name)
@@ -297,8 +296,7 @@ class AsyncClient:
         return self._api.has_account if wish is None else wish
 
     async def download_into(self, file: File, opened: BinaryIO, *, on_progress: OnProgress | None = None) -> None:
-        """Write a file into a binary file object as it arrives. Raises ContentDiffers at the end if its SHA-256 is
-        wrong."""
+        """Write a file into a binary file object as it arrives. Raises ContentDiffers at the end for a wrong SHA-256."""
         from uploader.client.download import Downloading
 
         meter, gate = Meter(file.name, file.size, on_progress), asyncio.Event()

@@ -36,8 +36,7 @@ class Member(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """Files that were read: the members to send, the outcomes that need no sending, and files that have grown too
-    large."""
+    """Files that were read: members to send, outcomes without sending, and files that have grown too large."""
 
     members: list[Member] = []
     outcomes: list[Outcome] = []

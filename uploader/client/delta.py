@@ -82,8 +82,7 @@ class Known:
         self._cutting = asyncio.Lock()
 
     async def parts_of(self, offset: int, length: int) -> list[Part] | None:
-        """Return the body that makes these bytes of the source from the base; None if most of them are new. Raises
-        FileChanged, Unreadable."""
+        """Return the body that makes these bytes from the base; None if most are new. Raises FileChanged, Unreadable."""
         async with self._cutting:
             if self._end < offset + length:
                 await uninterrupted(asyncio.to_thread(self._cut, offset + length))

@@ -204,8 +204,7 @@ class Downloading:
             raise unwritable(error, target) from error
 
     async def write(self, opened: BinaryIO) -> None:
-        """Write the bytes into an open file, as they arrive. Raises ClientError; wrong bytes are only noticed at the
-        end."""
+        """Write arriving bytes into an open file. Raises ClientError; wrong bytes are noticed at the end only."""
         stream = Sink(opened)
         try:
             await self._fetch(stream)

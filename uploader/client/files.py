@@ -47,8 +47,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A file of the server, and its target: a relative path with slashes. The path may contain what no name on the
-    server has."""
+    """A file of the server, and its target: a relative path with slashes, not restricted like names."""
 
     file: File
     path: str
@@ -67,8 +66,7 @@ class Outcome:
 
 
 class Watcher:
-    """Hears what happens to each of many files. This class ignores it; override the methods. They are called in the
-    client's event loop."""
+    """Hears what happens to many files. Override the methods, which are called in the client's event loop."""
 
     def begun(self, local: LocalFile) -> None:
         """Called when a file is looked at or sent."""
@@ -77,8 +75,7 @@ class Watcher:
         """Called with the progress of a file that is sent alone, not in a batch."""
 
     def ended(self, outcome: Outcome) -> None:
-        """Called with the outcome of each file that was begun, unless it was stopped, and of each file whose name is
-        refused."""
+        """Called with the outcome of each file that was begun and not stopped, or whose name is refused."""
 
 
 @dataclass
@@ -209,8 +206,7 @@ async def read_target(api: Api, names: Sequence[str], if_exists: IfExists) -> Th
 
 
 def prefixes_of(names: Sequence[str]) -> list[str]:
-    """Return the prefixes of all names to list; a common prefix if there would be too many, since other files may lie
-    between."""
+    """Return the prefixes that cover all names: a few, or else the common one, below which others may lie."""
     shared = _beginning(names)
     folder = shared[: shared.rfind("/") + 1]
     groups: dict[str, list[str]] = defaultdict(list)

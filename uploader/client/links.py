@@ -163,8 +163,7 @@ def _kept(path: Path) -> Kept | None:
 
 
 def _keep(path: Path, kept: Kept) -> None:
-    """Keep a session in a private file, and remove expired ones. If nothing can be written, the next run opens a new
-    session."""
+    """Keep a session in a private file, if possible; remove expired ones."""
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for other in path.parent.glob("*.json"):

@@ -89,8 +89,7 @@ class Usage(Struct, frozen=True):
 
 
 class Folder(Struct, frozen=True):
-    """A folder: a name that ends with a slash, the number of files below, and their bytes; `at_least` if the server did
-    not count all of them."""
+    """A folder: a name ending with a slash, its number of files and their bytes; `at_least` if not all were counted."""
 
     name: str
     files: int
@@ -151,8 +150,7 @@ class LinkList(Struct, frozen=True):
 
 
 class LinkFacts(Struct, frozen=True):
-    """The facts of a link for people with its URL. `name`, the last part of the full name, is told only without a
-    password."""
+    """The facts of a link for people with its URL. `name`: its last part, and only without a password."""
 
     kind: LinkKind
     expires_at: Moment

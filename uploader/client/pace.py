@@ -125,8 +125,7 @@ class Retrying(Struct):
     _give_up_at: float | None = None
 
     async def pause(self, error: ClientError) -> None:
-        """Wait until the call may be repeated. Raises `error` if repeating would not help, or has been tried long
-        enough."""
+        """Wait until the call may be repeated. Raises `error` if that would not help, or was tried long enough."""
         if not error.retryable:
             raise error
         now = time.monotonic()

@@ -1,5 +1,4 @@
-"""The source of an upload: a path, bytes, or a file object. Also its digests, and the proof of possession. Notices
-changes during the upload."""
+"""The source of an upload: a path, bytes, or a file object. Its digests and proofs. Notices changes meanwhile."""
 
 import asyncio
 import base64

@@ -1,5 +1,4 @@
-"""`Client`: the public API for programs without an event loop. Runs an `AsyncClient` in a thread of its own, without
-logic of its own."""
+"""`Client`: the public API for programs without an event loop. Runs an `AsyncClient` in a thread."""
 
 import asyncio
 import inspect

@@ -254,8 +254,7 @@ class Shared:
         return min(self._at_once_bytes, self.most_body_bytes)
 
     async def halve(self, api: Api, error: ServerProblem) -> None:
-        """Send bodies of at most half the refused length from now on. Raises `error` if the server takes no smaller
-        chunks."""
+        """Halve the bodies from now on, after a refusal. Raises `error` if the server takes no smaller chunks."""
         refused_bytes, least_bytes = int(error.fields["body_bytes"]), (await api.config()).chunk_size.min
         if refused_bytes <= least_bytes:
             raise error

@@ -322,8 +322,7 @@ class Transport:
 
 
 async def _read(response: httpx2.Response) -> httpx2.Response:
-    """Read an answer with its body. Raises BadAnswer for an answer that is too large or encoded without request,
-    without reading the rest."""
+    """Read an answer with its body. Raises BadAnswer early for one that is too large, or encoded without request."""
     if _is_encoded(response):
         raise BadAnswer(
             f"{response.url} is answered in {response.headers['content-encoding']!r}, which was not asked for"
@@ -423,8 +422,7 @@ def _raise_for_proxy(response: httpx2.Response) -> None:
 
 
 def _raise_for_elsewhere(response: httpx2.Response) -> None:
-    """Raise for an error answer of another server, which sends no problems of ours. Retryable: the server sends the
-    next call to a new URL."""
+    """Raise for an error of another server. Retryable, because the next call gets a new URL."""
     if response.status_code >= 300:
         raise ServerProblem(
             f"{origin_of(response.url)}, where the server keeps its bytes, answers {_status_of(response)}",

@@ -48,8 +48,7 @@ Whole = tuple[Place, bytes]
 
 
 class Unpacking:
-    """The files of one archive. `save` blocks, and no other method may be called meanwhile. The other methods are
-    faster than a switch to a thread."""
+    """The files of one archive. `save` blocks, and excludes other calls; the rest is too fast for a thread."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         # In the order of the request; the first one may be arriving.
@@ -223,8 +222,7 @@ class _Saving:
 
 
 def _sync(descriptors: Collection[int], directories: Collection[int]) -> None:
-    """Make files or directories durable; many of them by their filesystems (syncfs(2)), found through `directories`.
-    Raises OSError."""
+    """Make files or directories durable; many by syncfs(2) of the filesystems of `directories`. Raises OSError."""
     if _syncfs is None or len(descriptors) < _MANY:
         for descriptor in descriptors:
             os.fsync(descriptor)

@@ -423,8 +423,7 @@ class Uploading:
         return file
 
     async def _goes_at_once(self, digests: Digests) -> bool:
-        """Return True to send the file in a single request. A short question first may spare the bytes of a larger
-        file."""
+        """Return whether to send the file in a single request, not if a question may spare its bytes."""
         size = self._source.size
         if not size or size > self._at_once_bytes:
             return False
@@ -540,8 +539,7 @@ class Uploading:
         return await self._finish(told) if sending.cancelled() else await sending
 
     async def _meet(self, other_id: str, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
-        """Choose between two open uploads of this content, the other perhaps from another device, and resume the fuller
-        one."""
+        """Resume the fuller one of two open uploads of this content, the other perhaps of another device."""
         own, other = await asyncio.gather(self._api.status(upload.id), self._api.status(other_id))
         if isinstance(own, Open) and not (
             isinstance(other, Open) and other.upload.received_bytes < own.upload.received_bytes

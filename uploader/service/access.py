@@ -140,8 +140,7 @@ class Accounts:
 
     async def admit(self, user_id: str, total_space: int | None = None, *, claims_admin: bool = False) -> bool:
         """Create a user whom another server authenticated, with this quota, at first sight. Return whether the user is
-        an administrator. A claim makes the user an administrator at first sight; later only an administrator changes
-        the right. Raises Unavailable."""
+        an administrator: a claim counts at first sight only. Raises Unavailable."""
         generation = self.revocations.generation
         known = (self._claims if claims_admin else self._met).get(user_id)
         if known is not None:
@@ -162,8 +161,8 @@ class Accounts:
     # Users
 
     async def ensure_user(self, user_id: str, total_space: int | None = None, *, by: Actor | None = None) -> bool:
-        """Create a user who does not exist. Return whether this call did. `by`: the actor, by default of the context.
-        Raises InvalidRequest."""
+        """Create a user unless there is one; return whether it did. `by`: the actor, if not the context's. Raises
+        InvalidRequest."""
         try:
             check_user_id(user_id)
         except ValueError as error:
@@ -241,8 +240,7 @@ class Accounts:
         return (await self.tokens(user_id))[::-1]
 
     async def revoke(self, token_or_id: str) -> int:
-        """Revoke a token, given by its text or by its id (as `token list` shows). Return how many tokens were in force
-        before."""
+        """Revoke a token, given by text or by id (see `token list`). Return how many tokens were in force before."""
         named = token_or_id if _is_id(token_or_id) else _hash(token_or_id)
         return await self._revoke(await self._tokens_by_id(named))
 
@@ -271,8 +269,7 @@ class Accounts:
 
 
 def _keeps_one() -> bool:
-    """Return True if an administrator with a token has to remain. Not necessary if a command acts, or a user whom
-    another server authenticated."""
+    """Return True if an administrator with a token has to remain: not for commands, or users of another server."""
     by = authority_of_context.get()
     return by is not None and by.token_sha256 is not None
 

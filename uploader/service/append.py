@@ -39,8 +39,7 @@ LONGEST_STEP_BYTES = 1 << 30
 
 @dataclass(eq=False, repr=False)
 class DeferredLength:
-    """Reserves space for uploads of deferred length, step by step, before their bytes are stored. When the length is
-    told, the excess is given back."""
+    """Reserves space for uploads of deferred length, step by step. Gives the excess back when the length is told."""
 
     database: Database
     closers: Closers
@@ -93,8 +92,7 @@ class DeferredLength:
         return step
 
     async def tell(self, upload: Upload, length: int) -> Upload:
-        """Tell the length of an upload. Raises FileTooLarge, SizeMismatch, QuotaExceeded, StorageFull, Gone, NotOpen,
-        Unavailable."""
+        """Raises FileTooLarge, SizeMismatch, QuotaExceeded, StorageFull, Gone, NotOpen, Unavailable."""
         limit = self.limit_bytes(upload)
         if length > limit:
             raise errors.FileTooLarge(limit=limit)
@@ -121,8 +119,7 @@ class Said:
     ends: bool
 
     def length_from(self, offset: int) -> int | None:
-        """Return the length of the upload, if the request says it before the stream. `offset`: the upload's end before
-        the stream."""
+        """Return the length of the upload, if the request tells it beforehand. `offset`: where the stream begins."""
         if self.length is None and self.ends and self.stream_bytes is not None:
             return offset + self.stream_bytes
         return self.length
@@ -172,8 +169,7 @@ class CheckedSource(Protocol):
     def declared_bytes(self) -> int | None: ...
 
     async def receive_whole(self, caller: Caller, limit_bytes: int, hashing: Hashing) -> WholeAppend:
-        """Receive the whole stream and compare its checksum. Raises DigestMismatch, FileTooLarge, BodyTimeout,
-        StorageFull."""
+        """Receive the stream and its checksum. Raises DigestMismatch, FileTooLarge, BodyTimeout, StorageFull."""
 
 
 @dataclass(eq=False, repr=False)
@@ -229,8 +225,7 @@ class AppendedStream:
         return self.source.receive_part(self.upload.caller, limit, lambda: not self.appender.is_claimed)
 
     async def _look_beyond(self) -> BaseException | None:
-        """Find out how the stream ended, before its last bytes complete the file. Raises FileTooLarge if the stream
-        goes on."""
+        """Find out how the stream ended, before its bytes complete the file. Raises FileTooLarge if the stream goes on."""
         further = await self._receive(1)
         further.body.close()
         if further.body.length:
@@ -294,7 +289,7 @@ class Appends:
     # Asking
 
     async def status(self, target: Target) -> Appended | Complete:
-        """End the running append, then return where the upload ends. Raises UploadNotFound, UploadGone, UploadBusy,
+        """End the running append. Return where the upload ends. Raises UploadNotFound, UploadGone, UploadBusy,
         Unavailable."""
         for _ in range(ATTEMPTS):
             match await self.uploads.find(target):
@@ -316,7 +311,6 @@ class Appends:
         raise errors.Unavailable("The bytes of this upload can't be found.")
 
     async def _mend(self, upload: Upload) -> None:
-        """Recover an upload whose bytes were not found: they are lost, or the upload was closed."""
         with suppress(Gone, NotOpen):
             await self.closers.mend(upload)
 
@@ -358,8 +352,7 @@ class Appends:
     def append_whole(
         self, target: Target, offset: int, source: CheckedSource, *, length: int | None = None, ends: bool = False
     ) -> Appending:
-        """Append as `append` does, but check the stream first: all of its bytes count, or none. Raises DigestMismatch,
-        too."""
+        """Append as `append`, but check the stream first: all of its bytes count, or none. Raises DigestMismatch, too."""
         said = Said(source.declared_bytes, length, ends)
         return self._append(target, offset, said, self._received(target, offset, source))
 
@@ -407,8 +400,7 @@ class Appends:
             return complete
 
     async def _complete(self, target: Target) -> Complete:
-        """Return the file that a closed upload became. Raises OffsetMismatch if the upload is open, otherwise the
-        reason why there is no file."""
+        """Return the file of a closed upload. Raises OffsetMismatch if the upload is open; UploadNotFound, UploadGone."""
         match await self.status(target):
             case Appended(offset=end):
                 raise errors.OffsetMismatch(offset=end)
@@ -544,8 +536,7 @@ class Appends:
 
 
 async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, float | None]:
-    """Return where the upload ends now, since chunks may lie beyond the stream. Return also the time of the last byte;
-    None means just now. Raises Gone."""
+    """Return where the upload ends now, as chunks may lie beyond the stream, and when the last byte came. Raises Gone."""
     if upload.length_known and end == upload.size:
         return end, None
     try:
@@ -563,8 +554,7 @@ async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, fl
 async def _append_nothing(
     complete: Complete, caller: Caller, offset: int, said: Said, source: AppendSource
 ) -> Complete:
-    """Answer an append to an upload that is a file already. Raises OffsetMismatch, SizeMismatch, FileTooLarge, and the
-    error that ended the stream early."""
+    """Answer an append to a file. Raises OffsetMismatch, SizeMismatch, FileTooLarge, and what ended the stream early."""
     size = complete.file.size
     if offset != size:
         raise errors.OffsetMismatch(offset=size)

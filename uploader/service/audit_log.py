@@ -106,8 +106,7 @@ class AuditLogReports:
     database: Database
 
     async def page(self, wanted: Wanted, *, limit: int, after: str | None) -> tuple[list[Act], str | None]:
-        """Return a page of acts, and the cursor of the next page. Raises InvalidRequest for an unknown cursor,
-        Unavailable."""
+        """Return a page of acts and the cursor of the next. Raises InvalidRequest for an unknown cursor, Unavailable."""
         position = None if after is None else parse_cursor(after, _SORT, "moment")
         found = await self._read(wanted, limit + 1, position)
         if len(found) <= limit:

@@ -176,8 +176,7 @@ class Backups:
         return BackedUp(stamp, dumped, copied, bucket, *removed)
 
     async def _sources(self, sha256: str, size: int) -> AsyncIterator[int]:
-        """Yield the blob, then its copies in the trash. Look twice, because the blob may return from the trash
-        meanwhile."""
+        """Yield the blob, then its copies in the trash; twice, because the blob may return from the trash meanwhile."""
         for _ in range(2):
             with suppress(Gone, StorageFailed):
                 async with _opened(self.storage.open_blob(sha256, size)) as descriptor:

@@ -52,8 +52,7 @@ class BallastKeeping:
         return self.ballast.is_used or (first and (self.ballast.reserve is None or not self.ballast.has_inodes))
 
     async def make(self, *, first: bool) -> None:
-        """Make the ballast again if there is space, or the `first` ballast. A used ballast gets space from the trash.
-        Raises Unavailable, Stopping."""
+        """Make the `first` ballast, or a used one again, with space from the trash. Raises Unavailable, Stopping."""
         await asyncio.to_thread(self._look)
         was_used = self.ballast.is_used
         if not was_used and not first:

@@ -91,8 +91,7 @@ class ChunkSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A chunk that is on disk and counts. `written`: this call stored it. If not, nobody has compared the received
-    bytes with the stored ones."""
+    """A chunk that counts. `written`: by this call; otherwise the received bytes were not compared with the stored ones."""
 
     upload: Upload
     number: int
@@ -113,8 +112,7 @@ class ConcurrentBodies:
     def __init__(
         self, limit: int, stores: Sequence[Callable[[], Awaitable[None]]], counter: Callable[[str], Awaitable[None]]
     ) -> None:
-        """`stores`, `counter`: raise Unavailable if a store that keeps bodies, or the store that counts an upload's
-        chunks, is known not to answer."""
+        """`stores`, `counter`: raise Unavailable if a store of bodies, or that of an upload's figures, does not answer."""
         self._limit = limit
         self._check_stores = stores
         self._check_counter = counter
@@ -122,8 +120,7 @@ class ConcurrentBodies:
 
     @asynccontextmanager
     async def counted(self, caller: Caller, upload_id: str | None = None) -> AsyncIterator[None]:
-        """Count a body until this ends. `upload_id`: the upload that the bytes belong to; None for a whole file. Raises
-        TooManyRequests, Unavailable."""
+        """Count a body until this ends. `upload_id`: None for a whole file. Raises TooManyRequests, Unavailable."""
         if breaker.OPEN:
             for check in self._check_stores:
                 await check()
@@ -153,9 +150,8 @@ class Receiving:
     _remembered: OrderedDict[Target, Upload] = field(default_factory=OrderedDict, init=False)
 
     async def receive(self, target: Target, number: int, source: ChunkSource, claims: ClaimedDigests) -> Result:
-        """Take chunk `number` of the upload `target`. Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange,
-        BytesConflict, TooManyRequests, DigestMismatch, BodyTimeout, StorageFull, Unavailable, as the source does, and
-        as the merge does."""
+        """Take a chunk. Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange, BytesConflict, TooManyRequests,
+        DigestMismatch, BodyTimeout, StorageFull, Unavailable, as the source does, and as the merge does."""
         try:
             try:
                 upload = await self.admit(target, number, source.declared_bytes)
@@ -213,8 +209,7 @@ class Receiving:
                 return upload
 
     async def find(self, target: Target) -> Upload | Complete:
-        """Find the open upload that takes bytes, or the file that it became. Raises UploadNotFound, UploadGone,
-        Forbidden."""
+        """Find the open upload, or the file that it became. Raises UploadNotFound, UploadGone, Forbidden."""
         if self.remembers(target):
             self._remembered.move_to_end(target)
             return self._remembered[target]
@@ -307,8 +302,7 @@ class Receiving:
                 return still_merging
 
     async def acknowledge(self, stored: Stored) -> bool:
-        """Return whether this call has stored the bytes of a chunk that counts. Then wait until the digests have caught
-        up. Raises Unavailable."""
+        """Return whether the bytes of a chunk are new. If so, wait until the digests have caught up. Raises Unavailable."""
         self.check_database()
         result = stored.result
         new = stored.written
@@ -325,8 +319,7 @@ class Receiving:
             raise errors.Unavailable("The database is lost; nothing is acknowledged.")
 
     async def _refuse(self, target: Target, meant: Upload | None, number: int, error: errors.UploaderError) -> Result:
-        """Answer a chunk with a bad number or body: with the state of its upload, or as a duplicate, or else with
-        `error`."""
+        """Answer a bad number or body: with the outcome of its upload, or as a duplicate, or else with `error`."""
         upload = await self._find_and_remember(target)
         if meant is not None and upload.id != meant.id:
             raise errors.Unavailable("The upload was opened anew meanwhile; send the chunk again.")

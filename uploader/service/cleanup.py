@@ -90,9 +90,8 @@ class Batch:
 async def stray_blobs(
     database: Database, storage: Housekeeping, now: datetime, after: str = ""
 ) -> AsyncIterator[Batch]:
-    """Yield all blobs of the store in batches. A blob without a row comes from a crash, or belongs to another database:
-    a lost one, one missing in the settings, or a state before a restore. `after`: where an earlier walk has ended.
-    Raises Stopping, Unavailable."""
+    """Yield all blobs of the store in batches. A blob without a row comes from a crash, or belongs to another database,
+    such as the one before a restore. `after`: where an earlier walk has ended. Raises Stopping, Unavailable."""
     async for listed in storage.list_blobs(after):
         known = await database.read(queries.known_blobs, [found.name for found in listed])
         batch = Batch(listed, [], [])
@@ -128,8 +127,7 @@ _LAST_CLEANUP = "cleaned up"
 
 
 class LastCleanup(msgspec.Struct, frozen=True):
-    """The last cleanup by a job of this installation. `at`: when it ended. `left`: some entries stayed, because they
-    were too young or busy."""
+    """The last cleanup by a job: when it ended, and whether it left entries that were too young or busy."""
 
     at: datetime
     left: bool
@@ -175,10 +173,9 @@ class Cleanup:
         all_strays: bool = False,
         dry_run: bool = False,
     ) -> Cleaned:
-        """Clean up uploads opened before a moment (UTC; by default the start of this month), and blobs. Expire open
-        uploads of that time after `idle_seconds` without a chunk, if given. `all_strays`: remove any number of blobs
-        without a row; an administrator is sure that no other database needs them. `dry_run`: only report. Raises
-        Unavailable, Stopping."""
+        """Clean up uploads opened before a moment (UTC; by default the start of this month), and blobs. Expire open uploads
+        of that time after `idle_seconds` without a chunk, if given. `all_strays`: remove any number of blobs without a row;
+        an administrator is sure that no other database needs them. `dry_run`: only report. Raises Unavailable, Stopping."""
         rules = {"all_strays": all_strays, "dry_run": dry_run}
         run = _Run(self.database, self.storage, self.closers, self.clock, idle_seconds=idle_seconds, **rules)
         month = self.clock.now().astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -256,8 +253,7 @@ class Cleanup:
         return len(ends) == limit
 
     async def _purge(self, closed: list[Upload]) -> int:
-        """Remove closed uploads. Where bytes remain, remove the bytes now and the row at the next call: bytes without a
-        row would stay."""
+        """Remove closed uploads. If bytes remain, remove them now, and the row at the next call."""
         left = {upload.id for upload in await self.storage.remaining(closed)}
         for upload_id in left:
             try:
@@ -365,8 +361,7 @@ class _Run:
             return True
 
     async def _remove_directory(self, found: Found) -> bool:
-        """Remove a directory that no open upload has. Read the row again, durably: it may have come or gone since the
-        batch."""
+        """Remove the directory of no open upload. Read the row again, durably: it may have come or gone meanwhile."""
         row = await self.database.read_durably(queries.upload_by_id, found.name)
         if row is not None and row.state is State.OPEN:
             return False
@@ -382,8 +377,7 @@ class _Run:
     # Blobs
 
     async def clean_blobs(self) -> None:
-        """Put blobs without a row into the trash, unless there are too many, and remove the drafts of interrupted
-        merges."""
+        """Put blobs without a row into the trash, unless they are too many. Remove the drafts of interrupted merges."""
         waiting: list[Found] = []
         total = strays = disk_bytes = 0
         async for batch in stray_blobs(self.database, self.storage, self._now):

@@ -49,8 +49,7 @@ _HYDRATE_ATTEMPTS = 5
 
 @dataclass(eq=False, repr=False)
 class Closers:
-    """Takes all locks of an upload in each of its methods. The methods run to their end even if their callers are
-    cancelled."""
+    """Methods that take all locks of an upload, and run to their end even if their callers are cancelled."""
 
     database: Database
     storage: Store
@@ -126,8 +125,7 @@ class Closers:
 
     async def expire(self, upload: Upload, idle_seconds: float) -> bool:
         """Expire an upload, unless the store has taken a chunk within `idle_seconds`; this is checked under the locks.
-        A complete upload is hydrated instead, which arms its merge, unless the merge failed in this process. Raises
-        Unavailable."""
+        A complete upload is hydrated instead, to arm its merge, unless that failed here. Raises Unavailable."""
         return await uninterrupted(self._expire(upload, idle_seconds))
 
     async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
@@ -159,8 +157,7 @@ class Closers:
         return complete and not upload.is_part and upload.id not in self._unmergeable
 
     def note_unmergeable(self, upload: Upload) -> None:
-        """Note that the digests of a complete upload can't be computed, although no chunk is bad: the upload may expire
-        when idle."""
+        """Note that a complete upload has no digests, although no chunk is bad: the upload may expire when idle."""
         self._unmergeable.add(upload.id)
 
     async def tidy(self, upload_id: str) -> bool:

@@ -347,8 +347,7 @@ class Concatenations:
             )
 
     async def advance_due(self) -> bool:
-        """Advance every whole; a failure does not hold up the others. Return whether there is any whole. Raises
-        Unavailable."""
+        """Advance every whole; a failure holds up no other. Return whether there is any. Raises Unavailable."""
         if not await self.database.read(queries.has_concatenations, brief=True):
             return False
         after = ""
@@ -368,8 +367,7 @@ class Concatenations:
             await self._advance(ordered)
 
     async def _advance(self, ordered: Concatenation) -> bool:
-        """Take the next step of a whole. Return whether it is being filled. Raises QuotaExceeded, StorageFull,
-        Unavailable."""
+        """Take a whole's next step. Return whether it is being filled. Raises QuotaExceeded, StorageFull, Unavailable."""
         upload = await self._upload(ordered.id)
         if upload is None and not await self._join(ordered):
             return False
@@ -399,8 +397,7 @@ class Concatenations:
         return await self.database.read(queries.uploads_by_id, ids)
 
     async def _check_parts(self, caller: Caller, part_ids: tuple[str, ...]) -> int | None:
-        """Return the size of the parts together; None while a part has no length. Raises UploadNotFound, UploadGone,
-        InvalidRequest."""
+        """Return the size of all parts; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
         parts = await self._parts_of(part_ids)
         for part_id in part_ids:
             part = parts.get(part_id)

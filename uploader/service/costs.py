@@ -26,8 +26,7 @@ class UserCost(Struct):
 
 
 class CostReport(Struct):
-    """The users whose requests have cost most in the last `hours`, including the present hour, in CPU seconds of the
-    servers."""
+    """The users whose requests have cost the most CPU seconds in the last `hours`, including the present one."""
 
     hours: int
     users: list[UserCost]

@@ -70,8 +70,7 @@ class DeltaBase:
         return [b"".join([found[part] for part in parts]) for parts in split]
 
     async def _find(self, parts: Iterable[_Part]) -> dict[_Part, bytes]:
-        """Return the bytes of parts, given in the order of copying. Parts of a piece in memory are cut from the piece;
-        other parts are read."""
+        """Return the bytes of parts, given in the order of copying: cut from a piece in memory, or read."""
         wanted: dict[int, list[_Part]] = {}
         for part in parts:
             wanted.setdefault(part[0], []).append(part)
@@ -102,8 +101,7 @@ class DeltaBase:
         return new
 
     def _bounded(self, more_bytes: int) -> int:
-        """Return how many bytes may still be compared after `more_bytes`. Raises InvalidDelta if `more_bytes` are too
-        many."""
+        """Return how many bytes may be compared after these. Raises InvalidDelta if these are too many."""
         if more_bytes > self._left:
             raise errors.InvalidDelta(
                 f"The instructions copy from so many places that more than {self.most} bytes of the base would have to be "
@@ -148,8 +146,7 @@ class DeltaBases:
     healing: Healing
 
     async def open(self, caller: Caller, file_id: str, chunk_bytes: int) -> DeltaBase:
-        """Open a base; the caller closes its content. A visitor has no bases. Raises FileNotFound, BaseUnusable,
-        StorageFull, Unavailable."""
+        """Open a base; the caller closes its content. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         if caller.session:
             raise errors.FileNotFound()
         file = await self._find(caller.user_id, file_id)

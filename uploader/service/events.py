@@ -41,8 +41,7 @@ _PREFIX = "sink off "
 
 
 async def is_off(connection: Connection, sink: str) -> bool:
-    """Return whether a sink refused all further events (410). The refusal holds until an administrator enables the sink
-    again."""
+    """Return whether a sink has refused all further events (410), until an administrator enables it again."""
     return await meta.fact(connection, f"{_PREFIX}{sink}") is not None
 
 
@@ -271,8 +270,7 @@ class Relay:
         return outcome
 
     def _failure(self, due: Due, outcome: NotTaken) -> Failure:
-        """Make the failure of a delivery. If the sink is gone the event has not failed: it waits until the sink is
-        enabled again."""
+        """Make the failure of a delivery. If the sink is gone, the event waits until the sink is enabled again."""
         now = self.clock.now()
         if outcome.gone:
             return Failure(due.message.id, due.attempt, now, outcome.error)
@@ -370,8 +368,7 @@ class Reviewing:
         return count
 
     async def test(self, sink: str) -> str | None:
-        """Send a test event to a sink. Return why the sink has not taken the event. If the sink has, enable the sink.
-        Raises NotFound, Unavailable."""
+        """Send a test event. Return the sink's refusal, or enable the sink. Raises NotFound, Unavailable."""
         relay = self._relay(sink)
         event_id = new_id()
         data = msgspec.json.encode({"sink": sink})

@@ -43,8 +43,7 @@ class FlushedBatch(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Flushing:
-    """Claims due uploads, writes their figures, and only then acknowledges. After a crash in between, the same figures
-    are written again."""
+    """Claims due uploads, writes their figures, then acknowledges. A crash in between only repeats the write."""
 
     database: Database
     pending: Pending
@@ -73,9 +72,8 @@ class Flushing:
         return FlushedBatch(len(claims), more)
 
     async def _write(self, claims: list[Claim]) -> dict[str, bool]:
-        """Write a batch. Return the uploads, each with True if open, False if closed. A failed batch is split, to
-        isolate a bad row. An upload that fails alone is left out, neither acknowledged nor tidied: it is due again
-        after the lease."""
+        """Write a batch. Return the uploads, each with True if open, False if closed. A failed batch is split, to isolate a
+        bad row. An upload that fails alone is left out, neither acknowledged nor tidied: it is due again after the lease."""
         batch = [Received(claim.upload_id, claim.generation, claim.received) for claim in claims]
         try:
             flushed = await self.database.transact(transactions.uploads.flush, batch, self.clock.now())
@@ -138,8 +136,7 @@ class Sweeping:
         return rebuilt
 
     async def _tidy_closed(self, shard: int, left: "_Left") -> None:
-        """Tidy up after closed uploads that Redis has as open, because it fell back to an older state without a task to
-        find them."""
+        """Tidy closed uploads that a Redis with an older state has as open, perhaps without a task to find them by."""
         suspects = [upload_id async for upload_id in self.pending.not_closed(shard)]
         for start in range(0, len(suspects), _BATCH):
             ids = suspects[start : start + _BATCH]

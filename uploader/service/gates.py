@@ -48,8 +48,7 @@ class Gates:
         reason: str | None,
         ack: Callable[[Connection], Awaitable[None]],
     ) -> None:
-        """End the task of a gate, in the transaction that decides on its file. Raises Unavailable, and what `ack`
-        raises."""
+        """End the task of a gate and decide on its file, in one transaction. Raises Unavailable, and as `ack`."""
 
         async def end(connection: Connection) -> None:
             waiting = await gates.lock_waiting(connection, task_id)
@@ -104,8 +103,7 @@ class Gates:
         return _HELD_SECONDS if are_held else _KEEPING_SECONDS
 
     async def _failed(self, connection: Connection, asked_at: float) -> tuple[list[str], bool]:
-        """Return the events whose dead tasks decide on a file. Return also whether workers still hold tasks of removed
-        gates."""
+        """Return the events whose dead tasks decide on a file, and whether workers hold tasks of removed gates."""
         now, are_held = await work.now_of(connection, self.clock), False
         self.interruption.look(now, asked_at)
         for gate in await deliveries.sinks_of(connection, WAITING):

@@ -73,8 +73,7 @@ class Healing:
         self._examining = OnePerKey[Damage | None]()
 
     async def is_whole(self, sha256: str, size: int) -> bool:
-        """Return whether the store has a content of this size. If not, heal the content or mark the damage. Raises
-        Unavailable, Stopping."""
+        """Return whether the store has this content, by its size, after healing. Raises Unavailable, Stopping."""
         if await self._size(sha256) == size:
             return True
         await self.examine(sha256)
@@ -86,8 +85,8 @@ class Healing:
 
     async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
         """Read a content back from the disk. Heal a bad content, or mark it as damaged. Return None for a good content,
-        or one without files. An unreadable content is healed, or tried again soon. Raises StorageAway, after noting it;
-        Unavailable, Stopping."""
+        or one without files. An unreadable content is healed, or tried again soon. Raises StorageAway, Unavailable,
+        Stopping."""
         blob = await self._in_use(sha256)
         if blob is None:
             return None
@@ -109,8 +108,7 @@ class Healing:
         return Damage(sha256, blob.size, seen, files, healed) if files else None
 
     def examine_once(self, sha256: str) -> "asyncio.Future[Damage | None]":
-        """Examine as `examine` does, once for all concurrent callers. Takes as long as hashing, in threads that merges
-        use."""
+        """Examine as `examine`, once for all concurrent callers: it takes as long as hashing, in threads of merges."""
         return self._examining.start(sha256, lambda: self.examine(sha256))
 
     async def note_unreadable(self, sha256: str) -> None:
@@ -124,8 +122,7 @@ class Healing:
         return None if blob is None or blob.refs == 0 else blob
 
     async def _look_at(self, blob: queries.Blob, pace: Pace | None) -> tuple[Found | None, BlobProblem | Digests]:
-        """Return the bytes of a blob, and their problem or their digests. The MD5 is computed if the row lacks it.
-        Raises StorageAway."""
+        """Return a blob's bytes, and the problem or the digests; the MD5 only if the row lacks it. Raises StorageAway."""
         found: Found | None = None
         try:
             found = await self.storage.find_blob(blob.sha256)
@@ -144,8 +141,7 @@ class Healing:
         return found, actual if actual.sha256 == blob.sha256 else BlobProblem.ALTERED
 
     async def _note_unreadable(self, blob: queries.Blob) -> None:
-        """Note an unreadable content, without looking at its bytes again, because that might fail. If the bytes were
-        replaced, the next look finds out."""
+        """Note an unreadable content, whichever bytes are there: a look might fail, and the next one will tell."""
         now = self.clock.now()
         if blob.reread_at is None:
             logger.error("a content can't be read", extra={"sha256": blob.sha256})

@@ -35,9 +35,8 @@ def new_id() -> str:
 
 
 def greatest(after: str, ids: Iterable[str]) -> str:
-    """Return where a walk in the order of ids continues: at the greatest of the ids after `after`. A damaged row may
-    hold another id than the index that the walk follows. If no id is greater than `after`, the walk ends; otherwise it
-    would repeat for ever."""
+    """Return where a walk in the order of ids continues: at the greatest of the ids after `after`. A damaged row may hold
+    another id than the index that the walk follows. Without a greater id the walk ends, or it would repeat for ever."""
     last = max((each for each in ids if each < _END), default=after)
     return last if last > after else _END
 

@@ -97,7 +97,6 @@ class Instant:
         return None, fitting[0] if fitting else None
 
     async def _held(self, connection: Connection, opening: Opening, md5: str) -> File | None:
-        """Find the matching file that waits for a gate."""
         if not gates(connection):
             return None
         facts = partial(queries.newest_held, md5=md5, size=opening.size, sha256=opening.sha256, name=opening.name)

@@ -102,9 +102,8 @@ _OUTAGE_SECONDS = 30.0
 
 @dataclass(eq=False, repr=False)
 class Interruption:
-    """The last moment when workers could not extend their leases, as far as this process knows: the process started,
-    the database was away, or the clock of the leases jumped. A lease that had ended by then runs once more, from that
-    moment."""
+    """The last moment when workers could not extend their leases, as far as this process knows: the process started, the
+    database was away, or the clock of the leases jumped. A lease that had ended by then runs once more, from that moment."""
 
     clock: Clock
     _at: float = field(init=False)
@@ -119,8 +118,7 @@ class Interruption:
         self._at = self.clock.monotonic()
 
     def look(self, now: datetime, asked_at: float) -> None:
-        """Compare the time of the database, asked for at `asked_at`, with the steady clock. Note a jump, or that the
-        last look was long ago."""
+        """Compare the time of the database with the steady clock. Note a jump, or a long time without a look."""
         answered_at = self.clock.monotonic()
         last, self._last = self._last, (now, asked_at, answered_at)
         if last is None:

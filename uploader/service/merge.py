@@ -76,9 +76,8 @@ class Merging:
             logger.error("merge failed", extra={"upload_id": upload_id}, exc_info=error)
 
     async def wait(self, upload_id: str) -> Complete | None:
-        """Merge and return the file, which is `created` unless it came another way. Return None if the merge takes
-        longer than a request waits. Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone,
-        Unavailable."""
+        """Merge and return the file, which is `created` unless it came another way. Return None if the merge takes longer
+        than a request waits. Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable."""
         task = self.start(upload_id)
         await asyncio.wait({task}, timeout=self.settings.merge_wait_seconds)
         return _result_of(task) if task.done() else None

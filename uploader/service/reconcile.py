@@ -251,8 +251,7 @@ class Recounting:
         return found
 
     async def check(self, found: Findings) -> None:
-        """Recount all users, the open uploads and files of links, then the refs of all contents; compare the size and
-        MD5 of files with their contents."""
+        """Recount all users, links and contents, and compare the sizes and MD5s of files with their contents."""
         for figures in _ACTIONS:
             after: str | None = ""
             while after is not None:
@@ -431,8 +430,7 @@ class Reconciling:
         return await self.database.transact(look)
 
     async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
-        """Look again at blobs without a row. A merge that is just placing a blob locks its row, and this waits for the
-        lock."""
+        """Look again at blobs without a row, and wait for the row of a blob that is just being placed."""
         sizes = self.database.outside(self.storage.blob_sizes)
 
         async def look(connection: Connection) -> list[Drift]:
@@ -516,8 +514,7 @@ class Reconciling:
         return await self.database.read(queries.upload_by_id, upload_id)
 
     async def _repair_upload(self, upload_id: str) -> bool:
-        """Rebuild Redis from disk and database, or drop the remains of a closed upload. Return whether the drift is
-        gone."""
+        """Rebuild Redis from disk and database, or tidy up after a closed upload. Return whether the drift is gone."""
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
             await self.closers.tidy(upload_id)
@@ -607,8 +604,7 @@ class Reconciling:
             logger.log(level_of(error), "leftovers are not looked for any further", extra={"reason": error.reason})
 
     async def _outlives(self, closed: Upload) -> bool:
-        """Return whether a closed upload still has files. The end of an upload holds the same locks until nothing is
-        left."""
+        """Return whether a closed upload still has files, under its locks, which its end holds until nothing is left."""
         try:
             async with self.storage.closing(closed):
                 return True

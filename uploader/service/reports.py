@@ -44,8 +44,7 @@ class UserUsage(Struct):
 
 
 class OpenUploadReport(Struct):
-    """An open upload of any user. Ending the upload frees `quota_bytes` and `disk_bytes`; `updated_at` is when bytes
-    were last accounted."""
+    """An open upload of any user. Its end frees `quota_bytes` and `disk_bytes`. `updated_at`: last accounted."""
 
     upload_id: str
     user_id: str
@@ -89,8 +88,7 @@ class Summary(Totals, kw_only=True):
 
 
 class Report(Struct):
-    """The output of `uploader report --json`: the summary, the largest users, and the uploads idle for at least
-    `idle_seconds`."""
+    """The output of `uploader report --json`: the summary, the largest users, uploads idle for `idle_seconds`."""
 
     summary: Summary
     users: list[UserUsage]
@@ -198,8 +196,7 @@ class Reports:
     async def uploads(
         self, order: Order, idle: Idle, *, limit: int, after: str | None
     ) -> tuple[list[OpenUploadReport], str | None, OpenTotal]:
-        """Return a page of open uploads, the cursor of the next page, and the sums over all pages. Raises
-        InvalidRequest."""
+        """Return a page of open uploads, the cursor of the next, and the sums over all pages. Raises InvalidRequest."""
         page, since = order.page(limit, after), self._since(idle)
 
         async def look(connection: Connection) -> tuple[list[Upload], OpenTotal]:
@@ -229,8 +226,7 @@ class Reports:
 
 @dataclass(eq=False, repr=False)
 class Overview:
-    """The totals now, the totals of past days, and the growth. All figures come from the database, except the space on
-    the disk; no directory is walked."""
+    """The totals now and of past days, and the growth. All figures but the disk's space are the database's."""
 
     database: Database
     storage: Housekeeping

@@ -47,8 +47,7 @@ def _current_task() -> "asyncio.Task[Any]":
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A running request, and the rows that admitted the caller: of a token, an administrator or a visitor. `error`: the
-    reason why the request was ended."""
+    """A running request, and the rows that admitted its caller. `error`: why the request was ended."""
 
     authority: Authority | None = None
     visit: Visit | None = None

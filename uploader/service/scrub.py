@@ -141,9 +141,8 @@ class Scrubbing:
         return 0.0 if moment is None else (self.clock.now() - moment).total_seconds()
 
     async def scrub(self, pace: Pace, *, restart: bool = False) -> AsyncGenerator[Damage]:
-        """Yield damaged contents, from where the last run ended. Begin with the first blob after a complete pass, or
-        with `restart`. `pace` gets the bytes of each read, in a thread, and may sleep there. Raises Unavailable,
-        Stopping."""
+        """Yield damaged contents, from where the last run ended. Begin with the first blob after a complete pass, or with
+        `restart`. `pace` gets the bytes of each read, in a thread, and may sleep there. Raises Unavailable, Stopping."""
         interrupted = None if restart else await self.database.read(meta.kept, _POSITION, ScrubProgress)
         self.progress = interrupted or ScrubProgress()
         remembered_at = self.clock.monotonic()

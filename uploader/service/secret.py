@@ -60,8 +60,7 @@ class InstallationSecret:
     # At a start
 
     async def obtain(self) -> Secret:
-        """Return the secret; the first start makes it. Raises ConfigurationError if the database belongs to a secret
-        that is missing here, Unavailable."""
+        """Return the secret; the first start makes it. Raises ConfigurationError if the secret is lost, Unavailable."""
         found = await asyncio.to_thread(self._found)
         if found is not None:
             return found
@@ -160,8 +159,7 @@ class InstallationSecret:
         )
 
     async def adopt(self) -> int | None:
-        """Make the database belong to the secret of this node, or to a new one. Returns as `settle`. Raises
-        ConfigurationError, Unavailable."""
+        """Settle the database on the node's secret, or on a new one, as `settle`. Raises ConfigurationError, Unavailable."""
         return await self.settle(await self.obtain_anew())
 
 

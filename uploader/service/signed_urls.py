@@ -39,8 +39,7 @@ def selection_subject(digest: str) -> Subject:
 
 
 def deleted_subject(file_id: str) -> Subject:
-    """Return the subject of a URL for a deleted file. A deleted file keeps its id, but a shared URL of the file must
-    not open it."""
+    """Return the subject for a deleted file: with the subject of a file, URLs shared earlier would open it."""
     return ("deleted", file_id)
 
 

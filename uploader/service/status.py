@@ -159,8 +159,7 @@ class Uploads:
             return ""
 
     async def begun(self, upload: Upload, era: str, made_at: float) -> UploadStatus:
-        """Return the state of an upload that was just opened, without reading its bytes. `era`: read before the
-        opening."""
+        """Return the state of a new upload, without reading its bytes. `era`: read before the opening."""
         if era and not upload.is_part:
             with suppress(Unavailable):  # the first chunk will introduce the upload
                 await self.pending.introduce(upload, era=era)
@@ -179,8 +178,7 @@ class Uploads:
         return written + timedelta(seconds=self.settings.upload_expiry_seconds)
 
     async def _compare_with_redis(self, upload: Upload, stored: PresentChunks) -> None:
-        """Hydrate an upload that Redis does not know, or knows differently than the disk. Without Redis the disk alone
-        answers."""
+        """Hydrate an upload that Redis lacks, or knows differently than the disk. Without Redis the disk answers."""
         try:
             known = await self.pending.read(upload.id)
             differs = known.received != stored.received_bytes or (known.state == "open" and stored.complete)
@@ -190,8 +188,7 @@ class Uploads:
             return
 
     async def list_open(self, caller: Caller) -> list[UploadStatus]:
-        """Return the open uploads, newest first. Leave out uploads whose own bytes can't be read now. Raises
-        Unavailable."""
+        """Return open uploads, newest first, without those whose bytes can't be read now. Raises Unavailable."""
         uploads = await self.database.read(queries.open_uploads, caller)
         statuses = []
         for upload in uploads:
@@ -207,8 +204,7 @@ class Uploads:
         return statuses
 
     async def states(self, caller: Caller, md5s: list[str]) -> dict[str, str]:
-        """Return for each MD5 `complete`, `held`, `uploading`, `merging` or `absent`, according to the caller's own
-        files and uploads."""
+        """Return for each MD5 the state of the caller's own: `complete`, `held`, `uploading`, `merging` or `absent`."""
 
         async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload], set[str]]:
             blobs = await queries.contents_by_md5(connection, caller, md5s)

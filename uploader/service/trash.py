@@ -40,8 +40,7 @@ class Purged:
 
 @dataclass(eq=False, repr=False)
 class TrashKeeping:
-    """The trash of the store. May run several times at once: each entry is checked under its row's lock, and removed
-    only if unchanged."""
+    """The trash of the store. Entries are checked under their rows' locks, so several may run at once."""
 
     database: Database
     storage: Store
@@ -131,8 +130,7 @@ class TrashKeeping:
         return purged
 
     async def make_room(self, disk_bytes: int) -> Purged:
-        """Remove at least `disk_bytes` for good: first entries in no user's trash, then the oldest of the user with the
-        most bytes there."""
+        """Free at least `disk_bytes`: first entries in no user's trash, then the oldest of the user with most bytes."""
         purged = Purged()
         async with aclosing(self._giving_way()) as giving_way:
             async for found in giving_way:

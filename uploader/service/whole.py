@@ -282,8 +282,7 @@ class _Group:
         self.bytes += body.length
 
     def takes(self, new: NewFile, body: Body) -> bool:
-        """Return whether a further file fits into the group. A group has each name once, because files of the same name
-        have to keep their order."""
+        """Return whether one more file fits. A group has each name once, to keep files of the same name in order."""
         if not self.files:
             return True
         if new.name in self.names:

@@ -99,8 +99,8 @@ class WorkQueue:
         wait_seconds: float = 0.0,
         gone: "asyncio.Future[Any] | None" = None,
     ) -> list[Handed]:
-        """Claim at most `most` due tasks, oldest first. Wait up to `wait_seconds` for one, but stop when the client is
-        `gone`. Raises Unavailable."""
+        """Claim at most `most` due tasks, oldest first. Wait for one, but stop when the client is `gone`. Raises
+        Unavailable."""
         look = partial(self._claim, worker, most, lease_seconds or self.settings.lease_seconds)
         if not wait_seconds:
             return await look()
@@ -221,8 +221,7 @@ class WorkQueue:
             await self.proposals.ack(Task(task_id, lease))
 
     async def _end_all(self, claims: Sequence[TaskClaim]) -> list[Exception | None]:
-        """End many tasks in one transaction, because the commit costs most. Return for each task why it has not ended;
-        None if it has."""
+        """End many tasks in one transaction, to save commits. Return for each why it has not ended, or None."""
 
         async def end(connection: Connection) -> list[Exception | None]:
             now = await work.now_of(connection, self.clock)
@@ -335,8 +334,7 @@ class WorkQueue:
     async def _spent(
         self, connection: Connection, place: work.Place, looks_again: Sequence[str]
     ) -> tuple[datetime, list[work.Task]]:
-        """Return the time, and the waiting tasks in their last attempt: first the tasks of `looks_again`, then the
-        tasks after a place."""
+        """Return the time, and the waiting tasks in their last attempt: of `looks_again`, then after a place."""
         now, most = await work.now_of(connection, self.clock), self.settings.max_attempts
         known = await work.tasks_of(connection, self.name, looks_again) if looks_again else []
         known = [task for task in known if task.state == WAITING and task.attempt >= most]
@@ -429,8 +427,7 @@ class Work:
         return {channel: queue.bell for queue in self.queues.values() for channel in queue.proposals.wake_channels}
 
     async def propose(self, told: Sequence[Told]) -> None:
-        """Propose the tasks among new deliveries. If Redis is slow, this continues in the background. If Redis fails, a
-        keeper proposes them."""
+        """Propose the tasks among new deliveries; in the background if Redis is slow, by a keeper if Redis fails."""
         by_queue: dict[str, dict[str, float]] = {}
         for event_id, name in told:
             if name in self.queues:
