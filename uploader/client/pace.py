@@ -105,7 +105,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long, and how often, to repeat a call that fails for the moment."""
+    """The patience with calls that fail for the moment: how long and how often to repeat them."""
 
     give_up_after_seconds: float = 300.0
     first_pause_seconds: float = 0.25

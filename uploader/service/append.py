@@ -373,7 +373,7 @@ class Appends:
                 taken = found
             if isinstance(taken, Complete):
                 return await _append_nothing(taken, target.caller, offset, said, source)
-        # The merge may take a while. The user's place among the concurrent bodies is free again by now.
+        # The merge may take a while. By now the stream no longer counts among the user's concurrent bodies.
         return await self._answer(taken)
 
     async def _take_or_complete(

@@ -287,7 +287,7 @@ class Restoring:
             )
         if facts["revision"] > migrate.head_revision():
             raise BackupRefused(f"the backup was made by version {facts['version']}: install that or a newer one")
-        bucket, store = facts.get("bucket"), self.storage.marks.store  # version 0.2 wrote no `bucket`
+        bucket, store = facts.get("bucket"), self.storage.marks.store  # versions before 0.3.0 wrote no `bucket`
         if bucket is not None and self.storage.keeps_files:
             raise BackupRefused(f"the contents of the backup are in the {bucket}: set UPLOADER_STORAGE")
         if bucket is None and not self.storage.keeps_files:

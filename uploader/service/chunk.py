@@ -166,7 +166,8 @@ class Receiving:
                     stored = await self.store(target, upload, number, body)
                 finally:
                     body.close()
-            # The merge may take a while. The body and the user's place are free by now.
+            # The merge may take a while. By now the body is closed, and no longer counts among the user's concurrent
+            # bodies.
             return await self.answer(stored)
         except AlreadyComplete as already:
             return already.complete

@@ -127,7 +127,7 @@ _LAST_CLEANUP = "cleaned up"
 
 
 class LastCleanup(msgspec.Struct, frozen=True):
-    """The last cleanup by a job: when it ended, and whether it left entries that were too young or busy."""
+    """The last cleanup by a job. `at`: the end. `left`: True if some entries stayed, too young or busy."""
 
     at: datetime
     left: bool

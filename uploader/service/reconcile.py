@@ -604,7 +604,7 @@ class Reconciling:
             logger.log(level_of(error), "leftovers are not looked for any further", extra={"reason": error.reason})
 
     async def _outlives(self, closed: Upload) -> bool:
-        """Return whether a closed upload still has files, under its locks, which its end holds until nothing is left."""
+        """Return whether a closed upload still has files, under the locks, which an ending upload holds to the end."""
         try:
             async with self.storage.closing(closed):
                 return True
